@@ -1,0 +1,55 @@
+# make help lists what there is. Every target does its own set-up in .venv.
+#   VENV=path     uses that environment as it is, if it exists
+#   PYTHON=path   uses that interpreter as it is, no environment is made
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check format install environment clean
+
+VENV ?= .venv
+BASE_PYTHON ?= python3
+
+ifneq ($(origin PYTHON),undefined)
+  AS_IS := yes
+else
+  PYTHON := $(VENV)/bin/python
+  # A folder that we did not make ourselves is somebody's environment.
+  ifneq ($(wildcard $(VENV)/bin/python),)
+    ifeq ($(wildcard $(VENV)/.yolo_lightning),)
+      AS_IS := yes
+    endif
+  endif
+endif
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: environment ## draw a small LTDv2 look-alike, train on it, test, predict (minutes on a CPU)
+	$(PYTHON) scripts/demo.py
+
+test: environment ## the quick tests
+	$(PYTHON) -m pytest
+
+test-all: environment ## all tests, the slow ones too
+	$(PYTHON) -m pytest -m "slow or not slow"
+
+check: environment ## ruff, formatting, mypy --strict
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+format: environment ## let ruff sort and format
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+install: ## install into VENV what is missing, keeping its torch
+	@$(BASE_PYTHON) scripts/set_up.py install $(VENV)
+
+environment:
+ifeq ($(AS_IS),yes)
+	@$(PYTHON) scripts/set_up.py check
+else
+	@$(BASE_PYTHON) scripts/set_up.py install $(VENV)
+endif
+
+clean: ## delete .venv and the demo's files
+	rm -rf .venv runs/demo runs/demo-data

@@ -1,0 +1,109 @@
+"""Best and last checkpoints, written atomically."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
+
+from yolo_lightning.checkpoint_file import link_checkpoint, remove_checkpoint, remove_leftovers, write_checkpoint
+from yolo_lightning.run_folder import BEST_CHECKPOINT, CHECKPOINTS, LAST_CHECKPOINT, STEP_CHECKPOINT, STEP_CHECKPOINTS
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes checkpoints beside their place, flushes and renames them, and leaves a checksum.
+
+    Lightning stages in the system's temporary folder; where that is another file system, a kill while it copies
+    destroys the checkpoint that was there.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Save to a local `path`; see `write_checkpoint`."""
+        if storage_options is not None:
+            raise ValueError(f"storage_options {storage_options!r} given, but checkpoints are local files")
+        write_checkpoint(checkpoint, Path(path))
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete the file and its checksum."""
+        remove_checkpoint(Path(path))
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps `best.ckpt` in the run folder, chosen at every validation.
+
+    Args:
+        monitor: Logged metric that decides.
+        mode: Whether more or less of it is better.
+    """
+
+    def __init__(self, monitor: str = "val/map_50", mode: Literal["max", "min"] = "max") -> None:
+        super().__init__(
+            filename=Path(BEST_CHECKPOINT).stem,
+            monitor=monitor,
+            mode=mode,
+            save_top_k=1,
+            enable_version_counter=False,
+            auto_insert_metric_name=False,
+            save_on_train_epoch_end=False,
+        )
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the run folder from the trainer."""
+        self.dirpath = str(Path(trainer.default_root_dir) / CHECKPOINTS)
+        super().setup(trainer, pl_module, stage)
+
+
+class LastCheckpoint(Checkpoint):
+    """Saves the whole state of training every N steps and at every epoch's end, and keeps the newest few.
+
+    Nothing is saved on an epoch's last batch: the epoch's end follows, after validation, and a run resumed from a
+    checkpoint in between would skip both. Nothing is saved on an exception, as that state may be half a step.
+    A full disk does not end the run: the older checkpoint stays, and the next one is tried.
+
+    Args:
+        interval_steps: Batches between two checkpoints within an epoch; 0 saves at the end of epochs only.
+        keep: How many of them are kept besides `last.ckpt`, which is another name of the newest.
+    """
+
+    def __init__(self, interval_steps: int = 500, keep: int = 3) -> None:
+        if interval_steps < 0:
+            raise ValueError(f"interval_steps is {interval_steps}, allowed are 0 and more")
+        if keep < 1:
+            raise ValueError(f"keep is {keep}, allowed are 1 and more")
+        self.interval_steps = interval_steps
+        self.keep = keep
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Clear away what a killed writer left."""
+        if stage == "fit" and trainer.is_global_zero:
+            remove_leftovers(self._folder(trainer))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save after every `interval_steps` batches of an epoch, but not after its last."""
+        if self.interval_steps and (batch_idx + 1) % self.interval_steps == 0 and not trainer.is_last_batch:
+            self._save(trainer, batch_idx + 1)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save after validation and all other work of the epoch's end."""
+        self._save(trainer, int(trainer.num_training_batches))
+
+    def _save(self, trainer: Trainer, batches: int) -> None:
+        folder = self._folder(trainer)
+        steps = trainer.current_epoch * int(trainer.num_training_batches) + batches
+        path = folder / STEP_CHECKPOINT.format(steps=steps)
+        try:
+            trainer.save_checkpoint(path, weights_only=False)
+            if trainer.is_global_zero:
+                link_checkpoint(path, folder / LAST_CHECKPOINT)
+                for old in sorted(folder.glob(STEP_CHECKPOINTS))[: -self.keep]:
+                    remove_checkpoint(old)
+        except OSError as error:
+            rank_zero_warn(f"could not save {path} ({error.strerror}); training goes on, the older checkpoints stay")
+
+    @staticmethod
+    def _folder(trainer: Trainer) -> Path:
+        return Path(trainer.default_root_dir) / CHECKPOINTS

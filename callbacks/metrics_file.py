@@ -1,0 +1,116 @@
+"""One CSV file of everything logged, without gap or double row across restarts."""
+
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+
+from yolo_lightning.run_folder import METRICS
+
+FIXED_COLUMNS = ("epoch", "step", "time_s")
+
+
+class MetricsFile(Callback):
+    """Writes `metrics.csv` in the run folder: a row every `log_every_n_steps` batches and one per validation.
+
+    `step` counts batches since training began, `time_s` seconds of training over all restarts. On resume, rows after
+    the resumed step are dropped, since those steps are trained again.
+    """
+
+    def __init__(self) -> None:
+        self._trained_s = 0.0
+        self._started_s = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seconds trained so far."""
+        return {"trained_s": self._elapsed_s()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the clock."""
+        self._trained_s = state_dict["trained_s"]
+
+    @rank_zero_only
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Cut the file back to the step that training continues from."""
+        self._started_s = time.monotonic()
+        path = self._path(trainer)
+        rows = read_rows(path)
+        kept = [row for row in rows if int(row["step"]) <= self._steps_done(trainer)]
+        if len(kept) < len(rows):
+            write_rows(path, kept)
+
+    @rank_zero_only
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write the training metrics of every `log_every_n_steps`-th batch."""
+        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if interval and (batch_idx + 1) % interval == 0:
+            self._write(trainer, batch_idx + 1, ("train/", "lr/"))
+
+    @rank_zero_only
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the validation metrics."""
+        if not trainer.sanity_checking and trainer.state.fn == "fit":
+            self._write(trainer, int(trainer.num_training_batches), ("val/",))
+
+    def _write(self, trainer: Trainer, batches: int, prefixes: tuple[str, ...]) -> None:
+        row: dict[str, Any] = {
+            "epoch": trainer.current_epoch,
+            "step": trainer.current_epoch * int(trainer.num_training_batches) + batches,
+            "time_s": f"{self._elapsed_s():.1f}",
+        }
+        row |= {
+            name: f"{float(value):.6g}" for name, value in trainer.callback_metrics.items() if name.startswith(prefixes)
+        }
+        path = self._path(trainer)
+        try:
+            append_row(path, row)
+        except OSError as error:
+            rank_zero_warn(f"could not write {path} ({error.strerror}); training goes on")
+
+    def _elapsed_s(self) -> float:
+        return self._trained_s + (time.monotonic() - self._started_s if self._started_s else 0.0)
+
+    @staticmethod
+    def _path(trainer: Trainer) -> Path:
+        return Path(trainer.default_root_dir) / METRICS
+
+    @staticmethod
+    def _steps_done(trainer: Trainer) -> int:
+        return trainer.fit_loop.epoch_loop.batch_progress.total.completed
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a metrics file; none if it is missing. A last line torn by a kill is left out."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the file anew, columns in order of appearance."""
+    columns = list(FIXED_COLUMNS) + [name for row in rows for name in row if name not in FIXED_COLUMNS]
+    temporary = path.with_name(f".{path.name}.writing")
+    with temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(columns)))
+        writer.writeheader()
+        writer.writerows(rows)
+    temporary.replace(path)
+
+
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """Add a row; the file is written anew when the row brings a new column."""
+    columns: list[str] = []
+    if path.is_file():
+        with path.open(newline="") as file:
+            columns = next(csv.reader(file), [])
+    if not set(row) <= set(columns):
+        write_rows(path, [*read_rows(path), row])
+        return
+    with path.open("a", newline="") as file:
+        csv.DictWriter(file, columns).writerow(row)

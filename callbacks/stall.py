@@ -1,0 +1,191 @@
+"""Notices that training has stopped making progress, says where, and ends the process.
+
+Only the training loop's own progress counts: a thread that sends heartbeats goes on while training is dead. Two
+watchers share the work. A thread writes the report and ends the loader's workers, as they outlive a dead parent; where
+a C call holds the interpreter lock that thread cannot run, and faulthandler's timer, which needs no lock, writes the
+stacks and ends the process a little later. An outside process can do more; see docs.
+"""
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TextIO
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from yolo_lightning.run_folder import INCIDENTS
+
+EXIT_STALLED = 75
+"""Exit code of a process that was ended because it stalled (EX_TEMPFAIL: try again)."""
+
+GRACE_S = 20.0
+"""How much later than the thread faulthandler's timer fires."""
+
+
+class Phase(StrEnum):
+    """What the loop is waiting for."""
+
+    SET_UP = "set up"
+    FETCH = "wait for a batch"
+    STEP = "training step"
+    VALIDATE = "validation"
+    EPOCH_END = "end of the epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The last sign of life.
+
+    Attributes:
+        phase: What began then.
+        epoch: From 0.
+        batch: Within the epoch, from 0.
+        since_s: Monotonic clock.
+    """
+
+    phase: Phase
+    epoch: int
+    batch: int
+    since_s: float
+
+
+def stall_reason(progress: Progress, now_s: float, timeout_s: float) -> str | None:
+    """Why the loop counts as stalled at `now_s`, or None while it does not."""
+    waited_s = now_s - progress.since_s
+    if waited_s < timeout_s:
+        return None
+    return (
+        f"no progress for {waited_s:.0f} s (allowed {timeout_s:.0f} s) "
+        f"in phase '{progress.phase}', epoch {progress.epoch}, batch {progress.batch}"
+    )
+
+
+class StallMonitor(Callback):
+    """Ends a fit that makes no progress, after writing all stacks to `incidents/` in the run folder.
+
+    It is armed from set-up on, and before every wait for a batch. The process ends with exit code 75; the newest
+    checkpoint stays, and `fit --resume` continues from it.
+
+    Args:
+        timeout_s: Seconds without progress that count as a stall. One batch, one validation batch, the metrics of a
+            validation or a checkpoint must each take less.
+    """
+
+    def __init__(self, timeout_s: float = 900.0) -> None:
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s is {timeout_s}, allowed are values above 0")
+        self.timeout_s = timeout_s
+        self._progress = Progress(Phase.SET_UP, 0, 0, 0.0)
+        self._folder: Path | None = None
+        self._stacks: TextIO | None = None
+        self._stop = threading.Event()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Arm."""
+        if stage != "fit":
+            return
+        self._folder = Path(trainer.default_root_dir) / INCIDENTS / time.strftime("%Y%m%d-%H%M%S")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._stacks = (self._folder / "stacks.txt").open("w")
+        self._stop = threading.Event()
+        self._beat(trainer, Phase.SET_UP)
+        threading.Thread(target=self._watch, args=(self._stop,), name="stall monitor", daemon=True).start()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The first batch of the epoch is awaited next."""
+        self._beat(trainer, Phase.FETCH)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """A batch has come."""
+        self._beat(trainer, Phase.STEP, batch_idx)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A step is done; the next batch is awaited."""
+        self._beat(trainer, Phase.FETCH, batch_idx + 1)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation workers start."""
+        self._beat(trainer, Phase.VALIDATE)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """A validation batch is done."""
+        self._beat(trainer, Phase.VALIDATE, batch_idx + 1)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Metrics are computed; the epoch's end follows."""
+        self._beat(trainer, Phase.EPOCH_END)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checkpoints follow."""
+        self._beat(trainer, Phase.EPOCH_END)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Disarm: the error is the message."""
+        self._disarm()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Disarm."""
+        self._disarm()
+
+    def _beat(self, trainer: Trainer, phase: Phase, batch: int = 0) -> None:
+        if self._stacks is None:
+            return
+        self._progress = Progress(phase, trainer.current_epoch, batch, time.monotonic())
+        faulthandler.dump_traceback_later(self.timeout_s + GRACE_S, exit=True, file=self._stacks)
+
+    def _disarm(self) -> None:
+        self._stop.set()
+        if self._stacks is None or self._folder is None:
+            return
+        faulthandler.cancel_dump_traceback_later()
+        self._stacks.close()
+        self._stacks = None
+        for path in (self._folder / "stacks.txt", self._folder, self._folder.parent):
+            remove_empty(path)
+
+    def _watch(self, stop: threading.Event) -> None:
+        while not stop.wait(min(1.0, self.timeout_s / 10)):
+            reason = stall_reason(self._progress, time.monotonic(), self.timeout_s)
+            if reason is not None:
+                self._end_process(reason)
+
+    def _end_process(self, reason: str) -> None:
+        """Report first, then end: what stands still may not let itself be looked at."""
+        assert self._stacks is not None
+        assert self._folder is not None
+        workers = {child.name: child.pid for child in multiprocessing.active_children()}
+        faulthandler.dump_traceback(self._stacks, all_threads=True)
+        self._stacks.flush()
+        report = asdict(self._progress) | {"reason": reason, "process": os.getpid(), "workers": workers}
+        (self._folder / "incident.json").write_text(json.dumps(report, indent=2) + "\n")
+        print(f"\nstalled: {reason}; stacks in {self._folder}; continue with fit --resume", file=sys.stderr, flush=True)
+        for process in workers.values():
+            if process is not None:
+                os.kill(process, signal.SIGKILL)
+        os._exit(EXIT_STALLED)
+
+
+def remove_empty(path: Path) -> None:
+    """Delete an empty file or folder; leave anything else."""
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+    elif path.is_file() and path.stat().st_size == 0:
+        path.unlink()

@@ -1,0 +1,44 @@
+"""Draw a small LTDv2 look-alike, train YOLOv8n on it, test it, predict, and say where everything lies."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+
+from yolo_lightning import run_folder
+from yolo_lightning.cli import main as command_line
+from yolo_lightning.data.synthetic import draw_dataset
+
+DATA = Path("runs/demo-data")
+RUN = Path("runs/demo")
+CONFIG = str(Path(__file__).resolve().parent.parent / "configs" / "demo.yaml")
+
+
+def main() -> None:
+    """Run the demo in the current folder."""
+    console = Console()
+    started_s = time.monotonic()
+    draw_dataset(DATA, progress=True)
+    common = ["--config", CONFIG, "--data.root", str(DATA), "--trainer.default_root_dir", str(RUN)]
+    for subcommand in ("fit", "test", "predict"):
+        console.rule(subcommand)
+        sys.argv = [sys.argv[0], subcommand, *common]  # so that the log shows what a user would type
+        command_line()
+    run = run_folder.runs(RUN)[0]
+    scores = json.loads((run / run_folder.SCORES).read_text())
+    table = "\n".join(f"{name:<24}{value:.4f}" for name, value in scores.items() if name.startswith("test/map"))
+    places = {
+        "checkpoint": run / run_folder.CHECKPOINTS / run_folder.BEST_CHECKPOINT,
+        "submission": run / run_folder.PREDICTIONS,
+        "pictures": f"{run / run_folder.picture_name('test')}, {run / run_folder.picture_name('predict')}",
+        "curves": run / run_folder.METRICS,
+    }
+    lines = "\n".join(f"{name:<24}{place}" for name, place in places.items())
+    console.print(Panel(f"{table}\n\n{lines}", title=f"demo done in {(time.monotonic() - started_s) / 60:.1f} minutes"))
+
+
+if __name__ == "__main__":
+    main()

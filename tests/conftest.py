@@ -1,0 +1,51 @@
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning.data.synthetic import draw_dataset
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+REAL_FRAMES = Path(os.environ.get("YOLO_LIGHTNING_TEST_DATA", REPOSITORY.parent / "shared" / "data" / "hit-uav-ltdv2"))
+
+TINY = ["--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
+"""Options that make any run small."""
+
+
+@pytest.fixture(scope="session")
+def look_alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drawn dataset of 16, 8 and 4 frames of 96 x 64 pixels; shared, so never change it."""
+    root = tmp_path_factory.mktemp("data") / "look-alike"
+    draw_dataset(root, train_frames=16, valid_frames=8, test_frames=4, width=96, height=64)
+    return root
+
+
+@pytest.fixture(scope="session")
+def index_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where packed indexes go, instead of the user's cache folder."""
+    return tmp_path_factory.mktemp("index")
+
+
+@pytest.fixture
+def real_frames() -> Path:
+    """969 real thermal frames in LTDv2's layout."""
+    if not (REAL_FRAMES / "Train.json").is_file():
+        pytest.skip(f"real frames are not at {REAL_FRAMES}")
+    return REAL_FRAMES
+
+
+@pytest.fixture
+def run(tmp_path: Path, look_alike: Path, index_root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Calls the command line in an empty working folder, on the drawn dataset, without loader workers."""
+    from yolo_lightning.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
+
+    def call(subcommand: str, *options: str) -> None:
+        data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
+        main([subcommand, "--trainer.accelerator", "cpu", *data, *TINY, *options])
+
+    return call

@@ -1,0 +1,211 @@
+"""`conv2d` against `torch.nn.functional.conv2d`."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from yolo_lightning.conv import _channels_last, _im2col, _rows, _shared, conv2d
+from yolo_lightning.conv._algorithms import Algorithm
+from yolo_lightning.conv._arguments import make_problem
+
+# (input shape, weight shape, has a bias, keyword arguments)
+Case = tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]]
+CASES: list[Case] = [
+    # OpInfo samples of torch
+    ((1, 3, 4, 4), (3, 3, 3, 3), True, {"stride": (2, 2), "padding": 2}),
+    ((2, 4, 8, 8), (2, 2, 3, 3), True, {"stride": (3, 2), "padding": (2, 1), "groups": 2, "dilation": (4, 4)}),
+    ((1, 4, 5, 5), (1, 4, 2, 3), True, {"stride": 2, "padding": 1, "dilation": (2, 3)}),
+    ((1, 2, 4, 3), (4, 2, 3, 4), False, {"stride": 2, "padding": 1}),
+    ((1, 4, 5, 5), (1, 4, 2, 3), True, {"stride": 2, "padding": "valid"}),
+    ((1, 4, 5, 5), (1, 4, 2, 3), True, {"stride": 1, "padding": "same", "dilation": 3}),
+    ((2, 4, 6, 6), (4, 1, 3, 3), True, {"groups": 4}),
+    ((2, 4, 6, 6), (8, 1, 3, 3), False, {"groups": 4}),
+    ((2, 4, 6, 6), (4, 1, 3, 3), True, {"groups": 4, "stride": (3, 2)}),
+    ((2, 4, 6, 6), (4, 1, 3, 3), True, {"groups": 4, "padding": (1, 1)}),
+    ((2, 4, 5, 5), (4, 1, 2, 2), True, {"groups": 4, "dilation": (2, 2)}),
+    ((2, 4, 6, 5), (6, 2, 3, 2), True, {"groups": 2}),
+    ((1, 4, 5, 5), (3, 4, 3, 3), False, {}),
+    # torch's test_convolution.py
+    ((1, 1, 10, 11), (1, 1, 4, 5), False, {"padding": "same"}),
+    ((1, 1, 10, 11), (1, 1, 4, 4), False, {"padding": "same", "dilation": 3}),
+    ((2, 6, 7, 8), (12, 2, 3, 3), True, {"groups": 3, "stride": 2, "dilation": 2}),
+    ((0, 6, 7, 8), (12, 2, 3, 3), True, {"groups": 3}),
+    ((2, 0, 7, 8), (12, 0, 3, 3), True, {}),
+    ((0, 4, 4, 4), (4, 1, 3, 3), True, {"stride": 2, "padding": 1, "groups": 4}),
+    ((2, 3, 5, 5), (3, 3, 1, 1), True, {}),
+    ((2, 3, 5, 5), (4, 3, 1, 1), False, {"stride": 2}),
+    ((2, 3, 5, 5), (4, 3, 1, 1), False, {"padding": 1}),
+    ((1, 16, 5, 5), (1, 16, 1, 1), False, {}),
+    ((1, 3, 9, 20), (1, 3, 5, 10), True, {"padding": "same"}),
+    # YOLO's stem, odd sizes, a map of one pixel, uneven padding, large and even kernels
+    ((2, 3, 64, 64), (16, 3, 3, 3), False, {"stride": 2, "padding": 1}),
+    ((2, 16, 33, 35), (32, 16, 3, 3), False, {"stride": 2, "padding": 1}),
+    ((2, 8, 1, 1), (8, 8, 3, 3), False, {"padding": 1}),
+    ((2, 8, 20, 20), (8, 8, 3, 3), True, {"padding": (1, 0)}),
+    ((2, 8, 9, 9), (8, 8, 5, 5), False, {"padding": 2}),
+    ((2, 8, 9, 9), (8, 8, 2, 2), False, {}),
+    # several tiles of samples and of image rows; padding beyond the kernel; grouped 1x1; taps that skip a remainder
+    ((3, 16, 80, 80), (8, 16, 3, 3), False, {"padding": 1}),
+    ((2, 4, 5, 6), (4, 4, 2, 2), False, {"padding": 3}),
+    ((2, 6, 5, 5), (4, 3, 1, 1), True, {"groups": 2}),
+    ((2, 4, 13, 12), (5, 4, 3, 2), False, {"stride": (4, 3), "dilation": (2, 3), "padding": 1}),
+]
+LAYOUTS = ["contiguous", "unbatched", "channels_last", "non_contiguous", "expanded"]
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64).to(dtype)
+
+
+def scatter(tensor: Tensor) -> Tensor:
+    """The same numbers with a gap after each."""
+    return tensor.repeat_interleave(2, -1)[..., ::2]
+
+
+def lay_out(tensor: Tensor, layout: str) -> Tensor:
+    if layout == "channels_last" and tensor.dim() == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    if layout == "non_contiguous":
+        return scatter(tensor)
+    if layout == "expanded" and tensor.numel():
+        return tensor[:1].expand(tensor.shape)
+    return tensor
+
+
+def derivatives(function: Any, tensors: list[Tensor], grad_output: Tensor, arguments: dict[str, Any]) -> list[Tensor]:
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about its own copy for uneven "same" padding
+        output = function(*leaves, **arguments)
+    return [output, *torch.autograd.grad(output, leaves, grad_output)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_output_and_gradients_equal_torch(case: Case, layout: str) -> None:
+    input_shape, weight_shape, has_bias, arguments = case
+    if layout == "unbatched":
+        input_shape = input_shape[1:]
+    shapes = [input_shape, weight_shape] + [weight_shape[:1]] * has_bias
+    tensors = [lay_out(random(*shape, seed=number), layout) for number, shape in enumerate(shapes)]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        grad_output = lay_out(random(*F.conv2d(*tensors, **arguments).shape, seed=9), layout)
+    ours = derivatives(conv2d, tensors, grad_output, arguments)
+    theirs = derivatives(F.conv2d, tensors, grad_output, arguments)
+    for name, mine, reference in zip(["output", "input", "weight", "bias"], ours, theirs, strict=False):
+        torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[0][0] and case[0][1] > 1], ids=str)
+def test_channels_last_input_gives_channels_last_output(case: Case) -> None:
+    input_shape, weight_shape, _, arguments = case
+    input = random(*input_shape).contiguous(memory_format=torch.channels_last)
+    weight = random(*weight_shape).contiguous(memory_format=torch.channels_last)
+    assert conv2d(input, weight, **arguments).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("tile", [64, None])
+@pytest.mark.parametrize(
+    ("algorithm", "case"),
+    [(_im2col, case) for case in CASES if 0 not in case[0]]
+    + [
+        (module, case) for module in (_rows, _channels_last) for case in CASES if "groups" not in case[3] and case[0][1]
+    ],
+    ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2] or str(value),
+)
+def test_every_algorithm_in_small_and_large_tiles(
+    case: Case, algorithm: Algorithm, tile: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    input_shape, weight_shape, _, arguments = case
+    if tile is not None:
+        monkeypatch.setattr(_shared, "CPU_TILE_ELEMENTS", tile)
+    tensors = [random(*input_shape), random(*weight_shape, seed=1)]
+    complete = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1} | arguments
+    problem = make_problem(*tensors, **complete)
+    problem = replace(problem, channels_last=algorithm is _channels_last)
+    grad_output = random(*problem.output_size, seed=2)
+    output, grad_input, grad_weight = derivatives(F.conv2d, tensors, grad_output, arguments)
+    torch.testing.assert_close(algorithm.forward(*tensors, problem), output)
+    torch.testing.assert_close(algorithm.input_gradient(grad_output, tensors[1], problem), grad_input)
+    torch.testing.assert_close(algorithm.weight_gradient(tensors[0], grad_output, problem), grad_weight)
+
+
+GRID = [
+    (size, kernel, stride, padding, dilation, groups)
+    for size, kernel in ((6, 3), (7, 3), (5, 2))
+    for stride in (1, 2)
+    for padding in (0, 2)
+    for dilation in (1, 2)
+    for groups in (1, 2)
+]
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride", "padding", "dilation", "groups"), GRID)
+def test_first_and_second_derivatives(
+    size: int, kernel: int, stride: int, padding: int, dilation: int, groups: int
+) -> None:
+    # Two groups of one channel are depthwise, one group is row lowering; the test below covers the others.
+    tensors = [random(2, 2, size, size - 1), random(2, 2 // groups, kernel, kernel), random(2)]
+    tensors = [tensor.requires_grad_() for tensor in tensors]
+
+    def function(*leaves: Tensor) -> Tensor:
+        return conv2d(*leaves, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+    assert torch.autograd.gradcheck(function, tensors, fast_mode=True, nondet_tol=0.0)
+    assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True, nondet_tol=0.0)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("groups", "kernel"), [(1, 1), (1, 3), (2, 3), (4, 3)])
+def test_second_derivatives_equal_torch(stride: int, channels_last: bool, groups: int, kernel: int) -> None:
+    layout = "channels_last" if channels_last else "contiguous"
+    tensors = [lay_out(random(2, 4, 7, 5), layout), lay_out(random(4, 4 // groups, kernel, kernel), layout)]
+
+    def second(function: Any) -> tuple[Tensor, ...]:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        output = function(*leaves, stride=stride, padding=1, groups=groups)
+        first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(gradient.square().sum() for gradient in first), leaves)
+
+    torch.testing.assert_close(second(conv2d), second(F.conv2d))
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True)])
+def test_only_wanted_gradients_are_computed_and_saved(wanted: tuple[bool, bool]) -> None:
+    input, weight = random(2, 3, 8, 8).requires_grad_(wanted[0]), random(4, 3, 3, 3).requires_grad_(wanted[1])
+    saved: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = conv2d(input, weight)
+    assert saved == [weight.numel() if wanted[0] else input.numel()]
+    output.sum().backward()
+    assert (input.grad is not None, weight.grad is not None) == wanted
+
+
+def test_two_runs_are_bitwise_equal() -> None:
+    tensors = [random(4, 16, 40, 40, dtype=torch.float32), random(16, 16, 3, 3, dtype=torch.float32)]
+    grad_output = random(4, 16, 20, 20, dtype=torch.float32)
+    runs = [derivatives(conv2d, tensors, grad_output, {"stride": 2, "padding": 1}) for _ in range(2)]
+    assert all(torch.equal(one, two) for one, two in zip(*runs, strict=True))
+
+
+def test_functional_grad_works_where_vmap_and_forward_mode_fail_loudly() -> None:
+    input, weight = random(2, 3, 6, 6), random(4, 3, 3, 3)
+    gradient = torch.func.grad(lambda leaf: conv2d(input, leaf).square().sum())(weight)
+    reference = torch.func.grad(lambda leaf: F.conv2d(input, leaf).square().sum())(weight)
+    torch.testing.assert_close(gradient, reference)
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.func.vmap(lambda leaf: conv2d(input, leaf))(torch.stack([weight, weight]))
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(lambda leaf: conv2d(input, leaf), (weight,), (weight,))

@@ -1,0 +1,244 @@
+"""The synthetic data set: official layout, reproducibility, season drift, tight boxes and care for existing folders."""
+
+import json
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from yolo_lightning.data import synthetic, synthetic_scene
+from yolo_lightning.data.synthetic import SyntheticSummary, draw_dataset, main
+
+SPLIT_FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
+EIGHT_MONTHS = {"202005", "202006", "202007", "202008", "202101", "202102", "202103", "202104"}
+SMALL: dict[str, Any] = {"train_frames": 160, "valid_frames": 24, "test_frames": 8, "width": 160, "height": 120}
+TINY: dict[str, Any] = {"train_frames": 16, "valid_frames": 8, "test_frames": 4, "width": 96, "height": 64}
+
+
+def read(root: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((root / name).read_text())
+    return content
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SyntheticSummary:
+    return draw_dataset(tmp_path_factory.mktemp("synthetic") / "small", **SMALL)
+
+
+@pytest.mark.parametrize("name", SPLIT_FILES)
+def test_names_and_ids_decode_to_date_and_clip(small: SyntheticSummary, name: str) -> None:
+    for image in read(small.root, name)["images"]:
+        top, day, clip, file_name = image["file_name"].split("/")
+        _, number, time = clip.split("_")
+        moment = datetime.fromisoformat(image["date_captured"])
+        assert top == "frames"
+        assert file_name.startswith("image_")
+        assert file_name.endswith(".jpg")
+        assert str(image["id"]) == f"{moment:%Y%m}{int(number):03d}{moment:%d%H%M%S}"
+        assert day == f"{moment:%Y%m%d}"
+        first_minute = datetime.strptime(day + time, "%Y%m%d%H%M")
+        assert 0 <= (moment - first_minute).total_seconds() < 60 + 8
+        assert {"Temperature", "Humidity", "Sun Radiation Intensity"} <= image["meta"].keys()
+        frame = cv2.imread(str(small.root / image["file_name"]), cv2.IMREAD_UNCHANGED)
+        assert frame is not None
+        assert frame.dtype == np.uint8
+        assert frame.shape == (image["height"], image["width"]) == (120, 160)
+
+
+def test_ids_are_unique_and_too_large_for_floats(small: SyntheticSummary) -> None:
+    ids = [image["id"] for name in SPLIT_FILES for image in read(small.root, name)["images"]]
+    assert len(ids) == len(set(ids)) == 160 + 24 + 8
+    assert all(isinstance(number, int) and len(str(number)) == 17 and number > 2**53 for number in ids)
+
+
+def test_background_is_the_first_category_and_the_test_split_has_no_labels(small: SyntheticSummary) -> None:
+    for name in SPLIT_FILES:
+        categories = read(small.root, name)["categories"]
+        expected = ["background", "person", "bicycle", "motorcycle", "vehicle"]
+        assert [(entry["id"], entry["name"]) for entry in categories] == list(enumerate(expected))
+    assert "annotations" not in read(small.root, "TestNoLabels.json")
+
+
+def test_same_seed_gives_the_same_bytes_and_another_seed_other_frames(tmp_path: Path) -> None:
+    first, second, other = (
+        files_of(draw_dataset(tmp_path / name, seed=seed, **TINY).root)
+        for name, seed in (("first", 5), ("second", 5), ("other", 6))
+    )
+    assert first == second
+    frames = {content for name, content in first.items() if name.endswith(".jpg")}
+    assert len(frames) == 28
+    assert not frames & set(other.values())
+
+
+def test_splits_share_no_clip_and_see_all_months(small: SyntheticSummary) -> None:
+    clips: Counter[str] = Counter()
+    for name in SPLIT_FILES:
+        images = read(small.root, name)["images"]
+        clips.update({image["file_name"].rsplit("/", 1)[0] for image in images})
+        assert {str(image["id"])[:6] for image in images} == EIGHT_MONTHS
+    assert set(clips.values()) == {1}
+
+
+@pytest.mark.parametrize(("split", "name"), [("train", "Train.json"), ("valid", "Valid.json")])
+def test_boxes_are_inside_of_every_class_and_counted(small: SyntheticSummary, split: str, name: str) -> None:
+    content = read(small.root, name)
+    for annotation in content["annotations"]:
+        left, top, width, height = annotation["bbox"]
+        assert left >= 0
+        assert top >= 0
+        assert left + width <= 160
+        assert top + height <= 120
+        assert min(width, height) >= 6
+        assert annotation["area"] == width * height
+    found = Counter(annotation["category_id"] for annotation in content["annotations"])
+    assert list(small.boxes[split].values()) == [found[number] for number in (1, 2, 3, 4)]
+    assert min(small.boxes[split].values()) > 0
+    per_image = Counter(annotation["image_id"] for annotation in content["annotations"])
+    empty = sum(1 for image in content["images"] if image["id"] not in per_image)
+    assert 0.04 <= empty / len(content["images"]) <= 0.2
+    assert max(per_image.values()) <= 7
+
+
+JANUARY_NIGHT, JULY_NOON = (4, datetime(2021, 1, 5, 3)), (2, datetime(2020, 7, 5, 13))
+
+
+def exposed(
+    actors: list[synthetic_scene.Actor],
+    scene: synthetic_scene.Scene,
+    moment: tuple[int, datetime] = JANUARY_NIGHT,
+) -> tuple[np.ndarray, list[Any]]:
+    """One frame with the noise of a fixed generator."""
+    weather = synthetic_scene.weather_at(synthetic_scene.MONTHS[moment[0]], moment[1], np.random.default_rng(0))
+    background = scene.background(weather)
+    return synthetic_scene.draw_frame(scene, background, actors, weather, 0, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize("class_index", range(4))
+def test_box_is_tight_around_what_was_drawn(class_index: int) -> None:
+    scene = synthetic_scene.Scene(384, 288, 0)
+    actor = synthetic_scene.cast_actor(scene, class_index, 1, [], np.random.default_rng(class_index))
+    frame, labels = exposed([actor], scene)
+    empty, none = exposed([], scene)
+    assert none == []
+    # Same noise in both frames: what differs is the object, widened by the blur of the lens.
+    changed = np.abs(frame.astype(int) - empty) > 4
+    columns, rows = np.flatnonzero(changed.any(axis=0)), np.flatnonzero(changed.any(axis=1))
+    ((label, (left, top, width, height)),) = labels
+    assert label == class_index
+    drawn = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
+    np.testing.assert_allclose((left, top, left + width, top + height), drawn, atol=2.5)
+
+
+def test_hidden_object_is_not_labelled_and_a_cut_one_is_clipped() -> None:
+    scene = synthetic_scene.Scene(384, 288, 0)
+    common: dict[str, Any] = {"velocity": 0.0, "heading": 1, "warmth": 0.0, "shape": 1}
+    person = synthetic_scene.Actor(0, 150.0, 200.0, 12.0, 30.0, **common)
+    vehicle = synthetic_scene.Actor(3, 150.0, 202.0, 80.0, 40.0, **common)
+    cut = synthetic_scene.Actor(3, 380.0, 260.0, 80.0, 40.0, **common)
+    _, labels = exposed([person, vehicle, cut], scene)
+    assert [label for label, _ in labels] == [3, 3]
+    left, _, width, _ = labels[1][1]
+    assert left + width == 384
+    assert 40 <= width <= 46
+
+
+def test_a_summer_month_is_brighter_than_a_winter_month(small: SyntheticSummary) -> None:
+    gray: dict[str, list[float]] = {month: [] for month in EIGHT_MONTHS}
+    for image in read(small.root, "Train.json")["images"]:
+        frame = cv2.imread(str(small.root / image["file_name"]), cv2.IMREAD_UNCHANGED)
+        assert frame is not None
+        gray[str(image["id"])[:6]].append(float(frame.mean()))
+    assert np.mean(gray["202007"]) > np.mean(gray["202102"]) + 40
+
+
+def test_person_is_bright_in_winter_and_dark_in_the_summer_sun() -> None:
+    scene = synthetic_scene.Scene(384, 288, 0)
+    person = synthetic_scene.Actor(0, 150.0, 200.0, 15.0, 36.0, velocity=0.0, heading=1, warmth=0.0, shape=0)
+    torso = (slice(173, 182), slice(147, 154))
+    contrasts = []
+    for moment in (JANUARY_NIGHT, JULY_NOON):
+        (frame, _), (empty, _) = exposed([person], scene, moment), exposed([], scene, moment)
+        contrasts.append(float(frame[torso].mean()) - float(empty[torso].mean()))
+    assert contrasts[0] > 40
+    assert contrasts[1] < -10
+
+
+def test_finished_root_is_returned_without_drawing(small: SyntheticSummary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "_draw_splits", lambda *_: pytest.fail("drawn again"))
+    assert draw_dataset(small.root, **SMALL) == small
+
+
+def test_damaged_or_differing_root_is_refused(tmp_path: Path) -> None:
+    draw_dataset(tmp_path, **TINY)
+    with pytest.raises(ValueError, match="finished draw with"):
+        draw_dataset(tmp_path, **{**TINY, "train_frames": 17})
+    (tmp_path / "Valid.json").unlink()
+    with pytest.raises(ValueError, match=r"Valid\.json is missing"):
+        draw_dataset(tmp_path, **TINY)
+
+
+def test_interrupted_draw_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = synthetic_scene.draw_frame, 0
+
+    def stop_at_ten(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 10:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(synthetic, "draw_frame", stop_at_ten)
+        with pytest.raises(KeyboardInterrupt):
+            draw_dataset(tmp_path / "root", **TINY)
+    assert not (tmp_path / "root" / "Train.json").exists()
+    with pytest.raises(ValueError, match="interrupted draw with"):
+        draw_dataset(tmp_path / "root", seed=1, **TINY)
+    draw_dataset(tmp_path / "root", **TINY)
+    draw_dataset(tmp_path / "whole", **TINY)
+    assert files_of(tmp_path / "root") == files_of(tmp_path / "whole")
+
+
+def test_foreign_root_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "Train.json").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty"):
+        draw_dataset(tmp_path, **TINY)
+    assert files_of(tmp_path) == {"Train.json": b"mine"}
+    with pytest.raises(ValueError, match="is a file"):
+        draw_dataset(tmp_path / "Train.json", **TINY)
+    with pytest.raises(ValueError, match="cannot be read or written"):
+        draw_dataset(tmp_path / "Train.json" / "below", **TINY)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("train_frames", 0), ("valid_frames", -1), ("test_frames", 0), ("width", 31), ("height", 8)]
+)
+def test_bad_number_is_named_with_what_is_allowed(tmp_path: Path, name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=rf"{name} is {value}; allowed are (1|32) to"):
+        draw_dataset(tmp_path / "root", **{**TINY, name: value})
+    assert not (tmp_path / "root").exists()
+
+
+def test_command_prints_a_table_and_refuses_politely(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(tmp_path / "root"), "--width", "96", "--height", "64"]
+    arguments += ["--train-frames", "16", "--valid-frames", "8", "--test-frames", "4"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert "motorcycle" in printed.out
+    assert "drawing frames" in printed.err
+    assert main([*arguments, "--seed", "3"]) == 2
+    assert "error: root" in capsys.readouterr().err
+
+
+def test_drawing_is_silent_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw_dataset(tmp_path / "root", **TINY)
+    printed = capsys.readouterr()
+    assert printed.out + printed.err == ""

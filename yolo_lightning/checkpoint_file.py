@@ -1,0 +1,158 @@
+"""Checkpoint files that are whole or not there, and that say so: written aside, flushed, renamed, with a checksum."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CHECKSUM_SUFFIX = ".json"
+TEMPORARY_PREFIX = ".writing-"
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """What the sidecar of a checkpoint records.
+
+    Attributes:
+        sha256: Of the checkpoint file.
+        bytes: Its length.
+        epoch: Epoch it was saved in, from 0.
+        steps: Batches trained on since training began.
+    """
+
+    sha256: str
+    bytes: int
+    epoch: int
+    steps: int
+
+
+def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Save `checkpoint` so that `path` is at any moment absent, the old file, or the whole new one.
+
+    The temporary file lies in the same folder, as only a rename within one file system is atomic.
+
+    Args:
+        checkpoint: Tensors and plain Python; `epoch` and `steps` are copied into the sidecar where present.
+        path: The file to write.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        with temporary.open("wb") as file:
+            torch.save(dict(checkpoint), file)
+        with temporary.open("rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+        checksum = Checksum(
+            digest, temporary.stat().st_size, int(checkpoint.get("epoch", 0)), int(checkpoint.get("steps", 0))
+        )
+        # Without sidecar a file counts as whole if it loads; with a stale one it would be refused.
+        checksum_path(path).unlink(missing_ok=True)
+    with replacing(checksum_path(path)) as temporary:
+        temporary.write_text(json.dumps(asdict(checksum)) + "\n")
+
+
+def link_checkpoint(source: Path, target: Path) -> None:
+    """Make `target` another name of the checkpoint `source`; a copy where the file system has no hard links."""
+    checksum_path(target).unlink(missing_ok=True)
+    for original, name in ((source, target), (checksum_path(source), checksum_path(target))):
+        with replacing(name) as temporary:
+            temporary.unlink()
+            try:
+                os.link(original, temporary)
+            except OSError:
+                shutil.copyfile(original, temporary)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint with its sidecar."""
+    path.unlink(missing_ok=True)
+    checksum_path(path).unlink(missing_ok=True)
+
+
+def find_damage(path: Path) -> str | None:
+    """Why the checkpoint cannot be used, or None if it is whole.
+
+    torch.load notices a truncated file but not a changed byte, hence the checksum.
+    """
+    if not path.is_file():
+        return "it does not exist"
+    checksum = read_checksum(path)
+    if checksum is None:
+        try:
+            torch.load(path, map_location="meta", weights_only=True)
+        except Exception as error:
+            return f"it cannot be loaded ({type(error).__name__})"
+        return None
+    if path.stat().st_size != checksum.bytes:
+        return f"it has {path.stat().st_size:,} bytes instead of {checksum.bytes:,}"
+    with path.open("rb") as file:
+        if file_digest(file, "sha256").hexdigest() != checksum.sha256:
+            return "its content does not match its checksum"
+    return None
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The whole checkpoint in `folder` that has trained longest, and why newer ones were passed over."""
+    damaged: dict[Path, str] = {}
+    for path in sorted(folder.glob("*.ckpt"), key=training_age, reverse=True):
+        damage = find_damage(path)
+        if damage is None:
+            return path, damaged
+        damaged[path] = damage
+    return None, damaged
+
+
+def training_age(path: Path) -> tuple[int, int, str]:
+    """Sort key: batches trained, as the sidecar records; then time of writing, for files without one."""
+    checksum = read_checksum(path)
+    return (checksum.steps if checksum else 0, path.stat().st_mtime_ns, path.name)
+
+
+def read_checksum(path: Path) -> Checksum | None:
+    """The sidecar of a checkpoint, or None if there is none that can be read."""
+    try:
+        return Checksum(**json.loads(checksum_path(path).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def checksum_path(path: Path) -> Path:
+    """Where the sidecar of a checkpoint lies."""
+    return path.with_name(path.name + CHECKSUM_SUFFIX)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete temporary files of writers that were killed. Call only while nobody else writes there."""
+    for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path`; flushed to the disk and renamed to it if the block succeeds."""
+    descriptor, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+        flush(temporary)
+        os.replace(temporary, path)
+        flush(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,273 @@
+"""The command line: LightningCLI's fit, validate, test and predict. Only this file knows all rooms."""
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+import callbacks
+from yolo_lightning import run_folder
+from yolo_lightning.checkpoint_file import find_damage
+from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.module import YOLOModule
+
+DEFAULT_RUN = "runs/yolo"
+PACKAGES = ("yolo_lightning", "callbacks")
+FROM_DATA = frozenset({"class_names"})
+"""Model arguments that the data decide."""
+
+HARMLESS_WARNINGS = (
+    "`isinstance(treespec, LeafSpec)` is deprecated",  # Lightning 2.6 with torch 2.13 and newer
+    "Consider setting `persistent_workers=True`",  # evaluation workers end on purpose
+    "Checkpoint directory .* exists and is not empty",  # of course, in a resumed run
+    "The '.*_dataloader' does not have many workers",  # the configuration says how many, with reasons
+)
+
+
+def main(args: ArgsType = None) -> None:
+    """Parse `args` (the command line where None) and run.
+
+    A `ValueError` of our own is a message to the user and ends with exit code 2; anything else keeps its traceback.
+    """
+    quieten()
+    try:
+        YOLOCLI(
+            YOLOModule,
+            LTDv2DataModule,
+            args=args,
+            parser_class=ShortErrorParser,
+            save_config_callback=SaveRunConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            trainer_defaults={"default_root_dir": DEFAULT_RUN, "max_epochs": 100},
+            parser_kwargs={"prog": "python -m yolo_lightning", "default_env": True, "env_prefix": "YOLO_LIGHTNING"},
+        )
+    except ValueError as error:
+        if not is_ours(error):
+            raise
+        sys.exit(f"error: {error}")
+
+
+class YOLOCLI(LightningCLI):
+    """LightningCLI that knows run folders, and in which what the user types wins over what a checkpoint remembers."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """One seed and one list of classes for the whole run."""
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=seed_of)
+        parser.link_arguments("data.class_names", "model.class_names", apply_on="instantiate")
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "fit":
+            parser.add_argument("--resume", action="store_true", help="Continue the newest run of the run folder.")
+        if subcommand == "predict":
+            parser.set_defaults({"return_predictions": False})
+        return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse, and keep the arguments to parse them again over other defaults."""
+        self._arguments = args
+        super().parse_arguments(parser, args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Find run folder and checkpoint. Replaces Lightning's version, which lets checkpoints override the user."""
+        config = self.config[self.config.subcommand]
+        base = Path(config.trainer.default_root_dir)
+        if self.config.subcommand == "fit":
+            checkpoint = checkpoint_to_fit(base, config.ckpt_path, config.resume)
+            folder = folder_to_fit(base, checkpoint)
+            if checkpoint is not None:
+                self._continue_network(hyper_parameters(checkpoint))
+                report_differences(remembered(folder, checkpoint), self.config.subcommand, self.parser, self.config)
+        else:
+            checkpoint = checkpoint_to_score(base, config.ckpt_path, config.model.weights)
+            folder = (run_folder.run_of(checkpoint) if checkpoint else None) or base
+            if checkpoint is not None:
+                self._use_as_defaults(hyper_parameters(checkpoint))
+        config = self.config[self.config.subcommand]
+        run_folder.prepare(folder)
+        config.trainer.default_root_dir = str(folder)
+        config.ckpt_path = None if checkpoint is None else str(checkpoint)
+        rank_zero_info(f"run folder: {folder}" + (f", checkpoint: {checkpoint}" if checkpoint else ""))
+
+    def _continue_network(self, saved: dict[str, Any]) -> None:
+        """Build the network of the checkpoint; the weights that it once started from are not needed any more."""
+        model = self.config[self.config.subcommand].model
+        model.weights = None
+        model.class_width = saved.get("class_width")
+
+    def _use_as_defaults(self, saved: dict[str, Any]) -> None:
+        """Take the network's arguments from the checkpoint where the user gives none."""
+        subcommand = self.config.subcommand
+        known = set(self.config[subcommand].model.keys()) - FROM_DATA
+        defaults = {f"model.{name}": value for name, value in saved.items() if name in known}
+        self._parser(subcommand).set_defaults(defaults)
+        super().parse_arguments(self.parser, self._arguments)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Add what every run has: TensorBoard files in the run folder, atomic checkpoints, the usual callbacks."""
+        config = self._get(self.config_init, "trainer")
+        folder = config["default_root_dir"]
+        if config["logger"] in (None, True):
+            fitting = self.subcommand == "fit"
+            kwargs["logger"] = fitting and TensorBoardLogger(folder, name="", version=run_folder.TENSORBOARD)
+        plugins = config["plugins"] or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            kwargs["plugins"] = [*plugins, callbacks.AtomicCheckpointIO()]
+        chosen = usual_callbacks() if config["callbacks"] is None else list(config["callbacks"])
+        if config["enable_progress_bar"] in (None, True) and not any(isinstance(one, ProgressBar) for one in chosen):
+            terminal = sys.stderr.isatty()
+            chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
+            kwargs["enable_progress_bar"] = terminal
+        kwargs["callbacks"] = chosen
+        return super().instantiate_trainer(**kwargs)
+
+
+class ShortErrorParser(LightningArgumentParser):
+    """Says what is wrong without the list of all options before it."""
+
+    def print_usage(self, file: Any = None) -> None:
+        """Nothing: the hint at `--help` that follows is enough."""
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes the resolved configuration of the subcommand into the run folder."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Overwrite the file: a resumed run is described by what it was resumed with."""
+        assert trainer.state.fn is not None
+        subcommand = {"fit": "fit", "validate": "validate", "test": "test", "predict": "predict"}[
+            trainer.state.fn.value
+        ]
+        path = Path(trainer.default_root_dir) / run_folder.config_name(subcommand)
+        path.write_text(self.parser.dump(self.config, skip_none=False))
+
+
+def usual_callbacks() -> list[Callback]:
+    """The callbacks of a run whose configuration names none."""
+    return [
+        callbacks.EMA(),
+        callbacks.MeanAP(),
+        callbacks.FinalValidation(),
+        callbacks.MetricsFile(),
+        callbacks.RandomState(),
+        callbacks.StallMonitor(),
+        callbacks.PredictionPictures(),
+        callbacks.SubmissionWriter(),
+        callbacks.BestCheckpoint(),
+        callbacks.LastCheckpoint(),
+    ]
+
+
+def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool) -> Path | None:
+    """The checkpoint that training continues from, or None for a new run.
+
+    Raises:
+        ValueError: If there is none though one was asked for, or it is damaged.
+    """
+    if resume and ckpt_path is not None:
+        raise ValueError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
+    if not resume and ckpt_path != "last":
+        return checked(ckpt_path, base)
+    path, damaged = run_folder.checkpoint_to_resume(base)
+    for file, reason in damaged.items():
+        rank_zero_warn(f"passed over {file}: {reason}")
+    return path
+
+
+def checkpoint_to_score(base: Path, ckpt_path: str | None, weights: str | None) -> Path | None:
+    """The checkpoint to evaluate: the given one, else the best of the newest run unless weights are given."""
+    if ckpt_path == "last":
+        return checkpoint_to_fit(base, "last", False)
+    if ckpt_path is None and weights is not None:
+        return None
+    return checked(ckpt_path or "best", base)
+
+
+def checked(ckpt_path: str | None, base: Path) -> Path | None:
+    """A given checkpoint, if it is whole; `best` means that of the newest run."""
+    if ckpt_path is None:
+        return None
+    path = run_folder.checkpoint_to_evaluate(base) if ckpt_path == "best" else Path(ckpt_path)
+    damage = find_damage(path)
+    if damage is not None:
+        raise ValueError(f"checkpoint {path} cannot be used: {damage}")
+    return path
+
+
+def folder_to_fit(base: Path, checkpoint: Path | None) -> Path:
+    """Continue in the checkpoint's own run folder; a new run, or a checkpoint from elsewhere, gets a fresh one."""
+    own = run_folder.run_of(checkpoint) if checkpoint is not None else None
+    if own is not None and own.resolve() in [folder.resolve() for folder in run_folder.runs(base)]:
+        return own
+    return run_folder.fresh_run(base)
+
+
+def hyper_parameters(checkpoint: Path) -> dict[str, Any]:
+    """The model's arguments as the checkpoint remembers them."""
+    saved: dict[str, Any] = torch.load(checkpoint, map_location="meta", weights_only=True).get("hyper_parameters", {})
+    return saved
+
+
+def remembered(folder: Path, checkpoint: Path) -> dict[str, Any]:
+    """What the run knew: the configuration in its folder, and the model's arguments in the checkpoint."""
+    path = folder / run_folder.config_name("fit")
+    saved = flatten(yaml.safe_load(path.read_text())) if path.is_file() else {}
+    return saved | flatten({"model": hyper_parameters(checkpoint)})
+
+
+def report_differences(saved: dict[str, Any], subcommand: str, parser: LightningArgumentParser, config: Any) -> None:
+    """Say which values differ from those that the run was started with; today's are used."""
+    ignored = {"ckpt_path", "resume", "trainer.default_root_dir", "config"}
+    now = flatten(yaml.safe_load(parser.dump(config, skip_none=False))[subcommand])
+    for name in sorted((saved.keys() & now.keys()) - ignored):
+        if saved[name] != now[name]:
+            rank_zero_info(f"changed since the checkpoint: {name} was {saved[name]}, now {now[name]} (used)")
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def seed_of(seed_everything: bool | int) -> int:
+    """The seed of order and augmentation.
+
+    Raises:
+        ValueError: If a random seed is asked for, or a negative one.
+    """
+    if seed_everything is True or seed_everything < 0:
+        raise ValueError(f"seed_everything is {seed_everything}, allowed are 0 and more: the order derives from it")
+    return int(seed_everything)
+
+
+def is_ours(error: ValueError) -> bool:
+    """Whether our own code raised the error, so that its text is meant for the user."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
+    return module.split(".")[0] in PACKAGES
+
+
+def quieten() -> None:
+    """Drop Lightning's advertisements, and warnings about what is meant to be so, from the log."""
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())
+    for message in HARMLESS_WARNINGS:
+        warnings.filterwarnings("ignore", message)

@@ -1,0 +1,186 @@
+"""Owns the loaders: which frames, in which order, by which worker processes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import DataLoader
+
+from yolo_lightning.batch import Batch, Sample, collate
+from yolo_lightning.data.checks import BadFrames, check_frames
+from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.frames import FolderFrames
+from yolo_lightning.data.index import SplitIndex, open_index
+from yolo_lightning.data.loader import LoaderSettings, describe
+from yolo_lightning.data.ltdv2 import CLASS_NAMES
+from yolo_lightning.data.sampler import EpochBatchSampler, ResumableLoader
+from yolo_lightning.data.transforms import Augmentation
+
+Split = Literal["train", "valid", "test", "predict"]
+STRIDE = 32
+"""Pixels. The coarsest stride of YOLOv8; the input side must be a multiple of it."""
+
+
+class LTDv2DataModule(LightningDataModule):
+    """LTDv2's frames and boxes, read from the official JSON files and the extracted frames as they are.
+
+    Args:
+        root: Dataset folder that holds `frames/` and the JSON files.
+        train_file: Annotation file of the training split, relative to `root`.
+        valid_file: Annotation file of the validation split, relative to `root`.
+        test_file: Labelled annotation file that `test` scores, relative to `root`.
+        predict_file: Annotation file of the frames that `predict` answers for, relative to `root`.
+        index_root: Folder of the packed index; null takes `yolo_lightning` in the user's cache folder.
+        image_size: Side of the square network input, pixels, a multiple of 32.
+        batch_size: Frames per batch and process.
+        max_bad_frames: So many missing or damaged frames are left out with a warning; one more ends the run.
+        seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
+        loader: Worker processes.
+        augmentation: Strength of the training augmentation.
+
+    Raises:
+        ValueError: If a value is out of range. Data problems are raised by `setup`, before training starts.
+    """
+
+    class_names: tuple[str, ...] = CLASS_NAMES
+
+    def __init__(
+        self,
+        root: str,
+        train_file: str = "Train.json",
+        valid_file: str = "Valid.json",
+        test_file: str = "Valid.json",
+        predict_file: str = "TestNoLabels.json",
+        index_root: str | None = None,
+        image_size: int = 640,
+        batch_size: int = 16,
+        max_bad_frames: int = 100,
+        seed: int = 0,
+        loader: LoaderSettings = LoaderSettings(),  # noqa: B008 - frozen
+        augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+        if image_size < STRIDE or image_size % STRIDE:
+            raise ValueError(f"data.image_size is {image_size}, allowed are multiples of {STRIDE}")
+        if batch_size < 1:
+            raise ValueError(f"data.batch_size is {batch_size}, allowed are 1 and more")
+        self.root = Path(root).expanduser()
+        self.files: dict[Split, str] = {
+            "train": train_file,
+            "valid": valid_file,
+            "test": test_file,
+            "predict": predict_file,
+        }
+        self.index_root = Path(index_root).expanduser() if index_root else default_index_root()
+        self.image_size = image_size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.loader = loader
+        self.augmentation = augmentation
+        self.bad_frames = BadFrames(max_bad_frames)
+        self._splits: dict[Split, LabelledFrames] = {}
+
+    def setup(self, stage: str) -> None:
+        """Open the indexes that `stage` needs and check the frames behind them.
+
+        Raises:
+            ValueError: If the dataset cannot be used; the message names file and record.
+        """
+        needed: dict[str, Sequence[Split]] = {
+            "fit": ("train", "valid"),
+            "validate": ("valid",),
+            "test": ("test",),
+            "predict": ("predict",),
+        }
+        source = FolderFrames(self.root)
+        for split in needed[stage]:
+            if split in self._splits:
+                continue
+            index = open_index(self.root / self.files[split], self.index_root)
+            check_frames(index, source, self.bad_frames)
+            self._splits[split] = LabelledFrames(index, source)
+            rank_zero_info(f"{split}: {self.files[split]}, {len(index):,} frames, {index.counts.describe()}")
+        if stage == "fit" and self.batch_size > len(self._splits["train"]):
+            raise ValueError(
+                f"data.batch_size is {self.batch_size}, more than the {len(self._splits['train'])} frames "
+                f"of {self.files['train']}"
+            )
+
+    def index(self, split: Split) -> SplitIndex:
+        """The opened index of a split."""
+        return self._splits[split].index
+
+    @property
+    def predict_image_ids(self) -> list[str]:
+        """Ids that a submission must answer for, in file order."""
+        return self.index("predict").image_ids()
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Augmented batches in an order that depends on (seed, epoch) alone; resumes where it was saved."""
+        assert self.trainer is not None
+        frames = self._splits["train"]
+        order = EpochBatchSampler(len(frames), self.batch_size, self.seed)
+        mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
+        arguments = self._loader_arguments(persistent=True)
+        rank_zero_info(f"train loader: batch {self.batch_size}, " + describe(arguments))
+        return ResumableLoader(
+            TrainingDataset(frames, self.image_size, self.augmentation, mosaic_epochs, self.seed),
+            order,
+            collate,
+            fingerprint=frames.index.fingerprint,
+            epoch_batches=limited(len(order), self.trainer.limit_train_batches),
+            generator=self._generator(),
+            **arguments,
+        )
+
+    def val_dataloader(self) -> DataLoader[Sample]:
+        """Letterboxed validation batches in file order."""
+        return self._evaluation_loader("valid")
+
+    def test_dataloader(self) -> DataLoader[Sample]:
+        """Letterboxed test batches in file order."""
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> DataLoader[Sample]:
+        """Letterboxed batches of the frames to predict, in file order."""
+        return self._evaluation_loader("predict")
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Name the frames that could not be used, once each, and end the run when there are too many."""
+        self.bad_frames.add(batch.bad_frames)
+        return batch
+
+    def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
+        return DataLoader(
+            EvaluationDataset(self._splits[split], self.image_size),
+            batch_size=self.batch_size,
+            collate_fn=collate,
+            generator=self._generator(),
+            **self._loader_arguments(persistent=False),
+        )
+
+    def _loader_arguments(self, *, persistent: bool) -> dict[str, Any]:
+        assert self.trainer is not None
+        on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        return self.loader.arguments(on_gpu=on_gpu, persistent=persistent)
+
+    def _generator(self) -> torch.Generator:
+        """A generator of the loader's own: an iterator without one draws from the global stream when it is made."""
+        return torch.Generator().manual_seed(self.seed)
+
+
+def default_index_root() -> Path:
+    """`yolo_lightning/index` in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "yolo_lightning" / "index"
+
+
+def limited(batches: int, limit: float | int | None) -> int:
+    """Batches per epoch under Trainer's limit: an integer counts batches, a float is a share."""
+    if limit is None:
+        return batches
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)

@@ -1,0 +1,136 @@
+"""One sample: a frame and its boxes, augmented for training or letterboxed for evaluation."""
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from yolo_lightning.batch import Sample
+from yolo_lightning.boxes import Letterbox
+from yolo_lightning.data.frames import FrameError, FrameSource
+from yolo_lightning.data.index import SplitIndex
+from yolo_lightning.data.transforms import (
+    PADDING,
+    Augmentation,
+    Labelled,
+    letterbox,
+    mosaic,
+    random_affine,
+    random_flip,
+    random_photometry,
+)
+
+UNAUGMENTED = Letterbox(1.0, 0, 0)
+"""Stands in training samples, whose way back to the frame nobody asks for."""
+
+
+class LabelledFrames:
+    """Reads frames together with their boxes and says what is wrong with those that cannot be used.
+
+    Args:
+        index: Names, shapes and boxes of the split.
+        source: Where the pixels are.
+    """
+
+    def __init__(self, index: SplitIndex, source: FrameSource) -> None:
+        self.index = index
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, index: int) -> tuple[Labelled, str | None]:
+        """Frame `index` and, if it cannot be used, why; it is then empty gray, without boxes."""
+        height, width = self.index.shape(index)
+        try:
+            image = self.source.read(self.index.file_name(index))
+            if image.shape != (height, width):
+                raise FrameError(
+                    f"{self.index.file_name(index)}: the file is {image.shape[1]} x {image.shape[0]}, "
+                    f"the annotation of image {self.index.image_id(index)} says {width} x {height}"
+                )
+        except FrameError as error:
+            empty = np.full((height, width), PADDING, dtype=np.uint8)
+            return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64)), str(error)
+        return Labelled(image, self.index.boxes(index), self.index.labels(index)), None
+
+
+class TrainingDataset(Dataset[Sample]):
+    """Augmented samples; sample `index` of `epoch` depends on (seed, epoch, index) alone.
+
+    So it is the same for any number of workers, any start method and after any interruption.
+
+    Args:
+        frames: The split.
+        image_size: Side of the square input, pixels.
+        augmentation: Strength of the augmentation.
+        mosaic_epochs: Mosaic is used in epochs below this.
+        seed: Seed of the run.
+    """
+
+    def __init__(
+        self, frames: LabelledFrames, image_size: int, augmentation: Augmentation, mosaic_epochs: int, seed: int
+    ) -> None:
+        self.frames = frames
+        self.image_size = image_size
+        self.augmentation = augmentation
+        self.mosaic_epochs = mosaic_epochs
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, key: tuple[int, int]) -> Sample:
+        """Sample of `key` = (epoch, index)."""
+        epoch, index = key
+        generator = np.random.default_rng((self.seed, epoch, index))
+        indices = [index]
+        if epoch < self.mosaic_epochs and generator.random() < self.augmentation.mosaic:
+            indices += generator.integers(len(self), size=3).tolist()
+        parts, problems = zip(*(self.frames.read(part) for part in indices), strict=True)
+        labelled = self._arrange(list(parts), generator)
+        labelled = random_affine(labelled, self.image_size, self.augmentation, generator)
+        labelled = random_flip(labelled, self.augmentation, generator)
+        return Sample(
+            image=random_photometry(labelled.image, self.augmentation, generator),
+            boxes=labelled.boxes,
+            labels=labelled.labels,
+            image_id=self.frames.index.image_id(index),
+            frame_shape=self.frames.index.shape(index),
+            letterbox=UNAUGMENTED,
+            readable=problems[0] is None,
+            bad_frames=tuple(problem for problem in problems if problem is not None),
+        )
+
+    def _arrange(self, parts: list[Labelled], generator: np.random.Generator) -> Labelled:
+        if len(parts) > 1:
+            return mosaic(parts, self.image_size, generator)
+        return letterbox(parts[0], self.image_size, shrink_by_area=False)[0]
+
+
+class EvaluationDataset(Dataset[Sample]):
+    """Letterboxed frames with their boxes, in file order.
+
+    Args:
+        frames: The split.
+        image_size: Side of the square input, pixels.
+    """
+
+    def __init__(self, frames: LabelledFrames, image_size: int) -> None:
+        self.frames = frames
+        self.image_size = image_size
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, index: int) -> Sample:
+        frame, problem = self.frames.read(index)
+        labelled, placement = letterbox(frame, self.image_size, shrink_by_area=True)
+        return Sample(
+            image=labelled.image,
+            boxes=labelled.boxes,
+            labels=labelled.labels,
+            image_id=self.frames.index.image_id(index),
+            frame_shape=self.frames.index.shape(index),
+            letterbox=placement,
+            readable=problem is None,
+            bad_frames=() if problem is None else (problem,),
+        )

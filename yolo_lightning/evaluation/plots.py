@@ -1,0 +1,110 @@
+"""Pictures of predictions on frames."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from yolo_lightning.batch import Prediction, Target
+
+COLOURS = ("#4cc9f0", "#f9c74f", "#f94144", "#90be6d", "#c77dff", "#f8961e", "#43aa8b", "#ff70a6")
+"""One per class, readable on gray."""
+
+SHOWN_SCORE = 0.25
+"""Predictions scoring less than this are not drawn."""
+
+FRAME_WIDTH_INCHES = 4.2
+DOTS_PER_INCH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One frame of a contact sheet.
+
+    Attributes:
+        frame: `(H, W)` uint8.
+        prediction: Boxes in pixels of `frame`, drawn as solid lines with class and score.
+        target: Boxes in pixels of `frame`, drawn as dashed white lines, or None where nothing is known.
+    """
+
+    frame: npt.NDArray[np.uint8]
+    prediction: Prediction
+    target: Target | None = None
+
+
+def draw_pictures(pictures: Sequence[Picture], class_names: Sequence[str], path: Path, columns: int = 3) -> None:
+    """Draw frames with their boxes as a contact sheet.
+
+    Args:
+        pictures: At least one.
+        class_names: Index 0 first.
+        path: PNG file to write.
+        columns: Frames per row.
+    """
+    columns = min(columns, len(pictures))
+    rows = -(-len(pictures) // columns)
+    height, width = pictures[0].frame.shape
+    cell_height = FRAME_WIDTH_INCHES * height / width + 0.25
+    figure = Figure(figsize=(FRAME_WIDTH_INCHES * columns, cell_height * rows + 0.5), dpi=DOTS_PER_INCH)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis in axes:
+        axis.set_axis_off()
+    for axis, picture in zip(axes, pictures, strict=False):
+        draw_picture(axis, picture, class_names)
+    figure.legend(handles=legend_lines(pictures, class_names), loc="lower center", ncols=8, frameon=False, fontsize=9)
+    figure.subplots_adjust(0.005, 0.5 / figure.get_figheight(), 0.995, 1 - 0.22 / figure.get_figheight(), 0.02, 0.1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def draw_picture(axis: Axes, picture: Picture, class_names: Sequence[str]) -> None:
+    """Draw one frame into one cell."""
+    axis.imshow(picture.frame, cmap="gray", vmin=0, vmax=255)
+    axis.set_title(picture.prediction.image_id, fontsize=8, pad=3)
+    if picture.target is not None:
+        for box in picture.target.boxes.tolist():
+            axis.add_patch(outline(box, "white", "--", 1.4))
+    shown = picture.prediction.scores >= SHOWN_SCORE
+    boxes, labels = picture.prediction.boxes[shown].tolist(), picture.prediction.labels[shown].tolist()
+    for box, label, score in zip(boxes, labels, picture.prediction.scores[shown].tolist(), strict=True):
+        colour = COLOURS[label % len(COLOURS)]
+        axis.add_patch(outline(box, colour, "-", 1.2))
+        axis.text(
+            box[0],
+            max(box[1] - 1.5, 6),
+            f"{class_names[label]} {score:.2f}",
+            fontsize=5.5,
+            color="black",
+            va="bottom",
+            clip_on=True,
+            bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+        )
+
+
+def outline(box: Sequence[float], colour: str, style: str, width: float) -> Rectangle:
+    """The border of one box, xyxy in pixels."""
+    return Rectangle(
+        (box[0], box[1]),
+        box[2] - box[0],
+        box[3] - box[1],
+        fill=False,
+        edgecolor=colour,
+        linestyle=style,
+        linewidth=width,
+    )
+
+
+def legend_lines(pictures: Sequence[Picture], class_names: Sequence[str]) -> list[Line2D]:
+    """What the colours mean; the truth is named only where it is drawn."""
+    lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], label=name) for i, name in enumerate(class_names)]
+    if any(picture.target is not None for picture in pictures):
+        lines.append(Line2D([], [], color="black", linestyle="--", label="annotated (white in the frames)"))
+    return lines

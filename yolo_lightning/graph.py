@@ -1,0 +1,121 @@
+"""Builds the Ultralytics YOLOv8 graph, with convolutions of our choice, and loads weights into it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
+from ultralytics.nn.tasks import DetectionModel, load_checkpoint
+
+from yolo_lightning.conv import swap_convs
+
+Variant = Literal["yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x"]
+Convolution = Literal["gemm", "native"]
+
+INPUT_CHANNELS = 3
+"""Gray frames are repeated to three channels on the device, so that published weights fit."""
+
+
+def build_graph(
+    variant: Variant,
+    class_names: tuple[str, ...],
+    convolution: Convolution,
+    weights: str | None = None,
+    class_width: int | None = None,
+) -> nn.Module:
+    """A YOLOv8 detection graph.
+
+    In training it maps `(B, 3, H, W)` float images (0 to 1) to raw predictions for `loss`; in evaluation to those and
+    the decoded boxes for `postprocess`.
+
+    Args:
+        variant: Size of the network.
+        class_names: Names of the classes, index 0 first.
+        convolution: `gemm` computes convolutions and batch normalisation without a vendor library.
+        weights: File to start from, see `load_weights`; null starts from random weights.
+        class_width: Channels of the hidden layers of the class head; null takes what the number of classes (or
+            `weights`) implies. A head that once took over published weights keeps their width.
+
+    Raises:
+        ValueError: If a value is not allowed or `weights` cannot be used.
+    """
+    for name, value, allowed in (("variant", variant, Variant), ("conv", convolution, Convolution)):
+        if value not in get_args(allowed):
+            raise ValueError(f"model.{name} is {value!r}, allowed are {', '.join(get_args(allowed))}")
+    if not class_names:
+        raise ValueError("model.class_names is empty")
+    graph = plain_graph(variant, len(class_names))
+    graph.names = dict(enumerate(class_names))
+    if class_width is not None and class_width != head_class_width(graph):
+        graph.load(plain_graph(variant, class_width), verbose=False)
+    if weights is not None:
+        load_weights(graph, weights)
+    module: nn.Module = graph
+    return swap_convs(module) if convolution == "gemm" else module
+
+
+def plain_graph(variant: str, classes: int) -> Any:
+    """Ultralytics' own graph, random weights, native convolutions."""
+    return DetectionModel(f"{variant}.yaml", ch=INPUT_CHANNELS, nc=classes, verbose=False)
+
+
+def head_class_width(graph: Any) -> int:
+    """Channels of the hidden layers of the class head; Ultralytics derives them from the number of classes."""
+    return int(graph.model[-1].cv3[0][-1].in_channels)
+
+
+def set_loss_gains(graph: Any, *, box: float, cls: float, dfl: float) -> None:
+    """Give the graph the weights of the three parts of the loss, where the Ultralytics loss looks for them."""
+    graph.args = SimpleNamespace(box=box, cls=cls, dfl=dfl)
+
+
+def load_weights(graph: Any, path: str) -> None:
+    """Copy weights from an Ultralytics `.pt` or from one of our `.ckpt` files into the graph, as far as shapes match.
+
+    Rows of the classification head are kept where the class names match. A `.pt` file is a pickle, which can run code
+    when it is opened: load only files from people you trust.
+
+    Raises:
+        ValueError: If the file is missing, is not a detection checkpoint, or nothing in it fits.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"model.weights {path} does not exist (nothing is downloaded)")
+    source = read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file)
+    theirs = source.state_dict()
+    graph.load(source, verbose=False)
+    own = graph.state_dict()
+    fitting = sum(name in theirs and theirs[name].shape == tensor.shape for name, tensor in own.items())
+    if not fitting:
+        raise ValueError(f"model.weights {path}: none of its {len(theirs)} tensors fits this network")
+    kept = matching_classes(graph, source)
+    rank_zero_info(f"weights: {fitting} of {len(own)} tensors from {path}; head rows kept for {kept or 'no class'}")
+
+
+def read_ultralytics(file: Path) -> Any:
+    """The network in an Ultralytics `.pt` file, float32."""
+    try:
+        return load_checkpoint(str(file))[0]
+    except Exception as error:
+        raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {error}") from error
+
+
+def read_checkpoint(file: Path) -> Any:
+    """The (averaged) network in one of our checkpoints, built anew with its own classes."""
+    checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    parameters = checkpoint["hyper_parameters"]
+    names = tuple(parameters["class_names"])
+    source = build_graph(parameters["variant"], names, "native", class_width=parameters["class_width"])
+    prefix = "graph."
+    source.load_state_dict(
+        {name[len(prefix) :]: tensor for name, tensor in checkpoint["state_dict"].items() if name.startswith(prefix)}
+    )
+    return source
+
+
+def matching_classes(graph: Any, source: Any) -> list[str]:
+    """Class names that both networks know."""
+    known = {str(name).strip().lower() for name in source.names.values()}
+    return [name for name in graph.names.values() if name.strip().lower() in known]

@@ -1,0 +1,99 @@
+"""The names inside a run folder, and which run folder a command means. Only this file knows them."""
+
+import os
+import re
+from pathlib import Path
+
+from yolo_lightning.checkpoint_file import newest_checkpoint
+
+CHECKPOINTS = "checkpoints"
+BEST_CHECKPOINT = "best.ckpt"
+LAST_CHECKPOINT = "last.ckpt"
+STEP_CHECKPOINT = "step-{steps:09d}.ckpt"
+STEP_CHECKPOINTS = "step-*.ckpt"
+METRICS = "metrics.csv"
+TENSORBOARD = "tensorboard"
+INCIDENTS = "incidents"
+SCORES = "test_scores.json"
+PREDICTIONS = "predictions.json"
+PREDICTIONS_ARCHIVE = "predictions.zip"
+
+
+def config_name(subcommand: str) -> str:
+    """File that records the resolved configuration of a subcommand."""
+    return "config.yaml" if subcommand == "fit" else f"config.{subcommand}.yaml"
+
+
+def picture_name(stage: str) -> str:
+    """File of the picture of predictions that `stage` draws."""
+    return f"{stage}.png"
+
+
+def prepare(folder: Path) -> None:
+    """Make the run folder, and make sure that it can be written.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    try:
+        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"run folder {folder} cannot be written ({error.strerror}): choose another --trainer.default_root_dir"
+        ) from error
+
+
+def fresh_run(base: Path) -> Path:
+    """`base`, or the first of `base-2`, `base-3`, ... that holds no checkpoint: a new run never overwrites one."""
+    number, folder = 1, base
+    while any((folder / CHECKPOINTS).glob("*.ckpt")):
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def runs(base: Path) -> list[Path]:
+    """`base`, `base-2`, ... as far as they hold checkpoints, the one written last first."""
+    pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
+    written = {
+        folder: max(path.stat().st_mtime_ns for path in checkpoints)
+        for folder in (base.parent.iterdir() if base.parent.is_dir() else ())
+        if pattern.fullmatch(folder.name) and (checkpoints := list((folder / CHECKPOINTS).glob("*.ckpt")))
+    }
+    return sorted(written, key=lambda folder: written[folder], reverse=True)
+
+
+def checkpoint_to_resume(base: Path) -> tuple[Path, dict[Path, str]]:
+    """The checkpoint of the newest run that has trained longest, and why newer ones were passed over.
+
+    Raises:
+        ValueError: If no run exists, or the newest has no whole checkpoint.
+    """
+    folders = runs(base)
+    if not folders:
+        raise ValueError(f"nothing to resume: no run folder {base} or {base}-<n> holds a checkpoint")
+    path, damaged = newest_checkpoint(folders[0] / CHECKPOINTS)
+    if path is None:
+        listed = "; ".join(f"{file}: {reason}" for file, reason in damaged.items())
+        raise ValueError(f"nothing to resume: every checkpoint of {folders[0]} is damaged: {listed}")
+    return path, damaged
+
+
+def checkpoint_to_evaluate(base: Path) -> Path:
+    """The best checkpoint of the newest run, or the one that has trained longest where none was scored.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    folders = runs(base)
+    if folders and (folders[0] / CHECKPOINTS / BEST_CHECKPOINT).is_file():
+        return folders[0] / CHECKPOINTS / BEST_CHECKPOINT
+    return checkpoint_to_resume(base)[0]
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The run folder that a checkpoint lies in, or None for a file from elsewhere."""
+    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
