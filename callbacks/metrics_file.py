@@ -21,15 +21,17 @@ class MetricsFile(Callback):
     """
 
     def __init__(self) -> None:
+        self._steps = 0
         self._trained_s = 0.0
         self._started_s = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Seconds trained so far."""
-        return {"trained_s": self._elapsed_s()}
+        """Batches and seconds trained so far."""
+        return {"steps": self._steps, "trained_s": self._elapsed_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the clock."""
+        """Continue both counts."""
+        self._steps = state_dict["steps"]
         self._trained_s = state_dict["trained_s"]
 
     @rank_zero_only
@@ -38,7 +40,7 @@ class MetricsFile(Callback):
         self._started_s = time.monotonic()
         path = self._path(trainer)
         rows = read_rows(path)
-        kept = [row for row in rows if int(row["step"]) <= self._steps_done(trainer)]
+        kept = [row for row in rows if int(row["step"]) <= self._steps]
         if len(kept) < len(rows):
             write_rows(path, kept)
 
@@ -47,20 +49,21 @@ class MetricsFile(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write the training metrics of every `log_every_n_steps`-th batch."""
+        self._steps = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx + 1
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if interval and (batch_idx + 1) % interval == 0:
-            self._write(trainer, batch_idx + 1, ("train/", "lr/"))
+            self._write(trainer, ("train/", "lr/"))
 
     @rank_zero_only
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the validation metrics."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
-            self._write(trainer, int(trainer.num_training_batches), ("val/",))
+            self._write(trainer, ("val/",))
 
-    def _write(self, trainer: Trainer, batches: int, prefixes: tuple[str, ...]) -> None:
+    def _write(self, trainer: Trainer, prefixes: tuple[str, ...]) -> None:
         row: dict[str, Any] = {
             "epoch": trainer.current_epoch,
-            "step": trainer.current_epoch * int(trainer.num_training_batches) + batches,
+            "step": self._steps,
             "time_s": f"{self._elapsed_s():.1f}",
         }
         row |= {
@@ -78,10 +81,6 @@ class MetricsFile(Callback):
     @staticmethod
     def _path(trainer: Trainer) -> Path:
         return Path(trainer.default_root_dir) / METRICS
-
-    @staticmethod
-    def _steps_done(trainer: Trainer) -> int:
-        return trainer.fit_loop.epoch_loop.batch_progress.total.completed
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

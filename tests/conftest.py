@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from yolo_lightning.data.synthetic import draw_dataset
 
@@ -12,6 +13,13 @@ REAL_FRAMES = Path(os.environ.get("YOLO_LIGHTNING_TEST_DATA", REPOSITORY.parent 
 
 TINY = ["--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
 """Options that make any run small."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def single_thread() -> None:
+    """One thread: bit-for-bit comparisons need a fixed number, and small tensors are slower with more."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,10 @@
 """The contract between the rooms: what a batch, a prediction and a target hold."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -37,9 +38,8 @@ class Sample:
     bad_frames: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Samples stacked for the network.
+class Batch(msgspec.Struct, frozen=True, eq=False):
+    """Samples stacked for the network. Not a dataclass: Lightning's precision plugins refuse frozen ones.
 
     Attributes:
         images: `(B, C, H, W)` uint8; C = 1 for thermal frames, also on the device.
@@ -79,7 +79,7 @@ class Batch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        return replace(
+        return msgspec.structs.replace(
             self,
             images=function(self.images),
             boxes=function(self.boxes),

@@ -27,10 +27,11 @@ FROM_DATA = frozenset({"class_names"})
 """Model arguments that the data decide."""
 
 HARMLESS_WARNINGS = (
-    "`isinstance(treespec, LeafSpec)` is deprecated",  # Lightning 2.6 with torch 2.13 and newer
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and newer
     "Consider setting `persistent_workers=True`",  # evaluation workers end on purpose
     "Checkpoint directory .* exists and is not empty",  # of course, in a resumed run
     "The '.*_dataloader' does not have many workers",  # the configuration says how many, with reasons
+    "The number of training batches .* is smaller than the logging interval",  # small datasets
 )
 
 

@@ -38,12 +38,13 @@ class DetectionLoss:
         """
         if self._criterion is None or self._criterion.device != batch.images.device:
             self._criterion = v8DetectionLoss(self._graph)
+        dtype = torch.get_default_dtype()  # the criterion builds its own tensors in it; float64 under precision 64-true
         total, parts = self._criterion(
             raw,
             {
-                "batch_idx": batch.sample_index.float(),
-                "cls": batch.labels.float().unsqueeze(1),
-                "bboxes": batch.boxes,
+                "batch_idx": batch.sample_index.to(dtype),
+                "cls": batch.labels.to(dtype).unsqueeze(1),
+                "bboxes": batch.boxes.to(dtype),
             },
         )
         return torch.as_tensor(total).sum(), {name: parts[name] for name in LOSS_PARTS}

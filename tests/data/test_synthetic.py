@@ -10,8 +10,13 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_lightning.data import synthetic, synthetic_scene
-from yolo_lightning.data.synthetic import SyntheticSummary, draw_dataset, main
+from yolo_lightning.data.synthetic import SyntheticSummary, dataset, draw_dataset
+from yolo_lightning.data.synthetic.__main__ import main
+from yolo_lightning.data.synthetic.camera import draw_frame
+from yolo_lightning.data.synthetic.climate import MONTHS, weather_at
+from yolo_lightning.data.synthetic.clips import cast_actor
+from yolo_lightning.data.synthetic.objects import Actor
+from yolo_lightning.data.synthetic.scene import Scene
 
 SPLIT_FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
 EIGHT_MONTHS = {"202005", "202006", "202007", "202008", "202101", "202102", "202103", "202104"}
@@ -111,20 +116,20 @@ JANUARY_NIGHT, JULY_NOON = (4, datetime(2021, 1, 5, 3)), (2, datetime(2020, 7, 5
 
 
 def exposed(
-    actors: list[synthetic_scene.Actor],
-    scene: synthetic_scene.Scene,
+    actors: list[Actor],
+    scene: Scene,
     moment: tuple[int, datetime] = JANUARY_NIGHT,
 ) -> tuple[np.ndarray, list[Any]]:
     """One frame with the noise of a fixed generator."""
-    weather = synthetic_scene.weather_at(synthetic_scene.MONTHS[moment[0]], moment[1], np.random.default_rng(0))
+    weather = weather_at(MONTHS[moment[0]], moment[1], np.random.default_rng(0))
     background = scene.background(weather)
-    return synthetic_scene.draw_frame(scene, background, actors, weather, 0, np.random.default_rng(1))
+    return draw_frame(scene, background, actors, weather, 0, np.random.default_rng(1))
 
 
 @pytest.mark.parametrize("class_index", range(4))
 def test_box_is_tight_around_what_was_drawn(class_index: int) -> None:
-    scene = synthetic_scene.Scene(384, 288, 0)
-    actor = synthetic_scene.cast_actor(scene, class_index, 1, [], np.random.default_rng(class_index))
+    scene = Scene(384, 288, 0)
+    actor = cast_actor(scene, class_index, 1, [], np.random.default_rng(class_index))
     frame, labels = exposed([actor], scene)
     empty, none = exposed([], scene)
     assert none == []
@@ -138,11 +143,11 @@ def test_box_is_tight_around_what_was_drawn(class_index: int) -> None:
 
 
 def test_hidden_object_is_not_labelled_and_a_cut_one_is_clipped() -> None:
-    scene = synthetic_scene.Scene(384, 288, 0)
+    scene = Scene(384, 288, 0)
     common: dict[str, Any] = {"velocity": 0.0, "heading": 1, "warmth": 0.0, "shape": 1}
-    person = synthetic_scene.Actor(0, 150.0, 200.0, 12.0, 30.0, **common)
-    vehicle = synthetic_scene.Actor(3, 150.0, 202.0, 80.0, 40.0, **common)
-    cut = synthetic_scene.Actor(3, 380.0, 260.0, 80.0, 40.0, **common)
+    person = Actor(0, 150.0, 200.0, 12.0, 30.0, **common)
+    vehicle = Actor(3, 150.0, 202.0, 80.0, 40.0, **common)
+    cut = Actor(3, 380.0, 260.0, 80.0, 40.0, **common)
     _, labels = exposed([person, vehicle, cut], scene)
     assert [label for label, _ in labels] == [3, 3]
     left, _, width, _ = labels[1][1]
@@ -160,8 +165,8 @@ def test_a_summer_month_is_brighter_than_a_winter_month(small: SyntheticSummary)
 
 
 def test_person_is_bright_in_winter_and_dark_in_the_summer_sun() -> None:
-    scene = synthetic_scene.Scene(384, 288, 0)
-    person = synthetic_scene.Actor(0, 150.0, 200.0, 15.0, 36.0, velocity=0.0, heading=1, warmth=0.0, shape=0)
+    scene = Scene(384, 288, 0)
+    person = Actor(0, 150.0, 200.0, 15.0, 36.0, velocity=0.0, heading=1, warmth=0.0, shape=0)
     torso = (slice(173, 182), slice(147, 154))
     contrasts = []
     for moment in (JANUARY_NIGHT, JULY_NOON):
@@ -172,7 +177,7 @@ def test_person_is_bright_in_winter_and_dark_in_the_summer_sun() -> None:
 
 
 def test_finished_root_is_returned_without_drawing(small: SyntheticSummary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic, "_draw_splits", lambda *_: pytest.fail("drawn again"))
+    monkeypatch.setattr(dataset, "_draw_splits", lambda *_: pytest.fail("drawn again"))
     assert draw_dataset(small.root, **SMALL) == small
 
 
@@ -186,22 +191,38 @@ def test_damaged_or_differing_root_is_refused(tmp_path: Path) -> None:
 
 
 def test_interrupted_draw_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = synthetic_scene.draw_frame, 0
+    calls = 0
 
     def stop_at_ten(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 10:
             raise KeyboardInterrupt
-        return real(*arguments)
+        return draw_frame(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(synthetic, "draw_frame", stop_at_ten)
+        patch.setattr(dataset, "draw_frame", stop_at_ten)
         with pytest.raises(KeyboardInterrupt):
             draw_dataset(tmp_path / "root", **TINY)
     assert not (tmp_path / "root" / "Train.json").exists()
     with pytest.raises(ValueError, match="interrupted draw with"):
         draw_dataset(tmp_path / "root", seed=1, **TINY)
+    draw_dataset(tmp_path / "root", **TINY)
+    draw_dataset(tmp_path / "whole", **TINY)
+    assert files_of(tmp_path / "root") == files_of(tmp_path / "whole")
+
+
+def test_interruption_within_the_first_manifest_is_taken_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            draw_dataset(tmp_path / "root", **TINY)
+    assert list(files_of(tmp_path / "root")) == ["synthetic.json.part"]
     draw_dataset(tmp_path / "root", **TINY)
     draw_dataset(tmp_path / "whole", **TINY)
     assert files_of(tmp_path / "root") == files_of(tmp_path / "whole")

@@ -1,0 +1,184 @@
+"""Agreement with Ultralytics itself, on fixed seeds."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from ultralytics.engine.trainer import BaseTrainer
+from ultralytics.nn.tasks import DetectionModel
+from ultralytics.utils.loss import v8DetectionLoss
+from ultralytics.utils.nms import non_max_suppression
+
+from yolo_lightning.batch import Batch
+from yolo_lightning.boxes import Letterbox
+from yolo_lightning.data.ltdv2 import CLASS_NAMES
+from yolo_lightning.graph import build_graph, set_loss_gains
+from yolo_lightning.loss import DetectionLoss
+from yolo_lightning.optim import Group, Recipe, decay_factor, parameter_groups, scaled_weight_decay, settings_at
+from yolo_lightning.postprocess import predictions
+
+SIZE = 96
+GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
+
+
+def random_batch(images: int = 3, boxes: int = 7) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    sample_index = torch.randint(images, (boxes,), generator=generator).sort().values
+    centres = torch.rand(boxes, 2, generator=generator) * 0.6 + 0.2
+    sides = torch.rand(boxes, 2, generator=generator) * 0.3 + 0.05
+    return Batch(
+        images=torch.randint(256, (images, 1, SIZE, SIZE), dtype=torch.uint8, generator=generator),
+        boxes=torch.cat((centres, sides), 1),
+        labels=torch.randint(len(CLASS_NAMES), (boxes,), generator=generator),
+        sample_index=sample_index,
+        image_ids=tuple(str(number) for number in range(images)),
+        frame_shapes=((SIZE, SIZE),) * images,
+        letterboxes=(Letterbox(1.0, 0, 0),) * images,
+        readable=(True,) * images,
+    )
+
+
+def as_input(batch: Batch) -> Tensor:
+    return batch.images.expand(-1, 3, -1, -1).float() / 255
+
+
+def twin_graphs(convolution: str) -> tuple[torch.nn.Module, DetectionModel]:
+    torch.manual_seed(0)
+    theirs = DetectionModel("yolov8n.yaml", ch=3, nc=len(CLASS_NAMES), verbose=False)
+    ours = build_graph("yolov8n", CLASS_NAMES, convolution)  # type: ignore[arg-type]
+    ours.load_state_dict(theirs.state_dict())
+    theirs.args = SimpleNamespace(**GAINS)
+    set_loss_gains(ours, **GAINS)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("convolution", ["native", "gemm"])
+@pytest.mark.parametrize("boxes", [0, 7])
+def test_loss_and_gradients_equal_ultralytics(convolution: str, boxes: int) -> None:
+    ours, theirs = twin_graphs(convolution)
+    ours, theirs, batch = ours.double(), theirs.double(), random_batch(boxes=boxes)
+    total, parts = DetectionLoss(ours)(ours.train()(as_input(batch).double()), batch)
+    fields = {"batch_idx": batch.sample_index.float(), "cls": batch.labels.float()[:, None], "bboxes": batch.boxes}
+    expected, items = v8DetectionLoss(theirs)(theirs.train()(as_input(batch).double()), fields)
+    total.backward()
+    expected.sum().backward()
+    torch.testing.assert_close(total, expected.sum(), rtol=1e-5, atol=1e-5)
+    assert {name: float(part) for name, part in parts.items()} == pytest.approx(
+        {name: float(item) for name, item in items.items()}, rel=1e-5
+    )
+    for (name, own), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        if other.grad is not None:
+            assert own.grad is not None, name
+            torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_loss_is_summed_over_the_batch() -> None:
+    ours, _ = twin_graphs("native")
+    one = random_batch(images=1, boxes=60)  # enough matches: below a sum of 1 the divisor is clamped
+    loss = DetectionLoss(ours)
+    with torch.no_grad():
+        total, parts = loss(ours.eval()(as_input(one)), one)
+    assert float(total) == pytest.approx(sum(map(float, parts.values())), rel=1e-5)
+    two = Batch(
+        images=one.images.repeat(2, 1, 1, 1),
+        boxes=one.boxes.repeat(2, 1),
+        labels=one.labels.repeat(2),
+        sample_index=torch.cat((one.sample_index, one.sample_index + 1)),
+        image_ids=one.image_ids * 2,
+        frame_shapes=one.frame_shapes * 2,
+        letterboxes=one.letterboxes * 2,
+        readable=one.readable * 2,
+    )
+    with torch.no_grad():
+        doubled, same_parts = loss(ours.eval()(as_input(two)), two)
+    assert float(doubled) == pytest.approx(2 * float(total), rel=1e-4)
+    assert float(same_parts["cls_loss"]) == pytest.approx(float(parts["cls_loss"]), rel=1e-4)
+
+
+def test_predictions_equal_ultralytics_nms() -> None:
+    ours, theirs = twin_graphs("native")
+    batch = random_batch()
+    with torch.no_grad():
+        raw = ours.eval()(as_input(batch))
+        expected = non_max_suppression(
+            theirs.eval()(as_input(batch)), 0.001, 0.7, multi_label=True, max_det=300, max_time_img=1e9
+        )
+    found = predictions(raw, batch, confidence=0.001, overlap=0.7, max_detections=300)
+    assert sum(len(one.labels) for one in found) > 10
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.boxes, other[:, :4].clamp(0, SIZE))
+        torch.testing.assert_close(own.scores, other[:, 4])
+        assert own.labels.tolist() == other[:, 5].int().tolist()
+
+
+def test_slow_nms_loses_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ultralytics.utils.nms as nms
+
+    now = iter(range(0, 10_000, 60))
+    monkeypatch.setattr(nms.time, "time", lambda: next(now))  # every look at the clock costs a minute
+    ours, _ = twin_graphs("native")
+    batch = random_batch(images=6)
+    with torch.no_grad():
+        found = predictions(ours.eval()(as_input(batch)), batch, confidence=0.001, overlap=0.7, max_detections=300)
+    assert all(len(one.labels) > 0 for one in found)
+
+
+def test_parameter_groups_equal_ultralytics() -> None:
+    ours, theirs = twin_graphs("gemm")
+    trainer = SimpleNamespace(args=SimpleNamespace(), data={})
+    expected = BaseTrainer.build_optimizer(trainer, theirs, name="SGD", lr=0.01, momentum=0.937, decay=5e-4)
+    names = {id(parameter): name for name, parameter in theirs.named_parameters()}
+    wanted = {
+        group["param_group"]: {names[id(parameter)] for parameter in group["params"]} for group in expected.param_groups
+    }
+    own_names = {id(parameter): name for name, parameter in ours.named_parameters()}
+    groups = {
+        group["name"]: {own_names[id(parameter)] for parameter in group["params"]}
+        for group in parameter_groups(ours, 5e-4)
+    }
+    assert groups["weight"] == wanted["weight"]
+    assert groups["normalisation"] == wanted["bn"]
+    assert groups["bias"] == wanted["bias"]
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+@pytest.mark.parametrize(("batch_size", "steps_per_epoch", "epochs"), [(16, 45, 15), (8, 100, 3), (128, 10, 2)])
+def test_schedule_equals_ultralytics_formulas(cosine: bool, batch_size: int, steps_per_epoch: int, epochs: int) -> None:
+    recipe = Recipe(cosine=cosine)
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(lrf=recipe.lrf, cos_lr=cosine, warmup_epochs=recipe.warmup_epochs),
+        epochs=epochs,
+        optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=recipe.lr0),
+    )
+    BaseTrainer._setup_scheduler(trainer)
+    warmup = BaseTrainer._get_warmup_iterations(trainer, steps_per_epoch)
+    full = max(round(recipe.nominal_batch / batch_size), 1)
+    for step in range(steps_per_epoch * epochs):
+        epoch = step // steps_per_epoch
+        factor = trainer.lf(epoch)
+        assert decay_factor(recipe, epoch, epochs) == pytest.approx(factor)
+        target = recipe.lr0 * factor
+        if step <= warmup:
+            ramp = (0, warmup)
+            accumulate = max(1, int(np.interp(step, ramp, [1, full]).round()))
+            bias = np.interp(step, ramp, [recipe.warmup_bias_lr, target])
+            weight = np.interp(step, ramp, [0.0, target])
+            momentum = np.interp(step, ramp, [recipe.warmup_momentum, recipe.momentum])
+        else:
+            accumulate, bias, weight, momentum = full, target, target, recipe.momentum
+        ours = settings_at(
+            recipe, step=step, epoch=epoch, epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size
+        )
+        assert ours.accumulate == accumulate
+        assert ours.momentum == pytest.approx(momentum)
+        assert ours.learning_rates == pytest.approx(
+            {Group.WEIGHT: weight, Group.NORMALISATION: weight, Group.BIAS: bias}
+        )
+
+
+def test_weight_decay_is_scaled_to_the_summed_batch() -> None:
+    assert scaled_weight_decay(Recipe(), 16) == pytest.approx(5e-4)
+    assert scaled_weight_decay(Recipe(), 24) == pytest.approx(5e-4 * 24 * 3 / 64)
+    assert scaled_weight_decay(Recipe(), 128) == pytest.approx(1e-3)

@@ -1,0 +1,129 @@
+"""A run that was killed and resumed ends with the weights of one that was not, bit for bit."""
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.run_and_die import EXIT_KILLED, with_callbacks
+from yolo_lightning import cli
+
+HELPER = Path(__file__).parent / "helpers" / "run_and_die.py"
+RUN = Path("runs/yolo")
+EPOCHS, STEPS_PER_EPOCH = 3, 4
+TRAINING = [
+    *("--trainer.max_epochs", str(EPOCHS), "--trainer.log_every_n_steps", "1", "--data.batch_size", "4"),
+    *("--model.conv", "gemm", "--model.nominal_batch", "12", "--model.warmup_epochs", "1"),
+    *("--data.augmentation.close_mosaic_epochs", "1"),
+]
+"""Three steps make an update while an epoch has four: gradients cross its end and most checkpoints."""
+
+
+@pytest.fixture(autouse=True)
+def restore_callbacks() -> Iterator[None]:
+    usual = cli.usual_callbacks
+    yield
+    cli.usual_callbacks = usual
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, look_alike: Path, index_root: Path) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    assert die(folder, look_alike, index_root, "never", workers=0) == 0
+    return outcome(folder)
+
+
+def die(folder: Path, root: Path, index_root: Path, where: str, *, workers: int, options: tuple[str, ...] = ()) -> int:
+    """Run in a process of its own until it dies; returns its exit code."""
+    command = [sys.executable, str(HELPER), where, "1", "fit", *TRAINING, *options]
+    command += ["--trainer.accelerator", "cpu", "--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
+    command += ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.workers", str(workers)]
+    environment = {"PYTHONPATH": str(HELPER.parents[2]), "OMP_NUM_THREADS": "1"}
+
+    return subprocess.run(command, cwd=folder, env=os.environ | environment, check=False, timeout=170).returncode
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Everything that must be equal: the last checkpoint's tensors, and the metrics without their times."""
+    checkpoint = torch.load(folder / RUN / "checkpoints" / "last.ckpt", weights_only=True)
+    with (folder / RUN / "metrics.csv").open(newline="") as file:
+        rows = [{key: value for key, value in row.items() if key != "time_s"} for row in csv.DictReader(file)]
+    states = ("state_dict", "current_model_state", "optimizer_states", "accumulation")
+    return {"tensors": dict(tensors({name: checkpoint[name] for name in states})), "rows": rows, "all": checkpoint}
+
+
+def tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from tensors(value, f"{name}.{key}")
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["tensors"].keys() == expected["tensors"].keys()
+    for name, tensor in expected["tensors"].items():
+        assert tensor.isfinite().all(), name
+        assert torch.equal(found["tensors"][name], tensor), name
+    assert [row["step"] for row in found["rows"]] == [row["step"] for row in expected["rows"]]
+    for row, expected_row in zip(found["rows"], expected["rows"], strict=True):
+        assert {key: value for key, value in row.items() if expected_row.get(key) != value} == {}
+    assert found["all"]["steps"] == EPOCHS * STEPS_PER_EPOCH
+
+
+@pytest.mark.parametrize(
+    ("where", "workers"),
+    [("batch:6", 0), ("batch:6", 2), ("validation:1", 0)],
+    ids=["within an epoch", "within an epoch, two workers", "within a validation"],
+)
+def test_killed_and_resumed_equals_uninterrupted(
+    where: str,
+    workers: int,
+    run: Callable[..., None],
+    uninterrupted: dict[str, Any],
+    tmp_path: Path,
+    look_alike: Path,
+    index_root: Path,
+) -> None:
+    assert die(tmp_path, look_alike, index_root, where, workers=workers) == EXIT_KILLED
+    assert (
+        torch.load(tmp_path / RUN / "checkpoints" / "last.ckpt", weights_only=True)["steps"] < EPOCHS * STEPS_PER_EPOCH
+    )
+    with_callbacks("never", 1)
+    run("fit", *TRAINING, "--resume")
+    assert_same(outcome(tmp_path), uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(1, EPOCHS * STEPS_PER_EPOCH))
+def test_killed_before_every_step(
+    step: int,
+    run: Callable[..., None],
+    uninterrupted: dict[str, Any],
+    tmp_path: Path,
+    look_alike: Path,
+    index_root: Path,
+) -> None:
+    assert die(tmp_path, look_alike, index_root, f"batch:{step}", workers=0) == EXIT_KILLED
+    with_callbacks("never", 1)
+    run("fit", *TRAINING, "--resume")
+    assert_same(outcome(tmp_path), uninterrupted)
+
+
+@pytest.mark.slow
+def test_killed_twice_in_one_epoch_with_changing_workers(
+    run: Callable[..., None], uninterrupted: dict[str, Any], tmp_path: Path, look_alike: Path, index_root: Path
+) -> None:
+    assert die(tmp_path, look_alike, index_root, "batch:5", workers=2) == EXIT_KILLED
+    again = ("--resume", "--data.loader.persistent_workers", "false")
+    assert die(tmp_path, look_alike, index_root, "batch:7", workers=1, options=again) == EXIT_KILLED
+    with_callbacks("never", 1)
+    run("fit", *TRAINING, "--resume")
+    assert_same(outcome(tmp_path), uninterrupted)

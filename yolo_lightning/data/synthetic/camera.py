@@ -1,0 +1,86 @@
+"""What the camera makes of it: objects over the harbour, boxes around what is visible, temperature to gray.
+
+Only the last step turns degrees into 8-bit gray. That is what makes the seasonal drift honest: a summer quay in the sun
+overtakes the temperature of a person, so the person turns dark, without any rule that says so.
+"""
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from yolo_lightning.data.synthetic.climate import Weather
+from yolo_lightning.data.synthetic.objects import Actor, paint
+from yolo_lightning.data.synthetic.scene import FloatImage, Scene, resized
+
+GrayImage = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+Box = tuple[int, int, int, int]
+"""Left, top, width, height in pixels."""
+
+MINIMUM_BOX_SIDE = 6
+"""Pixels; a smaller box holds too little to be recognised."""
+_MASK_COVERAGE = 0.4
+_LEAST_VISIBLE = 0.3
+
+
+def draw_frame(
+    scene: Scene,
+    background: FloatImage,
+    actors: Sequence[Actor],
+    weather: Weather,
+    frame: int,
+    rng: np.random.Generator,
+) -> tuple[GrayImage, list[tuple[int, Box]]]:
+    """Draw frame number `frame` of a clip over the background from `Scene.background`.
+
+    Returns:
+        The 8-bit frame, and the class index and box of every labelled object, far to near.
+    """
+    heat = background.copy()
+    covered: Mask = np.zeros(heat.shape, np.bool_)
+    drawn: list[tuple[int, slice, slice, Mask, int]] = []
+    for actor in sorted(actors, key=lambda item: item.ground):
+        warm, coverage, left, top = paint(actor, weather, frame)
+        whole = int(np.count_nonzero(coverage > _MASK_COVERAGE))
+        rows, inner_rows = _overlap(top, coverage.shape[0], scene.height)
+        columns, inner_columns = _overlap(left, coverage.shape[1], scene.width)
+        warm, coverage = warm[inner_rows, inner_columns], coverage[inner_rows, inner_columns]
+        heat[rows, columns] = heat[rows, columns] * (1 - coverage) + warm
+        drawn.append((actor.class_index, rows, columns, coverage > _MASK_COVERAGE, whole))
+    labels: list[tuple[int, Box]] = []
+    for class_index, rows, columns, mask, whole in reversed(drawn):
+        visible: Mask = mask & ~covered[rows, columns]
+        covered[rows, columns] |= mask
+        box = _box_of(visible, columns.start, rows.start)
+        if box is not None and np.count_nonzero(visible) >= _LEAST_VISIBLE * whole:
+            labels.append((class_index, box))
+    return _expose(scene, heat, weather, rng), labels[::-1]
+
+
+def _overlap(start: int, length: int, size: int) -> tuple[slice, slice]:
+    """Along one axis: the part of the frame (`size` long) that a piece covers, and the part of the piece inside it."""
+    first, last = (min(max(end, 0), size) for end in (start, start + length))
+    return slice(first, last), slice(first - start, last - start)
+
+
+def _box_of(mask: Mask, left: int, top: int) -> Box | None:
+    """The tight box of a mask whose corner is at (left, top); None when it is too small for a label."""
+    columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
+    if columns.size == 0:
+        return None
+    width, height = int(columns[-1] - columns[0]) + 1, int(rows[-1] - rows[0]) + 1
+    if min(width, height) < MINIMUM_BOX_SIDE:
+        return None
+    return left + int(columns[0]), top + int(rows[0]), width, height
+
+
+def _expose(scene: Scene, heat: FloatImage, weather: Weather, rng: np.random.Generator) -> GrayImage:
+    """Turn temperatures into the frame that the camera would store; the noise does not depend on the objects."""
+    ripples = rng.standard_normal((max(2, scene.height // 4), max(2, scene.width // 10)), dtype=np.float32)
+    noise = rng.standard_normal((scene.height, scene.width), dtype=np.float32)
+    heat = heat + 0.4 * scene.water * resized(ripples, scene.width, scene.height, cv2.INTER_LINEAR)
+    blurred = np.asarray(cv2.GaussianBlur(heat, (0, 0), 0.75), np.float32)
+    gray = 55 + weather.gain * blurred + weather.noise * noise + weather.pattern * scene.pattern
+    return np.asarray(np.clip(np.rint(gray), 0, 255), np.uint8)

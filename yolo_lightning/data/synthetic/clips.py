@@ -1,0 +1,142 @@
+"""When each clip is taken, what its frames are called, and what moves through it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from yolo_lightning.data.synthetic.climate import MONTHS, Month, Weather
+from yolo_lightning.data.synthetic.objects import CLASS_NAMES, KINDS, Actor
+from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene
+
+_CLIP_FRAMES = 8
+_EMPTY_SHARE = 0.08
+_MOST_OBJECTS = 7
+_FAR_GROUND, _NEAR_GROUND = 0.46, 0.97
+"""Heights (fractions of the frame) between which objects stand on the quay."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A planned clip of one-second frames.
+
+    Attributes:
+        split: "train", "valid" or "test".
+        month: Its month.
+        start: Moment of its first frame, local time.
+        number: Number of the clip in its day: its half hour, so no two are the same.
+        frames: Its length.
+        empty: Whether nothing moves in it.
+    """
+
+    split: str
+    month: Month
+    start: datetime
+    number: int
+    frames: int
+    empty: bool
+
+    @property
+    def folder(self) -> str:
+        """Its folder relative to the root."""
+        return f"frames/{self.start:%Y%m%d}/clip_{self.number}_{self.start:%H%M}"
+
+
+def plan_clips(counts: Mapping[str, int], seed: int) -> list[Clip]:
+    """Spread the clips of every split (its name: its frames) over the months; no clip is in two splits."""
+    rng = np.random.default_rng([seed, 2000])
+    taken: set[tuple[Month, int, int]] = set()
+    clips: list[Clip] = []
+    for split, count in counts.items():
+        empty = max(round(_EMPTY_SHARE * count), 1 if count >= len(MONTHS) else 0)
+        # Shorter clips where frames are few, so that a small split still sees all months.
+        longest = min(max((count - empty) // len(MONTHS), 1), _CLIP_FRAMES)
+        lengths = [(length, False) for length in _cut(count - empty, longest)]
+        lengths += [(length, True) for length in _cut(empty, longest)]
+        for index, (length, is_empty) in enumerate(lengths):
+            month = MONTHS[index % len(MONTHS)]
+            while True:
+                day, half_hour = int(rng.integers(1, 29)), int(rng.integers(0, 48))
+                if (month, day, half_hour) not in taken:
+                    break
+            taken.add((month, day, half_hour))
+            minutes, seconds = 30 * half_hour + int(rng.integers(0, 26)), int(rng.integers(0, 60))
+            start = datetime(month.year, month.month, day) + timedelta(minutes=minutes, seconds=seconds)
+            clips.append(Clip(split, month, start, half_hour, length, is_empty))
+    return clips
+
+
+def _cut(total: int, longest: int) -> list[int]:
+    return [min(longest, total - done) for done in range(0, total, longest)]
+
+
+def image_entry(clip: Clip, frame: int, weather: Weather, scene: Scene) -> dict[str, Any]:
+    """Describe a frame as the official JSON does; its id reads YYYYMM, clip, DD, HHMMSS."""
+    moment = clip.start + timedelta(seconds=frame)
+    return {
+        "id": int(f"{moment:%Y%m}{clip.number:03d}{moment:%d%H%M%S}"),
+        "file_name": f"{clip.folder}/image_{frame:04d}.jpg",
+        "width": scene.width,
+        "height": scene.height,
+        "date_captured": moment.isoformat(),
+        "meta": {
+            "Temperature": round(weather.ambient, 1),
+            "Humidity": round(weather.humidity, 1),
+            "Precipitation": 0.0,
+            "Dew Point": round(weather.ambient - (100 - weather.humidity) / 5, 1),
+            "Wind Direction": (clip.start.day * 37 + clip.number * 11) % 360,
+            "Wind Speed": round(2 + (clip.start.day * 7 + clip.number) % 60 / 10, 1),
+            "Sun Radiation Intensity": round(weather.sun, 1),
+            "Min of sunshine latest 10 min": int(weather.sun / clip.month.radiation * 10),
+        },
+    }
+
+
+def cast_clip(scene: Scene, frames: int, boxes: Mapping[str, int], rng: np.random.Generator) -> list[Actor]:
+    """Choose the objects of a clip, given the boxes per class so far; a frame with less room gets fewer."""
+    room = (scene.width * scene.height / (REFERENCE_WIDTH * REFERENCE_HEIGHT)) ** 0.5 / scene.scale
+    most = int(np.clip(round(_MOST_OBJECTS * room), 2, _MOST_OBJECTS))
+    shares = np.array([kind.share for kind in KINDS])
+    expected = np.array([boxes[name] for name in CLASS_NAMES], float)
+    actors: list[Actor] = []
+    for _ in range(int(rng.integers(1, most + 1))):
+        # The class that lags most behind its share comes next: even a tiny split then holds all four.
+        class_index = int(np.argmax(shares * (expected.sum() + frames) - expected))
+        expected[class_index] += frames
+        actors.append(cast_actor(scene, class_index, frames, actors, rng))
+    return actors
+
+
+def cast_actor(scene: Scene, class_index: int, frames: int, placed: Sequence[Actor], rng: np.random.Generator) -> Actor:
+    """Place one object so that it is in the frame in the middle of the clip, away from others where there is room."""
+    kind = KINDS[class_index]
+    middle = (frames - 1) / 2
+    for _ in range(4):
+        depth = float(rng.uniform(0, 1))
+        size = scene.scale * float(rng.uniform(0.94, 1.06))
+        heading = int(rng.choice((-1, 1)))
+        parked = kind.name == "vehicle" and rng.random() < 0.3
+        speed = 0.0 if parked else float(rng.uniform(*kind.speeds)) * scene.scale * (0.6 + 0.4 * depth)
+        actor = Actor(
+            class_index=class_index,
+            center=float(rng.uniform(0.08, 0.92)) * scene.width - heading * speed * middle,
+            ground=(_FAR_GROUND + depth * (_NEAR_GROUND - _FAR_GROUND)) * scene.height,
+            width=size * (kind.far[0] + depth * (kind.near[0] - kind.far[0])),
+            height=size * (kind.far[1] + depth * (kind.near[1] - kind.far[1])),
+            velocity=heading * speed,
+            heading=heading,
+            warmth=float(rng.normal(0, 1.2)),
+            shape=int(rng.integers(0, 2)),
+        )
+        if not any(_collide(actor, other, middle) for other in placed):
+            break
+    return actor
+
+
+def _collide(first: Actor, second: Actor, frame: float) -> bool:
+    """Whether two objects largely cover each other at a moment."""
+    distance = abs(first.center + first.velocity * frame - second.center - second.velocity * frame)
+    rise = abs((first.ground - first.height / 2) - (second.ground - second.height / 2))
+    return distance < 0.4 * (first.width + second.width) and rise < 0.4 * (first.height + second.height)

@@ -1,0 +1,115 @@
+"""The harbour without anything that moves, as temperatures in degrees Celsius."""
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from yolo_lightning.data.synthetic.climate import Weather
+
+FloatImage = npt.NDArray[np.float32]
+Corners = tuple[tuple[float, float], ...]
+
+REFERENCE_WIDTH, REFERENCE_HEIGHT = 384, 288
+SMALLEST_SCALE = 0.75
+"""Below this scale a far person would be narrower than the smallest box, so tiny frames keep larger objects."""
+HORIZON = 0.19
+"""Fraction of the frame height above which there is sky, and below it water."""
+
+
+class Scene:
+    """The fixed view of the camera.
+
+    Attributes:
+        scale: Object size relative to the reference frame.
+        pattern: Fixed rows and columns of the sensor in gray levels, at usual strength.
+        water: 1 in the rows of the basin, 0 elsewhere, as a column.
+    """
+
+    def __init__(self, width: int, height: int, seed: int) -> None:
+        rng = np.random.default_rng([seed, 1000])
+        self.width, self.height, self.seed = width, height, seed
+        self.scale = max(SMALLEST_SCALE, min(width / REFERENCE_WIDTH, height / REFERENCE_HEIGHT))
+        by_column, by_row = rng.normal(0, 0.8, (1, width)), rng.normal(0, 0.5, (height, 1))
+        self.pattern: FloatImage = (by_column + by_row).astype(np.float32)
+        coarse = rng.normal(0, 1, (max(2, height // 12), max(2, width // 12))).astype(np.float32)
+        self._texture = resized(coarse, width, height, cv2.INTER_LINEAR)
+        self._rows = _rows(height)
+        self.water: FloatImage = ((self._rows > HORIZON) & (self._rows < 0.36)).astype(np.float32)
+
+    def background(self, weather: Weather) -> FloatImage:
+        """The empty harbour, height x width."""
+        width, height = 2 * self.width, 2 * self.height  # drawn twice as fine
+        rows = _rows(height)
+        # A clear sky is far colder than the air overhead and meets it at the horizon; humid air closes that gap.
+        sky = weather.ambient - (26 - 0.2 * weather.humidity) * (1 - rows / HORIZON)
+        water = weather.water + 1.5 * (rows - HORIZON) / 0.17 * (1 if weather.sun > 100 else -1)
+        canvas = np.repeat(np.where(rows < HORIZON, sky, water), width, axis=1).astype(np.float32)
+        heat = _material_heat(weather)
+        for material, corners in _static_shapes():
+            points = np.round(np.array(corners) * (width, height)).astype(np.int32)
+            cv2.fillPoly(canvas, [points], heat[material])
+        near_glow = np.maximum(self._rows - 0.4, 0) * (0.6 + 0.002 * weather.sun)
+        image = resized(canvas, self.width, self.height, cv2.INTER_AREA)
+        return np.asarray(image + near_glow + 0.35 * self._texture, np.float32)
+
+
+def resized(image: FloatImage, width: int, height: int, interpolation: int) -> FloatImage:
+    """The image at another size, by an interpolation of OpenCV."""
+    return np.asarray(cv2.resize(image, (width, height), interpolation=interpolation), np.float32)
+
+
+def _rows(height: int) -> FloatImage:
+    """Fractions of the frame height, as a column."""
+    return np.linspace(0, 1, height, dtype=np.float32)[:, None]
+
+
+def _material_heat(weather: Weather) -> dict[str, float]:
+    """Temperature of every material of the static scene."""
+    ambient, sun = weather.ambient, weather.sun
+    heating = max(0.0, 15.0 - ambient) * 0.35
+    return {
+        "far buildings": ambient + 0.5 + 0.008 * sun,
+        "far windows": ambient + 1.5 + heating,
+        "quay": weather.ground,
+        "road": weather.ground + 0.6 + 0.002 * sun,
+        "quay wall": (weather.ground + weather.water) / 2 - 1.0,
+        "warehouse": ambient + 1.0 + 0.014 * sun,
+        "window": ambient + 3.0 + heating,
+        "roof": ambient - 3.0 + 0.02 * sun,
+        "hull": weather.water + 1.5 + 0.006 * sun,
+        "cabin": ambient + 2.5 + 0.01 * sun,
+        "crate": ambient - 1.5 + 0.016 * sun,
+        "post": ambient + 0.5 + 0.005 * sun,
+        "lamp": ambient + (22.0 if weather.lamps_lit else 2.0),
+    }
+
+
+def _rectangle(left: float, top: float, right: float, bottom: float) -> Corners:
+    return ((left, top), (right, top), (right, bottom), (left, bottom))
+
+
+def _static_shapes() -> list[tuple[str, Corners]]:
+    """The harbour from far to near: (material, corners as fractions of the frame)."""
+    shapes: list[tuple[str, Corners]] = []
+    houses = ((0.0, 0.13, 0.1), (0.1, 0.09, 0.2), (0.22, 0.12, 0.36), (0.4, 0.14, 0.56), (0.58, 0.1, 1.0))
+    for left, top, right in houses:
+        shapes.append(("far buildings", _rectangle(left, top, right, HORIZON)))
+        columns = np.arange(left + 0.015, right - 0.015, 0.026).tolist()
+        shapes.extend(("far windows", _rectangle(x, top + 0.02, x + 0.01, top + 0.035)) for x in columns)
+    for left, size in ((0.05, 0.2), (0.31, 0.15), (0.5, 0.17)):
+        hull = ((left, 0.295), (left + size, 0.28), (left + 0.9 * size, 0.335), (left + 0.1 * size, 0.335))
+        shapes.append(("hull", hull))
+        shapes.append(("cabin", _rectangle(left + 0.3 * size, 0.25, left + 0.65 * size, 0.29)))
+        shapes.append(("post", _rectangle(left + 0.5 * size, 0.16, left + 0.5 * size + 0.005, 0.25)))
+    shapes.append(("quay wall", ((0.0, 0.35), (1.0, 0.37), (1.0, 0.4), (0.0, 0.38))))
+    shapes.append(("quay", ((0.0, 0.37), (1.0, 0.39), (1.0, 1.0), (0.0, 1.0))))
+    shapes.append(("road", ((0.0, 0.6), (1.0, 0.56), (1.0, 0.78), (0.0, 0.86))))
+    shapes.append(("warehouse", _rectangle(0.76, 0.15, 1.0, 0.42)))
+    shapes.append(("roof", ((0.74, 0.15), (0.8, 0.1), (1.0, 0.1), (1.0, 0.15))))
+    shapes.extend(("window", _rectangle(x, 0.22, x + 0.03, 0.28)) for x in (0.79, 0.85, 0.91, 0.96))
+    shapes.extend(("crate", _rectangle(x, 0.375, x + 0.045, 0.425)) for x in (0.12, 0.17, 0.44, 0.68))
+    # The posts stand behind the farthest object, for the objects are painted over the empty harbour.
+    for x, top in ((0.05, 0.08), (0.28, 0.2), (0.63, 0.2), (0.9, 0.06)):
+        shapes.append(("post", _rectangle(x, top, x + 0.009, 0.45)))
+        shapes.append(("lamp", _rectangle(x - 0.015, top - 0.012, x + 0.024, top + 0.008)))
+    return shapes
