@@ -64,6 +64,8 @@ class EMA(WeightAveraging):
     def _average(self, averages: list[Tensor], currents: list[Tensor], updates: Tensor | int) -> None:
         """Average tensors of one device and dtype; counters are copied, as a mean of them means nothing."""
         if averages[0].is_floating_point():
+            # The copy was made before the precision plugin cast the network.
+            currents = [current.to(averages[0].dtype) for current in currents]
             torch._foreach_lerp_(averages, currents, 1 - decay_at(int(updates), self.decay, self.tau))
         else:
             torch._foreach_copy_(averages, currents)

@@ -1,0 +1,81 @@
+"""The arrows between the rooms, read from the imports."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "yolo_lightning"
+LEAVES = {f"{PACKAGE}.{name}" for name in ("batch", "boxes", "evaluation", "run_folder", "checkpoint_file")}
+ULTRALYTICS = {f"{PACKAGE}/{name}.py" for name in ("graph", "loss", "postprocess")}
+ROOMS = {
+    # room: rooms that it may import besides itself
+    "conv": set(),
+    "boxes": set(),
+    "batch": {"boxes"},
+    "checkpoint_file": set(),
+    "run_folder": {"checkpoint_file"},
+    "data": {"batch", "boxes"},
+    "evaluation": {"batch", "boxes"},
+    "optim": set(),
+    "graph": {"conv"},
+    "loss": {"batch"},
+    "postprocess": {"batch", "boxes"},
+    "module": {"graph", "loss", "postprocess", "optim", "batch", "data.ltdv2"},
+    "__init__": set(),
+    "__main__": {"cli"},
+    "cli": {"module", "data", "run_folder", "checkpoint_file", "callbacks"},
+}
+
+
+def files(*folders: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} uses a relative import"
+            names |= {node.module or ""} if node.module != PACKAGE else {f"{PACKAGE}.{a.name}" for a in node.names}
+    return names
+
+
+def below(name: str, parents: set[str]) -> bool:
+    return any(name == parent or name.startswith(f"{parent}.") for parent in parents)
+
+
+@pytest.mark.parametrize("file", files(PACKAGE))
+def test_room_imports_only_the_rooms_it_may(file: str) -> None:
+    parts = Path(file).with_suffix("").parts[1:]
+    room = parts[0]
+    assert room in ROOMS, f"{file} belongs to no room of the table"
+    allowed = {f"{PACKAGE}.{name}" for name in ROOMS[room] | {room}} | (ROOMS[room] & {"callbacks"})
+    own = {name for name in imports(ROOT / file) if name.split(".")[0] in (PACKAGE, "callbacks")}
+    assert {name for name in own if not below(name, allowed)} == set()
+
+
+@pytest.mark.parametrize("file", files("callbacks"))
+def test_callbacks_import_only_leaves(file: str) -> None:
+    own = {name for name in imports(ROOT / file) if name.split(".")[0] == PACKAGE}
+    assert {name for name in own if not below(name, LEAVES)} == set()
+
+
+@pytest.mark.parametrize("file", [file for file in files(PACKAGE, "callbacks") if file not in ULTRALYTICS])
+def test_ultralytics_has_three_doors(file: str) -> None:
+    assert {name for name in imports(ROOT / file) if name.split(".")[0] == "ultralytics"} == set()
+
+
+@pytest.mark.parametrize("file", files(f"{PACKAGE}/conv"))
+def test_convolution_needs_torch_alone(file: str) -> None:
+    third_party = {name.split(".")[0] for name in imports(ROOT / file)} - {PACKAGE}
+    standard = {"collections", "contextlib", "dataclasses", "typing", "warnings"}
+    assert third_party - standard <= {"torch"}
+
+
+def test_nothing_but_the_command_line_imports_all() -> None:
+    importers = [file for file in files(PACKAGE) if "callbacks" in imports(ROOT / file)]
+    assert importers == [f"{PACKAGE}/cli.py"]
