@@ -3,8 +3,7 @@
 When each hook runs, and who acts there::
 
     setup                      StallMonitor arms; EMA copies the network
-    on_fit_start               MetricsFile cuts its file back to the resumed step
-    on_train_start             RandomState restores the generators
+    on_train_start             MetricsFile cuts its file back to the resumed step; RandomState restores the generators
       on_train_batch_start     StallMonitor: fetch is over, step begins; FinalValidation
       on_train_batch_end       EMA averages after an update; MetricsFile; LastCheckpoint every N steps
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves

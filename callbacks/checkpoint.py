@@ -8,7 +8,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
-from yolo_lightning.checkpoint_file import link_checkpoint, remove_checkpoint, remove_leftovers, write_checkpoint
+from yolo_lightning.checkpoint_file import link_checkpoint, remove_checkpoint, write_checkpoint
+from yolo_lightning.files import remove_leftovers
 from yolo_lightning.run_folder import BEST_CHECKPOINT, CHECKPOINTS, LAST_CHECKPOINT, STEP_CHECKPOINT, STEP_CHECKPOINTS
 
 
@@ -54,6 +55,21 @@ class BestCheckpoint(ModelCheckpoint):
         self.dirpath = str(Path(trainer.default_root_dir) / CHECKPOINTS)
         super().setup(trainer, pl_module, stage)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with the best score, also where the run folder has another name now."""
+        best = str(Path(self.dirpath or "") / BEST_CHECKPOINT)
+        moved: dict[str, Any] = {"dirpath": self.dirpath}
+        if state_dict["best_model_path"]:
+            score = state_dict["best_model_score"]
+            moved |= {"best_model_path": best, "kth_best_model_path": best, "best_k_models": {best: score}}
+        super().load_state_dict(state_dict | moved)
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        try:
+            super()._save_checkpoint(trainer, filepath)
+        except OSError as error:
+            rank_zero_warn(f"could not save {filepath} ({error.strerror}); training goes on")
+
 
 class LastCheckpoint(Checkpoint):
     """Saves the whole state of training every N steps and at every epoch's end, and keeps the newest few.
@@ -78,7 +94,8 @@ class LastCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Clear away what a killed writer left."""
         if stage == "fit" and trainer.is_global_zero:
-            remove_leftovers(self._folder(trainer))
+            for folder in (self._folder(trainer), Path(trainer.default_root_dir)):
+                remove_leftovers(folder)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -99,7 +116,7 @@ class LastCheckpoint(Checkpoint):
             trainer.save_checkpoint(path, weights_only=False)
             if trainer.is_global_zero:
                 link_checkpoint(path, folder / LAST_CHECKPOINT)
-                for old in sorted(folder.glob(STEP_CHECKPOINTS))[: -self.keep]:
+                for old in sorted(folder.glob(STEP_CHECKPOINTS), key=time_of_writing_ns)[: -self.keep]:
                     remove_checkpoint(old)
         except OSError as error:
             rank_zero_warn(f"could not save {path} ({error.strerror}); training goes on, the older checkpoints stay")
@@ -107,3 +124,8 @@ class LastCheckpoint(Checkpoint):
     @staticmethod
     def _folder(trainer: Trainer) -> Path:
         return Path(trainer.default_root_dir) / CHECKPOINTS
+
+
+def time_of_writing_ns(path: Path) -> int:
+    """Order in which checkpoints are given up: a damaged one of a later step must not outlive what replaces it."""
+    return path.stat().st_mtime_ns

@@ -58,7 +58,7 @@ class EMA(WeightAveraging):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Restore both sets of weights for training; for anything else the network has the average already."""
-        if self._average_model is not None:
+        if trainer.state.fn == "fit":
             super().on_load_checkpoint(trainer, pl_module, checkpoint)
 
     def _average(self, averages: list[Tensor], currents: list[Tensor], updates: Tensor | int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
+from yolo_lightning.files import replacing
 from yolo_lightning.run_folder import METRICS
 
 FIXED_COLUMNS = ("epoch", "step", "time_s")
@@ -39,10 +40,12 @@ class MetricsFile(Callback):
         """Cut the file back to the step that training continues from."""
         self._started_s = time.monotonic()
         path = self._path(trainer)
-        rows = read_rows(path)
-        kept = [row for row in rows if int(row["step"]) <= self._steps]
-        if len(kept) < len(rows):
-            write_rows(path, kept)
+        kept = [row for row in read_rows(path) if int(row["step"]) <= self._steps]
+        try:
+            if path.is_file():
+                write_rows(path, kept)  # always: a torn last line must not stay for the next row to be glued to
+        except OSError as error:
+            rank_zero_warn(f"could not write {path} ({error.strerror}); training goes on")
 
     @rank_zero_only
     def on_train_batch_end(
@@ -94,12 +97,10 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write the file anew, columns in order of appearance."""
     columns = list(FIXED_COLUMNS) + [name for row in rows for name in row if name not in FIXED_COLUMNS]
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(columns)))
         writer.writeheader()
         writer.writerows(rows)
-    temporary.replace(path)
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.batch import Batch, Prediction, Target
+from yolo_lightning.boxes import scaled_shape
 from yolo_lightning.evaluation.plots import Picture, draw_pictures
 from yolo_lightning.run_folder import picture_name
 
@@ -88,6 +89,6 @@ def original_frame(batch: Batch, position: int) -> np.ndarray[Any, np.dtype[np.u
     height, width = batch.frame_shapes[position]
     placement = batch.letterboxes[position]
     image = batch.images[position, 0].cpu().numpy()
-    rows, columns = round(height * placement.gain), round(width * placement.gain)
+    rows, columns = scaled_shape(height, width, placement.gain)
     inside = image[placement.top : placement.top + rows, placement.left : placement.left + columns]
     return np.asarray(cv2.resize(inside, (width, height)), dtype=np.uint8)

@@ -63,8 +63,9 @@ class RunProgressBar(RichProgressBar):
         """What is shown behind the bar."""
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
-        if trainer.state.fn == "fit" and (finish := self._pace.finish(trainer, self._batches)) is not None:
-            metrics["done"] = describe_time(finish)
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            finish = self._pace.finish(trainer, self._batches)
+            metrics |= {"done": describe_time(finish)} if finish else {}
         return metrics
 
 

@@ -52,8 +52,9 @@ def run(tmp_path: Path, look_alike: Path, index_root: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
 
-    def call(subcommand: str, *options: str) -> None:
+    def call(subcommand: str, *options: str, config: Path | None = None) -> None:
+        first = ["--config", str(config)] if config else []
         data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
-        main([subcommand, "--trainer.accelerator", "cpu", *data, *TINY, *options])
+        main([subcommand, *first, "--trainer.accelerator", "cpu", *data, *TINY, *options])
 
     return call

@@ -7,16 +7,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "yolo_lightning"
-LEAVES = {f"{PACKAGE}.{name}" for name in ("batch", "boxes", "evaluation", "run_folder", "checkpoint_file")}
+LEAVES = {f"{PACKAGE}.{name}" for name in ("batch", "boxes", "evaluation", "run_folder", "checkpoint_file", "files")}
 ULTRALYTICS = {f"{PACKAGE}/{name}.py" for name in ("graph", "loss", "postprocess")}
 ROOMS = {
     # room: rooms that it may import besides itself
     "conv": set(),
     "boxes": set(),
     "batch": {"boxes"},
-    "checkpoint_file": set(),
+    "files": set(),
+    "checkpoint_file": {"files"},
     "run_folder": {"checkpoint_file"},
-    "data": {"batch", "boxes"},
+    "data": {"batch", "boxes", "files"},
     "evaluation": {"batch", "boxes"},
     "optim": set(),
     "graph": {"conv"},

@@ -80,8 +80,8 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("where", "workers"),
-    [("batch:6", 0), ("batch:6", 2), ("validation:1", 0)],
-    ids=["within an epoch", "within an epoch, two workers", "within a validation"],
+    [("batch:6", 0), ("batch:6", 2), ("validation:1", 0), ("batch:4", 0)],
+    ids=["within an epoch", "within an epoch, two workers", "within a validation", "between two epochs"],
 )
 def test_killed_and_resumed_equals_uninterrupted(
     where: str,

@@ -3,18 +3,18 @@
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from hashlib import file_digest
+from hashlib import file_digest, sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from yolo_lightning.files import flush, replacing
+
 CHECKSUM_SUFFIX = ".json"
-TEMPORARY_PREFIX = ".writing-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,16 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        with temporary.open("wb") as file:
-            torch.save(dict(checkpoint), file)
-        with temporary.open("rb") as file:
-            digest = file_digest(file, "sha256").hexdigest()
+        # Into memory first: torch.save answers a full disk with a RuntimeError, and Ultralytics' torch.save then tries
+        # again into the same file, behind the torn attempt.
+        buffer = BytesIO()
+        torch.save(dict(checkpoint), buffer)
+        content = buffer.getbuffer()
+        temporary.write_bytes(content)
         checksum = Checksum(
-            digest, temporary.stat().st_size, int(checkpoint.get("epoch", 0)), int(checkpoint.get("steps", 0))
+            sha256(content).hexdigest(), len(content), int(checkpoint.get("epoch", 0)), int(checkpoint.get("steps", 0))
         )
+        flush(temporary)
         # Without sidecar a file counts as whole if it loads; with a stale one it would be refused.
         checksum_path(path).unlink(missing_ok=True)
     with replacing(checksum_path(path)) as temporary:
@@ -86,10 +89,10 @@ def find_damage(path: Path) -> str | None:
     checksum = read_checksum(path)
     if checksum is None:
         try:
-            torch.load(path, map_location="meta", weights_only=True)
+            content = torch.load(path, map_location="meta", weights_only=True)
         except Exception as error:
             return f"it cannot be loaded ({type(error).__name__})"
-        return None
+        return None if isinstance(content, dict) and "state_dict" in content else "it is no checkpoint"
     if path.stat().st_size != checksum.bytes:
         return f"it has {path.stat().st_size:,} bytes instead of {checksum.bytes:,}"
     with path.open("rb") as file:
@@ -126,33 +129,3 @@ def read_checksum(path: Path) -> Checksum | None:
 def checksum_path(path: Path) -> Path:
     """Where the sidecar of a checkpoint lies."""
     return path.with_name(path.name + CHECKSUM_SUFFIX)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files of writers that were killed. Call only while nobody else writes there."""
-    for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path`; flushed to the disk and renamed to it if the block succeeds."""
-    descriptor, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
-    os.close(descriptor)
-    temporary = Path(name)
-    try:
-        yield temporary
-        flush(temporary)
-        os.replace(temporary, path)
-        flush(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def flush(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

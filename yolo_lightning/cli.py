@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 import callbacks
 from yolo_lightning import run_folder
-from yolo_lightning.checkpoint_file import find_damage
+from yolo_lightning.checkpoint_file import find_damage, newest_checkpoint, training_age
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.module import YOLOModule
 
@@ -57,7 +57,8 @@ def main(args: ArgsType = None) -> None:
     except ValueError as error:
         if not is_ours(error):
             raise
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 class YOLOCLI(LightningCLI):
@@ -209,11 +210,17 @@ def checked(ckpt_path: str | None, base: Path) -> Path | None:
 
 
 def folder_to_fit(base: Path, checkpoint: Path | None) -> Path:
-    """Continue in the checkpoint's own run folder; a new run, or a checkpoint from elsewhere, gets a fresh one."""
+    """Continue in the checkpoint's own run folder.
+
+    A new run gets a fresh folder, and so does a checkpoint from elsewhere or one that its run has gone beyond: what
+    came after it is kept.
+    """
     own = run_folder.run_of(checkpoint) if checkpoint is not None else None
-    if own is not None and own.resolve() in [folder.resolve() for folder in run_folder.runs(base)]:
-        return own
-    return run_folder.fresh_run(base)
+    if checkpoint is None or own is None or own.resolve() not in [folder.resolve() for folder in run_folder.runs(base)]:
+        return run_folder.fresh_run(base)
+    newest, _ = newest_checkpoint(checkpoint.parent)
+    is_newest = newest is not None and training_age(newest)[0] == training_age(checkpoint)[0]
+    return own if is_newest else run_folder.fresh_run(base)
 
 
 def hyper_parameters(checkpoint: Path) -> dict[str, Any]:

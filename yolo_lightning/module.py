@@ -154,6 +154,9 @@ class YOLOModule(LightningModule):
                 parameter.grad = self._pending_gradients[name].to(parameter)
         self._pending_gradients = {}
 
+    def on_validation_model_zero_grad(self) -> None:
+        """Keep the gradients: they are carried across an epoch's end, while Lightning would drop them here."""
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the gradients summed since the last update: a resumed run continues between two updates too."""
         gradients = {name: parameter.grad for name, parameter in self.graph.named_parameters()}

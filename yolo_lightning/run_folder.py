@@ -48,6 +48,7 @@ def prepare(folder: Path) -> None:
 
 def fresh_run(base: Path) -> Path:
     """`base`, or the first of `base-2`, `base-3`, ... that holds no checkpoint: a new run never overwrites one."""
+    base = base.absolute() if not base.name else base
     number, folder = 1, base
     while any((folder / CHECKPOINTS).glob("*.ckpt")):
         number += 1
@@ -57,6 +58,7 @@ def fresh_run(base: Path) -> Path:
 
 def runs(base: Path) -> list[Path]:
     """`base`, `base-2`, ... as far as they hold checkpoints, the one written last first."""
+    base = base.absolute() if not base.name else base
     pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
     written = {
         folder: max(path.stat().st_mtime_ns for path in checkpoints)

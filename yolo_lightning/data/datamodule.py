@@ -68,6 +68,8 @@ class LTDv2DataModule(LightningDataModule):
             raise ValueError(f"data.image_size is {image_size}, allowed are multiples of {STRIDE}")
         if batch_size < 1:
             raise ValueError(f"data.batch_size is {batch_size}, allowed are 1 and more")
+        if seed < 0:
+            raise ValueError(f"data.seed is {seed}, allowed are 0 and more")
         self.root = Path(root).expanduser()
         self.files: dict[Split, str] = {
             "train": train_file,
@@ -125,17 +127,36 @@ class LTDv2DataModule(LightningDataModule):
         frames = self._splits["train"]
         order = EpochBatchSampler(len(frames), self.batch_size, self.seed)
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
+        # A run resumed at an epoch's end restores no loader state, and current_epoch still names the old epoch here.
+        order.epoch = self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
         arguments = self._loader_arguments(persistent=True)
         rank_zero_info(f"train loader: batch {self.batch_size}, " + describe(arguments))
         return ResumableLoader(
             TrainingDataset(frames, self.image_size, self.augmentation, mosaic_epochs, self.seed),
             order,
             collate,
-            fingerprint=frames.index.fingerprint,
             epoch_batches=limited(len(order), self.trainer.limit_train_batches),
             generator=self._generator(),
             **arguments,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Identifies the training data in a checkpoint."""
+        return {"train_fingerprint": self.index("train").fingerprint}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuse to continue on other training data: the position in their order would mean nothing.
+
+        Raises:
+            ValueError: If the training split's content has changed.
+        """
+        saved = state_dict["train_fingerprint"]
+        if "train" in self._splits and self.index("train").fingerprint != saved:
+            raise ValueError(
+                f"the checkpoint was made on other training data (fingerprint {saved}, now "
+                f"{self.index('train').fingerprint}): resume with the same {self.files['train']}, or start a new run "
+                "from its weights with --model.weights"
+            )
 
     def val_dataloader(self) -> DataLoader[Sample]:
         """Letterboxed validation batches in file order."""

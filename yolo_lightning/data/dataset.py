@@ -18,6 +18,9 @@ from yolo_lightning.data.transforms import (
     random_photometry,
 )
 
+SAMPLE_STREAM = 2
+"""Keeps the random numbers of samples apart from those of their order."""
+
 UNAUGMENTED = Letterbox(1.0, 0, 0)
 """Stands in training samples, whose way back to the frame nobody asks for."""
 
@@ -81,7 +84,7 @@ class TrainingDataset(Dataset[Sample]):
     def __getitem__(self, key: tuple[int, int]) -> Sample:
         """Sample of `key` = (epoch, index)."""
         epoch, index = key
-        generator = np.random.default_rng((self.seed, epoch, index))
+        generator = np.random.default_rng((SAMPLE_STREAM, self.seed, epoch, index))
         indices = [index]
         if epoch < self.mosaic_epochs and generator.random() < self.augmentation.mosaic:
             indices += generator.integers(len(self), size=3).tolist()

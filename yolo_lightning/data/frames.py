@@ -90,7 +90,10 @@ def decode_frame(content: bytes, name: str) -> npt.NDArray[np.uint8]:
         raise FrameError(f"{name}: the file is empty")
     if content.startswith(JPEG_START) and JPEG_END not in content[-TRAILING_BYTES:]:
         raise FrameError(f"{name}: the JPEG is torn ({len(content)} bytes, no end marker)")
-    frame = cv2.imdecode(np.frombuffer(content, dtype=np.uint8), cv2.IMREAD_GRAYSCALE)
+    try:
+        frame = cv2.imdecode(np.frombuffer(content, dtype=np.uint8), cv2.IMREAD_GRAYSCALE)
+    except cv2.error:  # a damaged header may claim billions of pixels
+        frame = None
     if frame is None:
         raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
     return np.asarray(frame, dtype=np.uint8)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.ltdv2 import BoxCounts, read_annotations
+from yolo_lightning.files import flush
 
 FORMAT = 1
 ARRAYS = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
@@ -154,6 +155,8 @@ def build_index(annotation_file: Path, folder: Path, source: dict[str, Any]) -> 
             "counts": asdict(annotations.counts),
         }
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        for file in temporary.iterdir():
+            flush(file)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
     finally:

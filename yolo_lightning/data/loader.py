@@ -32,6 +32,9 @@ class LoaderSettings:
             if getattr(self, name) < least:
                 raise ValueError(f"loader.{name} is {getattr(self, name)}, allowed are {least} and more")
 
+        if self.start_method not in ("spawn", "forkserver"):
+            raise ValueError(f"loader.start_method is {self.start_method!r}, allowed are spawn and forkserver")
+
     def arguments(self, *, on_gpu: bool, persistent: bool) -> dict[str, Any]:
         """The `DataLoader` arguments these settings stand for."""
         arguments: dict[str, Any] = {

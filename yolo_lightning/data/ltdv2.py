@@ -123,7 +123,7 @@ def decode(path: Path) -> AnnotationFile:
         raise ValueError(f"annotation file {path} does not exist")
     try:
         return msgspec.json.decode(path.read_bytes(), type=AnnotationFile)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not an LTDv2 annotation file (COCO JSON): {error}") from error
 
 

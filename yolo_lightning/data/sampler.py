@@ -11,10 +11,13 @@ from yolo_lightning.batch import Batch, Sample
 
 Key = tuple[int, int]
 
+ORDER_STREAM = 1
+"""Keeps the random numbers of the order apart from those of the samples."""
+
 
 def epoch_order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """The order of `count` samples in `epoch`: a permutation that depends on (seed, epoch) alone."""
-    return np.random.default_rng((seed, epoch)).permutation(count)
+    return np.random.default_rng((ORDER_STREAM, seed, epoch)).permutation(count)
 
 
 class EpochBatchSampler(Sampler[list[Key]]):
@@ -49,13 +52,12 @@ class ResumableLoader(DataLoader[Sample]):
 
     Lightning saves and restores loaders that have `state_dict` and `load_state_dict`. The state is the epoch and the
     number of batches delivered in it, whatever the number of workers or their start method. The loader keeps count of
-    epochs itself: Lightning calls `set_epoch` only after workers have begun to prefetch.
+    epochs itself, from the one its order stands at: Lightning calls `set_epoch` only after workers began to prefetch.
 
     Args:
         dataset: Map-style dataset over (epoch, index).
         batch_sampler: The order; owned by this loader.
         collate_fn: Samples to batch.
-        fingerprint: Identifies the content of the dataset; a state saved over another content is refused.
         epoch_batches: Batches after which an epoch is over, if fewer than the loader has (Trainer's limit).
         kwargs: Further arguments of `DataLoader`.
     """
@@ -65,14 +67,12 @@ class ResumableLoader(DataLoader[Sample]):
         dataset: Any,
         batch_sampler: EpochBatchSampler,
         collate_fn: Callable[[list[Sample]], Batch],
-        fingerprint: str,
         epoch_batches: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, batch_sampler=batch_sampler, collate_fn=collate_fn, **kwargs)
         self.order = batch_sampler
-        self.fingerprint = fingerprint
-        self.epoch_batches = min(len(batch_sampler), epoch_batches or len(batch_sampler))
+        self.epoch_batches = len(batch_sampler) if epoch_batches is None else min(len(batch_sampler), epoch_batches)
         self._delivered = 0
         self._positioned = True
 
@@ -93,21 +93,14 @@ class ResumableLoader(DataLoader[Sample]):
             "epoch_batches": self.epoch_batches,
             "batch_size": self.order.batch_size,
             "seed": self.order.seed,
-            "fingerprint": self.fingerprint,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batch that `state` was saved at; a finished epoch rolls over to the next.
 
         Raises:
-            ValueError: If the state belongs to other data, or stands inside an epoch of another order.
+            ValueError: If the state stands inside an epoch of another order.
         """
-        if state["fingerprint"] != self.fingerprint:
-            raise ValueError(
-                "the checkpoint was made on other training data (fingerprint "
-                f"{state['fingerprint']}, now {self.fingerprint}): resume with the same Train.json, or start a new run "
-                "from its weights with --model.weights"
-            )
         epoch, delivered = int(state["epoch"]), int(state["delivered_batches"])
         if delivered >= int(state["epoch_batches"]):
             epoch, delivered = epoch + 1, 0

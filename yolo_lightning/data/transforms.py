@@ -20,6 +20,9 @@ Image = npt.NDArray[np.uint8]
 PADDING = 114
 """Gray level of what lies outside a frame, as in YOLOv8."""
 
+HALF_PIXEL_ON = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
+HALF_PIXEL_BACK = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
+
 MINIMUM_SIDE = 2.0
 """Pixels. Boxes that an affine map leaves narrower are dropped (YOLOv8's value)."""
 
@@ -66,9 +69,9 @@ class Augmentation:
             raise ValueError(f"augmentation.scale is {self.scale}, allowed are 0 to 0.9")
         if self.close_mosaic_epochs < 0:
             raise ValueError(f"augmentation.close_mosaic_epochs is {self.close_mosaic_epochs}, allowed are 0 and more")
-        for name in ("degrees", "shear"):
-            if not 0 <= getattr(self, name) <= 180:
-                raise ValueError(f"augmentation.{name} is {getattr(self, name)}, allowed are 0 to 180 degrees")
+        for name, most in (("degrees", 180), ("shear", 45)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"augmentation.{name} is {getattr(self, name)}, allowed are 0 to {most} degrees")
 
 
 class Labelled(NamedTuple):
@@ -131,8 +134,11 @@ def random_affine(labelled: Labelled, size: int, settings: Augmentation, generat
     rotate = np.vstack((cv2.getRotationMatrix2D((0, 0), angle, gain), (0, 0, 1)))
     shear = np.array([[1, shear_x, 0], [shear_y, 1, 0], [0, 0, 1]])
     shift = np.array([[1, 0, shift_x], [0, 1, shift_y], [0, 0, 1]])
-    matrix = (shift @ shear @ rotate @ centre)[:2]
-    image = cv2.warpAffine(labelled.image, matrix, (size, size), flags=cv2.INTER_LINEAR, borderValue=(PADDING,))
+    edges = shift @ shear @ rotate @ centre
+    matrix = edges[:2]
+    # Boxes count from a pixel's edge, OpenCV from its centre.
+    centres = (HALF_PIXEL_BACK @ edges @ HALF_PIXEL_ON)[:2]
+    image = cv2.warpAffine(labelled.image, centres, (size, size), flags=cv2.INTER_LINEAR, borderValue=(PADDING,))
     moved = clip_boxes(map_boxes(labelled.boxes, matrix), size, size)
     keep = still_visible(labelled.boxes * np.float32(gain), moved)
     return Labelled(np.asarray(image, dtype=np.uint8), moved[keep], labelled.labels[keep])

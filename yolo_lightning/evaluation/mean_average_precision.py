@@ -41,6 +41,8 @@ def scores(metric: MeanAveragePrecision, class_names: Sequence[str]) -> dict[str
     """
     result = metric.compute()
     values = {name: float(result[name]) for name in SCALARS}
+    if "precision" not in result:
+        return values
     precision: Tensor = result["precision"][:, :, :, 0, -1]  # (IoU, recall, class), all areas, 100 detections
     for position, label in enumerate(result["classes"].reshape(-1).tolist()):
         of_class = precision[:, :, position]

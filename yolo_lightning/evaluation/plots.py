@@ -52,22 +52,27 @@ def draw_pictures(pictures: Sequence[Picture], class_names: Sequence[str], path:
     rows = -(-len(pictures) // columns)
     height, width = pictures[0].frame.shape
     cell_height = FRAME_WIDTH_INCHES * height / width + 0.25
-    figure = Figure(figsize=(FRAME_WIDTH_INCHES * columns, cell_height * rows + 0.5), dpi=DOTS_PER_INCH)
+    lines = legend_lines(pictures, class_names)
+    per_row = (2, 5, 8)[min(columns, 3) - 1]
+    legend_height = 0.25 + 0.25 * -(-len(lines) // per_row)
+    figure = Figure(figsize=(FRAME_WIDTH_INCHES * columns, cell_height * rows + legend_height), dpi=DOTS_PER_INCH)
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis in axes:
         axis.set_axis_off()
     for axis, picture in zip(axes, pictures, strict=False):
         draw_picture(axis, picture, class_names)
-    figure.legend(handles=legend_lines(pictures, class_names), loc="lower center", ncols=8, frameon=False, fontsize=9)
-    figure.subplots_adjust(0.005, 0.5 / figure.get_figheight(), 0.995, 1 - 0.22 / figure.get_figheight(), 0.02, 0.1)
+    figure.legend(handles=lines, loc="lower center", ncols=per_row, frameon=False, fontsize=9)
+    inches = figure.get_figheight()
+    figure.subplots_adjust(0.005, legend_height / inches, 0.995, 1 - 0.22 / inches, 0.02, 0.1)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
 def draw_picture(axis: Axes, picture: Picture, class_names: Sequence[str]) -> None:
     """Draw one frame into one cell."""
-    axis.imshow(picture.frame, cmap="gray", vmin=0, vmax=255)
+    height, width = picture.frame.shape
+    axis.imshow(picture.frame, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
     axis.set_title(picture.prediction.image_id, fontsize=8, pad=3)
     if picture.target is not None:
         for box in picture.target.boxes.tolist():
@@ -78,12 +83,13 @@ def draw_picture(axis: Axes, picture: Picture, class_names: Sequence[str]) -> No
         colour = COLOURS[label % len(COLOURS)]
         axis.add_patch(outline(box, colour, "-", 1.2))
         axis.text(
-            box[0],
-            max(box[1] - 1.5, 6),
+            box[0] if box[0] < 0.75 * width else box[2],
+            box[1] - 1.5 if box[1] > 12 else box[3] + 1.5,
             f"{class_names[label]} {score:.2f}",
             fontsize=5.5,
             color="black",
-            va="bottom",
+            va="bottom" if box[1] > 12 else "top",
+            ha="left" if box[0] < 0.75 * width else "right",
             clip_on=True,
             bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
         )

@@ -1,0 +1,257 @@
+import errno
+import os
+import re
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
+
+from callbacks import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from yolo_lightning.checkpoint_file import find_damage, read_checksum, write_checkpoint
+
+
+def steps_kept(folder: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*.ckpt"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    return content
+
+
+class Diary(Callback):
+    """Records after which batch or hook each checkpoint was written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = ""
+        self.saved: list[tuple[str, str]] = []
+
+        def write(checkpoint: dict[str, Any], path: Path) -> None:
+            self.saved.append((self.now, path.name))
+            write_checkpoint(checkpoint, path)
+
+        monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", write)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self.now = f"batch {args[-1]}"
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.now = "validated"
+
+
+def disk_full(*args: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_last_saves_every_interval_but_not_on_the_last_batch_and_after_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = Diary(monkeypatch)
+    fit(tmp_path, diary, LastCheckpoint(2, keep=9), epochs=2, batches=4)
+    assert diary.saved == [
+        ("batch 1", "step-000000002.ckpt"),
+        ("validated", "step-000000004.ckpt"),
+        ("batch 1", "step-000000006.ckpt"),
+        ("validated", "step-000000008.ckpt"),
+    ]
+
+
+def test_interval_zero_saves_at_the_end_of_epochs_only(tmp_path: Path) -> None:
+    fit(tmp_path, LastCheckpoint(0, keep=9), epochs=2, batches=3)
+    assert steps_kept(tmp_path) == [3, 6]
+
+
+def test_last_keeps_the_newest_few_each_with_its_checksum(tmp_path: Path) -> None:
+    fit(tmp_path, LastCheckpoint(1, keep=2), epochs=2, batches=4)
+    assert steps_kept(tmp_path) == [7, 8]
+    names = {path.name for path in (tmp_path / "checkpoints").glob("*.json")}
+    assert names == {"step-000000007.ckpt.json", "step-000000008.ckpt.json", "last.ckpt.json"}
+
+
+def test_last_is_another_name_of_the_newest(tmp_path: Path) -> None:
+    fit(tmp_path, LastCheckpoint(2), epochs=1, batches=5)
+    folder = tmp_path / "checkpoints"
+    assert (folder / "last.ckpt").read_bytes() == (folder / "step-000000005.ckpt").read_bytes()
+    assert find_damage(folder / "last.ckpt") is None
+
+
+def test_checksum_records_epoch_and_trained_batches(tmp_path: Path) -> None:
+    fit(tmp_path, LastCheckpoint(1), epochs=2, batches=3)
+    checksum = read_checksum(tmp_path / "checkpoints/step-000000005.ckpt")
+    assert checksum is not None
+    assert (checksum.epoch, checksum.steps) == (1, 5)
+
+
+def test_nothing_is_saved_on_an_exception(tmp_path: Path) -> None:
+    with pytest.raises(Interrupt):
+        fit(tmp_path, LastCheckpoint(2), StopAt(0, 3), batches=6)
+    assert steps_kept(tmp_path) == [2]
+
+
+def test_a_run_resumed_at_the_end_of_an_epoch_trains_each_batch_once(tmp_path: Path) -> None:
+    class Count(Callback):
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, int]] = []
+
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+            self.seen.append((trainer.current_epoch, args[-1]))
+
+    with pytest.raises(Interrupt):
+        fit(tmp_path, LastCheckpoint(0), StopAt(1, 0), epochs=2, batches=3)
+    count = Count()
+    fit(tmp_path, LastCheckpoint(0, keep=9), count, epochs=2, batches=3, resume=tmp_path / "checkpoints/last.ckpt")
+    assert count.seen == [(1, 0), (1, 1), (1, 2)]
+    assert steps_kept(tmp_path) == [3, 6]
+
+
+def warned(recwarn: pytest.WarningsRecorder) -> str:
+    return "\n".join(str(warning.message) for warning in recwarn)
+
+
+def test_disk_full_warns_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", disk_full)
+    module = fit(tmp_path, LastCheckpoint(2), epochs=2, batches=4)
+    assert module.steps == 8
+    assert re.search(r"could not save .*No space left on device.*training goes on", warned(recwarn))
+
+
+def test_after_a_full_disk_the_next_checkpoint_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def full_once(checkpoint: dict[str, Any], path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            disk_full()
+        write_checkpoint(checkpoint, path)
+
+    monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", full_once)
+    fit(tmp_path, LastCheckpoint(1, keep=9), epochs=1, batches=4)
+    assert steps_kept(tmp_path) == [1, 3, 4]
+
+
+def test_disk_that_fills_up_within_the_file_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(torch, "save", torch.serialization.save)  # Ultralytics' own waits 3.5 s
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    module = TinyModule()
+    module.register_buffer("ballast", torch.zeros(50_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        fit(tmp_path, LastCheckpoint(2), module=module)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert module.steps == 4
+    assert "could not save" in warned(recwarn)
+
+
+def go_back_to_step_1(folder: Path) -> None:
+    """Train 4 steps, then once more from step 1 on, until the run is interrupted after step 2."""
+    fit(folder, LastCheckpoint(1, keep=9), epochs=1, batches=4)
+    start = folder / "checkpoints/step-000000001.ckpt"
+    (folder / "checkpoints/step-000000002.ckpt").unlink()
+    with pytest.raises(Interrupt):
+        fit(folder, LastCheckpoint(1, keep=2), StopAt(0, 2), batches=4, resume=start)
+
+
+def test_a_checkpoint_is_not_removed_by_its_own_clean_up(tmp_path: Path) -> None:
+    go_back_to_step_1(tmp_path)
+    assert 2 in steps_kept(tmp_path)
+
+
+def test_leftovers_of_a_killed_writer_are_removed_at_the_start_of_a_fit(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    leftover = tmp_path / "checkpoints/.writing-abc"
+    leftover.write_bytes(b"half a checkpoint")
+    fit(tmp_path, LastCheckpoint(0))
+    assert not leftover.exists()
+
+
+def test_best_keeps_the_best_of_several_validations(tmp_path: Path) -> None:
+    module = TinyModule(val_scores=[0.1, 0.5, 0.3, 0.5])
+    fit(tmp_path, BestCheckpoint(), module=module, epochs=4)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.ckpt")] == ["best.ckpt"]
+    assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == 1
+
+
+def test_best_is_whole_and_replaces_the_one_before(tmp_path: Path) -> None:
+    fit(tmp_path, BestCheckpoint(), module=TinyModule(val_scores=[0.1, 0.2, 0.3]), epochs=3)
+    checksum = read_checksum(tmp_path / "checkpoints/best.ckpt")
+    assert checksum is not None
+    assert checksum.epoch == 2
+    assert find_damage(tmp_path / "checkpoints/best.ckpt") is None
+
+
+def test_best_can_look_for_the_smallest(tmp_path: Path) -> None:
+    module = TinyModule(val_scores=[0.4, 0.2, 0.3])
+    fit(tmp_path, BestCheckpoint("val/map_50", "min"), module=module, epochs=3)
+    assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == 1
+
+
+def test_resumed_run_remembers_the_best_score(tmp_path: Path) -> None:
+    module = TinyModule(val_scores=[0.5, 0.1])
+    with pytest.raises(Interrupt):
+        fit(tmp_path, BestCheckpoint(), LastCheckpoint(0), StopAt(1, 0), module=module, epochs=2)
+    last = tmp_path / "checkpoints/last.ckpt"
+    module = TinyModule(val_scores=[0.5, 0.1])
+    fit(tmp_path, BestCheckpoint(), LastCheckpoint(0), module=module, epochs=2, resume=last)
+    assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == 0
+
+
+def test_disk_full_at_the_best_checkpoint_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", disk_full)
+    module = fit(tmp_path, BestCheckpoint(), module=TinyModule(val_scores=[0.5, 0.6]), epochs=2)
+    assert module.steps == 8
+    assert "could not save" in warned(recwarn)
+
+
+def test_run_folder_resumed_under_another_name_remembers_the_best_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scores = [0.5, 0.1]
+    module = TinyModule(val_scores=scores)
+    with pytest.raises(Interrupt):
+        fit(Path("run"), BestCheckpoint(), LastCheckpoint(0), StopAt(1, 0), module=module, epochs=2)
+    folder = tmp_path / "run"  # the same, as an absolute path
+    last = folder / "checkpoints/last.ckpt"
+    fit(folder, BestCheckpoint(), LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=2, resume=last)
+    assert read(folder / "checkpoints/best.ckpt")["epoch"] == 0
+
+
+def test_checkpoints_load_as_weights_only(tmp_path: Path) -> None:
+    fit(tmp_path, BestCheckpoint(), LastCheckpoint(0))
+    for name in ("best.ckpt", "last.ckpt"):
+        assert "state_dict" in read(tmp_path / "checkpoints" / name)
+
+
+def test_trainer_uses_the_atomic_writer(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.fit(TinyModule(), loader(1))
+    trainer.save_checkpoint(tmp_path / "own.ckpt")
+    assert read_checksum(tmp_path / "own.ckpt") is not None
+
+
+def test_removing_a_checkpoint_removes_its_checksum(tmp_path: Path) -> None:
+    AtomicCheckpointIO().save_checkpoint({"epoch": 1}, tmp_path / "one.ckpt")
+    AtomicCheckpointIO().remove_checkpoint(tmp_path / "one.ckpt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_storage_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="storage_options"):
+        AtomicCheckpointIO().save_checkpoint({}, tmp_path / "one.ckpt", storage_options={"key": 1})
+
+
+@pytest.mark.parametrize("options", [{"interval_steps": -1}, {"keep": 0}])
+def test_bad_arguments_are_named(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        LastCheckpoint(**options)

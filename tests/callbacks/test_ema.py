@@ -1,0 +1,190 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tiny_training import (
+    AccumulatingModule,
+    Interrupt,
+    StopAt,
+    TinyModule,
+    assert_equal_weights,
+    fit,
+    loader,
+    tiny_trainer,
+    weights,
+)
+from torch import Tensor
+
+from callbacks import EMA, LastCheckpoint
+from callbacks.ema import decay_at
+
+DECAY, TAU = 0.9, 5.0
+COUNTER = "layers.1.num_batches_tracked"
+
+
+def read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    return content
+
+
+class Spy(Callback):
+    """Records the weights that each hook sees."""
+
+    def __init__(self) -> None:
+        self.start: dict[str, Tensor] = {}
+        self.raw: list[dict[str, Tensor]] = []
+        self.validated: list[dict[str, Tensor]] = []
+        self.after_validation: list[dict[str, Tensor]] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.start = weights(pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self.raw.append(weights(pl_module))
+
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self.validated.append(weights(pl_module))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.after_validation.append(weights(pl_module))
+
+    def average(self) -> dict[str, Tensor]:
+        """The definition, in double precision."""
+        mean = {name: value.double() for name, value in self.start.items()}
+        for number, raw in enumerate(self.raw, start=1):
+            kept = DECAY * (1 - math.exp(-number / TAU))
+            mean = {name: kept * value + (1 - kept) * raw[name].double() for name, value in mean.items()}
+        return mean | {COUNTER: self.raw[-1][COUNTER].double()}
+
+
+@pytest.mark.parametrize(
+    ("updates", "decay", "tau", "expected"),
+    [
+        (1, 0.9999, 2000, 0.00049983),
+        (2000, 0.9999, 2000, 0.63205735),
+        (20000, 0.9999, 2000, 0.99985460),
+        (7, 0.0, 1, 0),
+    ],
+)
+def test_ramp_reaches_its_known_values(updates: int, decay: float, tau: float, expected: float) -> None:
+    assert decay_at(updates, decay, tau) == pytest.approx(expected, abs=5e-9)
+
+
+def test_average_equals_that_of_ultralytics_after_300_updates(tmp_path: Path) -> None:
+    from ultralytics.utils.torch_utils import ModelEMA
+
+    class Reference(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            self.ema = ModelEMA(pl_module, decay=0.9999, tau=200)
+
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+            self.ema.update(pl_module)
+            self.raw = weights(pl_module)
+
+    reference = Reference()
+    averaged = weights(fit(tmp_path, EMA(0.9999, 200), reference, module=TinyModule(0.003), batches=300))
+    assert reference.ema.updates == 300
+    expected = reference.ema.ema.state_dict()
+    for name in ("layers.0.weight", "layers.1.weight", "layers.1.running_mean", "layers.1.running_var"):
+        assert not torch.allclose(averaged[name], reference.raw[name], atol=1e-4), f"{name}: the case is too easy"
+    floating = [name for name, value in averaged.items() if value.is_floating_point()]
+    for name in floating:
+        torch.testing.assert_close(averaged[name], expected[name], rtol=0, atol=1e-6)
+
+
+def test_counters_are_copied(tmp_path: Path) -> None:
+    assert int(weights(fit(tmp_path, EMA(DECAY, TAU), batches=7))[COUNTER]) == 7
+
+
+def test_validation_sees_the_average(tmp_path: Path) -> None:
+    spy = Spy()
+    fit(tmp_path, EMA(DECAY, TAU), spy)
+    seen = {name: value.double() for name, value in spy.validated[0].items()}
+    torch.testing.assert_close(seen, spy.average(), rtol=0, atol=1e-6)
+
+
+def test_training_goes_on_with_the_raw_weights_after_validation(tmp_path: Path) -> None:
+    with_average, without = Spy(), Spy()
+    fit(tmp_path, EMA(DECAY, TAU), with_average, epochs=2)
+    fit(tmp_path, without, epochs=2)
+    assert_equal_weights(with_average.after_validation[0], with_average.raw[3])
+    assert_equal_weights(with_average.raw[-1], without.raw[-1])
+
+
+def test_the_average_is_left_in_the_network_at_the_end(tmp_path: Path) -> None:
+    spy = Spy()
+    left = {name: value.double() for name, value in weights(fit(tmp_path, EMA(DECAY, TAU), spy)).items()}
+    torch.testing.assert_close(left, spy.average(), rtol=0, atol=1e-6)
+
+
+def test_failing_validation_leaves_the_raw_weights(tmp_path: Path) -> None:
+    class FailingModule(TinyModule):
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            raise Interrupt
+
+    spy, module = Spy(), FailingModule()
+    with pytest.raises(Interrupt):
+        fit(tmp_path, EMA(DECAY, TAU), spy, module=module)
+    assert_equal_weights(weights(module), spy.raw[-1])
+
+
+def test_failing_training_step_leaves_the_raw_weights(tmp_path: Path) -> None:
+    spy, module = Spy(), TinyModule()
+    with pytest.raises(Interrupt):
+        fit(tmp_path, EMA(DECAY, TAU), spy, StopAt(1, 2), module=module, epochs=2)
+    assert_equal_weights(weights(module), spy.raw[-1])
+
+
+def test_checkpoint_holds_the_average_and_the_raw_weights_beside_it(tmp_path: Path) -> None:
+    spy = Spy()
+    fit(tmp_path, EMA(DECAY, TAU), spy, LastCheckpoint(0))
+    content = read(tmp_path / "checkpoints/last.ckpt")
+    average = {name: value.double() for name, value in content["state_dict"].items()}
+    torch.testing.assert_close(average, spy.average(), rtol=0, atol=1e-6)
+    assert_equal_weights(content["current_model_state"], spy.raw[-1])
+
+
+@pytest.mark.parametrize("name", ["step-000000002.ckpt", "step-000000004.ckpt"])
+def test_resumed_run_continues_average_and_raw_weights_exactly(tmp_path: Path, name: str) -> None:
+    whole, first = tmp_path / "whole", tmp_path / "first"
+    fit(whole, EMA(DECAY, TAU), LastCheckpoint(2, keep=9), epochs=2)
+    with pytest.raises(Interrupt):
+        fit(first, EMA(DECAY, TAU), LastCheckpoint(2, keep=9), StopAt(1, 1), epochs=2)
+    module = TinyModule()
+    with torch.no_grad():
+        module.layers[0].weight.fill_(7)  # nothing may come from the new network
+    fit(first, EMA(DECAY, TAU), LastCheckpoint(2), module=module, epochs=2, resume=first / "checkpoints" / name)
+    expected, resumed = (read(folder / "checkpoints/last.ckpt") for folder in (whole, first))
+    for key in ("state_dict", "current_model_state", "averaging_state"):
+        assert_equal_weights(resumed[key], expected[key])
+
+
+def test_averages_only_after_an_update_of_the_optimizer(tmp_path: Path) -> None:
+    fit(tmp_path, EMA(DECAY, TAU), LastCheckpoint(0), module=AccumulatingModule(), batches=6)
+    copy_and_updates = int(read(tmp_path / "checkpoints/last.ckpt")["averaging_state"]["n_averaged"])
+    assert copy_and_updates == 1 + 3
+
+
+def test_evaluation_of_a_checkpoint_uses_the_average(tmp_path: Path) -> None:
+    spy = Spy()
+    fit(tmp_path, EMA(DECAY, TAU), LastCheckpoint(0))
+    path = tmp_path / "checkpoints/last.ckpt"
+    tiny_trainer(tmp_path, EMA(DECAY, TAU), spy).validate(TinyModule(), loader(1), ckpt_path=path, verbose=False)
+    assert_equal_weights(spy.validated[0], read(path)["state_dict"])
+
+
+def test_test_after_a_fit_of_the_same_trainer_uses_the_average(tmp_path: Path) -> None:
+    module, path = TinyModule(), tmp_path / "checkpoints/last.ckpt"
+    trainer = tiny_trainer(tmp_path, EMA(DECAY, TAU), LastCheckpoint(0))
+    trainer.fit(module, loader(), loader(1))
+    trainer.test(module, loader(1), ckpt_path=path, verbose=False)
+    assert_equal_weights(weights(module), read(path)["state_dict"])
+
+
+@pytest.mark.parametrize(("decay", "tau"), [(-0.1, 1.0), (1.0, 1.0), (0.9, 0.0)])
+def test_bad_arguments_are_named(decay: float, tau: float) -> None:
+    with pytest.raises(ValueError, match=r"allowed are"):
+        EMA(decay, tau)

@@ -1,0 +1,46 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
+
+from callbacks import FinalValidation, LastCheckpoint
+
+
+class Validations(Callback):
+    """Records the epochs that were validated, and how often."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.epochs.append(trainer.current_epoch)
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs", "validated"),
+    [(3, 5, [2, 4]), (3, 6, [2, 5]), (10, 2, [1]), (1, 2, [0, 1]), (10, 1, [0])],
+)
+def test_last_epoch_is_validated_once_whatever_the_interval(
+    tmp_path: Path, every: int, epochs: int, validated: list[int]
+) -> None:
+    seen = Validations()
+    fit(tmp_path, FinalValidation(), seen, epochs=epochs, batches=2, check_val_every_n_epoch=every)
+    assert seen.epochs == validated
+
+
+def test_setting_is_given_back(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, FinalValidation(), epochs=2, check_val_every_n_epoch=3)
+    trainer.fit(TinyModule(), loader(2), loader(1))
+    assert trainer.check_val_every_n_epoch == 3
+
+
+@pytest.mark.parametrize(("batch", "name"), [(3, "step-000000006.ckpt"), (0, "step-000000004.ckpt")])
+def test_run_resumed_in_its_last_epoch_is_validated(tmp_path: Path, batch: int, name: str) -> None:
+    options: dict[str, Any] = {"epochs": 2, "batches": 4, "check_val_every_n_epoch": 5}
+    with pytest.raises(Interrupt):
+        fit(tmp_path, FinalValidation(), LastCheckpoint(2), StopAt(1, batch), **options)
+    seen = Validations()
+    fit(tmp_path, FinalValidation(), seen, resume=tmp_path / "checkpoints" / name, **options)
+    assert seen.epochs == [1]

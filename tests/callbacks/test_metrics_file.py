@@ -1,0 +1,170 @@
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tiny_training import Interrupt, StopAt, TinyModule, fit
+
+from callbacks import LastCheckpoint, MetricsFile
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def steps(folder: Path, column: str = "train/loss") -> list[int]:
+    return [int(row["step"]) for row in rows(folder) if row[column]]
+
+
+def interrupted(folder: Path, epoch: int, batch: int, **options: Any) -> None:
+    with pytest.raises(Interrupt):
+        fit(folder, MetricsFile(), LastCheckpoint(2, keep=9), StopAt(epoch, batch), **options)
+
+
+def warned(recwarn: pytest.WarningsRecorder) -> str:
+    return "\n".join(str(warning.message) for warning in recwarn)
+
+
+class NewMetric(Callback):
+    """Logs something that was not there from the start."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if trainer.current_epoch == 1:
+            pl_module.log("train/late", 5.0)
+
+
+def test_a_row_per_batch_and_one_per_validation(tmp_path: Path) -> None:
+    fit(tmp_path, MetricsFile(), module=TinyModule(val_scores=[0.25, 0.5]), epochs=2, batches=3)
+    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+    validated = [(row["epoch"], row["step"], row["val/map_50"]) for row in rows(tmp_path) if row["val/map_50"]]
+    assert validated == [("0", "3", "0.25"), ("1", "6", "0.5")]
+
+
+def test_rows_hold_the_loss_of_their_batch(tmp_path: Path) -> None:
+    class Losses(Callback):
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+            self.seen.append(f"{float(args[0]['loss']):.6g}")
+
+    losses = Losses()
+    fit(tmp_path, losses, MetricsFile())
+    assert [row["train/loss"] for row in rows(tmp_path) if row["train/loss"]] == losses.seen
+
+
+def test_interval_between_rows(tmp_path: Path) -> None:
+    fit(tmp_path, MetricsFile(), batches=7, log_every_n_steps=3)
+    assert steps(tmp_path) == [3, 6]
+
+
+def test_training_metrics_are_not_repeated_in_a_validation_row(tmp_path: Path) -> None:
+    fit(tmp_path, MetricsFile(), batches=2)
+    assert [bool(row["train/loss"]) for row in rows(tmp_path)] == [True, True, False]
+
+
+def test_sanity_check_writes_no_row(tmp_path: Path) -> None:
+    fit(tmp_path, MetricsFile(), batches=2, num_sanity_val_steps=1)
+    assert steps(tmp_path, "val/map_50") == [2]
+
+
+def test_new_column_keeps_the_rows_before(tmp_path: Path) -> None:
+    fit(tmp_path, NewMetric(), MetricsFile(), epochs=2, batches=2)
+    assert steps(tmp_path) == [1, 2, 3, 4]
+    assert [row["train/late"] for row in rows(tmp_path) if row["train/loss"]] == ["", "", "5", "5"]
+
+
+def test_clock_goes_on_from_where_it_was() -> None:
+    callback, other = MetricsFile(), MetricsFile()
+    callback.load_state_dict(callback.state_dict() | {"trained_s": 1000.0})
+    other.load_state_dict(callback.state_dict())
+    assert other.state_dict()["trained_s"] == 1000.0
+
+
+@pytest.mark.parametrize("name", ["step-000000002.ckpt", "step-000000004.ckpt", "step-000000006.ckpt"])
+def test_resumed_run_leaves_no_gap_and_no_double_row(tmp_path: Path, name: str) -> None:
+    interrupted(tmp_path, 1, 3, epochs=3)
+    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6, 7]
+    fit(tmp_path, MetricsFile(), epochs=3, resume=tmp_path / "checkpoints" / name)
+    assert steps(tmp_path) == list(range(1, 13))
+    assert steps(tmp_path, "val/map_50") == [4, 8, 12]
+
+
+def test_new_run_in_a_folder_without_checkpoint_starts_a_new_file(tmp_path: Path) -> None:
+    fit(tmp_path, MetricsFile(), batches=5)
+    fit(tmp_path, MetricsFile(), batches=2)
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_seconds_of_a_resumed_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(tmp_path, MetricsFile(), LastCheckpoint(0), epochs=1)
+    monkeypatch.setattr(MetricsFile, "load_state_dict", later(MetricsFile.load_state_dict, 500.0))
+    fit(tmp_path, MetricsFile(), epochs=2, resume=tmp_path / "checkpoints/last.ckpt")
+    seconds = [float(row["time_s"]) for row in rows(tmp_path)]
+    assert max(seconds[:5]) < 100
+    assert min(seconds[5:]) >= 500
+
+
+def later(load: Any, seconds: float) -> Any:
+    """As if the checkpoint had been written after that much training."""
+
+    def load_later(callback: MetricsFile, state: dict[str, Any]) -> None:
+        load(callback, state | {"trained_s": seconds})
+
+    return load_later
+
+
+TORN = "1,6,0.9,0."
+"""The beginning of a row; a kill left it without the rest and the end of line."""
+
+
+def tear(folder: Path) -> None:
+    with (folder / "metrics.csv").open("a") as file:
+        file.write(TORN)
+
+
+def test_torn_last_line_is_no_row(tmp_path: Path) -> None:
+    from callbacks.metrics_file import read_rows
+
+    fit(tmp_path, MetricsFile(), batches=2)
+    tear(tmp_path)
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["1", "2", "2"]
+
+
+def test_torn_last_line_after_the_resumed_step_is_cut_away(tmp_path: Path) -> None:
+    interrupted(tmp_path, 1, 1, epochs=2)
+    tear(tmp_path)
+    fit(tmp_path, MetricsFile(), epochs=2, resume=tmp_path / "checkpoints/step-000000004.ckpt")
+    assert steps(tmp_path) == list(range(1, 9))
+
+
+def test_row_after_a_torn_one_is_a_row_of_its_own(tmp_path: Path) -> None:
+    interrupted(tmp_path, 1, 0, epochs=2)
+    tear(tmp_path)  # nothing else is after step 4
+    fit(tmp_path, MetricsFile(), epochs=2, resume=tmp_path / "checkpoints/step-000000004.ckpt")
+    assert [int(row["step"]) for row in rows(tmp_path)] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
+    assert {row["epoch"] for row in rows(tmp_path)} == {"0", "1"}
+    assert all(None not in row for row in rows(tmp_path))
+
+
+def test_file_that_cannot_be_written_warns_and_training_goes_on(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "metrics.csv").mkdir()
+    assert fit(tmp_path, MetricsFile()).steps == 4
+    assert re.search(r"could not write .*metrics.csv.*training goes on", warned(recwarn))
+
+
+def test_file_that_cannot_be_cut_back_warns_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    def fail(path: Path, kept: list[dict[str, Any]]) -> None:
+        raise OSError(28, "No space left on device")
+
+    fit(tmp_path, MetricsFile())
+    monkeypatch.setattr("callbacks.metrics_file.write_rows", fail)
+    assert fit(tmp_path, MetricsFile()).steps == 4
+    assert "could not write" in warned(recwarn)

@@ -1,0 +1,82 @@
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tiny_training import Interrupt, StopAt, fit
+
+from callbacks import LastCheckpoint, RandomState
+
+
+def draw() -> list[float]:
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(torch.rand(()))]
+
+
+class Draws(Callback):
+    """Draws from all generators in every batch."""
+
+    def __init__(self) -> None:
+        self.drawn: list[list[float]] = []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self.drawn.append(draw())
+
+
+def saved_and_loaded(path: Path) -> dict[str, Any]:
+    torch.save(RandomState().state_dict(), path)
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    return state
+
+
+def test_next_draws_of_every_generator_are_restored(tmp_path: Path) -> None:
+    random.gauss(0, 1)  # leaves a second number waiting in the generator
+    np.random.randn()
+    state = saved_and_loaded(tmp_path / "state.pt")
+    expected = draw()
+    assert draw() != expected
+    callback = RandomState()
+    callback.load_state_dict(state)
+    callback.on_train_start(None, None)  # type: ignore[arg-type]
+    assert draw() == expected
+
+
+def test_nothing_is_restored_before_training_starts(tmp_path: Path) -> None:
+    state = saved_and_loaded(tmp_path / "state.pt")
+    expected = [draw(), draw()]
+    callback = RandomState()
+    callback.load_state_dict(state)
+    assert draw() not in expected
+
+
+def test_state_is_restored_once(tmp_path: Path) -> None:
+    callback = RandomState()
+    callback.load_state_dict(saved_and_loaded(tmp_path / "state.pt"))
+    callback.on_train_start(None, None)  # type: ignore[arg-type]
+    first = draw()
+    callback.on_train_start(None, None)  # type: ignore[arg-type]
+    assert draw() != first
+
+
+def test_state_of_other_gpus_is_left_out(tmp_path: Path) -> None:
+    state = saved_and_loaded(tmp_path / "state.pt")
+    state["cuda"] = [torch.get_rng_state()] * (torch.cuda.device_count() + 1)
+    expected = draw()
+    callback = RandomState()
+    callback.load_state_dict(state)
+    callback.on_train_start(None, None)  # type: ignore[arg-type]
+    assert draw() == expected
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_resumed_run_draws_what_the_uninterrupted_one_draws(tmp_path: Path, steps: int) -> None:
+    first, resumed = Draws(), Draws()
+    with pytest.raises(Interrupt):
+        fit(tmp_path, RandomState(), first, LastCheckpoint(2, keep=9), StopAt(1, 1), epochs=2)
+    draw()
+    path = tmp_path / f"checkpoints/step-{steps:09d}.ckpt"
+    fit(tmp_path, RandomState(), resumed, epochs=2, resume=path)
+    assert len(first.drawn) == 6
+    assert resumed.drawn[: 6 - steps] == first.drawn[steps:]

@@ -1,0 +1,340 @@
+"""The data module: its values, its loaders, its worker processes."""
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from yolo_lightning.batch import Batch, collate
+from yolo_lightning.data.datamodule import LTDv2DataModule, default_index_root, limited
+from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
+from yolo_lightning.data.frames import FolderFrames
+from yolo_lightning.data.index import open_index
+from yolo_lightning.data.loader import LoaderSettings, prepare_worker
+from yolo_lightning.data.transforms import Augmentation
+
+Split = Callable[..., LabelledFrames]
+Make = Callable[..., LTDv2DataModule]
+
+SERIAL = LoaderSettings(workers=0)
+
+
+def make_trainer(**options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        **{"max_epochs": 3, **options},
+    )
+
+
+@pytest.fixture
+def make(look_alike: Path, index_root: Path) -> Make:
+    """Builds a data module over the drawn frames, with a trainer, set up for fitting."""
+
+    def build(stage: str = "fit", trainer: Trainer | None = None, **options: Any) -> LTDv2DataModule:
+        values = {"root": str(look_alike), "index_root": str(index_root), "image_size": 64, "batch_size": 4}
+        datamodule = LTDv2DataModule(**{**values, "loader": SERIAL, **options})
+        datamodule.trainer = trainer or make_trainer()
+        datamodule.setup(stage)
+        return datamodule
+
+    return build
+
+
+@pytest.mark.parametrize("image_size", [0, -32, 16, 33, 650])
+def test_image_size_off_the_stride_is_refused(image_size: int) -> None:
+    with pytest.raises(ValueError, match=rf"data\.image_size is {image_size}, allowed are multiples of 32"):
+        LTDv2DataModule("nowhere", image_size=image_size)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_batch_size_below_one_is_refused(batch_size: int) -> None:
+    with pytest.raises(ValueError, match=rf"data\.batch_size is {batch_size}"):
+        LTDv2DataModule("nowhere", batch_size=batch_size)
+
+
+def test_negative_number_of_bad_frames_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.max_bad_frames is -1"):
+        LTDv2DataModule("nowhere", max_bad_frames=-1)
+
+
+def test_negative_seed_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.seed is -1"):
+        LTDv2DataModule("nowhere", seed=-1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("workers", -1), ("prefetch_factor", 0), ("timeout_s", -1.0)])
+def test_loader_setting_out_of_range_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"loader\.{name} is {value}"):
+        LoaderSettings(**{name: value})
+
+
+def test_fork_is_refused() -> None:
+    with pytest.raises(ValueError, match="fork"):
+        LoaderSettings(start_method="fork")  # type: ignore[arg-type]
+
+
+def test_missing_root_is_refused_before_training(make: Make) -> None:
+    with pytest.raises(ValueError, match="dataset root nowhere does not exist"):
+        make(root="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("option", "stage"), [("train_file", "fit"), ("valid_file", "validate"), ("test_file", "test")]
+)
+def test_missing_annotation_file_is_refused_before_training(make: Make, option: str, stage: str) -> None:
+    with pytest.raises(ValueError, match=r"annotation file .*Absent\.json does not exist"):
+        make(stage, **{option: "Absent.json"})
+
+
+def test_batch_larger_than_the_split_is_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match=r"data\.batch_size is 17, more than the 16 frames of Train\.json"):
+        make(batch_size=17)
+
+
+def test_batch_as_large_as_the_split_is_accepted(make: Make) -> None:
+    assert len(make(batch_size=16).train_dataloader()) == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "opened"), [("fit", {"train", "valid"}), ("validate", {"valid"}), ("test", {"test"})]
+)
+def test_a_stage_opens_only_the_splits_it_needs(make: Make, stage: str, opened: set[str]) -> None:
+    assert set(make(stage)._splits) == opened
+
+
+def test_second_setup_keeps_what_is_open(make: Make) -> None:
+    datamodule = make()
+    index = datamodule.index("train")
+    datamodule.setup("fit")
+    assert datamodule.index("train") is index
+
+
+def test_predict_image_ids_are_those_of_the_file_in_order(make: Make) -> None:
+    datamodule = make("predict")
+    batches: list[Batch] = list(datamodule.predict_dataloader())
+    assert len(datamodule.predict_image_ids) == 4
+    assert [image_id for batch in batches for image_id in batch.image_ids] == datamodule.predict_image_ids
+
+
+def test_training_epoch_holds_every_frame_once(make: Make) -> None:
+    datamodule = make()
+    batches: list[Batch] = list(datamodule.train_dataloader())
+    image_ids = [image_id for batch in batches for image_id in batch.image_ids]
+    assert sorted(image_ids) == sorted(datamodule.index("train").image_ids())
+    assert image_ids != datamodule.index("train").image_ids()
+    assert {tuple(batch.images.shape) for batch in batches} == {(4, 1, 64, 64)}
+
+
+def test_validation_goes_through_the_file_in_order(make: Make) -> None:
+    datamodule = make()
+    batches: list[Batch] = list(datamodule.val_dataloader())
+    assert [image_id for batch in batches for image_id in batch.image_ids] == datamodule.index("valid").image_ids()
+
+
+def test_test_scores_the_validation_file_unless_told_otherwise(make: Make) -> None:
+    datamodule = make("test")
+    batches: list[Batch] = list(datamodule.test_dataloader())
+    assert [image_id for batch in batches for image_id in batch.image_ids] == datamodule.index("test").image_ids()
+    assert len(datamodule.index("test")) == 8
+
+
+@pytest.mark.parametrize(("max_epochs", "close", "mosaic_epochs"), [(30, 10, 20), (5, 10, 0), (-1, 10, 0), (12, 0, 12)])
+def test_mosaic_closes_before_the_last_epochs(make: Make, max_epochs: int, close: int, mosaic_epochs: int) -> None:
+    trainer = make_trainer(max_epochs=max_epochs)
+    loader = make(trainer=trainer, augmentation=Augmentation(close_mosaic_epochs=close)).train_dataloader()
+    assert loader.dataset.mosaic_epochs == mosaic_epochs
+
+
+def test_training_loader_knows_the_limit_of_the_trainer(make: Make) -> None:
+    assert make(trainer=make_trainer(limit_train_batches=3)).train_dataloader().epoch_batches == 3
+
+
+def test_checkpoint_of_other_training_data_is_refused(make: Make) -> None:
+    datamodule = make()
+    state = datamodule.state_dict()
+    datamodule.load_state_dict(state)
+    with pytest.raises(ValueError, match="other training data"):
+        datamodule.load_state_dict(state | {"train_fingerprint": "another"})
+
+
+def test_training_loader_begins_at_the_epoch_of_the_trainer(make: Make) -> None:
+    trainer = make_trainer(max_epochs=9)
+    trainer.fit_loop.epoch_progress.current.processed = 3
+    assert make(trainer=trainer).train_dataloader().state_dict()["epoch"] == 3
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("split", ["train", "val", "test", "predict"])
+def test_workers_are_started_as_told(make: Make, split: str, start_method: Any) -> None:
+    stage = {"train": "fit", "val": "validate"}.get(split, split)
+    datamodule = make(stage, loader=LoaderSettings(workers=2, start_method=start_method))
+    loader = getattr(datamodule, f"{split}_dataloader")()
+    assert loader.num_workers == 2
+    assert loader.multiprocessing_context.get_start_method() == start_method
+    assert loader.worker_init_fn is prepare_worker
+
+
+def test_workers_are_spawned_by_default() -> None:
+    assert LoaderSettings().start_method == "spawn"
+
+
+@pytest.mark.parametrize(("asked", "kept"), [(True, True), (False, False)])
+def test_only_training_workers_are_persistent(make: Make, asked: bool, kept: bool) -> None:
+    datamodule = make(loader=LoaderSettings(workers=2, persistent_workers=asked))
+    assert datamodule.train_dataloader().persistent_workers is kept
+    assert datamodule.val_dataloader().persistent_workers is False
+
+
+def test_worker_options_are_left_out_without_workers(make: Make) -> None:
+    loader = make(loader=LoaderSettings(workers=0, persistent_workers=True, timeout_s=9)).train_dataloader()
+    assert (loader.num_workers, loader.persistent_workers, loader.timeout) == (0, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "on_gpu", "pinned"),
+    [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
+)
+def test_memory_is_pinned_on_a_gpu_unless_told_otherwise(chosen: bool | None, on_gpu: bool, pinned: bool) -> None:
+    assert LoaderSettings(pin_memory=chosen).arguments(on_gpu=on_gpu, persistent=True)["pin_memory"] is pinned
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_iterating_does_not_draw_from_torchs_global_generator(make: Make, split: str) -> None:
+    loader = getattr(make(), f"{split}_dataloader")()
+    before = torch.get_rng_state()
+    batches = sum(1 for _ in loader)
+    assert batches > 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def no_fork() -> int:
+    raise AssertionError("a worker was forked")
+
+
+def test_spawned_workers_prepare_the_same_batches_without_a_fork(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[Batch] = list(islice(make(batch_size=8).train_dataloader(), 2))
+    monkeypatch.setattr(os, "fork", no_fork)
+    loader = make(batch_size=8, loader=LoaderSettings(workers=2, persistent_workers=False)).train_dataloader()
+    found: list[Batch] = list(loader)
+    for here, there in zip(expected, found, strict=True):
+        assert here.image_ids == there.image_ids
+        assert torch.equal(here.images, there.images)
+        assert torch.equal(here.boxes, there.boxes)
+
+
+WORK = """
+import hashlib, json, pickle, sys
+
+with open(sys.argv[1], "rb") as file:
+    dataset, prepare_worker, collate = pickle.load(file)
+import cv2, torch
+
+torch.set_num_threads(4)
+prepare_worker(0)
+batch = collate([dataset[0, index] for index in reversed(range(len(dataset)))])
+seen = {
+    "modules": sorted({name.partition(".")[0] for name in sys.modules}),
+    "threads": [torch.get_num_threads(), cv2.getNumThreads()],
+    "digest": hashlib.sha256(batch.images.flip(0).numpy().tobytes()).hexdigest(),
+}
+print(json.dumps(seen))
+"""
+"""What a worker does, in a bare interpreter: unpickle, prepare, collate. Samples are asked for in reverse order."""
+
+
+@pytest.fixture(scope="module")
+def photometric_dataset(look_alike: Path, index_root: Path) -> TrainingDataset:
+    frames = LabelledFrames(open_index(look_alike / "Train.json", index_root), FolderFrames(look_alike))
+    return TrainingDataset(frames, 64, Augmentation(photometric=1), 10, seed=0)
+
+
+@pytest.fixture(scope="module")
+def seen_by_worker(photometric_dataset: TrainingDataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("worker") / "worker.pickle"
+    path.write_bytes(pickle.dumps((photometric_dataset, prepare_worker, collate)))
+    finished = subprocess.run([sys.executable, "-c", WORK, str(path)], capture_output=True, text=True, check=True)
+    seen: dict[str, Any] = json.loads(finished.stdout)
+    return seen
+
+
+def test_worker_imports_neither_lightning_nor_ultralytics(seen_by_worker: dict[str, Any]) -> None:
+    imported = set(seen_by_worker["modules"])
+    assert "yolo_lightning" in imported
+    assert imported.isdisjoint({"lightning", "ultralytics", "torchmetrics", "matplotlib", "jsonargparse", "callbacks"})
+
+
+def test_worker_keeps_to_one_thread(seen_by_worker: dict[str, Any]) -> None:
+    assert seen_by_worker["threads"] == [1, 1]
+
+
+def test_photometry_is_the_same_in_another_process(
+    seen_by_worker: dict[str, Any], photometric_dataset: TrainingDataset
+) -> None:
+    here = collate([photometric_dataset[0, index] for index in range(len(photometric_dataset))])
+    assert hashlib.sha256(here.images.numpy().tobytes()).hexdigest() == seen_by_worker["digest"]
+
+
+def with_bad_frames(batch: Batch, numbers: range) -> Batch:
+    copy: Batch = pickle.loads(pickle.dumps(batch))
+    fields = {name: getattr(copy, name) for name in type(copy).__match_args__}
+    return type(copy)(**{**fields, "bad_frames": tuple(f"frames/image_{number}.jpg: torn" for number in numbers)})
+
+
+def test_sound_batch_passes_through_unchanged(make: Make) -> None:
+    datamodule = make(max_bad_frames=0)
+    batch: Batch = next(iter(datamodule.val_dataloader()))
+    assert datamodule.on_before_batch_transfer(batch, 0) is batch
+
+
+def test_too_many_bad_frames_end_the_run(make: Make) -> None:
+    datamodule = make(max_bad_frames=3)
+    batch: Batch = next(iter(datamodule.val_dataloader()))
+    with pytest.warns(UserWarning, match="2 of 3 tolerated"):
+        datamodule.on_before_batch_transfer(with_bad_frames(batch, range(2)), 0)
+    with pytest.warns(UserWarning, match="3 of 3 tolerated"):
+        datamodule.on_before_batch_transfer(with_bad_frames(batch, range(1, 3)), 0)
+    with pytest.raises(ValueError, match=r"4 frames cannot be used, data\.max_bad_frames is 3: frames/image_3\.jpg"):
+        datamodule.on_before_batch_transfer(with_bad_frames(batch, range(4)), 0)
+
+
+def test_frame_torn_while_training_is_named_by_its_batch(split: Split, tmp_path: Path, make: Make) -> None:
+    frames = split([[[1, 2, 30, 20]]] * 4)
+    datamodule = make(root=str(tmp_path), index_root=str(tmp_path / "index"), valid_file="Train.json", max_bad_frames=0)
+    (tmp_path / frames.index.file_name(2)).write_bytes(b"")
+    batch: Batch = next(iter(datamodule.val_dataloader()))
+    assert batch.readable == (True, True, False, True)
+    with pytest.raises(ValueError, match=r"1 frames cannot be used.*image_0002\.jpg: the file is empty"):
+        datamodule.on_before_batch_transfer(batch, 0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "batches"), [(None, 10), (1.0, 10), (0.5, 5), (0.25, 2), (0.0, 0), (3, 3), (10, 10), (99, 10), (0, 0)]
+)
+def test_limit_counts_batches_or_is_a_share(limit: float | int | None, batches: int) -> None:
+    assert limited(10, limit) == batches
+
+
+def test_index_goes_to_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_index_root() == tmp_path / "yolo_lightning" / "index"
+    assert LTDv2DataModule("nowhere").index_root == tmp_path / "yolo_lightning" / "index"
+
+
+def test_loader_settings_are_frozen() -> None:
+    assert replace(SERIAL, workers=3) == LoaderSettings(workers=3)
+    with pytest.raises(AttributeError):
+        SERIAL.workers = 3  # type: ignore[misc]

@@ -1,0 +1,223 @@
+"""Samples: reproducible from (seed, epoch, index), and what becomes of frames that cannot be used."""
+
+import pickle
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from yolo_lightning.batch import Sample
+from yolo_lightning.boxes import Letterbox
+from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.frames import FrameSource
+from yolo_lightning.data.transforms import PADDING, Augmentation
+
+Split = Callable[..., LabelledFrames]
+
+BOXES = [
+    [[10, 10, 30, 20], [40, 5, 10, 30]],
+    [],
+    [[0, 0, 64, 48]],
+    [[30, 20, 20, 20]],
+    [[5, 5, 20, 30]],
+    [[8, 8, 40, 9]],
+]
+TORN = 3
+KEYS = [(epoch, index) for epoch in range(2) for index in range(len(BOXES))]
+DEFAULT = Augmentation()
+STILL = Augmentation(mosaic=0, translate=0, scale=0, flip_horizontal=0, photometric=0)
+
+
+class CountingSource:
+    """Passes on to another source and keeps the names that were read."""
+
+    def __init__(self, source: FrameSource) -> None:
+        self.source = source
+        self.names: list[str] = []
+
+    def read(self, name: str) -> npt.NDArray[np.uint8]:
+        self.names.append(name)
+        return self.source.read(name)
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        return self.source.missing(names)
+
+
+@pytest.fixture
+def frames(split: Split) -> LabelledFrames:
+    return split(BOXES)
+
+
+@pytest.fixture
+def torn_frames(split: Split, tmp_path: Path) -> LabelledFrames:
+    frames = split(BOXES)
+    path = tmp_path / frames.index.file_name(TORN)
+    path.write_bytes(path.read_bytes()[:-100])
+    return frames
+
+
+def training(
+    frames: LabelledFrames, augmentation: Augmentation = DEFAULT, mosaic_epochs: int = 10, seed: int = 0
+) -> TrainingDataset:
+    return TrainingDataset(frames, 64, augmentation, mosaic_epochs, seed)
+
+
+def same(first: Sample, second: Sample) -> bool:
+    return (
+        np.array_equal(first.image, second.image)
+        and np.array_equal(first.boxes, second.boxes)
+        and np.array_equal(first.labels, second.labels)
+        and first.image_id == second.image_id
+    )
+
+
+def test_sample_does_not_depend_on_the_order_of_calls(frames: LabelledFrames) -> None:
+    forwards, backwards = training(frames), training(frames)
+    first = {key: forwards[key] for key in KEYS}
+    second = {key: backwards[key] for key in reversed(KEYS)}
+    assert all(same(first[key], second[key]) for key in KEYS)
+
+
+def test_sample_is_the_same_when_asked_for_again(frames: LabelledFrames) -> None:
+    dataset = training(frames)
+    assert same(dataset[1, 2], dataset[1, 2])
+
+
+def test_sample_is_the_same_after_pickling(frames: LabelledFrames) -> None:
+    dataset = training(frames)
+    expected = [dataset[key] for key in KEYS]
+    copy: TrainingDataset = pickle.loads(pickle.dumps(dataset))
+    assert all(same(copy[key], sample) for key, sample in zip(KEYS, expected, strict=True))
+
+
+def test_pickled_dataset_holds_no_annotations(split: Split) -> None:
+    dataset = training(split([[[1, 2, 10, 20]]] * 300))
+    dataset[0, 0]
+    assert len(pickle.dumps(dataset)) < 2000
+
+
+@pytest.mark.parametrize("mosaic", [0.0, 1.0])
+def test_samples_of_other_epochs_and_seeds_differ(frames: LabelledFrames, mosaic: float) -> None:
+    settings = Augmentation(mosaic=mosaic)
+    here, other_seed = training(frames, settings), training(frames, settings, seed=1)
+    assert not any(same(here[0, index], here[1, index]) for index in range(len(here)))
+    assert not any(same(here[0, index], other_seed[0, index]) for index in range(len(here)))
+
+
+def test_samples_of_other_indices_are_augmented_differently(split: Split, tmp_path: Path) -> None:
+    frames = split([[]] * 2)
+    first, second = (tmp_path / frames.index.file_name(index) for index in range(2))
+    second.write_bytes(first.read_bytes())
+    dataset = training(frames, Augmentation(mosaic=0))
+    assert not np.array_equal(dataset[0, 0].image, dataset[0, 1].image)
+
+
+def test_training_sample_names_its_frame(frames: LabelledFrames) -> None:
+    sample = training(frames)[0, 2]
+    assert (sample.image_id, sample.frame_shape) == ("20200502114223917", (48, 64))
+    assert (sample.readable, sample.bad_frames) == (True, ())
+
+
+def test_training_sample_has_the_documented_types(frames: LabelledFrames) -> None:
+    sample = training(frames)[0, 0]
+    assert (sample.image.shape, sample.image.dtype) == ((64, 64), np.uint8)
+    assert (sample.boxes.dtype, sample.labels.dtype) == (np.float32, np.int64)
+    assert sample.image.flags.c_contiguous
+
+
+@pytest.mark.parametrize(("epoch", "reads"), [(0, 4), (2, 4), (3, 1), (7, 1)])
+def test_mosaic_closes_at_mosaic_epochs(frames: LabelledFrames, epoch: int, reads: int) -> None:
+    source = CountingSource(frames.source)
+    training(LabelledFrames(frames.index, source), mosaic_epochs=3)[epoch, 0]
+    assert len(source.names) == reads
+    assert source.names[0] == frames.index.file_name(0)
+
+
+def test_mosaic_is_made_in_its_share_of_samples(frames: LabelledFrames) -> None:
+    source = CountingSource(frames.source)
+    dataset = training(LabelledFrames(frames.index, source), Augmentation(mosaic=0.5), mosaic_epochs=100)
+    for epoch in range(60):
+        dataset[epoch, 0]
+    assert 20 <= (len(source.names) - 60) / 3 <= 40
+
+
+def test_without_augmentation_a_training_sample_is_the_letterboxed_frame(frames: LabelledFrames) -> None:
+    sample = training(frames, STILL)[0, 0]
+    plain = EvaluationDataset(frames, 64)[0]
+    assert np.array_equal(sample.image, plain.image)
+    assert np.array_equal(sample.boxes, plain.boxes)
+    assert sample.labels.tolist() == [0, 1]
+
+
+def test_torn_frame_gives_an_unreadable_sample_without_boxes(torn_frames: LabelledFrames) -> None:
+    sample = training(torn_frames, STILL)[0, TORN]
+    assert not sample.readable
+    assert len(sample.bad_frames) == 1
+    assert sample.bad_frames[0].startswith(torn_frames.index.file_name(TORN) + ": ")
+    assert (sample.image == PADDING).all()
+    assert (len(sample.boxes), len(sample.labels)) == (0, 0)
+    assert sample.image_id == torn_frames.index.image_id(TORN)
+
+
+def test_torn_frame_leaves_other_samples_as_they_are(split: Split, tmp_path: Path) -> None:
+    frames = split(BOXES)
+    settings = Augmentation(mosaic=0)
+    expected = [training(frames, settings)[0, index] for index in range(len(BOXES))]
+    (tmp_path / frames.index.file_name(TORN)).unlink()
+    found = [training(frames, settings)[0, index] for index in range(len(BOXES))]
+    assert [same(*pair) for pair in zip(expected, found, strict=True)] == [index != TORN for index in range(len(BOXES))]
+    assert [sample.readable for sample in found] == [index != TORN for index in range(len(BOXES))]
+
+
+def test_torn_frame_in_a_mosaic_is_named_but_the_sample_stays_readable(torn_frames: LabelledFrames) -> None:
+    torn_name = torn_frames.index.file_name(TORN)
+    source = CountingSource(torn_frames.source)
+    dataset = training(LabelledFrames(torn_frames.index, source), mosaic_epochs=100)
+    named = 0
+    for epoch in range(10):
+        source.names.clear()
+        sample = dataset[epoch, 0]
+        assert sample.readable
+        assert len(sample.bad_frames) == source.names.count(torn_name)
+        assert all(problem.startswith(torn_name) for problem in sample.bad_frames)
+        named += len(sample.bad_frames)
+    assert named > 0
+
+
+@pytest.mark.parametrize("problem", ["torn", "missing", "other-size"])
+def test_evaluation_sample_of_a_bad_frame_is_unreadable(frames: LabelledFrames, tmp_path: Path, problem: str) -> None:
+    path = tmp_path / frames.index.file_name(TORN)
+    if problem == "torn":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif problem == "missing":
+        path.unlink()
+    else:
+        cv2.imwrite(str(path), np.zeros((64, 48), np.uint8))
+    samples = [EvaluationDataset(frames, 64)[index] for index in range(len(BOXES))]
+    assert [sample.readable for sample in samples] == [index != TORN for index in range(len(BOXES))]
+    assert [len(sample.bad_frames) for sample in samples] == [int(index == TORN) for index in range(len(BOXES))]
+    assert (samples[TORN].image.shape, len(samples[TORN].boxes)) == ((64, 64), 0)
+
+
+def test_frame_of_other_size_is_named_with_both_sizes(frames: LabelledFrames, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / frames.index.file_name(1)), np.zeros((64, 48), np.uint8))
+    (problem,) = EvaluationDataset(frames, 64)[1].bad_frames
+    assert problem == (
+        f"{frames.index.file_name(1)}: the file is 48 x 64, the annotation of image 20200502114223916 says 64 x 48"
+    )
+
+
+def test_evaluation_sample_is_the_letterboxed_frame_with_its_boxes(frames: LabelledFrames) -> None:
+    sample = EvaluationDataset(frames, 128)[0]
+    assert sample.letterbox == Letterbox(2.0, 0, 16)
+    assert sample.boxes.tolist() == [[20, 36, 80, 76], [80, 26, 100, 86]]
+    assert (sample.image[:16] == PADDING).all()
+    assert sample.image_id == "20200502114223915"
+
+
+def test_evaluation_goes_through_the_file_in_order(frames: LabelledFrames) -> None:
+    dataset = EvaluationDataset(frames, 64)
+    assert [dataset[index].image_id for index in range(len(dataset))] == frames.index.image_ids()

@@ -1,0 +1,89 @@
+"""The data room on 969 real thermal frames in LTDv2's layout."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from yolo_lightning.batch import Batch, targets
+from yolo_lightning.data.checks import BadFrames, check_frames
+from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.frames import FolderFrames
+from yolo_lightning.data.index import open_index
+from yolo_lightning.data.loader import LoaderSettings
+
+FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
+BATCH_SIZE = 8
+
+
+def read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+@pytest.fixture
+def datamodule(real_frames: Path, index_root: Path) -> LTDv2DataModule:
+    datamodule = LTDv2DataModule(
+        str(real_frames),
+        index_root=str(index_root),
+        image_size=320,
+        batch_size=BATCH_SIZE,
+        max_bad_frames=0,
+        loader=LoaderSettings(workers=0),
+    )
+    datamodule.trainer = Trainer(accelerator="cpu", max_epochs=20, logger=False, enable_checkpointing=False)
+    datamodule.setup("fit")
+    return datamodule
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_annotation_file_opens(real_frames: Path, index_root: Path, name: str) -> None:
+    content = read(real_frames / name)
+    index = open_index(real_frames / name, index_root)
+    assert index.image_ids() == [str(image["id"]) for image in content["images"]]
+    assert index.counts.kept + index.counts.dropped == len(content.get("annotations", []))
+    assert index.counts.kept == sum(len(index.labels(position)) for position in range(len(index)))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_frame_is_missing_or_of_another_size(real_frames: Path, index_root: Path, name: str) -> None:
+    bad_frames = BadFrames(0)
+    check_frames(open_index(real_frames / name, index_root), FolderFrames(real_frames), bad_frames)
+    assert bad_frames.names == set()
+
+
+def test_frames_decode_to_pictures(real_frames: Path, index_root: Path) -> None:
+    index, source = open_index(real_frames / "Valid.json", index_root), FolderFrames(real_frames)
+    for position in range(0, len(index), len(index) // 5):
+        frame = source.read(index.file_name(position))
+        assert (frame.shape, frame.dtype) == (index.shape(position), np.uint8)
+        assert frame.std() > 5
+
+
+def test_training_batch_holds_objects_inside_the_input(datamodule: LTDv2DataModule) -> None:
+    batch: Batch = next(iter(datamodule.train_dataloader()))
+    assert (batch.images.shape, batch.images.dtype) == ((BATCH_SIZE, 1, 320, 320), torch.uint8)
+    assert len(batch.boxes) > 0
+    assert bool((batch.boxes[:, :2] - batch.boxes[:, 2:] / 2 >= -1e-5).all())
+    assert bool((batch.boxes[:, :2] + batch.boxes[:, 2:] / 2 <= 1 + 1e-5).all())
+    assert set(batch.labels.tolist()) <= {0, 1, 2, 3}
+    assert batch.bad_frames == ()
+
+
+def test_evaluation_batch_gives_back_the_boxes_of_the_json(datamodule: LTDv2DataModule, real_frames: Path) -> None:
+    content = read(real_frames / "Valid.json")
+    batch: Batch = next(iter(datamodule.val_dataloader()))
+    found = targets(batch)
+    assert [target.image_id for target in found] == [str(image["id"]) for image in content["images"][:BATCH_SIZE]]
+    compared = 0
+    for target in found:
+        own = [entry for entry in content["annotations"] if str(entry["image_id"]) == target.image_id]
+        x, y, width, height = np.array([entry["bbox"] for entry in own]).reshape(-1, 4).T
+        np.testing.assert_allclose(target.boxes.numpy(), np.stack((x, y, x + width, y + height), 1), rtol=0, atol=1e-3)
+        assert target.labels.tolist() == [entry["category_id"] - 1 for entry in own]
+        compared += len(own)
+    assert compared > 0

@@ -1,0 +1,260 @@
+"""The command line in-process: what wins over what, and what bad input says."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.conftest import TINY
+from yolo_lightning.cli import flatten, is_ours, main, seed_of
+from yolo_lightning.evaluation.submission import FIRST_CATEGORY_ID
+
+Run = Callable[..., None]
+RUN = Path("runs/yolo")
+ONE_STEP = [
+    "--model.nominal_batch",
+    "16",
+    "--trainer.max_epochs",
+    "1",
+    "--trainer.limit_train_batches",
+    "1",
+    "--trainer.limit_val_batches",
+    "1",
+]
+
+
+def fails(run: Run, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run, expect a clean end, and return what was printed."""
+    with pytest.raises(SystemExit) as stopped:
+        run(*arguments)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def last_checkpoint(folder: Path = RUN) -> Path:
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def saved(path: Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, look_alike: Path, index_root: Path) -> Path:
+    """A run folder with a checkpoint, made in one step."""
+    folder = tmp_path_factory.mktemp("finished") / RUN
+    data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["yolo_lightning"])
+        options = [*ONE_STEP, "--model.lr0", "0.02", "--trainer.default_root_dir", str(folder)]
+        main(["fit", "--trainer.accelerator", "cpu", *data, *TINY, *options])
+    return folder
+
+
+@pytest.fixture
+def trained(run: Run, finished_run: Path, tmp_path: Path) -> Run:
+    """The command line in a folder that holds a copy of the finished run."""
+    shutil.copytree(finished_run, tmp_path / RUN)
+    return run
+
+
+class TestCheckpointAndFlags:
+    def test_flags_beat_the_checkpoint_and_the_difference_is_printed(
+        self, trained: Run, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        options = [
+            "--trainer.max_epochs",
+            "2",
+            "--trainer.limit_train_batches",
+            "1",
+            "--trainer.limit_val_batches",
+            "1",
+        ]
+        trained(
+            "fit", *options, "--model.lr0", "0.5", "--model.weight_decay", "0.25", "--ckpt_path", str(last_checkpoint())
+        )
+        checkpoint = saved(last_checkpoint())
+        assert checkpoint["hyper_parameters"]["lr0"] == 0.5
+        assert "model.lr0 was 0.02, now 0.5" in caplog.text
+        assert "trainer.max_epochs was 1, now 2" in caplog.text
+        decays = {group["name"]: group["weight_decay"] for group in checkpoint["optimizer_states"][0]["param_groups"]}
+        assert decays["weight"] == pytest.approx(0.25)
+        assert checkpoint["steps"] == 2
+
+    def test_resume_takes_the_newest_run(self, trained: Run) -> None:
+        trained("fit", *ONE_STEP)  # the folder is taken, so this is a run of its own
+        assert last_checkpoint(Path("runs/yolo-2")).is_file()
+        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        assert saved(last_checkpoint(Path("runs/yolo-2")))["steps"] == 2
+        assert saved(last_checkpoint())["steps"] == 1
+
+    def test_going_back_to_an_older_checkpoint_is_a_run_of_its_own(self, trained: Run) -> None:
+        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        older = RUN / "checkpoints" / "step-000000001.ckpt"
+        trained("fit", "--ckpt_path", str(older), "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        assert saved(last_checkpoint())["steps"] == 2
+        assert saved(last_checkpoint(Path("runs/yolo-2")))["steps"] == 2
+        assert not (RUN.with_name("yolo-2") / "checkpoints" / older.name).exists()
+
+    def test_resume_without_a_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "nothing to resume" in fails(run, capsys, "fit", "--resume", *ONE_STEP)
+
+    def test_resume_and_ckpt_path_together_fail(self, trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        text = fails(trained, capsys, "fit", "--resume", "--ckpt_path", str(last_checkpoint()), *ONE_STEP)
+        assert "either --resume or --ckpt_path" in text
+
+    def test_last_keyword_means_the_newest_run_and_never_starts_afresh(
+        self, run: Run, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert "nothing to resume" in fails(run, capsys, "fit", "--ckpt_path", "last", *ONE_STEP)
+
+    def test_torn_checkpoint_is_passed_over(self, trained: Run, caplog: pytest.LogCaptureFixture) -> None:
+        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        for name in ("last.ckpt", "step-000000002.ckpt"):
+            path = RUN / "checkpoints" / name
+            content = path.read_bytes()
+            path.unlink()  # last.ckpt is another name of the same file
+            path.write_bytes(content[: len(content) // 2])
+        (RUN / "checkpoints" / "best.ckpt").unlink()
+        with pytest.warns(UserWarning, match="passed over .*step-000000002.ckpt: it has .* bytes instead of"):
+            trained("fit", "--resume", "--trainer.max_epochs", "3", *ONE_STEP[4:])
+        assert "checkpoint: runs/yolo/checkpoints/step-000000001.ckpt" in caplog.text
+
+    def test_damaged_explicit_checkpoint_is_refused(self, trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        torn = Path("torn.ckpt")
+        torn.write_bytes(last_checkpoint().read_bytes()[:5000])
+        assert "torn.ckpt cannot be used" in fails(trained, capsys, "fit", "--ckpt_path", str(torn), *ONE_STEP)
+        assert "does not exist" in fails(trained, capsys, "fit", "--ckpt_path", "nowhere.ckpt", *ONE_STEP)
+
+    def test_evaluation_takes_the_network_from_the_checkpoint(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+        run("fit", *ONE_STEP, "--model.conv", "gemm", "--model.confidence", "0.3")
+        run("validate", "--trainer.limit_val_batches", "1", "--model.max_detections", "7")
+        config = yaml.safe_load((RUN / "config.validate.yaml").read_text())["model"]
+        assert (config["conv"], config["confidence"], config["max_detections"]) == ("gemm", 0.3, 7)
+        assert "best.ckpt" in caplog.text
+
+    def test_evaluation_without_any_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "nothing to resume" in fails(run, capsys, "test")
+
+    def test_checkpoint_of_other_classes_is_refused(self, trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        checkpoint = saved(last_checkpoint())
+        checkpoint["hyper_parameters"]["class_names"] = ["person", "car"]
+        torch.save(checkpoint, "other.ckpt")
+        text = fails(trained, capsys, "fit", "--ckpt_path", "other.ckpt", *ONE_STEP)
+        assert "model.class_names ['person', 'car']" in text
+
+    def test_changed_training_data_is_refused(
+        self, trained: Run, look_alike: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        other = Path("other-data")
+        shutil.copytree(look_alike, other)
+        content = json.loads((other / "Train.json").read_text())
+        content["annotations"].pop()
+        (other / "Train.json").write_text(json.dumps(content))
+        text = fails(trained, capsys, "fit", "--resume", "--trainer.max_epochs", "2", "--data.root", str(other))
+        assert "other training data" in text
+
+
+class TestOutputs:
+    def test_predict_writes_the_submission_for_every_id(self, trained: Run, look_alike: Path) -> None:
+        trained("predict", "--model.confidence", "0")
+        content = json.loads((RUN / "predictions.json").read_text())
+        images = json.loads((look_alike / "TestNoLabels.json").read_text())["images"]
+        assert list(content) == [str(image["id"]) for image in images]
+        labels = {label for entry in content.values() for label in entry["labels"]}
+        assert labels
+        assert labels <= set(range(FIRST_CATEGORY_ID, FIRST_CATEGORY_ID + 4))
+        boxes = torch.tensor([box for entry in content.values() for box in entry["boxes"]])
+        assert (boxes[:, 2:] >= boxes[:, :2]).all()
+        assert boxes.min() >= 0
+        assert (boxes[:, [0, 2]] <= images[0]["width"]).all()
+        assert (boxes[:, [1, 3]] <= images[0]["height"]).all()
+        assert (RUN / "predictions.zip").is_file()
+        assert (RUN / "predict.png").is_file()
+
+    def test_test_writes_scores_and_picture(self, trained: Run) -> None:
+        trained("test")
+        assert "test/map_50" in json.loads((RUN / "test_scores.json").read_text())
+        assert (RUN / "test.png").is_file()
+
+    def test_environment_variable_sets_an_option_and_a_flag_beats_it(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("YOLO_LIGHTNING_FIT__MODEL__LR0", "0.3")
+        monkeypatch.setenv("YOLO_LIGHTNING_FIT__MODEL__MOMENTUM", "0.5")
+        run("fit", *ONE_STEP, "--model.momentum", "0.6")
+        config = yaml.safe_load((RUN / "config.yaml").read_text())["model"]
+        assert (config["lr0"], config["momentum"]) == (0.3, 0.6)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--model.lr0", "-1"], "lr0 is -1.0"),
+            (["--model.variant", "yolov9n"], "yolov9n"),
+            (["--model.conv", "cudnn"], "cudnn"),
+            (["--model.lrr", "1"], "unrecognized arguments: --model.lrr"),
+            (["--model.weights", "nowhere.pt"], "nowhere.pt does not exist"),
+            (["--data.image_size", "100"], "image_size is 100"),
+            (["--data.batch_size", "17"], "more than the 16 frames"),
+            (["--data.loader.workers", "-1"], "loader.workers is -1"),
+            (["--data.augmentation.mosaic", "2"], "mosaic is 2.0"),
+            (["--data.root", "nowhere"], "nowhere does not exist"),
+            (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
+            (["--trainer.default_root_dir", "/proc/nowhere"], "cannot be written"),
+            (["--trainer.max_epochs", "-1"], "max_epochs is -1"),
+            (["--seed_everything", "true"], "seed_everything is True"),
+        ],
+    )
+    def test_message_names_value_and_nothing_is_trained(
+        self, run: Run, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+    ) -> None:
+        text = fails(run, capsys, "fit", *ONE_STEP, *options)
+        assert message in text
+        assert "Traceback" not in text
+        assert not last_checkpoint().exists()
+
+    def test_weights_that_are_no_checkpoint(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("weights.pt").write_bytes(b"no pickle")
+        assert "not an Ultralytics checkpoint" in fails(run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt")
+
+    def test_torn_frames_are_named_and_end_the_run_past_the_limit(
+        self, run: Run, look_alike: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        root = Path("torn-data")
+        shutil.copytree(look_alike, root)
+        frames = [root / image["file_name"] for image in json.loads((root / "Train.json").read_text())["images"]]
+        for frame in frames[:2]:
+            frame.write_bytes(frame.read_bytes()[:-200])
+        torn = ["--data.root", str(root), "--trainer.max_epochs", "1", "--data.augmentation.mosaic", "0"]
+        text = fails(run, capsys, "fit", *torn, "--data.max_bad_frames", "1")
+        assert "frames cannot be used, data.max_bad_frames is 1" in text
+        assert frames[0].name in text
+        with pytest.warns(UserWarning, match="left out, . of 2 tolerated"):
+            run("fit", *torn, "--data.max_bad_frames", "2")
+        assert saved(last_checkpoint())["steps"] == 1
+
+
+def test_flatten_joins_keys() -> None:
+    assert flatten({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
+
+
+@pytest.mark.parametrize("seed", [True, -1])
+def test_seed_must_be_a_number(seed: bool | int) -> None:
+    with pytest.raises(ValueError, match="seed_everything"):
+        seed_of(seed)
+
+
+def test_only_errors_raised_by_our_code_lose_their_traceback() -> None:
+    with pytest.raises(ValueError, match="seed_everything") as ours:
+        seed_of(-1)
+    with pytest.raises(ValueError, match="invalid literal") as foreign:
+        int("x")
+    assert is_ours(ours.value)
+    assert not is_ours(foreign.value)
