@@ -66,7 +66,6 @@ def link_checkpoint(source: Path, target: Path) -> None:
     checksum_path(target).unlink(missing_ok=True)
     for original, name in ((source, target), (checksum_path(source), checksum_path(target))):
         with replacing(name) as temporary:
-            temporary.unlink()
             try:
                 os.link(original, temporary)
             except OSError:

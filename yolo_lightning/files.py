@@ -1,7 +1,6 @@
 """Files that are whole or not there."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +16,11 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path`; flushed to the disk and renamed to it if the block succeeds."""
-    descriptor, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
-    os.close(descriptor)
-    temporary = Path(name)
+    """Give the path of a temporary file beside `path`, to be written in the block.
+
+    If the block succeeds, the file is flushed to the disk and renamed to `path`; else it is deleted.
+    """
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}.part")
     try:
         yield temporary
         flush(temporary)
