@@ -24,7 +24,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: environment ## draw a small LTDv2 look-alike, train on it, test, predict (minutes on a CPU)
-	$(PYTHON) scripts/demo.py
+	PYTHONPATH="$(CURDIR)" $(PYTHON) scripts/demo.py
 
 test: environment ## the quick tests
 	$(PYTHON) -m pytest

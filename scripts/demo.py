@@ -8,17 +8,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.panel import Panel
 
-from yolo_lightning import run_folder
-from yolo_lightning.cli import main as command_line
-from yolo_lightning.data.synthetic import draw_dataset
-
 DATA = Path("runs/demo-data")
 RUN = Path("runs/demo")
 CONFIG = str(Path(__file__).resolve().parent.parent / "configs" / "demo.yaml")
 
 
 def main() -> None:
-    """Run the demo in the current folder."""
+    """Run the demo in the current folder. Imports late: a spawned loader worker imports this file again."""
+    from yolo_lightning import run_folder
+    from yolo_lightning.cli import main as command_line
+    from yolo_lightning.data.synthetic import draw_dataset
+
     console = Console()
     started_s = time.monotonic()
     draw_dataset(DATA, progress=True)

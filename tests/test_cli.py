@@ -11,7 +11,8 @@ import torch
 import yaml
 
 from tests.conftest import TINY
-from yolo_lightning.cli import flatten, is_ours, main, seed_of
+from yolo_lightning.cli import is_ours, main, seed_of
+from yolo_lightning.continuation import flatten
 from yolo_lightning.evaluation.submission import FIRST_CATEGORY_ID
 
 Run = Callable[..., None]
@@ -137,6 +138,18 @@ class TestCheckpointAndFlags:
         config = yaml.safe_load((RUN / "config.validate.yaml").read_text())["model"]
         assert (config["conv"], config["confidence"], config["max_detections"]) == ("gemm", 0.3, 7)
         assert "best.ckpt" in caplog.text
+
+    def test_evaluation_prefers_the_run_to_the_weights_it_started_from(
+        self, trained: Run, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        trained("validate", "--trainer.limit_val_batches", "1", "--model.weights", "gone.pt")
+        assert "best.ckpt" in caplog.text
+        assert yaml.safe_load((RUN / "config.validate.yaml").read_text())["model"]["weights"] is None
+
+    def test_weights_are_evaluated_where_there_is_no_run(self, run: Run, finished_run: Path) -> None:
+        run("validate", "--trainer.limit_val_batches", "1", "--model.weights", str(last_checkpoint(finished_run)))
+        assert not (RUN / "checkpoints" / "best.ckpt").exists()
+        assert (RUN / "config.validate.yaml").is_file()
 
     def test_evaluation_without_any_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         assert "nothing to resume" in fails(run, capsys, "test")

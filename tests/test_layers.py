@@ -26,7 +26,8 @@ ROOMS = {
     "module": {"graph", "loss", "postprocess", "optim", "batch", "data.ltdv2"},
     "__init__": set(),
     "__main__": {"cli"},
-    "cli": {"module", "data", "run_folder", "checkpoint_file", "callbacks"},
+    "continuation": {"run_folder", "checkpoint_file"},
+    "cli": {"module", "data", "continuation", "run_folder", "callbacks"},
 }
 
 

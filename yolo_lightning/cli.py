@@ -6,18 +6,24 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 
 import callbacks
 from yolo_lightning import run_folder
-from yolo_lightning.checkpoint_file import find_damage, newest_checkpoint, training_age
+from yolo_lightning.continuation import (
+    checkpoint_to_fit,
+    checkpoint_to_score,
+    folder_to_fit,
+    hyper_parameters,
+    remembered,
+    report_differences,
+)
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.module import YOLOModule
 
@@ -91,12 +97,14 @@ class YOLOCLI(LightningCLI):
             folder = folder_to_fit(base, checkpoint)
             if checkpoint is not None:
                 self._continue_network(hyper_parameters(checkpoint))
-                report_differences(remembered(folder, checkpoint), self.config.subcommand, self.parser, self.config)
+                now = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.config.subcommand]
+                report_differences(remembered(folder, checkpoint), now)
         else:
             checkpoint = checkpoint_to_score(base, config.ckpt_path, config.model.weights)
             folder = (run_folder.run_of(checkpoint) if checkpoint else None) or base
             if checkpoint is not None:
                 self._use_as_defaults(hyper_parameters(checkpoint))
+                self.config[self.config.subcommand].model.weights = None
         config = self.config[self.config.subcommand]
         run_folder.prepare(folder)
         config.trainer.default_root_dir = str(folder)
@@ -150,10 +158,7 @@ class SaveRunConfig(SaveConfigCallback):
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Overwrite the file: a resumed run is described by what it was resumed with."""
         assert trainer.state.fn is not None
-        subcommand = {"fit": "fit", "validate": "validate", "test": "test", "predict": "predict"}[
-            trainer.state.fn.value
-        ]
-        path = Path(trainer.default_root_dir) / run_folder.config_name(subcommand)
+        path = Path(trainer.default_root_dir) / run_folder.config_name(trainer.state.fn.value)
         path.write_text(self.parser.dump(self.config, skip_none=False))
 
 
@@ -171,86 +176,6 @@ def usual_callbacks() -> list[Callback]:
         callbacks.BestCheckpoint(),
         callbacks.LastCheckpoint(),
     ]
-
-
-def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool) -> Path | None:
-    """The checkpoint that training continues from, or None for a new run.
-
-    Raises:
-        ValueError: If there is none though one was asked for, or it is damaged.
-    """
-    if resume and ckpt_path is not None:
-        raise ValueError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
-    if not resume and ckpt_path != "last":
-        return checked(ckpt_path, base)
-    path, damaged = run_folder.checkpoint_to_resume(base)
-    for file, reason in damaged.items():
-        rank_zero_warn(f"passed over {file}: {reason}")
-    return path
-
-
-def checkpoint_to_score(base: Path, ckpt_path: str | None, weights: str | None) -> Path | None:
-    """The checkpoint to evaluate: the given one, else the best of the newest run unless weights are given."""
-    if ckpt_path == "last":
-        return checkpoint_to_fit(base, "last", False)
-    if ckpt_path is None and weights is not None:
-        return None
-    return checked(ckpt_path or "best", base)
-
-
-def checked(ckpt_path: str | None, base: Path) -> Path | None:
-    """A given checkpoint, if it is whole; `best` means that of the newest run."""
-    if ckpt_path is None:
-        return None
-    path = run_folder.checkpoint_to_evaluate(base) if ckpt_path == "best" else Path(ckpt_path)
-    damage = find_damage(path)
-    if damage is not None:
-        raise ValueError(f"checkpoint {path} cannot be used: {damage}")
-    return path
-
-
-def folder_to_fit(base: Path, checkpoint: Path | None) -> Path:
-    """Continue in the checkpoint's own run folder.
-
-    A new run gets a fresh folder, and so does a checkpoint from elsewhere or one that its run has gone beyond: what
-    came after it is kept.
-    """
-    own = run_folder.run_of(checkpoint) if checkpoint is not None else None
-    if checkpoint is None or own is None or own.resolve() not in [folder.resolve() for folder in run_folder.runs(base)]:
-        return run_folder.fresh_run(base)
-    newest, _ = newest_checkpoint(checkpoint.parent)
-    is_newest = newest is not None and training_age(newest)[0] == training_age(checkpoint)[0]
-    return own if is_newest else run_folder.fresh_run(base)
-
-
-def hyper_parameters(checkpoint: Path) -> dict[str, Any]:
-    """The model's arguments as the checkpoint remembers them."""
-    saved: dict[str, Any] = torch.load(checkpoint, map_location="meta", weights_only=True).get("hyper_parameters", {})
-    return saved
-
-
-def remembered(folder: Path, checkpoint: Path) -> dict[str, Any]:
-    """What the run knew: the configuration in its folder, and the model's arguments in the checkpoint."""
-    path = folder / run_folder.config_name("fit")
-    saved = flatten(yaml.safe_load(path.read_text())) if path.is_file() else {}
-    return saved | flatten({"model": hyper_parameters(checkpoint)})
-
-
-def report_differences(saved: dict[str, Any], subcommand: str, parser: LightningArgumentParser, config: Any) -> None:
-    """Say which values differ from those that the run was started with; today's are used."""
-    ignored = {"ckpt_path", "resume", "trainer.default_root_dir", "config"}
-    now = flatten(yaml.safe_load(parser.dump(config, skip_none=False))[subcommand])
-    for name in sorted((saved.keys() & now.keys()) - ignored):
-        if saved[name] != now[name]:
-            rank_zero_info(f"changed since the checkpoint: {name} was {saved[name]}, now {now[name]} (used)")
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 def seed_of(seed_everything: bool | int) -> int:

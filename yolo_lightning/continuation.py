@@ -1,0 +1,93 @@
+"""Which checkpoint and run folder a command means, and what has changed since the checkpoint was written."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from yolo_lightning import run_folder
+from yolo_lightning.checkpoint_file import find_damage, newest_checkpoint, training_age
+
+NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config"}
+"""What says where to continue, not how."""
+
+
+def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool) -> Path | None:
+    """The checkpoint that training continues from, or None for a new run.
+
+    Raises:
+        ValueError: If there is none though one was asked for, or it is damaged.
+    """
+    if resume and ckpt_path is not None:
+        raise ValueError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
+    if not resume and ckpt_path != "last":
+        return checked(ckpt_path, base)
+    path, damaged = run_folder.checkpoint_to_resume(base)
+    for file, reason in damaged.items():
+        rank_zero_warn(f"passed over {file}: {reason}")
+    return path
+
+
+def checkpoint_to_score(base: Path, ckpt_path: str | None, weights: str | None) -> Path | None:
+    """The checkpoint to evaluate: the given one, else the best of the newest run; None where only weights are there."""
+    if ckpt_path == "last":
+        return checkpoint_to_fit(base, "last", False)
+    if ckpt_path is None and weights is not None and not run_folder.runs(base):
+        return None
+    return checked(ckpt_path or "best", base)
+
+
+def checked(ckpt_path: str | None, base: Path) -> Path | None:
+    """A given checkpoint, if it is whole; `best` means that of the newest run."""
+    if ckpt_path is None:
+        return None
+    path = run_folder.checkpoint_to_evaluate(base) if ckpt_path == "best" else Path(ckpt_path)
+    damage = find_damage(path)
+    if damage is not None:
+        raise ValueError(f"checkpoint {path} cannot be used: {damage}")
+    return path
+
+
+def folder_to_fit(base: Path, checkpoint: Path | None) -> Path:
+    """Continue in the checkpoint's own run folder.
+
+    A new run gets a fresh folder, and so does a checkpoint from elsewhere or one that its run has gone beyond: what
+    came after it is kept.
+    """
+    own = run_folder.run_of(checkpoint) if checkpoint is not None else None
+    if checkpoint is None or own is None or own.resolve() not in [folder.resolve() for folder in run_folder.runs(base)]:
+        return run_folder.fresh_run(base)
+    newest, _ = newest_checkpoint(checkpoint.parent)
+    is_newest = newest is not None and training_age(newest)[0] == training_age(checkpoint)[0]
+    return own if is_newest else run_folder.fresh_run(base)
+
+
+def hyper_parameters(checkpoint: Path) -> dict[str, Any]:
+    """The model's arguments as the checkpoint remembers them."""
+    saved: dict[str, Any] = torch.load(checkpoint, map_location="meta", weights_only=True).get("hyper_parameters", {})
+    return saved
+
+
+def remembered(folder: Path, checkpoint: Path) -> dict[str, Any]:
+    """What the run knew: the configuration in its folder, and the model's arguments in the checkpoint."""
+    path = folder / run_folder.config_name("fit")
+    saved = flatten(yaml.safe_load(path.read_text())) if path.is_file() else {}
+    return saved | flatten({"model": hyper_parameters(checkpoint)})
+
+
+def report_differences(saved: dict[str, Any], config: dict[str, Any]) -> None:
+    """Say which values differ from those that the run was started with; today's are used."""
+    now = flatten(config)
+    for name in sorted((saved.keys() & now.keys()) - NOT_COMPARED):
+        if saved[name] != now[name]:
+            rank_zero_info(f"changed since the checkpoint: {name} was {saved[name]}, now {now[name]} (used)")
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
