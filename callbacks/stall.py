@@ -26,6 +26,8 @@ from yolo_lightning.run_folder import INCIDENTS
 EXIT_STALLED = 75
 """Exit code of a process that was ended because it stalled (EX_TEMPFAIL: try again)."""
 
+STACKS = "stacks.txt"
+
 GRACE_S = 20.0
 """How much later than the thread faulthandler's timer fires."""
 
@@ -92,9 +94,12 @@ class StallMonitor(Callback):
         """Arm."""
         if stage != "fit":
             return
-        self._folder = Path(trainer.default_root_dir) / INCIDENTS / time.strftime("%Y%m%d-%H%M%S")
+        incidents = Path(trainer.default_root_dir) / INCIDENTS
+        for earlier in incidents.glob("*"):  # of runs that were killed, but not by us
+            remove_incident_without_stacks(earlier)
+        self._folder = incidents / time.strftime("%Y%m%d-%H%M%S")
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._stacks = (self._folder / "stacks.txt").open("w")
+        self._stacks = (self._folder / STACKS).open("w")
         self._stop = threading.Event()
         self._beat(trainer, Phase.SET_UP)
         threading.Thread(target=self._watch, args=(self._stop,), name="stall monitor", daemon=True).start()
@@ -158,8 +163,7 @@ class StallMonitor(Callback):
         faulthandler.cancel_dump_traceback_later()
         self._stacks.close()
         self._stacks = None
-        for path in (self._folder / "stacks.txt", self._folder, self._folder.parent):
-            remove_empty(path)
+        remove_incident_without_stacks(self._folder)
 
     def _watch(self, stop: threading.Event) -> None:
         while not stop.wait(min(1.0, self.timeout_s / 10)):
@@ -183,9 +187,11 @@ class StallMonitor(Callback):
         os._exit(EXIT_STALLED)
 
 
-def remove_empty(path: Path) -> None:
-    """Delete an empty file or folder; leave anything else."""
-    if path.is_dir() and not any(path.iterdir()):
-        path.rmdir()
-    elif path.is_file() and path.stat().st_size == 0:
-        path.unlink()
+def remove_incident_without_stacks(folder: Path) -> None:
+    """Delete the folder of an incident that never came, and the one above if nothing else is in it."""
+    stacks = folder / STACKS
+    if stacks.is_file() and stacks.stat().st_size == 0:
+        stacks.unlink()
+    for empty in (folder, folder.parent):
+        if empty.is_dir() and not any(empty.iterdir()):
+            empty.rmdir()

@@ -11,7 +11,7 @@ import pytest
 from tiny_training import Interrupt, StopAt, fit
 
 from callbacks import StallMonitor
-from callbacks.stall import EXIT_STALLED, Phase, Progress, remove_empty, stall_reason
+from callbacks.stall import EXIT_STALLED, Phase, Progress, remove_incident_without_stacks, stall_reason
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -33,16 +33,6 @@ def test_reason_names_times_phase_epoch_and_batch(phase: Phase) -> None:
 def test_no_time_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="timeout_s is 0"):
         StallMonitor(0)
-
-
-def test_remove_empty_leaves_what_holds_something(tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/file").write_text("x")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty file").touch()
-    for path in (tmp_path / "full", tmp_path / "full/file", tmp_path / "empty", tmp_path / "empty file"):
-        remove_empty(path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full"]
 
 
 def test_healthy_fit_leaves_no_incident(tmp_path: Path) -> None:
@@ -248,3 +238,13 @@ def test_no_process_is_left(runs: dict[str, Run], kind: str) -> None:
 def test_healthy_run_disarms_and_leaves_no_incident(runs: dict[str, Run]) -> None:
     assert runs["healthy"].code == 0, runs["healthy"].text()
     assert not (runs["healthy"].folder / "incidents").exists()
+
+
+def test_only_incidents_without_stacks_are_removed(tmp_path: Path) -> None:
+    for name, content in (("killed", ""), ("stalled", "Thread 0x1")):
+        (tmp_path / "incidents" / name).mkdir(parents=True)
+        (tmp_path / "incidents" / name / "stacks.txt").write_text(content)
+        remove_incident_without_stacks(tmp_path / "incidents" / name)
+    assert [folder.name for folder in (tmp_path / "incidents").iterdir()] == ["stalled"]
+    remove_incident_without_stacks(tmp_path / "incidents" / "stalled")
+    assert (tmp_path / "incidents" / "stalled" / "stacks.txt").is_file()
