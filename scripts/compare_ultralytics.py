@@ -185,7 +185,9 @@ def show(results: list[dict[str, Any]], arms: list[str]) -> None:
 
 
 def spread(values: list[float], digits: int) -> str:
-    """Mean and range of a few numbers."""
+    """Mean and, of several numbers, their range."""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
     return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 

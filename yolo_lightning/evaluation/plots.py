@@ -79,7 +79,8 @@ def draw_picture(axis: Axes, picture: Picture, class_names: Sequence[str]) -> No
             axis.add_patch(outline(box, "white", "--", 1.4))
     shown = picture.prediction.scores >= SHOWN_SCORE
     boxes, labels = picture.prediction.boxes[shown].tolist(), picture.prediction.labels[shown].tolist()
-    for box, label, score in zip(boxes, labels, picture.prediction.scores[shown].tolist(), strict=True):
+    scores = picture.prediction.scores[shown].tolist()
+    for box, label, score in reversed(list(zip(boxes, labels, scores, strict=True))):  # the best on top
         colour = COLOURS[label % len(COLOURS)]
         axis.add_patch(outline(box, colour, "-", 1.2))
         axis.text(
