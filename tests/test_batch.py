@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.annotations import assert_boxes_of_the_json
 from yolo_lightning.batch import Batch, Prediction, Sample, Target, collate, targets
 from yolo_lightning.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames
@@ -108,14 +109,7 @@ def test_targets_of_evaluation_samples_are_the_boxes_of_the_json(
     )
     found = targets(collate([dataset[position] for position in range(len(dataset))]))
     assert [target.image_id for target in found] == [str(image["id"]) for image in content["images"]]
-    compared = 0
-    for target in found:
-        own = [entry for entry in content["annotations"] if str(entry["image_id"]) == target.image_id]
-        x, y, width, height = np.array([entry["bbox"] for entry in own]).reshape(-1, 4).T
-        np.testing.assert_allclose(target.boxes.numpy(), np.stack((x, y, x + width, y + height), 1), rtol=0, atol=1e-3)
-        assert target.labels.tolist() == [entry["category_id"] - 1 for entry in own]
-        compared += len(own)
-    assert compared > 0
+    assert_boxes_of_the_json(found, content["annotations"])
 
 
 def test_to_moves_every_tensor_and_keeps_the_rest() -> None:

@@ -78,6 +78,13 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["all"]["steps"] == EPOCHS * STEPS_PER_EPOCH
 
 
+def assert_resumed_is_same(run: Callable[..., None], folder: Path, expected: dict[str, Any]) -> None:
+    """Resume in this process, without loader workers, and compare."""
+    with_callbacks("never", 1)
+    run("fit", *TRAINING, "--resume")
+    assert_same(outcome(folder), expected)
+
+
 @pytest.mark.parametrize(
     ("where", "workers"),
     [("batch:6", 0), ("batch:6", 2), ("validation:1", 0), ("batch:4", 0)],
@@ -96,9 +103,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert (
         torch.load(tmp_path / RUN / "checkpoints" / "last.ckpt", weights_only=True)["steps"] < EPOCHS * STEPS_PER_EPOCH
     )
-    with_callbacks("never", 1)
-    run("fit", *TRAINING, "--resume")
-    assert_same(outcome(tmp_path), uninterrupted)
+    assert_resumed_is_same(run, tmp_path, uninterrupted)
 
 
 @pytest.mark.slow
@@ -112,9 +117,7 @@ def test_killed_before_every_step(
     index_root: Path,
 ) -> None:
     assert die(tmp_path, look_alike, index_root, f"batch:{step}", workers=0) == EXIT_KILLED
-    with_callbacks("never", 1)
-    run("fit", *TRAINING, "--resume")
-    assert_same(outcome(tmp_path), uninterrupted)
+    assert_resumed_is_same(run, tmp_path, uninterrupted)
 
 
 @pytest.mark.slow
@@ -124,6 +127,4 @@ def test_killed_twice_in_one_epoch_with_changing_workers(
     assert die(tmp_path, look_alike, index_root, "batch:5", workers=2) == EXIT_KILLED
     again = ("--resume", "--data.loader.persistent_workers", "false")
     assert die(tmp_path, look_alike, index_root, "batch:7", workers=1, options=again) == EXIT_KILLED
-    with_callbacks("never", 1)
-    run("fit", *TRAINING, "--resume")
-    assert_same(outcome(tmp_path), uninterrupted)
+    assert_resumed_is_same(run, tmp_path, uninterrupted)

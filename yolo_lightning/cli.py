@@ -96,9 +96,10 @@ class YOLOCLI(LightningCLI):
             checkpoint = checkpoint_to_fit(base, config.ckpt_path, config.resume)
             folder = folder_to_fit(base, checkpoint)
             if checkpoint is not None:
-                self._continue_network(hyper_parameters(checkpoint))
+                saved = hyper_parameters(checkpoint)
+                self._continue_network(saved)
                 now = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.config.subcommand]
-                report_differences(remembered(folder, checkpoint), now)
+                report_differences(remembered(folder, saved), now)
         else:
             checkpoint = checkpoint_to_score(base, config.ckpt_path, config.model.weights)
             folder = (run_folder.run_of(checkpoint) if checkpoint else None) or base

@@ -70,11 +70,11 @@ def hyper_parameters(checkpoint: Path) -> dict[str, Any]:
     return saved
 
 
-def remembered(folder: Path, checkpoint: Path) -> dict[str, Any]:
-    """What the run knew: the configuration in its folder, and the model's arguments in the checkpoint."""
+def remembered(folder: Path, saved: dict[str, Any]) -> dict[str, Any]:
+    """What the run knew: the configuration in its folder, and the model's arguments `saved` in the checkpoint."""
     path = folder / run_folder.config_name("fit")
-    saved = flatten(yaml.safe_load(path.read_text())) if path.is_file() else {}
-    return saved | flatten({"model": hyper_parameters(checkpoint)})
+    configured = flatten(yaml.safe_load(path.read_text())) if path.is_file() else {}
+    return configured | flatten({"model": saved})
 
 
 def report_differences(saved: dict[str, Any], config: dict[str, Any]) -> None:

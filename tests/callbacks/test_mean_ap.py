@@ -53,9 +53,11 @@ def test_sanity_check_logs_nothing(tmp_path: Path) -> None:
 
 def test_sanity_check_on_frames_without_objects_passes(tmp_path: Path) -> None:
     empty = [([prediction("a", [], [])], [target("a", [])])]
-    tiny_trainer(tmp_path, MeanAP(), EMA(), num_sanity_val_steps=1).fit(
+    logged = Logged()
+    tiny_trainer(tmp_path, MeanAP(), EMA(), logged, num_sanity_val_steps=1).fit(
         DetectionModule(empty), loader(1), Frames(numbers(1)).val_dataloader()
     )
+    assert [values.get("val/map_50") for values in logged.values] == [None, -1.0]
 
 
 def test_best_checkpoint_is_chosen_by_it(tmp_path: Path) -> None:

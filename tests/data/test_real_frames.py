@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
+from tests.helpers.annotations import assert_boxes_of_the_json
 from yolo_lightning.batch import Batch, targets
 from yolo_lightning.data.checks import BadFrames, check_frames
 from yolo_lightning.data.datamodule import LTDv2DataModule
@@ -79,11 +80,4 @@ def test_evaluation_batch_gives_back_the_boxes_of_the_json(datamodule: LTDv2Data
     batch: Batch = next(iter(datamodule.val_dataloader()))
     found = targets(batch)
     assert [target.image_id for target in found] == [str(image["id"]) for image in content["images"][:BATCH_SIZE]]
-    compared = 0
-    for target in found:
-        own = [entry for entry in content["annotations"] if str(entry["image_id"]) == target.image_id]
-        x, y, width, height = np.array([entry["bbox"] for entry in own]).reshape(-1, 4).T
-        np.testing.assert_allclose(target.boxes.numpy(), np.stack((x, y, x + width, y + height), 1), rtol=0, atol=1e-3)
-        assert target.labels.tolist() == [entry["category_id"] - 1 for entry in own]
-        compared += len(own)
-    assert compared > 0
+    assert_boxes_of_the_json(found, content["annotations"])
