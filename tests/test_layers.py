@@ -1,6 +1,7 @@
 """The arrows between the rooms, read from the imports."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,17 @@ ROOMS = {
     "data": {"batch", "boxes", "files"},
     "evaluation": {"batch", "boxes"},
     "optim": set(),
-    "graph": {"conv"},
+    "backend": {"conv", "files"},
+    "graph": {"conv", "backend"},
     "loss": {"batch"},
     "postprocess": {"batch", "boxes"},
-    "module": {"graph", "loss", "postprocess", "optim", "batch", "data.ltdv2"},
+    "module": {"graph", "backend", "loss", "postprocess", "optim", "batch", "data.ltdv2"},
     "__init__": set(),
     "__main__": {"cli"},
+    "benchmarking": {"module", "backend", "conv", "data", "batch", "boxes", "files"},
+    "tools": {"benchmarking", "data", "evaluation", "batch", "files"},
     "continuation": {"run_folder", "checkpoint_file"},
-    "cli": {"module", "data", "continuation", "run_folder", "callbacks"},
+    "cli": {"module", "data", "continuation", "run_folder", "tools", "callbacks"},
 }
 
 
@@ -73,9 +77,8 @@ def test_ultralytics_has_three_doors(file: str) -> None:
 
 @pytest.mark.parametrize("file", files(f"{PACKAGE}/conv"))
 def test_convolution_needs_torch_alone(file: str) -> None:
-    third_party = {name.split(".")[0] for name in imports(ROOT / file)} - {PACKAGE}
-    standard = {"collections", "contextlib", "dataclasses", "typing", "warnings"}
-    assert third_party - standard <= {"torch"}
+    others = {name.split(".")[0] for name in imports(ROOT / file)} - {PACKAGE} - sys.stdlib_module_names
+    assert others <= {"torch"}
 
 
 def test_nothing_but_the_command_line_imports_all() -> None:

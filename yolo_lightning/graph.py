@@ -9,13 +9,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from ultralytics.nn.tasks import DetectionModel, load_checkpoint
 
-from yolo_lightning.conv import swap_convs
+from yolo_lightning.backend import Activations, Convolution, MemoryFormat, arrange
+from yolo_lightning.conv import FIXED, Plan
 
 Variant = Literal["yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x"]
-Convolution = Literal["gemm", "native"]
 
 INPUT_CHANNELS = 3
-"""Gray frames are repeated to three channels on the device, so that published weights fit."""
+"""Channels of the first weight, so that published weights fit. Gray frames need not be repeated, see `GrayConv2d`."""
 
 
 def build_graph(
@@ -24,24 +24,36 @@ def build_graph(
     convolution: Convolution,
     weights: str | None = None,
     class_width: int | None = None,
+    activations: Activations = "keep",
+    plan: Plan = FIXED,
+    memory_format: MemoryFormat = "auto",
 ) -> nn.Module:
     """A YOLOv8 detection graph.
 
-    In training it maps `(B, 3, H, W)` float images (0 to 1) to raw predictions for `loss`; in evaluation to those and
-    the decoded boxes for `postprocess`.
+    In training it maps `(B, 1 or 3, H, W)` float images (0 to 1) to raw predictions for `loss`; in evaluation to those
+    and the decoded boxes for `postprocess`.
 
     Args:
         variant: Size of the network.
         class_names: Names of the classes, index 0 first.
-        convolution: `gemm` computes convolutions and batch normalisation without a vendor library.
+        convolution: See `arrange`; `auto` is native until the device is known and `arrange` is called again.
         weights: File to start from, see `load_weights`; null starts from random weights.
         class_width: Channels of the hidden layers of the class head; null takes what the number of classes (or
             `weights`) implies. A head that once took over published weights keeps their width.
+        activations: See `arrange`.
+        plan: See `arrange`.
+        memory_format: See `arrange`.
 
     Raises:
         ValueError: If a value is not allowed or `weights` cannot be used.
     """
-    for name, value, allowed in (("variant", variant, Variant), ("conv", convolution, Convolution)):
+    choices = (
+        ("variant", variant, Variant),
+        ("conv", convolution, Convolution),
+        ("activations", activations, Activations),
+        ("memory_format", memory_format, MemoryFormat),
+    )
+    for name, value, allowed in choices:
         if value not in get_args(allowed):
             raise ValueError(f"model.{name} is {value!r}, allowed are {', '.join(get_args(allowed))}")
     if not class_names:
@@ -52,8 +64,9 @@ def build_graph(
         graph.load(plain_graph(variant, class_width), verbose=False)
     if weights is not None:
         load_weights(graph, weights)
+    arrange(graph, convolution, activations, plan, memory_format)
     module: nn.Module = graph
-    return swap_convs(module) if convolution == "gemm" else module
+    return module
 
 
 def plain_graph(variant: str, classes: int) -> Any:

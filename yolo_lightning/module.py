@@ -5,12 +5,22 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from yolo_lightning.backend import (
+    Activations,
+    Convolution,
+    FoldedGraph,
+    MemoryFormat,
+    PlanKind,
+    arrange,
+    choose_convolution,
+    make_plan,
+)
 from yolo_lightning.batch import Batch, Prediction, Target, targets
 from yolo_lightning.data.ltdv2 import CLASS_NAMES
-from yolo_lightning.graph import Convolution, Variant, build_graph, head_class_width, set_loss_gains
+from yolo_lightning.graph import Variant, build_graph, head_class_width, set_loss_gains
 from yolo_lightning.loss import DetectionLoss
 from yolo_lightning.optim import Recipe, Settings, parameter_groups, scaled_weight_decay, settings_at
 from yolo_lightning.postprocess import predictions
@@ -29,7 +39,13 @@ class YOLOModule(LightningModule):
     Args:
         variant: Size of the network.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
-        conv: `gemm` computes convolutions and batch normalisation without a vendor library; `native` is PyTorch's.
+        conv: `gemm` computes convolutions and batch normalisation without a vendor library; `native` is PyTorch's;
+            `auto` takes native where a trial in a child process shows that it works on the device, and is not slower.
+        probe_timeout_s: Seconds after which the trial of `auto` counts as hung, above 0. What it found is remembered.
+        activations: `keep` or `recompute`: keep fewer maps for the backward pass and compute them again, for memory.
+        memory_format: `contiguous` or `channels_last` weights and maps; `auto` takes what suits the convolution.
+        conv_plan: `fixed` or `timed`: whether the algorithms of `gemm` follow a table or are timed at first use.
+        conv_plan_budget_s: Seconds that a process may spend on timing, 0 or more.
         weights: Ultralytics `.pt` or own `.ckpt` file to start from; null starts from random weights.
         class_width: Channels of the hidden class layers; null takes what the classes or the weights imply.
         lr0: Learning rate after warm-up.
@@ -57,7 +73,12 @@ class YOLOModule(LightningModule):
         self,
         variant: Variant = "yolov8n",
         class_names: tuple[str, ...] = CLASS_NAMES,
-        conv: Convolution = "native",
+        conv: Convolution = "auto",
+        probe_timeout_s: float = 60.0,
+        activations: Activations = "keep",
+        memory_format: MemoryFormat = "auto",
+        conv_plan: PlanKind = "fixed",
+        conv_plan_budget_s: float = 60.0,
         weights: str | None = None,
         class_width: int | None = None,
         lr0: float = 0.01,
@@ -83,10 +104,16 @@ class YOLOModule(LightningModule):
                 raise ValueError(f"model.{name} is {value}, allowed are 0 to 1")
         if max_detections < 1:
             raise ValueError(f"model.max_detections is {max_detections}, allowed are 1 and more")
+        if not probe_timeout_s > 0:
+            raise ValueError(f"model.probe_timeout_s is {probe_timeout_s}, allowed are values above 0")
         self.save_hyperparameters(ignore="weights")
         self.automatic_optimization = False
         self.recipe = Recipe(**{field.name: self.hparams[field.name] for field in fields(Recipe)})
-        self.graph = build_graph(variant, tuple(class_names), conv, weights, class_width)
+        self._plan = make_plan(conv_plan, conv_plan_budget_s)
+        self.graph = build_graph(
+            variant, tuple(class_names), conv, weights, class_width, activations, self._plan, memory_format
+        )
+        self._folded_graph: FoldedGraph | None = None
         self.hparams["class_names"] = list(class_names)
         self.hparams["class_width"] = head_class_width(self.graph)
         set_loss_gains(self.graph, box=box_gain, cls=cls_gain, dfl=dfl_gain)
@@ -95,10 +122,20 @@ class YOLOModule(LightningModule):
         self._pending_steps = 0
         self._pending_gradients: dict[str, Tensor] = {}
 
+    def setup(self, stage: str) -> None:
+        """Choose the convolution, where the user has not: the device is known from here on."""
+        if self.hparams["conv"] != "auto":
+            return
+        strategy = self.trainer.strategy
+        chosen: Convolution = "native"
+        if self.trainer.is_global_zero:  # one trial decides for all processes; several would slow each other
+            chosen = choose_convolution(strategy.root_device, self.hparams["probe_timeout_s"])
+        chosen = strategy.broadcast(chosen)
+        arrange(self.graph, chosen, self.hparams["activations"], self._plan, self.hparams["memory_format"])
+
     def forward(self, images: Tensor) -> Any:
-        """Raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray is repeated to three channels here."""
-        channels = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
-        return self.graph(channels.to(next(self.graph.parameters()).dtype) / 255)
+        """Raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels."""
+        return self.graph(self._as_input(images))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One step; the optimizer updates when enough gradients are summed."""
@@ -126,7 +163,21 @@ class YOLOModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Prediction]:
         """Predictions of one batch of letterboxed frames."""
-        return self._predict(self(batch.images), batch)
+        return self._predict(self._infer(batch.images), batch)
+
+    def on_validation_epoch_start(self) -> None:
+        """Fold normalisation into convolutions, except within a fit: the weights have their final values by now."""
+        self._folded_graph = None if self.trainer.state.fn == "fit" else FoldedGraph(self.graph)
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_predict_epoch_start = on_validation_epoch_start
+
+    def on_validation_epoch_end(self) -> None:
+        """Drop the folded copy."""
+        self._folded_graph = None
+
+    on_test_epoch_end = on_validation_epoch_end
+    on_predict_epoch_end = on_validation_epoch_end
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """SGD with Nesterov momentum; rates and decay are set before every step."""
@@ -143,9 +194,17 @@ class YOLOModule(LightningModule):
             clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm)
 
     def on_fit_start(self) -> None:
-        """Refuse a training whose length, and so whose schedule, is unknown."""
+        """Refuse a training whose length, and so whose schedule, is unknown, and a network that lost its activations.
+
+        Raises:
+            ValueError: If `trainer.max_epochs` or `trainer.sync_batchnorm` is not allowed.
+        """
         if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
             raise ValueError(f"trainer.max_epochs is {self.trainer.max_epochs}, the schedule needs 1 or more")
+        # Lightning's conversion replaces a layer that joins normalisation and activation by normalisation alone.
+        is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in self.graph.modules())
+        if is_synchronised and self.hparams["activations"] == "recompute":
+            raise ValueError("trainer.sync_batchnorm is true, with model.activations recompute allowed is false")
 
     def on_train_start(self) -> None:
         """Put back the gradients that a checkpoint between two updates held."""
@@ -202,8 +261,15 @@ class YOLOModule(LightningModule):
             group["weight_decay"] = weight_decay if group["name"] == "weight" else 0.0
         return settings
 
+    def _as_input(self, images: Tensor) -> Tensor:
+        return images.to(next(self.graph.parameters()).dtype) / 255
+
+    def _infer(self, images: Tensor) -> Any:
+        network = self._folded_graph or self.graph
+        return network(self._as_input(images))
+
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:
-        raw = self(batch.images)
+        raw = self._infer(batch.images)
         _, parts = self.detection_loss(raw, batch)
         self.log_dict({f"{stage}/{name}": part for name, part in parts.items()}, batch_size=len(batch), sync_dist=True)
         return {"preds": self._predict(raw, batch), "targets": targets(batch)}

@@ -1,7 +1,6 @@
 """`conv2d` against `torch.nn.functional.conv2d`."""
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from yolo_lightning.conv import _channels_last, _im2col, _rows, _shared, conv2d
-from yolo_lightning.conv._algorithms import Algorithm
-from yolo_lightning.conv._arguments import make_problem
+from yolo_lightning.conv import conv2d
 
 # (input shape, weight shape, has a bias, keyword arguments)
 Case = tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]]
@@ -108,32 +105,6 @@ def test_channels_last_input_gives_channels_last_output(case: Case) -> None:
     input = random(*input_shape).contiguous(memory_format=torch.channels_last)
     weight = random(*weight_shape).contiguous(memory_format=torch.channels_last)
     assert conv2d(input, weight, **arguments).is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("tile", [64, None])
-@pytest.mark.parametrize(
-    ("algorithm", "case"),
-    [(_im2col, case) for case in CASES if 0 not in case[0]]
-    + [
-        (module, case) for module in (_rows, _channels_last) for case in CASES if "groups" not in case[3] and case[0][1]
-    ],
-    ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2] or str(value),
-)
-def test_every_algorithm_in_small_and_large_tiles(
-    case: Case, algorithm: Algorithm, tile: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    input_shape, weight_shape, _, arguments = case
-    if tile is not None:
-        monkeypatch.setattr(_shared, "CPU_TILE_ELEMENTS", tile)
-    tensors = [random(*input_shape), random(*weight_shape, seed=1)]
-    complete = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1} | arguments
-    problem = make_problem(*tensors, **complete)
-    problem = replace(problem, channels_last=algorithm is _channels_last)
-    grad_output = random(*problem.output_size, seed=2)
-    output, grad_input, grad_weight = derivatives(F.conv2d, tensors, grad_output, arguments)
-    torch.testing.assert_close(algorithm.forward(*tensors, problem), output)
-    torch.testing.assert_close(algorithm.input_gradient(grad_output, tensors[1], problem), grad_input)
-    torch.testing.assert_close(algorithm.weight_gradient(tensors[0], grad_output, problem), grad_weight)
 
 
 GRID = [

@@ -2,14 +2,16 @@
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from yolo_lightning.conv import GemmConv2d, swap_convs
+from yolo_lightning.conv import FIXED, GemmConv2d, Plan, TimedPlan, swap_convs
 
 VENDOR_OPERATORS = ("aten::convolution", "aten::_convolution", "aten::conv2d", "aten::thnn_conv2d", "aten::slow_conv")
 VENDOR_NAMES = ("cudnn", "miopen", "mkldnn_convolution", "onednn", "nnpack", "convolution_backward")
@@ -70,10 +72,67 @@ def test_layer_works_on_the_meta_device() -> None:
     assert layer(torch.empty(2, 3, 9, 9, device="meta")).shape == (2, 4, 5, 5)
 
 
+@pytest.mark.parametrize("plan", [FIXED, TimedPlan(10)], ids=["fixed", "timed"])
+def test_compiled_layer_equals_eager(plan: Plan) -> None:
+    layer, input = GemmConv2d(3, 4, 3, padding=1), random(2, 3, 8, 8, dtype=torch.float32).requires_grad_()
+    layer.plan = plan
+    results = []
+    for function in (layer, torch.compile(layer, backend="aot_eager")):
+        output = function(input)
+        results.append((output, *torch.autograd.grad(output.square().sum(), [input, *layer.parameters()])))
+    torch.testing.assert_close(*results)
+    torch._dynamo.reset()
+
+
+def test_frozen_weight_and_bias_get_no_gradient() -> None:
+    layer, input = GemmConv2d(3, 4, 3), random(2, 3, 6, 6, dtype=torch.float32).requires_grad_()
+    layer.weight.requires_grad_(False)
+    layer(input).sum().backward()
+    assert layer.weight.grad is None
+    assert layer.bias.grad is not None
+    assert input.grad is not None
+    layer.requires_grad_(False)
+    assert not layer(input.detach()).requires_grad
+
+
+def test_two_layers_with_one_weight_add_their_gradients() -> None:
+    one, two, input = GemmConv2d(3, 3, 3, padding=1), GemmConv2d(3, 3, 3, padding=1), random(2, 3, 6, 6)
+    two.weight, two.bias = one.double().weight, one.bias
+    two(one(input)).square().sum().backward()
+    leaves = [one.weight.detach().clone().requires_grad_(), one.bias.detach().clone().requires_grad_()]
+    F.conv2d(F.conv2d(input, *leaves, padding=1), *leaves, padding=1).square().sum().backward()
+    torch.testing.assert_close([one.weight.grad, one.bias.grad], [leaf.grad for leaf in leaves])
+
+
+def test_channels_last_weight_keeps_its_layout_and_gets_a_gradient() -> None:
+    layer = GemmConv2d(4, 8, 3, padding=1).to(memory_format=torch.channels_last)
+    input = random(2, 4, 6, 6, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
+    output = layer(input)
+    output.sum().backward()
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+    assert layer.weight.grad.shape == layer.weight.shape
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_state_dict_round_trip_with_a_native_layer(strict: bool, tmp_path: Path) -> None:
+    ours, native = GemmConv2d(3, 4, 3, padding="same"), nn.Conv2d(3, 4, 3, padding="same")
+    ours.plan = TimedPlan(0)
+    torch.save(ours.state_dict(), tmp_path / "weights.pt")
+    native.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True), strict=strict)
+    back = GemmConv2d(3, 4, 3)
+    back.load_state_dict(native.state_dict(), strict=strict)
+    assert torch.equal(back.weight, ours.weight)
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_layer_can_be_traced_to_torchscript() -> None:
+@pytest.mark.parametrize("plan", [FIXED, TimedPlan(10)], ids=["fixed", "timed"])
+def test_layer_can_be_traced_to_torchscript(plan: Plan) -> None:
     layer, input = GemmConv2d(3, 4, 3, stride=2, padding=1), random(2, 3, 9, 9, dtype=torch.float32)
-    assert torch.equal(torch.jit.trace(layer, input)(2 * input), layer(2 * input))
+    layer.plan = plan
+    traced = torch.jit.trace(layer, input, check_trace=False)
+    assert not [entry.seconds for entry in plan.describe() if entry.seconds], "a trace is no place for timing"
+    torch.testing.assert_close(traced(2 * input), layer(2 * input))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

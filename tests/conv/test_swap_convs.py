@@ -1,18 +1,23 @@
-"""`swap_convs` and `unswap_convs`: what changes, what stays, what is left alone."""
+"""`swap_convs` and `unswap_convs`: what changes, what stays, what is refused."""
 
 import copy
 import pickle
-import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.nn.utils.prune import l1_unstructured
 
-from yolo_lightning.conv import GemmConv2d, VendorFreeBatchNorm2d, swap_convs, unswap_convs
+from yolo_lightning.conv import FIXED, GemmConv2d, TimedPlan, VendorFreeBatchNorm2d, swap_convs, unswap_convs
 
 
 class OwnConv2d(nn.Conv2d):
+    """A subclass with a behaviour of its own."""
+
+
+class OwnBatchNorm2d(nn.BatchNorm2d):
     """A subclass with a behaviour of its own."""
 
 
@@ -85,33 +90,84 @@ def test_a_module_used_twice_is_swapped_once() -> None:
     assert classes(swap_convs(nn.Sequential(layer, layer))) == [nn.Sequential, GemmConv2d]
 
 
-def test_other_convolutions_are_left_and_named_in_one_warning() -> None:
-    left = {
-        "own": OwnConv2d(3, 4, 3),
-        "lazy": nn.LazyConv2d(4, 3),
-        "normed": parametrizations.weight_norm(nn.Conv2d(3, 4, 3)),
-        "line": nn.Conv1d(3, 4, 3),
-        "volume": nn.Conv3d(3, 4, 3),
-        "up": nn.ConvTranspose2d(3, 4, 3),
-    }
-    native = nn.ModuleDict({**left, "plain": nn.Conv2d(3, 4, 3), "norm1d": nn.BatchNorm1d(3)})
-    before = {name: type(native[name]) for name in (*left, "norm1d")}
-    with pytest.warns(UserWarning, match="vendor library") as caught:
+REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "own": lambda: OwnConv2d(3, 4, 3),
+    "lazy": lambda: nn.LazyConv2d(4, 3),
+    "normed": lambda: parametrizations.weight_norm(nn.Conv2d(3, 4, 3)),
+    "line": lambda: nn.Conv1d(3, 4, 3),
+    "volume": lambda: nn.Conv3d(3, 4, 3),
+    "up": lambda: nn.ConvTranspose2d(3, 4, 3),
+    "synchronised": lambda: nn.SyncBatchNorm(4),
+    "own_norm": lambda: OwnBatchNorm2d(4),
+    "lazy_norm": lambda: nn.LazyBatchNorm2d(),
+    "norm1d": lambda: nn.BatchNorm1d(4),
+    "instance": lambda: nn.InstanceNorm2d(4),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_stay_on_the_vendor_library_is_refused_by_name(name: str) -> None:
+    layer = REFUSED[name]()
+    native = nn.ModuleDict({"plain": nn.Conv2d(3, 4, 3), "block": nn.ModuleDict({name: layer})})
+    before = classes(native)
+    with pytest.raises(ValueError, match=rf"no vendor-free form of block\.{name} \({type(layer).__name__}\);.*skip"):
         swap_convs(native)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    message = str(caught[0].message)
-    assert all(f"{name} (" in message for name in left)
-    assert "plain" not in message
-    assert {name: type(native[name]) for name in before} == before
-    assert type(native["plain"]) is GemmConv2d
+    assert classes(native) == before, "nothing has been changed"
+    assert "plan" not in vars(native["plain"])
 
 
-def test_no_warning_where_nothing_is_left() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        swap_convs(model())
-    assert [str(warning.message) for warning in caught] == []
+def test_all_refused_layers_are_named_and_so_is_the_root() -> None:
+    with pytest.raises(ValueError, match=r"0 \(Conv1d\), 1 \(SyncBatchNorm\);"):
+        swap_convs(nn.Sequential(nn.Conv1d(3, 4, 3), nn.SyncBatchNorm(4), nn.Linear(3, 3)))
+    with pytest.raises(ValueError, match=r"\(root\) \(OwnConv2d\)"):
+        swap_convs(OwnConv2d(3, 4, 3))
+
+
+def test_skipped_layers_stay_with_all_that_is_below_them() -> None:
+    native = nn.ModuleDict({"own": OwnConv2d(3, 4, 3), "plain": nn.Conv2d(3, 4, 3), "branch": model()})
+    swap_convs(native, skip=("own", "branch"))
+    assert classes(native["branch"]) == classes(model())
+    assert [type(native["own"]), type(native["plain"])] == [OwnConv2d, GemmConv2d]
+    root = OwnConv2d(3, 4, 3)
+    assert swap_convs(root, skip=[""]) is root
+
+
+def test_a_misspelt_skip_is_an_error() -> None:
+    with pytest.raises(ValueError, match="skip names '3', which is no submodule"):
+        swap_convs(model(), skip=["3"])
+
+
+def test_a_lazy_layer_is_swapped_once_it_knows_its_shape() -> None:
+    native, input = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d()), torch.randn(2, 3, 8, 8)
+    native(input)
+    reference = copy.deepcopy(native)(input)
+    torch.testing.assert_close(swap_convs(native)(input), reference)
+    assert [type(layer) for layer in native] == [GemmConv2d, VendorFreeBatchNorm2d]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "reparametrise", [weight_norm, spectral_norm, lambda layer: l1_unstructured(layer, "weight", 5)]
+)
+def test_weights_that_hooks_compute_stay_computed(reparametrise: Callable[[nn.Module], nn.Module]) -> None:
+    layer, input = reparametrise(nn.Conv2d(3, 4, 3).double()).eval(), torch.randn(1, 3, 8, 8).double()
+    results = []
+    for _ in range(2):
+        output = layer(input)
+        results.append((output, *torch.autograd.grad(output.square().sum(), list(layer.parameters()))))
+        swap_convs(layer)
+    assert type(layer) is GemmConv2d
+    torch.testing.assert_close(*results)
+
+
+def test_one_plan_serves_all_convolutions_until_they_are_swapped_back() -> None:
+    plan, native = TimedPlan(0), model()
+    swap_convs(native, plan=plan)(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert [native[0].plan, native[2][1].plan] == [plan, plan]
+    assert plan.describe()
+    assert copy.deepcopy(native)[0].plan is plan
+    assert "plan" not in unswap_convs(native)[0].__dict__
+    assert swap_convs(native)[0].plan is FIXED
 
 
 def test_unswap_leaves_a_subclass_of_ours_alone() -> None:

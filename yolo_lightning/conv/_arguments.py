@@ -77,6 +77,7 @@ def make_problem(
     padding: IntOrPair | str,
     dilation: IntOrPair,
     groups: int,
+    memory_format: torch.memory_format | None = None,
 ) -> Problem:
     """Check the arguments of a batched convolution and complete them.
 
@@ -88,6 +89,7 @@ def make_problem(
         padding: Not negative, one value or `(vertical, horizontal)`, or `"same"` or `"valid"`.
         dilation: Positive, one value or `(vertical, horizontal)`.
         groups: Positive, divides both channel counts.
+        memory_format: Layout of the results; None is channels_last where the input or the weight is.
 
     Raises:
         ValueError: If an argument is not allowed; the message holds the bad value and the allowed ones.
@@ -107,7 +109,8 @@ def make_problem(
         padding=_four_sides(padding, stride_pair, dilation_pair, kernel),
         dilation=dilation_pair,
         groups=groups,
-        channels_last=_looks_channels_last(input) or _looks_channels_last(weight),
+        channels_last=memory_format is torch.channels_last
+        or (memory_format is None and (looks_channels_last(input) or looks_channels_last(weight))),
     )
     reach = tuple(dilation_pair[axis] * (kernel[axis] - 1) + 1 for axis in (0, 1))
     if reach[0] > problem.padded_size[0] or reach[1] > problem.padded_size[1]:
@@ -175,6 +178,7 @@ def _four_sides(
     return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
 
 
-def _looks_channels_last(tensor: Tensor) -> bool:
+def looks_channels_last(tensor: Tensor) -> bool:
+    """Whether the channels of a 4-D tensor lie innermost in memory; one channel tells nothing."""
     # A slice of a channels_last tensor along the channels counts too, so dense storage is not asked for.
     return tensor.size(1) > 1 and tensor.stride(1) == 1 and not tensor.is_contiguous()

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from yolo_lightning.conv import _algorithms
 from yolo_lightning.conv._arguments import IntOrPair, Problem, make_problem
+from yolo_lightning.conv.plan import FIXED, Plan
 
 
 def conv2d(
@@ -19,12 +19,14 @@ def conv2d(
     padding: IntOrPair | str = 0,
     dilation: IntOrPair = 1,
     groups: int = 1,
+    *,
+    plan: Plan = FIXED,
+    memory_format: torch.memory_format | None = None,
 ) -> Tensor:
     """`torch.nn.functional.conv2d` without a vendor convolution library, forward and backward.
 
     For the backward pass it keeps the input and the weight, never the lowered columns. Under autocast the tensors
-    are cast to the autocast dtype, as the native operator does. The result is channels_last where the input or the
-    weight is.
+    are cast to the autocast dtype, as the native operator does.
 
     Args:
         input: `(N, C, H, W)` or unbatched `(C, H, W)`; float32, float64, float16 or bfloat16; any strides.
@@ -34,6 +36,8 @@ def conv2d(
         padding: Zeros on both sides in pixels, one value or `(vertical, horizontal)`, or `"same"` or `"valid"`.
         dilation: Distance between kernel taps in pixels, one value or `(vertical, horizontal)`.
         groups: Number of independent channel groups.
+        plan: Decides which algorithm computes each product; results differ by rounding only.
+        memory_format: Layout of the result; None is channels_last where the input or the weight is.
 
     Returns:
         `(N, O, H', W')`, or `(O, H', W')` for an unbatched input, in the dtype of the (cast) input.
@@ -47,22 +51,20 @@ def conv2d(
         input, weight = _autocast(input, dtype), _autocast(weight, dtype)
         bias = None if bias is None else _autocast(bias, dtype)
     if input.dim() == 3:
-        return conv2d(input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
-    problem = make_problem(input, weight, bias, stride, padding, dilation, groups)
+        batch = input.unsqueeze(0)
+        output = conv2d(batch, weight, bias, stride, padding, dilation, groups, plan=plan, memory_format=memory_format)
+        return output.squeeze(0)
+    problem = make_problem(input, weight, bias, stride, padding, dilation, groups, memory_format)
     if bias is not None and problem.input_size[1] == 0:
         # The output has no channels either (see Problem.output_size); the slice gives the bias a gradient of zeros.
         bias = bias[:0]
-    return _apply(_Convolution, input, weight, bias, problem)
+    result: Tensor = _Convolution.apply(input, weight, bias, problem, plan)
+    return result
 
 
 def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     # Autocast leaves float64 alone; so does this.
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
-
-
-def _apply(function: type[Function], *arguments: Tensor | Problem | None) -> Tensor:
-    result: Tensor = function.apply(*arguments)
-    return result
 
 
 def _settled(tensor: Tensor) -> AbstractContextManager[object]:
@@ -73,79 +75,133 @@ def _settled(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(device_type, enabled=False)
 
 
-# Convolution is linear in the input and in the weight, so the derivative of each of the three functions below is made
-# of the other two. That closes the circle: double backward needs no further formula and never differentiates through
-# the algorithms, which may therefore write into buffers.
+# Convolution is linear in the input and in the weight, so the derivative of each of the functions below is made of the
+# others. That closes the circle: double backward needs no further formula and never differentiates through the
+# algorithms, which may therefore write into buffers.
+
+MaybeTensor = Tensor | None
 
 
 class _Context(Protocol):
-    """What the functions below use of `torch.autograd.function.FunctionCtx`, and the attribute that they add."""
+    """What the functions below use of `torch.autograd.function.FunctionCtx`, and the attributes that they add."""
 
     problem: Problem
+    plan: Plan
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+def _apply(function: type[Function], ctx: _Context, *tensors: MaybeTensor) -> Tensor:
+    """Another function of the same problem."""
+    result: Tensor = function.apply(*tensors, ctx.problem, ctx.plan)
+    return result
+
 
 class _Convolution(Function):
     @staticmethod
-    def forward(input: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem) -> Tensor:
+    def forward(input: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, plan: Plan) -> Tensor:
         with _settled(input):
-            output = _algorithms.forward(input, weight, problem)
+            output = plan.forward(input, weight, problem)
         return output if bias is None else output.add_(bias.view(1, -1, 1, 1))
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, Tensor | None, Problem], output: Tensor) -> None:
-        input, weight, _, ctx.problem = inputs
+    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, MaybeTensor, Problem, Plan], output: Tensor) -> None:
+        input, weight, _, ctx.problem, ctx.plan = inputs
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
 
     @staticmethod
-    def backward(ctx: _Context, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: _Context, grad_output: Tensor) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
         input, weight = ctx.saved_tensors
-        needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad_input = _apply(_InputGradient, grad_output, weight, ctx.problem) if needs_input else None
-        grad_weight = _apply(_WeightGradient, input, grad_output, ctx.problem) if needs_weight else None
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_input = grad_weight = None
+        if needs_input and needs_weight:
+            grad_input, grad_weight = _Gradients.apply(input, grad_output, weight, ctx.problem, ctx.plan)
+        elif needs_input:
+            grad_input = _apply(_InputGradient, ctx, grad_output, weight)
+        elif needs_weight:
+            grad_weight = _apply(_WeightGradient, ctx, input, grad_output)
         grad_bias = grad_output.sum((0, 2, 3)) if needs_bias else None
-        return grad_input, grad_weight, grad_bias, None
+        return grad_input, grad_weight, grad_bias, None, None
 
 
 class _InputGradient(Function):
     @staticmethod
-    def forward(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    def forward(grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan) -> Tensor:
         with _settled(grad_output):
-            return _algorithms.input_gradient(grad_output, weight, problem)
+            return plan.input_gradient(grad_output, weight, problem)
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, Problem], output: Tensor) -> None:
-        grad_output, weight, ctx.problem = inputs
+    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, Problem, Plan], output: Tensor) -> None:
+        grad_output, weight, ctx.problem, ctx.plan = inputs
         ctx.save_for_backward(grad_output, weight)
 
     @staticmethod
-    def backward(ctx: _Context, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: _Context, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
         grad_output, weight = ctx.saved_tensors
-        needs_grad_output, needs_weight, _ = ctx.needs_input_grad
-        by_grad_output = _apply(_Convolution, direction, weight, None, ctx.problem) if needs_grad_output else None
-        by_weight = _apply(_WeightGradient, direction, grad_output, ctx.problem) if needs_weight else None
-        return by_grad_output, by_weight, None
+        needs_grad_output, needs_weight = ctx.needs_input_grad[:2]
+        by_grad_output = _apply(_Convolution, ctx, direction, weight, None) if needs_grad_output else None
+        by_weight = _apply(_WeightGradient, ctx, direction, grad_output) if needs_weight else None
+        return by_grad_output, by_weight, None, None
 
 
 class _WeightGradient(Function):
     @staticmethod
-    def forward(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
+    def forward(input: Tensor, grad_output: Tensor, problem: Problem, plan: Plan) -> Tensor:
         with _settled(input):
-            return _algorithms.weight_gradient(input, grad_output, problem)
+            return plan.weight_gradient(input, grad_output, problem)
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, Problem], output: Tensor) -> None:
-        input, grad_output, ctx.problem = inputs
+    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, Problem, Plan], output: Tensor) -> None:
+        input, grad_output, ctx.problem, ctx.plan = inputs
         ctx.save_for_backward(input, grad_output)
 
     @staticmethod
-    def backward(ctx: _Context, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: _Context, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
         input, grad_output = ctx.saved_tensors
-        needs_input, needs_grad_output, _ = ctx.needs_input_grad
-        by_input = _apply(_InputGradient, grad_output, direction, ctx.problem) if needs_input else None
-        by_grad_output = _apply(_Convolution, input, direction, None, ctx.problem) if needs_grad_output else None
-        return by_input, by_grad_output, None
+        needs_input, needs_grad_output = ctx.needs_input_grad[:2]
+        by_input = _apply(_InputGradient, ctx, grad_output, direction) if needs_input else None
+        by_grad_output = _apply(_Convolution, ctx, input, direction, None) if needs_grad_output else None
+        return by_input, by_grad_output, None, None
+
+
+class _Gradients(Function):
+    """Both gradients at once, for algorithms that lower a tensor for the two of them."""
+
+    @staticmethod
+    def forward(
+        input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan
+    ) -> tuple[Tensor, Tensor]:
+        with _settled(input):
+            return plan.gradients(input, grad_output, weight, problem)
+
+    @staticmethod
+    def setup_context(
+        ctx: _Context, inputs: tuple[Tensor, Tensor, Tensor, Problem, Plan], output: tuple[Tensor, Tensor]
+    ) -> None:
+        input, grad_output, weight, ctx.problem, ctx.plan = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(input, grad_output, weight)
+
+    @staticmethod
+    def backward(
+        ctx: _Context, along_input: MaybeTensor, along_weight: MaybeTensor
+    ) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
+        """The directions belong to the gradient for the input and to that for the weight; either may be absent."""
+        input, grad_output, weight = ctx.saved_tensors
+        needs_input, needs_grad_output, needs_weight = ctx.needs_input_grad[:3]
+        by_input = by_grad_output = by_weight = None
+        if along_weight is not None and needs_input:
+            by_input = _apply(_InputGradient, ctx, grad_output, along_weight)
+        if along_input is not None and needs_weight:
+            by_weight = _apply(_WeightGradient, ctx, along_input, grad_output)
+        if needs_grad_output:
+            pairs = ((along_input, weight), (input, along_weight))
+            whole = [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
+            terms = [_apply(_Convolution, ctx, *pair, None) for pair in whole]
+            by_grad_output = sum(terms[1:], terms[0]) if terms else None
+        return by_input, by_grad_output, by_weight, None, None

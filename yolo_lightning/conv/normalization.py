@@ -32,15 +32,25 @@ class VendorFreeBatchNorm2d(nn.BatchNorm2d):
             # The operator refuses it; torch leaves the statistics as they are and the gradients at zero.
             return self._scale(input)
         keeps_running = not self.training or self.track_running_stats
-        output, _, _ = torch.native_batch_norm(
+        return self._normalise(
             input,
-            self.weight,
-            self.bias,
             self.running_mean if keeps_running else None,
             self.running_var if keeps_running else None,
             uses_batch,
             momentum,
-            self.eps,
+        )
+
+    def _normalise(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        uses_batch: bool,
+        momentum: float,
+    ) -> Tensor:
+        """Normalise by the batch's statistics, which then enter the running ones, or else by the running ones."""
+        output, _, _ = torch.native_batch_norm(
+            input, self.weight, self.bias, running_mean, running_var, uses_batch, momentum, self.eps
         )
         return output
 

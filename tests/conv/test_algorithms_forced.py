@@ -1,0 +1,243 @@
+"""Every algorithm against `torch.nn.functional.conv2d`, wherever the table offers it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.conv.test_conv2d import CASES, Case, derivatives, lay_out, random
+from tests.conv.test_conv_dtypes import ROUNDING
+from yolo_lightning.conv import Plan, _algorithms, _native_depthwise, _shared, conv2d
+from yolo_lightning.conv._algorithms import Candidate, Operation, candidates
+from yolo_lightning.conv._arguments import Problem, make_problem
+from yolo_lightning.conv.plan import PlanKey
+
+NOTHING: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+
+
+class ForcedPlan(Plan):
+    """Uses one algorithm wherever it is a candidate, and nothing else there."""
+
+    def __init__(self, algorithm: str) -> None:
+        super().__init__()
+        self.algorithm = algorithm
+        self.uses = 0
+
+    def _table_order(self, key: PlanKey) -> tuple[Candidate, ...]:
+        order = super()._table_order(key)
+        forced = tuple(candidate for candidate in order if candidate.name == self.algorithm)
+        self.uses += len(forced)
+        return forced or order
+
+
+def problem_of(input_shape: Any, weight_shape: Any, arguments: dict[str, Any], channels_last: bool) -> Problem:
+    tensors = [torch.empty(shape, device="meta") for shape in (input_shape, weight_shape)]
+    return replace(make_problem(*tensors, **NOTHING | arguments), channels_last=channels_last)
+
+
+def names(problem: Problem, dtype: torch.dtype = torch.float64) -> list[str]:
+    """All algorithms that are a candidate for an operation of this problem, each once."""
+    found = [candidate.name for operation in Operation for candidate in candidates(operation, problem, dtype, "cpu")]
+    return list(dict.fromkeys([*found, _algorithms.SEPARATE]))
+
+
+FORCED = [
+    pytest.param(name, case, layout, id=f"{name}-{layout}-{case}")
+    for case in CASES
+    for layout in ("contiguous", "channels_last")
+    for name in names(problem_of(case[0], case[1], case[3], layout == "channels_last"))
+]
+
+
+def test_the_cases_reach_every_row_of_the_table() -> None:
+    reached = {parameters.values[0].removeprefix("mirrored ").partition(" in ")[0] for parameters in FORCED}
+    # PyTorch's own depthwise kernel exists on accelerators only.
+    rows = {row.name for row in _algorithms._TABLE} - {"native depthwise"}
+    assert reached == rows | {"zeros", _algorithms.SEPARATE}
+
+
+@pytest.mark.parametrize("tile", [64, None])
+@pytest.mark.parametrize(("algorithm", "case", "layout"), FORCED)
+def test_output_and_gradients(
+    algorithm: str, case: Case, layout: str, tile: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    input_shape, weight_shape, _, arguments = case
+    if tile is not None:
+        monkeypatch.setattr(_shared, "CPU_TILE_ELEMENTS", tile)
+    tensors = [lay_out(random(*input_shape), layout), lay_out(random(*weight_shape, seed=1), layout)]
+    problem = problem_of(input_shape, weight_shape, arguments, layout == "channels_last")
+    grad_output = lay_out(random(*problem.output_size, seed=2), layout)
+    plan = ForcedPlan(algorithm)
+    mine = derivatives(conv2d, tensors, grad_output, {**arguments, "plan": plan})
+    # One gradient at a time, where the plan above computed both at once.
+    alone = [
+        plan.input_gradient(grad_output, tensors[1], problem),
+        plan.weight_gradient(*tensors[:1], grad_output, problem),
+    ]
+    references = derivatives(F.conv2d, tensors, grad_output, arguments)
+    torch.testing.assert_close(mine, references, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(alone, references[1:], rtol=1e-9, atol=1e-9)
+    assert plan.uses
+
+
+DERIVATIVES = [
+    pytest.param(name, kernel, stride, groups, layout, id=f"{name}-{layout}-{kernel}-{stride}-{groups}")
+    for kernel, stride, groups in ((3, 1, 1), (3, 2, 1), (2, 1, 2), (3, 2, 4), (1, 1, 1), (1, 1, 2))
+    for layout in ("contiguous", "channels_last")
+    for name in names(
+        problem_of(
+            (2, 4, 6, 5),
+            (4, 4 // groups, kernel, kernel),
+            {"stride": stride, "padding": kernel // 2, "groups": groups},
+            layout == "channels_last",
+        )
+    )
+]
+
+
+@pytest.mark.parametrize(("algorithm", "kernel", "stride", "groups", "layout"), DERIVATIVES)
+def test_first_and_second_derivatives(algorithm: str, kernel: int, stride: int, groups: int, layout: str) -> None:
+    shapes = [(2, 4, 6, 5), (4, 4 // groups, kernel, kernel)]
+    tensors = [lay_out(random(*shape), layout).requires_grad_() for shape in shapes]
+    plan = ForcedPlan(algorithm)
+
+    def function(*leaves: Tensor) -> Tensor:
+        return conv2d(*leaves, stride=stride, padding=kernel // 2, groups=groups, plan=plan)
+
+    assert torch.autograd.gradcheck(function, tensors, fast_mode=True, nondet_tol=0.0)
+    assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True, nondet_tol=0.0)
+    assert plan.uses
+
+
+HALF = [
+    pytest.param(name, dtype, kernel, stride, groups, layout, id=f"{name}-{dtype}-{layout}-{kernel}-{stride}-{groups}")
+    for dtype in ROUNDING
+    for kernel, stride, groups in ((3, 1, 1), (3, 2, 1), (1, 1, 1), (3, 2, 4), (3, 1, 16))
+    for layout in ("contiguous", "channels_last")
+    for name in names(
+        problem_of(
+            (4, 16, 12, 12),
+            (16, 16 // groups, kernel, kernel),
+            {"stride": stride, "padding": kernel // 2, "groups": groups},
+            layout == "channels_last",
+        ),
+        dtype,
+    )
+]
+
+
+@pytest.mark.parametrize(("algorithm", "dtype", "kernel", "stride", "groups", "layout"), HALF)
+def test_half_types_round_once(
+    algorithm: str, dtype: torch.dtype, kernel: int, stride: int, groups: int, layout: str
+) -> None:
+    shapes = [(4, 16, 12, 12), (16, 16 // groups, kernel, kernel)]
+    tensors = [lay_out(random(*shape).to(dtype), layout) for shape in shapes]
+    arguments = {"stride": stride, "padding": kernel // 2, "groups": groups}
+    grad_output = torch.ones(F.conv2d(*tensors, **arguments).shape, dtype=dtype)
+    mine = derivatives(conv2d, tensors, grad_output, {**arguments, "plan": ForcedPlan(algorithm)})
+    exact = derivatives(F.conv2d, [tensor.double() for tensor in tensors], grad_output.double(), arguments)
+    for name, result, reference in zip(["output", "input", "weight"], mine, exact, strict=True):
+        error = (result.double() - reference).abs().max() / reference.abs().max()
+        assert error <= ROUNDING[dtype], f"{name} is off by {error:.1e} of its largest value"
+
+
+@st.composite
+def any_case(draw: st.DrawFn) -> Case:
+    """A small convolution whose kernel fits into the padded input."""
+    groups = draw(st.integers(1, 3))
+    pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+    kernel, stride, dilation, extra = draw(pairs), draw(pairs), draw(pairs), draw(pairs)
+    padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
+    sizes = [max(1, dilation[axis] * (kernel[axis] - 1) + extra[axis] - 2 * padding[axis]) for axis in (0, 1)]
+    channels, outputs = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    arguments = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    input_shape = (draw(st.integers(1, 2)), channels * groups, *sizes)
+    return input_shape, (outputs * groups, channels, *kernel), False, arguments
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, database=None)
+@given(any_case(), st.booleans())
+def test_any_problem_by_any_algorithm(case: Case, channels_last: bool) -> None:
+    input_shape, weight_shape, _, arguments = case
+    layout = "channels_last" if channels_last else "contiguous"
+    tensors = [lay_out(random(*input_shape), layout), lay_out(random(*weight_shape, seed=1), layout)]
+    problem = problem_of(input_shape, weight_shape, arguments, channels_last)
+    grad_output = random(*problem.output_size, seed=2)
+    output, grad_input, grad_weight = derivatives(F.conv2d, tensors, grad_output, arguments)
+    input, weight = tensors
+    expected = {
+        Operation.FORWARD: ((input, weight), (output,)),
+        Operation.INPUT_GRADIENT: ((grad_output, weight), (grad_input,)),
+        Operation.WEIGHT_GRADIENT: ((input, grad_output), (grad_weight,)),
+        Operation.GRADIENTS: ((input, grad_output, weight), (grad_input, grad_weight)),
+    }
+    for operation, (given_tensors, references) in expected.items():
+        for candidate in candidates(operation, problem, torch.float64, "cpu"):
+            results = candidate.compute(given_tensors)
+            for mine, reference in zip(results, references, strict=True):
+                torch.testing.assert_close(mine, reference, msg=lambda text, name=candidate.name: f"{name}: {text}")
+
+
+DEPTHWISE = [case for case in CASES if case[3].get("groups") == case[0][1] and 0 not in case[0]]
+DEPTHWISE.append(((2, 4, 6, 5), (4, 1, 3, 2), False, {"groups": 4, "padding": (2, 0), "dilation": (1, 2)}))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("case", DEPTHWISE, ids=str)
+def test_native_depthwise_gets_the_right_arguments(
+    case: Case, channels_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is absent on a CPU; torch's own convolution answers here for it."""
+
+    def answer(input: Tensor, weight: Tensor, kernel: Any, bias: None, *arguments: Any) -> Tensor:
+        assert tuple(weight.shape[2:]) == kernel
+        return F.conv2d(input, weight, bias, *arguments, groups=input.size(1))
+
+    monkeypatch.setattr(torch.ops.aten, "_conv_depthwise2d", answer, raising=False)
+    input_shape, weight_shape, _, arguments = case
+    problem = problem_of(input_shape, weight_shape, arguments, channels_last)
+    tensors = [random(*input_shape), random(*weight_shape, seed=1)]
+    grad_output = random(*problem.output_size, seed=2)
+    output, grad_input, _ = derivatives(F.conv2d, tensors, grad_output, arguments)
+    for operation, first, reference in (
+        (Operation.FORWARD, tensors[0], output),
+        (Operation.INPUT_GRADIENT, grad_output, grad_input),
+    ):
+        offered = [c for c in candidates(operation, problem, torch.float64, "cuda") if "native" in c.name]
+        assert offered or operation is Operation.INPUT_GRADIENT
+        for candidate in offered:
+            assert candidate.may_refuse
+            torch.testing.assert_close(candidate.compute((first, tensors[1]))[0], reference)
+
+
+def test_native_depthwise_is_for_cuda_devices_and_even_padding() -> None:
+    even = problem_of((2, 4, 6, 6), (4, 1, 3, 3), {"groups": 4, "padding": 1}, False)
+    uneven = problem_of((2, 4, 6, 6), (4, 1, 2, 2), {"groups": 4, "padding": "same"}, False)
+    first = {
+        (device, problem.kernel): candidates(Operation.FORWARD, problem, torch.float32, device)[0].name
+        for device in ("cpu", "cuda")
+        for problem in (even, uneven)
+    }
+    assert first == {
+        ("cpu", (3, 3)): "depthwise",
+        ("cpu", (2, 2)): "depthwise",
+        ("cuda", (3, 3)): "native depthwise",
+        ("cuda", (2, 2)): "depthwise",
+    }
+    for cropping in ((-1, -1, 0, 0), (0, 0, -1, -1)):
+        assert not _native_depthwise.accepts(replace(even, padding=cropping))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
+def test_native_depthwise_on_a_device() -> None:
+    problem = problem_of((2, 4, 6, 6), (8, 1, 3, 3), {"groups": 4, "padding": 1, "stride": 2}, False)
+    tensors = (random(*problem.input_size).cuda(), random(*problem.weight_size).cuda())
+    candidate = candidates(Operation.FORWARD, problem, torch.float64, "cuda")[0]
+    reference = F.conv2d(*(tensor.cpu() for tensor in tensors), groups=4, padding=1, stride=2)
+    assert candidate.name == "native depthwise"
+    torch.testing.assert_close(candidate.compute(tensors)[0].cpu(), reference)

@@ -1,0 +1,359 @@
+"""The plan: what is chosen, when it is timed, what stays, and what happens when memory runs out."""
+
+import copy
+import gc
+import pickle
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.conv.test_conv2d import random
+from yolo_lightning.conv import FIXED, GemmConv2d, Plan, TimedPlan, _rows, conv2d, timed_plan
+from yolo_lightning.conv import plan as plan_module
+from yolo_lightning.conv._algorithms import SEPARATE, Candidate, Operation, Tensors, candidates
+from yolo_lightning.conv._arguments import Problem
+
+PROBLEM = Problem((1, 1, 4, 4), (1, 1, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, False)
+OTHER = Problem((2, 1, 4, 4), (1, 1, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, False)
+TENSORS = (torch.zeros(1), torch.zeros(1))
+
+
+class Table:
+    """Replaces the table by three algorithms that only count and pass pretended time. The first is the default."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        self.seconds = {"slow": 3.0, "quick": 1.0, "middling": 2.0}
+        self.calls: list[str] = []
+        self.failures: dict[str, RuntimeError] = {}
+        self.may_refuse = False
+        self.pause_s = 0.0
+        monkeypatch.setattr(timed_plan, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+        monkeypatch.setattr(plan_module, "candidates", lambda *_: self.candidates())
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        return tuple(Candidate(name, self.compute(name), self.may_refuse) for name in self.seconds)
+
+    def compute(self, name: str) -> Callable[[Tensors], Tensors]:
+        def compute(tensors: Tensors) -> Tensors:
+            self.calls.append(name)
+            self.now_s += self.seconds[name]
+            time.sleep(self.pause_s)
+            if name in self.failures:
+                raise self.failures[name]
+            return (torch.zeros(1),)
+
+        return compute
+
+    def run(self, plan: Plan, problem: Problem = PROBLEM) -> list[str]:
+        """What a forward product calls."""
+        self.calls.clear()
+        plan.forward(*TENSORS, problem)
+        return list(self.calls)
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    return Table(monkeypatch)
+
+
+# The table of defaults
+
+
+@pytest.mark.parametrize(
+    ("weight_size", "stride", "groups", "defaults"),
+    [
+        ((8, 8, 1, 1), 1, 1, ["pointwise"] * 3),
+        ((8, 8, 3, 3), 1, 1, ["rows", "mirrored rows", "rows"]),
+        ((8, 8, 3, 3), 2, 1, ["rows", "rows", "rows"]),
+        ((8, 4, 3, 3), 2, 2, ["im2col", "im2col", "im2col"]),
+        ((8, 1, 3, 3), 1, 8, ["depthwise", "mirrored depthwise", "depthwise"]),
+    ],
+)
+def test_defaults_of_contiguous_float32(
+    weight_size: tuple[int, int, int, int], stride: int, groups: int, defaults: list[str]
+) -> None:
+    problem = Problem((2, 8, 9, 9), weight_size, (stride, stride), (0, 0, 0, 0), (1, 1), groups, False)
+    found = [candidates(operation, problem, torch.float32, "cpu")[0].name for operation in list(Operation)[:3]]
+    assert found == defaults
+
+
+def test_rows_are_no_candidate_for_half_types() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        for operation in Operation:
+            assert not [c.name for c in candidates(operation, PROBLEM, dtype, "cpu") if "rows" in c.name]
+
+
+def test_names_are_unique() -> None:
+    for channels_last in (False, True):
+        for stride in (1, 2):
+            problem = Problem((2, 8, 9, 9), (8, 8, 3, 3), (stride, stride), (0,) * 4, (1, 1), 1, channels_last)
+            for operation in Operation:
+                found = [candidate.name for candidate in candidates(operation, problem, torch.float32, "cpu")]
+                assert len(found) == len(set(found))
+
+
+def test_fixed_plan_times_nothing(table: Table) -> None:
+    plan = Plan()
+    assert [table.run(plan), table.run(plan, OTHER)] == [["slow"], ["slow"]]
+    assert [(entry.algorithm, dict(entry.seconds)) for entry in plan.describe()] == [("slow", {})] * 2
+
+
+# Timing
+
+
+def test_the_fastest_is_used_from_the_first_sight_on(table: Table) -> None:
+    plan = TimedPlan(100)
+    first = table.run(plan)
+    assert set(first) == {"slow", "quick", "middling"}
+    assert first[-1] == "quick"
+    table.seconds = {"slow": 0.1, "quick": 9.0, "middling": 0.1}
+    assert table.run(plan) == ["quick"], "the choice stays, whatever changes"
+    (entry,) = plan.describe()
+    assert (entry.operation, entry.algorithm) == (Operation.FORWARD, "quick")
+    assert dict(entry.seconds) == {"slow": 3.0, "quick": 1.0, "middling": 2.0}
+    for words in ("forward", "input 1x1x4x4", "weight 1x1x3x3", "NCHW", "float32"):
+        assert words in entry.problem
+
+
+def test_a_hopeless_candidate_is_run_no_more_than_twice(table: Table) -> None:
+    table.seconds = {"quick": 1.0, "hopeless": 30.0}
+    assert table.run(TimedPlan(1000)).count("hopeless") == 2
+
+
+def test_the_default_is_kept_unless_another_is_clearly_faster(table: Table) -> None:
+    table.seconds = {"default": 1.0, "hardly faster": 0.96}
+    assert table.run(TimedPlan(1000))[-1] == "default"
+    table.seconds = {"default": 1.0, "faster": 0.94}
+    assert table.run(TimedPlan(1000))[-1] == "faster"
+
+
+def test_what_is_not_yet_timed_gets_the_default_when_the_budget_is_spent(table: Table) -> None:
+    plan = TimedPlan(budget_s=5.0)
+    table.run(plan)
+    assert plan.spent_s > 5.0, "the problem that was begun is finished"
+    assert table.run(plan, OTHER) == ["slow"]
+    assert table.run(plan) == ["quick"], "what is known stays"
+    assert [dict(entry.seconds) for entry in plan.describe()][1] == {}
+
+
+def test_no_budget_times_nothing(table: Table) -> None:
+    assert table.run(TimedPlan(0)) == ["slow"]
+
+
+@pytest.mark.parametrize("budget_s", [-1, float("nan")])
+def test_bad_budgets(budget_s: float) -> None:
+    with pytest.raises(ValueError, match=f"budget_s is {budget_s}; it must be 0 or more"):
+        TimedPlan(budget_s)
+
+
+def test_forgotten_orders_are_found_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "REMEMBERED_ORDERS", 1)
+    plan = TimedPlan(100)
+    table.run(plan)
+    table.run(plan, OTHER)
+    assert len(plan.describe()) == 1
+    assert table.run(plan) == ["quick"]
+
+
+def test_two_threads_time_a_problem_once(table: Table) -> None:
+    plan, gate, table.pause_s = TimedPlan(1000), threading.Barrier(2), 0.01
+
+    def run() -> None:
+        gate.wait()
+        plan.forward(*TENSORS, PROBLEM)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert table.calls.count("slow") == 2, "hopeless after one timed run"
+
+
+def test_no_timing_without_real_work(table: Table) -> None:
+    plan = TimedPlan(100)
+    plan.forward(torch.zeros(1, device="meta"), torch.zeros(1, device="meta"), PROBLEM)
+    assert table.calls == ["slow"]
+    assert table.run(plan)[-1] == "quick", "the first real tensors are timed"
+
+
+def test_both_gradients_at_once_where_that_is_faster(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The separate way takes 2 seconds here, and the nested timing of its parts is paid for once."""
+    both = (torch.zeros(1), torch.zeros(1))
+
+    def at_once(tensors: Tensors) -> Tensors:
+        table.now_s += 1.5
+        return both
+
+    monkeypatch.setattr(
+        plan_module,
+        "gradient_candidates",
+        lambda *arguments: (Candidate(SEPARATE, arguments[-1]), Candidate("at once", at_once)),
+    )
+    plan = TimedPlan(1000)
+    assert plan.gradients(*TENSORS, TENSORS[0], PROBLEM) == both
+    assert plan.spent_s == pytest.approx(table.now_s - 1.5), "all but the run whose result was returned"
+    chosen = {entry.operation: entry.algorithm for entry in plan.describe()}
+    assert chosen == {
+        Operation.INPUT_GRADIENT: "quick",
+        Operation.WEIGHT_GRADIENT: "quick",
+        Operation.GRADIENTS: "at once",
+    }
+
+
+def test_real_candidates_give_right_results_and_the_same_ones_later() -> None:
+    plan = TimedPlan(60)
+    tensors = [random(2, 4, 9, 8).requires_grad_(), random(6, 4, 3, 3).requires_grad_()]
+    runs = []
+    for _ in range(2):
+        output = conv2d(*tensors, padding=1, plan=plan)
+        runs.append((output, *torch.autograd.grad(output.square().sum(), tensors)))
+    reference = F.conv2d(*tensors, padding=1)
+    torch.testing.assert_close(runs[0], (reference, *torch.autograd.grad(reference.square().sum(), tensors)))
+    assert all(torch.equal(one, two) for one, two in zip(*runs, strict=True))
+    timed = {entry.operation for entry in plan.describe() if len(entry.seconds) > 1}
+    assert timed >= {Operation.FORWARD, Operation.INPUT_GRADIENT, Operation.WEIGHT_GRADIENT}
+
+
+def test_an_unbatched_input_follows_the_plan_too() -> None:
+    plan = Plan()
+    conv2d(random(4, 9, 8), random(6, 4, 3, 3), plan=plan)
+    assert [entry.operation for entry in plan.describe()] == [Operation.FORWARD]
+
+
+# Memory
+
+
+CPU_MESSAGE = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
+BLAS_MESSAGE = "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate`; no memory"
+OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(CPU_MESSAGE), RuntimeError(BLAS_MESSAGE)]
+
+
+@pytest.mark.parametrize("failure", OUT_OF_MEMORY, ids=["accelerator", "cpu", "blas"])
+def test_out_of_memory_falls_to_the_next_and_says_so_once(table: Table, failure: RuntimeError) -> None:
+    plan = Plan()
+    table.failures["slow"] = failure
+    with pytest.warns(UserWarning, match=r"1x1x4x4.*'slow' failed.*memory.*'quick' takes over") as caught:
+        assert table.run(plan) == ["slow", "quick"]
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert table.run(plan) == ["quick"], "struck for this problem"
+    with pytest.warns(UserWarning, match="2x1x4x4"):
+        assert table.run(plan, OTHER) == ["slow", "quick"], "but not for others"
+
+
+def test_the_first_error_is_raised_when_all_fail_and_nothing_is_struck(table: Table) -> None:
+    plan = Plan()
+    table.failures = {name: torch.OutOfMemoryError(name) for name in table.seconds}
+    with pytest.raises(torch.OutOfMemoryError, match="slow"):
+        table.run(plan)
+    table.failures.clear()
+    assert table.run(plan) == ["slow"]
+
+
+def test_other_errors_are_not_hidden_unless_the_algorithm_may_refuse(table: Table) -> None:
+    table.failures["slow"] = RuntimeError("a mistake of ours")
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        table.run(Plan())
+    table.failures["quick"] = RuntimeError("another one")
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        table.run(TimedPlan(100))
+    table.may_refuse = True
+    with pytest.warns(UserWarning, match="'slow' failed.*, 'quick' failed.*'middling' takes over"):
+        assert table.run(Plan()) == ["slow", "quick", "middling"]
+
+
+def test_out_of_memory_while_timing(table: Table) -> None:
+    plan = TimedPlan(100)
+    table.failures["quick"] = torch.OutOfMemoryError("too much")
+    with pytest.warns(UserWarning, match="'quick' failed.*choosing among slow, middling") as caught:
+        assert table.run(plan)[-1] == "middling"
+    assert len(caught) == 1
+    assert set(plan.describe()[0].seconds) == {"slow", "middling"}
+    assert table.run(plan) == ["middling"]
+    table.failures = {name: torch.OutOfMemoryError(name) for name in table.seconds}
+    with pytest.raises(torch.OutOfMemoryError, match="slow"):
+        table.run(plan, OTHER)
+
+
+def test_the_buffers_of_a_failed_attempt_are_free_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[Tensor]] = []
+
+    def greedy(tensors: Tensors) -> Tensors:
+        buffer = torch.zeros(8)
+        held.append(weakref.ref(buffer))
+        raise torch.OutOfMemoryError("more")
+
+    def modest(tensors: Tensors) -> Tensors:
+        assert len(held) == 2
+        assert [reference() for reference in held] == [None, None]
+        return (torch.zeros(1),)
+
+    order = (Candidate("greedy", greedy), Candidate("also greedy", greedy), Candidate("modest", modest))
+    monkeypatch.setattr(plan_module, "candidates", lambda *_: order)
+    gc.disable()  # reference counts alone must do it
+    try:
+        with pytest.warns(UserWarning, match="'greedy' failed.*'also greedy' failed"):
+            Plan().forward(*TENSORS, PROBLEM)
+    finally:
+        gc.enable()
+
+
+def test_a_convolution_survives_its_favourite_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("no memory for rows")
+
+    tensors = [random(2, 4, 9, 8).requires_grad_(), random(6, 4, 3, 3).requires_grad_()]
+    for function in ("forward", "input_gradient", "weight_gradient"):
+        monkeypatch.setattr(_rows, function, fail)
+    with pytest.warns(UserWarning, match="forward.*'rows' failed"):
+        output = conv2d(*tensors, stride=2, plan=Plan())
+    with pytest.warns(UserWarning, match="_gradient.*'rows' failed"):
+        gradients = torch.autograd.grad(output.square().sum(), tensors)
+    reference = F.conv2d(*tensors, stride=2)
+    torch.testing.assert_close(
+        (output, *gradients), (reference, *torch.autograd.grad(reference.square().sum(), tensors))
+    )
+
+
+# Copies
+
+
+def test_copies_of_a_layer_share_the_plan_and_pickles_keep_its_settings(tmp_path: Path) -> None:
+    layer = GemmConv2d(3, 4, 3)
+    layer.plan = TimedPlan(1.5, tmp_path / "plan.json")
+    layer(torch.zeros(1, 3, 5, 5))
+    assert copy.deepcopy(layer).plan is layer.plan
+    twins = pickle.loads(pickle.dumps([layer, layer]))
+    assert twins[0].plan is twins[1].plan
+    assert (twins[0].plan.budget_s, twins[0].plan.cache_file) == (1.5, tmp_path / "plan.json")
+    assert twins[0].plan.describe() == []
+    assert list(layer.state_dict()) == ["weight", "bias"]
+
+
+def test_a_pickled_layer_with_the_fixed_plan_finds_it_again() -> None:
+    layer = GemmConv2d(3, 4, 3)
+    assert layer.plan is FIXED
+    layer.plan = FIXED
+    assert pickle.loads(pickle.dumps(layer)).plan is FIXED
+    assert copy.deepcopy(layer).plan is FIXED
+
+
+def test_a_plan_of_its_own_leaves_the_fixed_one_alone(table: Table) -> None:
+    table.failures["slow"] = torch.OutOfMemoryError("")
+    before = FIXED.describe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        table.run(Plan())
+    assert FIXED.describe() == before

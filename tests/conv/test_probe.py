@@ -1,0 +1,288 @@
+"""The probe: what it makes of children that work, crash, hang or answer nonsense."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from yolo_lightning.conv import _trial, probe
+from yolo_lightning.conv._probe_cache import ProbeCache
+from yolo_lightning.conv.probe import ProbeResult, probe_native
+
+CPU = torch.device("cpu")
+GOOD: dict[str, Any] = {
+    "native_error": 1e-6,
+    "gemm_error": 1e-6,
+    "native_ms": 10.0,
+    "gemm_ms": 20.0,
+    "gemm_failure": "",
+}
+LONG_S, SHORT_S = 30.0, 0.5
+
+
+def child(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code]
+
+
+def answering(**changes: Any) -> list[str]:
+    return child(f"print('a line before'); print({json.dumps(GOOD | changes)!r})")
+
+
+def probed(command: list[str], timeout_s: float = LONG_S, cache_file: Path | None = None) -> ProbeResult:
+    return probe_native(CPU, timeout_s, cache_file, command)
+
+
+@pytest.mark.slow
+def test_real_child_on_this_cpu() -> None:
+    result = probe_native(CPU, 150.0)
+    assert result.outcome in ("works", "slower"), str(result)
+    assert "vendor-free" in result.detail
+
+
+def test_right_and_fast_works() -> None:
+    result = probed(answering())
+    assert result.works
+    assert str(result) == "native convolutions: works, 10.0 ms, vendor-free 20.0 ms"
+
+
+@pytest.mark.parametrize("error", [1.0, float("inf"), float("nan")])
+def test_wrong_numbers(error: float) -> None:
+    result = probed(answering(native_error=error))
+    assert (result.outcome, result.works) == ("wrong", False)
+    assert "of the largest value" in result.detail
+
+
+def test_slower_by_how_much() -> None:
+    result = probed(answering(native_ms=70.0))
+    assert (result.outcome, result.works) == ("slower", False)
+    assert result.detail.startswith("3.5 times")
+
+
+def test_equal_within_noise_is_not_slower() -> None:
+    assert probed(answering(native_ms=20.5)).works
+
+
+@pytest.mark.parametrize("changes", [{"gemm_failure": "RuntimeError: no BLAS", "gemm_ms": 1.0}, {"gemm_error": 1.0}])
+def test_native_is_taken_where_only_ours_fail(changes: dict[str, Any]) -> None:
+    result = probed(answering(**changes))
+    assert result.works
+    assert "the vendor-free ones fail" in result.detail
+
+
+def test_exception_is_a_crash_with_its_last_line_and_the_convolution() -> None:
+    result = probed(
+        child("import sys; print('trial: native 3x3', file=sys.stderr); raise RuntimeError('miopenStatusUnknownError')")
+    )
+    assert result.outcome == "crashed"
+    assert result.detail == "exit code 1 in: native 3x3; last line: RuntimeError: miopenStatusUnknownError"
+
+
+def test_signal_is_a_crash_with_its_name() -> None:
+    result = probed(child("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"))
+    assert result.outcome == "crashed"
+    assert result.detail == "killed by signal 11 (Segmentation fault) before the first convolution"
+
+
+@pytest.mark.parametrize("number", [signal.SIGRTMIN + 1, signal.SIGABRT])
+def test_any_signal_is_named(number: int) -> None:
+    assert f"signal {int(number)}" in probed(child(f"import os; os.kill(os.getpid(), {int(number)})")).detail
+
+
+@pytest.mark.parametrize("code", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
+def test_hanging_child_is_killed_in_time(code: str, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    hang = f"import os, sys, time\n{code}\nprint('trial: native 80x80', file=sys.stderr, flush=True)\n"
+    hang += f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    start = time.monotonic()
+    result = probed(child(hang), SHORT_S)
+    assert time.monotonic() - start < SHORT_S + probe.GRACE_S
+    assert (result.outcome, result.detail) == ("hung", "no result after 0.5 s, in: native 80x80")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+
+
+def test_child_that_left_a_process_behind_takes_it_along(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, time\n"
+        f"grandchild = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pid_file)!r}, 'w').write(str(grandchild.pid))\ntime.sleep(600)"
+    )
+    assert probed(child(code), 2.0).outcome == "hung"
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid_file.read_text()}").exists() and "Z" not in state_of(pid_file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def state_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+def test_child_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in state D: the signal is sent, and nothing happens."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(probe.os, "killpg", lambda group, number: sent.append((group, number)))
+    monkeypatch.setattr(probe, "GRACE_S", 0.2)
+    start = time.monotonic()
+    try:
+        assert probed(child("import time; time.sleep(600)"), SHORT_S).outcome == "hung"
+        assert time.monotonic() - start < 5
+        assert [number for _, number in sent] == [signal.SIGKILL]
+    finally:
+        monkeypatch.undo()
+        for group, _ in sent:
+            os.killpg(group, signal.SIGKILL)
+
+
+def test_interrupted_probe_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def wait(self, timeout: float | None = None) -> int:
+            if self not in started:
+                started.append(self)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(probe.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        probed(child("import time; time.sleep(600)"))
+    assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "text", ["", "garbage", "[]", "{}", "null", '{"native_error": "x"}', "{" * 20_000, json.dumps(GOOD | {"more": 1})]
+)
+def test_garbage_is_a_crash_that_is_not_remembered(text: str, tmp_path: Path) -> None:
+    result = probed(child(f"print({text!r})"), cache_file=tmp_path / "probe.json")
+    assert (result.outcome, result.may_pass) == ("crashed", True)
+    assert "without a result" in result.detail
+    assert len(result.detail) < 400
+    assert not (tmp_path / "probe.json").exists()
+
+
+def test_child_that_cannot_be_started() -> None:
+    result = probed(["/no/such/program"])
+    assert (result.outcome, result.may_pass) == ("crashed", True)
+    assert "could not be started" in result.detail
+
+
+def test_time_out_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="timeout_s is 0"):
+        probe_native(CPU, 0)
+
+
+@pytest.mark.parametrize("command", [answering(), answering(native_ms=70.0), child("raise SystemExit(3)")])
+def test_finding_is_remembered(command: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "cache" / "probe.json"
+    first = probed(command, cache_file=file)
+    again = probed(["/no/such/program"], cache_file=file)
+    assert again.outcome == first.outcome
+    assert again.detail == f"{first.detail} (found earlier; kept in {file})"
+
+
+def test_hang_is_remembered_until_more_time_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "probe.json"
+    hang = child("import time; time.sleep(600)")
+    assert probed(hang, SHORT_S, file).outcome == "hung"
+    assert probed(["/no/such/program"], SHORT_S, file).outcome == "hung"
+    assert probed(answering(), LONG_S, file).works
+    assert probed(["/no/such/program"], SHORT_S, file).works
+
+
+@pytest.mark.parametrize("end", ["print('x out of memory', file=sys.stderr); sys.exit(1)", "os.kill(os.getpid(), 9)"])
+def test_lack_of_memory_is_not_remembered(end: str, tmp_path: Path) -> None:
+    result = probed(child(f"import os, sys; {end}"), cache_file=tmp_path / "probe.json")
+    assert (result.outcome, result.may_pass) == ("crashed", True)
+    assert probed(answering(), cache_file=tmp_path / "probe.json").works
+
+
+def test_another_environment_is_probed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "probe.json"
+    monkeypatch.delenv("MIOPEN_FIND_MODE", raising=False)
+    assert probed(answering(native_ms=70.0), cache_file=file).outcome == "slower"
+    monkeypatch.setenv("MIOPEN_FIND_MODE", "2")
+    assert probed(answering(), cache_file=file).outcome == "works"
+    monkeypatch.delenv("MIOPEN_FIND_MODE")
+    assert probed(["/no/such/program"], cache_file=file).outcome == "slower"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 9}', '{"format": 1, "probes": [1]}'])
+def test_damaged_file_is_ignored_and_replaced(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "probe.json"
+    file.write_text(content)
+    with pytest.warns(UserWarning, match="no record of probes"):
+        assert probed(answering(), cache_file=file).works
+    assert probed(["/no/such/program"], cache_file=file).works
+
+
+@pytest.mark.parametrize("finding", [{}, {"outcome": "odd"}, {"outcome": "hung", "detail": ""}, None, 3])
+def test_damaged_finding_is_replaced(finding: Any, tmp_path: Path) -> None:
+    ProbeCache(tmp_path / "probe.json", CPU).store(finding)
+    assert probed(answering(), cache_file=tmp_path / "probe.json").works
+
+
+def test_file_that_cannot_be_written_is_said_and_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="cannot be written"):
+        assert probed(answering(), cache_file=tmp_path / "file" / "probe.json").works
+
+
+def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_trial, "CASES", (_trial.Case(4, 6, 3, 1, 12),))
+    right = _trial.run_trial(CPU)
+    assert max(right.native_error, right.gemm_error) < 1e-4
+    native = torch.nn.Conv2d._conv_forward
+
+    def off_by_one_channel(self: Any, input: torch.Tensor, *others: Any) -> torch.Tensor:
+        output = native(self, input, *others)
+        return output.roll(1, dims=1) if input.dtype == torch.float32 else output
+
+    monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", off_by_one_channel)
+    wrong = _trial.run_trial(CPU)
+    assert wrong.native_error > 0.5
+    assert wrong.gemm_error == right.gemm_error
+
+
+def test_trial_survives_a_failure_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> torch.Tensor:
+        raise RuntimeError("no BLAS")
+
+    monkeypatch.setattr(_trial, "CASES", (_trial.Case(4, 6, 3, 1, 12),))
+    monkeypatch.setattr("yolo_lightning.conv.layer.conv2d", fail)
+    trial = _trial.run_trial(CPU)
+    assert trial.gemm_failure == "RuntimeError: no BLAS"
+    assert trial.native_error < 1e-4
+    assert trial.gemm_ms == float("inf")
+
+
+def test_help_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        _trial.main(["--help"])
+    assert end.value.code == 0
+    assert "--device" in capsys.readouterr().out
+
+
+def test_child_without_a_parent_ends_by_itself() -> None:
+    code = (
+        "import sys, time; from yolo_lightning.conv import _trial;"
+        "_trial.run_trial = lambda device: time.sleep(600);"
+        "_trial.main(['--device', 'cpu', '--timeout_s', '0.3'])"
+    )
+    root = str(Path(probe.__file__).parents[2])
+    end = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root, check=False
+    )
+    assert end.returncode == 1
+    assert "Timeout" in end.stderr

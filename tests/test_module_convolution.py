@@ -1,0 +1,246 @@
+"""The module and its convolution: what `auto` becomes, what a checkpoint holds, which copy evaluates."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+
+from callbacks import EMA
+from tests.test_parity import random_batch
+from yolo_lightning import module as module_file
+from yolo_lightning.backend import FoldedGraph
+from yolo_lightning.conv import GemmConv2d
+from yolo_lightning.conv.recompute import BatchNormSiLU2d
+from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.module import YOLOModule
+
+
+@pytest.fixture
+def data(look_alike: Path, index_root: Path) -> LTDv2DataModule:
+    return LTDv2DataModule(
+        str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(workers=0)
+    )
+
+
+def trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "limit_train_batches": 2,
+        "limit_val_batches": 1,
+        "limit_test_batches": 1,
+        "limit_predict_batches": 1,
+        "num_sanity_val_steps": 0,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return Trainer(default_root_dir=folder, callbacks=list(callbacks), **(settings | options))
+
+
+def is_gemm(module: YOLOModule) -> bool:
+    return any(isinstance(layer, GemmConv2d) for layer in module.graph.modules())
+
+
+class Watch(Callback):
+    """Notes what evaluates, and the networks at the first steps."""
+
+    def __init__(self) -> None:
+        self.folded: list[tuple[str, bool]] = []
+        self.gemm: list[bool] = []
+        self.keys: set[str] = set()
+
+    def _note(self, stage: str, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, YOLOModule)
+        self.folded.append((stage, pl_module._folded_graph is not None))
+        self.gemm.append(is_gemm(pl_module))
+        self.keys = set(pl_module.state_dict())
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+        self._note("train", pl_module)
+
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+        self._note("validation", pl_module)
+
+    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+        self._note("test", pl_module)
+
+    def on_predict_batch_start(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+        self._note("predict", pl_module)
+
+
+class SaveAtEachBatch(Callback):
+    """Within the fit: at its end the average replaces the raw weights."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_train_batch_end(self, trainer: Trainer, *others: Any) -> None:
+        trainer.save_checkpoint(self.file)
+
+
+@pytest.fixture
+def choice(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Pretends that a probe found native convolutions broken; holds what was asked."""
+    asked: list[Any] = []
+
+    def choose(device: torch.device, timeout_s: float) -> str:
+        asked.append((device, timeout_s))
+        return "gemm"
+
+    monkeypatch.setattr(module_file, "choose_convolution", choose)
+    return asked
+
+
+def test_auto_is_the_default_and_native_on_a_cpu(tmp_path: Path, data: LTDv2DataModule) -> None:
+    module, watch = YOLOModule(nominal_batch=4), Watch()
+    trainer(tmp_path, watch).fit(module, data)
+    assert watch.gemm == [False] * 3
+    assert module.hparams["conv"] == "auto"
+
+
+def test_auto_takes_the_probe_s_choice_before_anything_computes(
+    tmp_path: Path, data: LTDv2DataModule, choice: list[Any]
+) -> None:
+    module, watch = YOLOModule(nominal_batch=4, activations="recompute", probe_timeout_s=9.0), Watch()
+    assert not is_gemm(module)
+    keys = list(module.state_dict())
+    run = trainer(tmp_path, watch, EMA())
+    run.fit(module, data)
+    assert watch.gemm == [True] * 3
+    assert choice == [(torch.device("cpu"), 9.0)]
+    assert module.hparams["conv"] == "auto"
+    assert list(module.state_dict()) == keys
+    assert any(isinstance(layer, BatchNormSiLU2d) for layer in module.graph.modules())
+    run.test(module, data, verbose=False)
+    assert is_gemm(module)
+
+
+def test_explicit_choice_is_not_probed(tmp_path: Path, data: LTDv2DataModule, choice: list[Any]) -> None:
+    module = YOLOModule(conv="native")
+    trainer(tmp_path).validate(module, data, verbose=False)
+    assert choice == []
+    assert not is_gemm(module)
+
+
+def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Strategy:
+        root_device = torch.device("cpu")
+
+        def broadcast(self, value: str) -> str:
+            return "gemm"
+
+    class SecondProcess:
+        strategy = Strategy()
+        is_global_zero = False
+
+    module = YOLOModule()
+    monkeypatch.setattr(YOLOModule, "trainer", SecondProcess())
+    module.setup("fit")
+    assert choice == []
+    assert is_gemm(module)
+
+
+def test_synchronised_normalisation_would_drop_activations_and_is_refused() -> None:
+    module = YOLOModule(activations="recompute")
+    module.trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
+    module.on_fit_start()
+    module.graph = nn.SyncBatchNorm.convert_sync_batchnorm(module.graph)
+    with pytest.raises(ValueError, match=r"trainer\.sync_batchnorm is true"):
+        module.on_fit_start()
+
+
+@pytest.mark.parametrize("first", ["native", "gemm"])
+@pytest.mark.parametrize("second", ["native", "gemm"])
+def test_run_continues_under_another_convolution(
+    tmp_path: Path, data: LTDv2DataModule, first: Any, second: Any
+) -> None:
+    torch.manual_seed(0)
+    started = trainer(tmp_path, EMA(), limit_val_batches=0)
+    started.fit(YOLOModule(conv=first, nominal_batch=4), data)
+    started.save_checkpoint(tmp_path / "run.ckpt")
+    module = YOLOModule(conv=second, nominal_batch=4, activations="recompute")
+    trainer(tmp_path, EMA(), max_epochs=2, limit_val_batches=0).fit(module, data, ckpt_path=tmp_path / "run.ckpt")
+    assert module._steps == 4
+    assert is_gemm(module) == (second == "gemm")
+    assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
+
+
+def test_only_evaluation_outside_of_a_fit_is_folded(tmp_path: Path, data: LTDv2DataModule) -> None:
+    module, watch = YOLOModule(conv="gemm", nominal_batch=4), Watch()
+    run = trainer(tmp_path, watch)
+    run.fit(module, data)
+    keys = watch.keys
+    for stage in (run.validate, run.test):
+        stage(module, data, verbose=False)
+    run.predict(module, data, return_predictions=False)
+    assert watch.folded == [
+        *[("train", False)] * 2,
+        ("validation", False),
+        ("validation", True),
+        ("test", True),
+        ("predict", True),
+    ]
+    assert watch.keys == keys
+    assert module._folded_graph is None
+    run.fit_loop.max_epochs = 2
+    run.fit(module, data)
+    assert watch.folded[6:] == [*[("train", False)] * 2, ("validation", False)]
+
+
+@pytest.mark.parametrize("conv", ["native", "gemm"])
+def test_folded_evaluation_scores_the_checkpoint_s_average(
+    conv: Any, tmp_path: Path, data: LTDv2DataModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    file = tmp_path / "run.ckpt"
+    started = trainer(tmp_path, EMA(decay=0.5, tau=1.0), SaveAtEachBatch(file), limit_val_batches=0)
+    started.fit(YOLOModule(conv=conv, nominal_batch=4), data)
+    results = []
+    for plain in (False, True):
+        if plain:
+            monkeypatch.setattr(module_file, "FoldedGraph", lambda graph: None)
+        module = YOLOModule(conv=conv)
+        (losses,) = trainer(tmp_path, EMA()).validate(module, data, ckpt_path=file, verbose=False)
+        results.append(losses)
+    saved = torch.load(file, weights_only=True)
+    average, raw = saved["state_dict"], saved["current_model_state"]
+    assert any(not torch.equal(average[name], raw[name]) for name in average)
+    torch.testing.assert_close(module.state_dict(), average, rtol=0, atol=0)
+    assert set(results[0]) == {"val/box_loss", "val/cls_loss", "val/dfl_loss"}
+    assert results[0] == pytest.approx(results[1], rel=1e-4)
+
+
+def test_folded_predictions_equal_those_of_the_graph() -> None:
+    torch.manual_seed(0)
+    module, batch = YOLOModule(conv="gemm", confidence=0.0).eval(), random_batch()
+    with torch.no_grad():
+        expected = module.predict_step(batch, 0)
+        module._folded_graph = FoldedGraph(module.graph)
+        for parameter in module.graph.parameters():  # the copy must answer
+            parameter.zero_()
+        found = module.predict_step(batch, 0)
+    assert sum(len(one.scores) for one in expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.boxes, other.boxes, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(one.scores, other.scores, rtol=1e-4, atol=1e-6)
+
+
+def test_folded_copy_of_a_failed_evaluation_does_not_train(tmp_path: Path, data: LTDv2DataModule) -> None:
+    class Fail(Callback):
+        def on_test_batch_start(self, *arguments: Any) -> None:
+            raise RuntimeError("on purpose")
+
+    module, watch = YOLOModule(nominal_batch=4), Watch()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        trainer(tmp_path, Fail()).test(module, data, verbose=False)
+    before = module.graph.model[0].conv.weight.detach().clone()  # type: ignore[union-attr,index]
+    trainer(tmp_path, watch).fit(module.train(), data)
+    assert ("validation", False) in watch.folded
+    assert not torch.equal(module.graph.model[0].conv.weight, before)  # type: ignore[union-attr,index]
+    assert isinstance(module.graph.model[0].conv, nn.Conv2d)  # type: ignore[union-attr,index]

@@ -1,0 +1,118 @@
+"""Batch normalisation and SiLU in one step that keeps one map for the backward pass instead of two."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
+
+
+class BatchNormSiLU2d(VendorFreeBatchNorm2d):
+    """`torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`, with less memory between forward and backward pass.
+
+    A convolution, its batch normalisation and its SiLU keep three maps for the backward pass: the input of each. The
+    input of the SiLU is an affine function of the input of the normalisation, channel by channel, so this layer drops
+    it and computes it again when the backward pass asks. The SiLU overwrites its input in the forward pass, which
+    saves an allocation and pays for the repeated work.
+
+    Constructor, state_dict and statistics are those of `torch.nn.BatchNorm2d`. The kernels are ATen's own, whatever
+    computes the convolutions. Derivatives of any order are right; higher ones keep what autograd keeps.
+    """
+
+    def _scale(self, input: Tensor) -> Tensor:
+        return F.silu(super()._scale(input))
+
+    def _normalise(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        uses_batch: bool,
+        momentum: float,
+    ) -> Tensor:
+        output: Tensor = _BatchNormSiLU.apply(
+            input, self.weight, self.bias, running_mean, running_var, uses_batch, momentum, self.eps
+        )
+        return output
+
+
+class _Context(Protocol):
+    """What the function below uses of `torch.autograd.function.FunctionCtx`, and the attributes that it adds."""
+
+    uses_batch: bool
+    eps: float
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class _BatchNormSiLU(Function):
+    """Saves the input, the parameters and two numbers per channel: mean and 1 / deviation, or mean and variance."""
+
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        uses_batch: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        output, first, second = torch.native_batch_norm(
+            input, weight, bias, running_mean, running_var, uses_batch, momentum, eps
+        )
+        if not uses_batch:
+            assert running_mean is not None
+            assert running_var is not None
+            # Copies: a training step between forward and backward pass changes the running statistics in place.
+            first, second = running_mean.clone(), running_var.clone()
+        ctx.uses_batch, ctx.eps = uses_batch, eps
+        ctx.save_for_backward(input, weight, bias, first, second)
+        return F.silu(output, inplace=True)
+
+    @staticmethod
+    def backward(ctx: _Context, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        # Whoever asks for a graph of the backward pass gets one made by autograd itself.
+        gradients = _gradients_with_graph if torch.is_grad_enabled() else _gradients
+        return *gradients(ctx, grad_output), None, None, None, None, None
+
+
+def _gradients(ctx: _Context, grad_output: Tensor) -> _Gradients:
+    input, weight, bias, first, second = ctx.saved_tensors
+    # The affine map of the forward pass from its saved numbers: no second reduction over the batch.
+    variance, eps = (second.pow(-2), 0.0) if ctx.uses_batch else (second, ctx.eps)
+    normalised, _, _ = torch.native_batch_norm(input, weight, bias, first, variance, False, 0.0, eps)
+    grad_normalised = torch.ops.aten.silu_backward.grad_input(grad_output, normalised, grad_input=normalised)
+    gradients: _Gradients = torch.ops.aten.native_batch_norm_backward(
+        grad_normalised,
+        input,
+        weight,
+        None if ctx.uses_batch else first,
+        None if ctx.uses_batch else second,
+        first if ctx.uses_batch else None,
+        second if ctx.uses_batch else None,
+        ctx.uses_batch,
+        ctx.eps,
+        list(ctx.needs_input_grad[:3]),
+    )
+    return gradients
+
+
+def _gradients_with_graph(ctx: _Context, grad_output: Tensor) -> _Gradients:
+    input, weight, bias, first, second = ctx.saved_tensors
+    mean, variance = (None, None) if ctx.uses_batch else (first, second)
+    normalised, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)
+    wanted = [tensor for tensor, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False) if needed]
+    found = iter(torch.autograd.grad(F.silu(normalised), wanted, grad_output, create_graph=True))  # type: ignore[arg-type]
+    by_input, by_weight, by_bias = (next(found) if needed else None for needed in ctx.needs_input_grad[:3])
+    return by_input, by_weight, by_bias
