@@ -26,9 +26,10 @@ from rich.table import Table
 
 import callbacks
 from yolo_lightning import run_folder
+from yolo_lightning.data.annotation_file import decode
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.ltdv2 import CLASS_NAMES, decode
+from yolo_lightning.data.ltdv2 import CLASS_NAMES
 from yolo_lightning.module import YOLOModule
 
 ARMS = ("ultralytics", "native", "gemm")

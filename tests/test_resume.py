@@ -24,6 +24,11 @@ TRAINING = [
     *("--data.augmentation.close_mosaic_epochs", "1"),
 ]
 """Three steps make an update while an epoch has four: gradients cross its end and most checkpoints."""
+SAMPLING = (
+    *("--data.sampling.repeat_threshold", "1", "--data.sampling.balance", "month"),
+    *("--data.sampling.epoch_frames", "14", "--data.train_subset", "0.5"),
+)
+"""Repeated frames and epochs that begin within a pass; four steps here too, the last of two frames."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,10 +83,12 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["all"]["steps"] == EPOCHS * STEPS_PER_EPOCH
 
 
-def assert_resumed_is_same(run: Callable[..., None], folder: Path, expected: dict[str, Any]) -> None:
+def assert_resumed_is_same(
+    run: Callable[..., None], folder: Path, expected: dict[str, Any], options: tuple[str, ...] = ()
+) -> None:
     """Resume in this process, without loader workers, and compare."""
     with_callbacks("never", 1)
-    run("fit", *TRAINING, "--resume")
+    run("fit", *TRAINING, *options, "--resume")
     assert_same(outcome(folder), expected)
 
 
@@ -128,3 +135,16 @@ def test_killed_twice_in_one_epoch_with_changing_workers(
     again = ("--resume", "--data.loader.persistent_workers", "false")
     assert die(tmp_path, look_alike, index_root, "batch:7", workers=1, options=again) == EXIT_KILLED
     assert_resumed_is_same(run, tmp_path, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("where", ["batch:4", "batch:6", "validation:1"])
+def test_killed_and_resumed_with_sampling(
+    where: str, run: Callable[..., None], tmp_path: Path, look_alike: Path, index_root: Path
+) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert die(whole, look_alike, index_root, "never", workers=0, options=SAMPLING) == 0
+    assert die(tmp_path, look_alike, index_root, where, workers=2, options=SAMPLING) == EXIT_KILLED
+    assert_resumed_is_same(run, tmp_path, outcome(whole), SAMPLING)

@@ -1,12 +1,15 @@
-"""The command line: LightningCLI's fit, validate, test and predict. Only this file knows all rooms."""
+"""The command line: LightningCLI's fit, validate, test and predict, and the tools. Only this file knows all rooms."""
 
 import logging
 import sys
 import warnings
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import auto_cli
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -26,7 +29,10 @@ from yolo_lightning.continuation import (
 )
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.tools import TOOLS
+from yolo_lightning.tools.data_options import call_with_data
 
+PROGRAM = "python -m yolo_lightning"
 DEFAULT_RUN = "runs/yolo"
 PACKAGES = ("yolo_lightning", "callbacks")
 FROM_DATA = frozenset({"class_names"})
@@ -47,24 +53,55 @@ def main(args: ArgsType = None) -> None:
     A `ValueError` of our own is a message to the user and ends with exit code 2; anything else keeps its traceback.
     """
     quieten()
+    words = sys.argv[1:] if args is None else args
     try:
-        YOLOCLI(
-            YOLOModule,
-            LTDv2DataModule,
-            args=args,
-            parser_class=ShortErrorParser,
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"save_to_log_dir": False},
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            trainer_defaults={"default_root_dir": DEFAULT_RUN, "max_epochs": 100},
-            parser_kwargs={"prog": "python -m yolo_lightning", "default_env": True, "env_prefix": "YOLO_LIGHTNING"},
-        )
+        if isinstance(words, list) and words and words[0] in TOOLS:
+            run_tool(words[0], words[1:])
+        else:
+            run_trainer(args)
     except ValueError as error:
         if not is_ours(error):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def run_trainer(args: ArgsType) -> None:
+    """A subcommand of LightningCLI."""
+    YOLOCLI(
+        YOLOModule,
+        LTDv2DataModule,
+        args=args,
+        parser_class=ShortErrorParser,
+        save_config_callback=SaveRunConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        trainer_defaults={"default_root_dir": DEFAULT_RUN, "max_epochs": 100},
+        parser_kwargs={
+            "prog": PROGRAM,
+            "description": f"Train YOLOv8 on LTDv2. Further commands: {'; '.join(map(': '.join, TOOLS.items()))}.",
+            "default_env": True,
+            "env_prefix": "YOLO_LIGHTNING",
+        },
+    )
+
+
+def run_tool(name: str, args: list[str]) -> None:
+    """A tool; its options are the arguments of its function, and the configuration of the data where it takes them."""
+    function = getattr(import_module(f"yolo_lightning.tools.{name}"), name)
+    if "data" in signature(function).parameters:
+        call_with_data(function, args, f"{PROGRAM} {name}")
+        return
+    purpose, _, _ = (function.__doc__ or "").partition("Args:")
+    auto_cli(
+        function,
+        args=args,
+        as_positional=False,
+        parser_class=ShortErrorParser,
+        prog=f"{PROGRAM} {name}",
+        description=purpose.strip(),
+    )
 
 
 class YOLOCLI(LightningCLI):

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import logging
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,17 +14,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
 
 from yolo_lightning.batch import Batch, collate
-from yolo_lightning.data.datamodule import LTDv2DataModule, default_index_root, limited
+from yolo_lightning.data.augmentation import Augmentation
+from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
 from yolo_lightning.data.frames import FolderFrames
-from yolo_lightning.data.index import open_index
+from yolo_lightning.data.index import SplitIndex, default_index_root, open_index
 from yolo_lightning.data.loader import LoaderSettings, prepare_worker
-from yolo_lightning.data.transforms import Augmentation
+from yolo_lightning.data.sampler import limited
+from yolo_lightning.data.sampling import Sampling
 
 Split = Callable[..., LabelledFrames]
 Make = Callable[..., LTDv2DataModule]
@@ -52,6 +57,10 @@ def make(look_alike: Path, index_root: Path) -> Make:
         return datamodule
 
     return build
+
+
+def clip_names(index: SplitIndex) -> set[str]:
+    return {index.clip_name(number) for number in np.unique(index.clips())}
 
 
 @pytest.mark.parametrize("image_size", [0, -32, 16, 33, 650])
@@ -101,7 +110,7 @@ def test_missing_annotation_file_is_refused_before_training(make: Make, option: 
 
 
 def test_batch_larger_than_the_split_is_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match=r"data\.batch_size is 17, more than the 16 frames of Train\.json"):
+    with pytest.raises(ValueError, match=r"data\.batch_size is 17, more than the 16 frames of an epoch of Train\.json"):
         make(batch_size=17)
 
 
@@ -137,6 +146,121 @@ def test_training_epoch_holds_every_frame_once(make: Make) -> None:
     assert sorted(image_ids) == sorted(datamodule.index("train").image_ids())
     assert image_ids != datamodule.index("train").image_ids()
     assert {tuple(batch.images.shape) for batch in batches} == {(4, 1, 64, 64)}
+
+
+@pytest.mark.parametrize("name", ["train_subset", "valid_subset"])
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.01, float("nan")])
+def test_subset_out_of_range_is_refused(name: str, share: float) -> None:
+    with pytest.raises(ValueError, match=rf"data\.{name} is {share}, allowed are values above 0 up to 1"):
+        LTDv2DataModule("nowhere", **{name: share})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
+def test_share_to_hold_out_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match=rf"data\.valid_share is {share}, allowed are values between 0 and 1, or null"):
+        LTDv2DataModule("nowhere", valid_file=None, valid_share=share)
+
+
+@pytest.mark.parametrize(("valid_file", "valid_share"), [("Valid.json", 0.1), (None, None)])
+def test_exactly_one_source_of_validation_frames_is_asked_for(
+    valid_file: str | None, valid_share: float | None
+) -> None:
+    with pytest.raises(ValueError, match=f"valid_file is {valid_file} and data.valid_share {valid_share}: exactly one"):
+        LTDv2DataModule("nowhere", valid_file=valid_file, valid_share=valid_share)
+
+
+def test_without_validation_file_clips_are_held_out(make: Make) -> None:
+    datamodule = make(valid_file=None, valid_share=0.3)
+    training, held_out = clip_names(datamodule.index("train")), clip_names(datamodule.index("valid"))
+    assert (len(training), len(held_out), len(training | held_out)) == (8, 8, 16)
+    assert make("validate", valid_file=None, valid_share=0.3).index("valid") == datamodule.index("valid")
+
+
+def test_subset_is_all_that_is_read(make: Make, look_alike: Path, tmp_path: Path) -> None:
+    chosen = make(train_subset=0.5).index("train").file_names()
+    for name in chosen:
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copy(look_alike / name, tmp_path / name)
+    for name in ("Train.json", "Valid.json"):
+        shutil.copy(look_alike / name, tmp_path / name)
+    only = {"train_subset": 0.5, "valid_file": "Train.json", "valid_subset": 0.5, "max_bad_frames": 0}
+    datamodule = make(
+        root=str(tmp_path), index_root=str(tmp_path / "index"), augmentation=Augmentation(mosaic=1), **only
+    )
+    batches: list[Batch] = list(datamodule.train_dataloader())
+    assert all(all(batch.readable) and not batch.bad_frames for batch in batches)
+    assert sorted(image_id for batch in batches for image_id in batch.image_ids) == sorted(
+        datamodule.index("valid").image_ids()
+    )
+
+
+@pytest.mark.parametrize("stage", ["test", "predict"])
+def test_subsets_leave_test_and_prediction_whole(make: Make, stage: str) -> None:
+    assert make(stage, train_subset=0.1, valid_subset=0.1).index(stage) == make(stage).index(stage)
+
+
+def test_epoch_is_as_long_as_sampling_says(make: Make) -> None:
+    datamodule = make(sampling=Sampling(epoch_frames=6))
+    loader = datamodule.train_dataloader()
+    assert (len(loader), loader.epoch_batches) == (2, 2)
+    first, second = ([image_id for batch in loader for image_id in batch.image_ids] for _ in range(2))
+    assert (len(set(first)), len(set(second)), set(first) & set(second)) == (6, 6, set())
+
+
+def test_limit_of_the_trainer_counts_within_the_sampled_epoch(make: Make) -> None:
+    sampling = Sampling(frame_interval=2)
+    assert make(trainer=make_trainer(limit_train_batches=0.5), sampling=sampling).train_dataloader().epoch_batches == 1
+
+
+def test_batch_larger_than_an_epoch_is_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match=r"data\.batch_size is 4, more than the 3 frames of an epoch"):
+        make(sampling=Sampling(epoch_frames=3))
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_frame_sampled_again_and_again_counts_once_as_bad(make: Make, look_alike: Path, tmp_path: Path) -> None:
+    shutil.copytree(look_alike, tmp_path / "data")
+    datamodule = make(root=str(tmp_path / "data"), sampling=Sampling(epoch_frames=64), max_bad_frames=1)
+    (tmp_path / "data" / datamodule.index("train").file_name(3)).unlink()
+    batches: list[Batch] = list(datamodule.train_dataloader())
+    assert sum(len(batch.bad_frames) for batch in batches) >= 4
+    for batch in batches:
+        datamodule.on_before_batch_transfer(batch, 0)
+    assert len(datamodule.bad_frames.names) == 1
+
+
+def test_log_says_what_is_used_of_each_split(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        make(train_subset=0.5, batch_size=2, sampling=Sampling(frame_interval=4, balance="month"))
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(
+        line.startswith("train: Train.json (")
+        and line.endswith("): 8 of 16 frames, 8 of 16 clips, 8 months from 202005 to 202104")
+        for line in lines
+    )
+    assert "train: epoch: 2 of 8 frames, one in 4 of each clip, equal shares for each month" in lines
+
+
+def test_checkpoint_of_another_subset_is_refused(make: Make) -> None:
+    state = make(train_subset=0.5).state_dict()
+    make(train_subset=0.5).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"other training data.*data\.train_subset and data\.valid_share"):
+        make().load_state_dict(state)
+
+
+def test_other_sampling_is_refused_within_an_epoch(make: Make) -> None:
+    loader = make().train_dataloader()
+    next(iter(loader))
+    with pytest.raises(ValueError, match=r"inside epoch 0 with sampling\.balance none, now month"):
+        make(sampling=Sampling(balance="month")).train_dataloader().load_state_dict(loader.state_dict())
+
+
+def test_frames_are_read_from_the_named_storage(make: Make, look_alike: Path, tmp_path: Path) -> None:
+    shutil.copytree(look_alike, tmp_path / "data")
+    with pytest.raises(ValueError, match=r"frames\.zip"):
+        make(root=str(tmp_path / "data"), frames="zip")
+    with pytest.raises(ValueError, match="elsewhere"):
+        make(root=str(tmp_path / "data"), frames="packed", store=str(tmp_path / "elsewhere"))
 
 
 def test_validation_goes_through_the_file_in_order(make: Make) -> None:

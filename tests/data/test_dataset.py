@@ -11,9 +11,10 @@ import pytest
 
 from yolo_lightning.batch import Sample
 from yolo_lightning.boxes import Letterbox
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.augmentation import Augmentation
+from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, SampleKey, TrainingDataset
 from yolo_lightning.data.frames import FrameSource
-from yolo_lightning.data.transforms import PADDING, Augmentation
+from yolo_lightning.data.geometry import PADDING
 
 Split = Callable[..., LabelledFrames]
 
@@ -97,6 +98,27 @@ def test_pickled_dataset_holds_no_annotations(split: Split) -> None:
     dataset = training(split([[[1, 2, 10, 20]]] * 300))
     dataset[0, 0]
     assert len(pickle.dumps(dataset)) < 2000
+
+
+def test_frame_repeated_within_an_epoch_is_augmented_anew(frames: LabelledFrames) -> None:
+    dataset = training(frames, Augmentation(mosaic=0))
+    samples = [dataset[SampleKey(epoch=1, frame=2, occurrence=occurrence)] for occurrence in range(3)]
+    assert {sample.image_id for sample in samples} == {"20200502114223917"}
+    assert len({sample.image.tobytes() for sample in samples}) == 3
+
+
+def test_random_numbers_of_a_sample_come_from_its_key(frames: LabelledFrames, monkeypatch: pytest.MonkeyPatch) -> None:
+    default_rng, asked = np.random.default_rng, []
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: asked.append(seed) or default_rng(seed))
+    dataset = training(frames, STILL, seed=9)
+    for key in ((4, 5), SampleKey(4, 5, 0), SampleKey(4, 5, 1)):
+        dataset[key]
+    assert asked == [(2, 9, 4, 5), (2, 9, 4, 5), (2, 9, 4, 5, 1)]
+
+
+def test_first_occurrence_is_the_sample_of_an_epoch_without_repeats(frames: LabelledFrames) -> None:
+    dataset = training(frames)
+    assert same(dataset[SampleKey(1, 2, 0)], dataset[1, 2])
 
 
 @pytest.mark.parametrize("mosaic", [0.0, 1.0])

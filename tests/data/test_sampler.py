@@ -5,27 +5,44 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from yolo_lightning.data.sampler import EpochBatchSampler, Key, ResumableLoader, epoch_order
+from yolo_lightning.data.dataset import SampleKey
+from yolo_lightning.data.sampler import EpochBatchSampler, ResumableLoader
 
 COUNT, BATCH_SIZE, SEED = 7, 2, 3
 EPOCH_BATCHES = 4
 EPOCHS = 3
 POSITIONS = range(2 * EPOCH_BATCHES + 1)
 
-Keys = list[list[Key]]
+Keys = list[list[SampleKey]]
 
 
-class KeyDataset(Dataset[Key]):
+class Shuffled:
+    """An order of `COUNT` samples in which the first stands twice, in place of the second."""
+
+    length = COUNT
+
+    def __init__(self, seed: int = SEED, rule: str | None = None) -> None:
+        self.settings = {"seed": seed, "rule": rule}
+        self.seed = seed
+
+    def indices(self, epoch: int) -> npt.NDArray[np.int64]:
+        order = np.random.default_rng((self.seed, epoch)).permutation(COUNT)
+        return np.where(order == 1, 0, order)
+
+
+class KeyDataset(Dataset[SampleKey]):
     """Its samples are the keys it is asked for."""
 
     def __len__(self) -> int:
         return COUNT
 
-    def __getitem__(self, key: Key) -> Key:
+    def __getitem__(self, key: SampleKey) -> SampleKey:
         return key
 
 
@@ -34,14 +51,14 @@ def make_loader(
     persistent: bool = False,
     epoch_batches: int | None = None,
     batch_size: int = BATCH_SIZE,
-    seed: int = SEED,
+    **order: Any,
 ) -> ResumableLoader:
     worker_options: dict[str, Any] = (
         {"multiprocessing_context": "spawn", "persistent_workers": persistent, "timeout": 120} if workers else {}
     )
     return ResumableLoader(
         KeyDataset(),
-        EpochBatchSampler(COUNT, batch_size, seed),
+        EpochBatchSampler(Shuffled(**order), batch_size),
         list,
         epoch_batches,
         num_workers=workers,
@@ -49,10 +66,11 @@ def make_loader(
     )
 
 
-def stream(loader: ResumableLoader) -> Iterator[list[Key]]:
+def stream(loader: ResumableLoader) -> Iterator[list[SampleKey]]:
     """Batches of one epoch after the other, without end; each epoch is cut at the loader's limit, as Trainer does."""
     while True:
-        limit = loader.epoch_batches - loader.order.start if loader._positioned else loader.epoch_batches
+        begun = loader.keys.start // loader.keys.batch_size if loader._positioned else 0
+        limit = loader.epoch_batches - begun
         yield from islice(loader, limit)
 
 
@@ -60,10 +78,16 @@ def take(loader: ResumableLoader, batches: int) -> Keys:
     return list(islice(stream(loader), batches))
 
 
+def keys_of(epoch: int, seed: int = SEED) -> list[SampleKey]:
+    """The samples of one epoch, straight from the definition of the order."""
+    indices = Shuffled(seed).indices(epoch).tolist()
+    return [SampleKey(epoch, index, indices[:place].count(index)) for place, index in enumerate(indices)]
+
+
 def uninterrupted(epoch_batches: int = EPOCH_BATCHES) -> Keys:
-    """All batches of the first epochs, straight from the definition of the order."""
+    """All batches of the first epochs."""
     return [
-        [(epoch, int(index)) for index in epoch_order(COUNT, SEED, epoch)[first : first + BATCH_SIZE]]
+        keys_of(epoch)[first : first + BATCH_SIZE]
         for epoch in range(EPOCHS)
         for first in range(0, epoch_batches * BATCH_SIZE, BATCH_SIZE)
     ]
@@ -81,40 +105,40 @@ def resumed(state: dict[str, Any], **options: Any) -> ResumableLoader:
     return loader
 
 
-@pytest.mark.parametrize("epoch", range(3))
-@pytest.mark.parametrize("count", [1, 7, 100])
-def test_epoch_order_is_a_permutation(count: int, epoch: int) -> None:
-    assert sorted(epoch_order(count, SEED, epoch).tolist()) == list(range(count))
-
-
-def test_epoch_order_depends_on_seed_and_epoch_alone() -> None:
-    first = epoch_order(100, 3, 5).tolist()
-    torch.manual_seed(99)
-    epoch_order(100, 8, 8)
-    assert epoch_order(100, 3, 5).tolist() == first
-
-
-@pytest.mark.parametrize(("seed", "epoch"), [(3, 6), (4, 5), (5, 3)])
-def test_epoch_order_differs_for_other_seed_or_epoch(seed: int, epoch: int) -> None:
-    assert epoch_order(100, seed, epoch).tolist() != epoch_order(100, 3, 5).tolist()
-
-
-@pytest.mark.parametrize(("count", "batches"), [(1, 1), (2, 1), (6, 3), (7, 4)])
-def test_sampler_says_how_many_batches_an_epoch_has(count: int, batches: int) -> None:
-    sampler = EpochBatchSampler(count, BATCH_SIZE, SEED)
+@pytest.mark.parametrize(("batch_size", "batches"), [(1, 7), (2, 4), (6, 2), (7, 1), (8, 1)])
+def test_sampler_says_how_many_batches_an_epoch_has(batch_size: int, batches: int) -> None:
+    sampler = EpochBatchSampler(Shuffled(), batch_size)
     assert len(sampler) == len(list(sampler)) == batches
 
 
-def test_sampler_gives_every_index_once_with_a_smaller_last_batch() -> None:
-    batches = list(EpochBatchSampler(COUNT, BATCH_SIZE, SEED))
+def test_sampler_follows_the_order_with_a_smaller_last_batch() -> None:
+    batches = list(EpochBatchSampler(Shuffled(), BATCH_SIZE))
     assert [len(batch) for batch in batches] == [2, 2, 2, 1]
-    assert sorted(index for batch in batches for _, index in batch) == list(range(COUNT))
+    assert [key.frame for batch in batches for key in batch] == Shuffled().indices(0).tolist()
 
 
-def test_sampler_starts_again_at_the_same_batch_when_asked_twice() -> None:
-    sampler = EpochBatchSampler(COUNT, BATCH_SIZE, SEED)
-    sampler.start = 2
+def test_sampler_tells_the_occurrences_of_a_sample_apart() -> None:
+    keys = [key for batch in EpochBatchSampler(Shuffled(), BATCH_SIZE) for key in batch]
+    assert [key.occurrence for key in keys if key.frame == 0] == [0, 1]
+    assert len(set(keys)) == COUNT
+
+
+def test_occurrences_count_from_the_epochs_start_also_after_resuming() -> None:
+    sampler = EpochBatchSampler(Shuffled(), BATCH_SIZE)
+    sampler.start = next(place for place, key in enumerate(keys_of(0)) if key.occurrence)
+    assert next(iter(sampler))[0] == SampleKey(0, frame=0, occurrence=1)
+
+
+def test_sampler_starts_again_at_the_same_sample_when_asked_twice() -> None:
+    sampler = EpochBatchSampler(Shuffled(), BATCH_SIZE)
+    sampler.start = 4
     assert list(sampler) == list(sampler) == uninterrupted()[2:4]
+
+
+def test_sampler_may_start_within_a_batch() -> None:
+    sampler = EpochBatchSampler(Shuffled(), 3)
+    sampler.start = 2
+    assert list(sampler) == [keys_of(0)[2:5], keys_of(0)[5:7]]
 
 
 def test_loader_goes_on_to_the_next_epoch_by_itself() -> None:
@@ -149,7 +173,7 @@ def test_two_resumes_within_one_epoch(first: int, second: int) -> None:
 
 def test_state_saved_on_the_last_batch_rolls_over_to_the_next_epoch() -> None:
     state = state_after(EPOCH_BATCHES)
-    assert (state["epoch"], state["delivered_batches"]) == (0, EPOCH_BATCHES)
+    assert (state["epoch"], state["delivered_samples"]) == (0, COUNT)
     assert take(resumed(state), 1) == uninterrupted()[EPOCH_BATCHES : EPOCH_BATCHES + 1]
 
 
@@ -191,18 +215,23 @@ def test_resume_with_persistent_spawned_workers() -> None:
     assert take(loader, 5) == uninterrupted()[5:10]
 
 
-@pytest.mark.parametrize(("name", "saved", "now"), [("batch_size", 2, 3), ("seed", 3, 4)])
-def test_other_order_is_refused_within_an_epoch(name: str, saved: int, now: int) -> None:
+@pytest.mark.parametrize(("name", "saved", "now"), [("batch_size", 2, 3), ("seed", 3, 4), ("rule", None, "another")])
+def test_other_order_is_refused_within_an_epoch(name: str, saved: Any, now: Any) -> None:
     with pytest.raises(ValueError, match=f"inside epoch 1 with {name} {saved}, now {now}: keep {name} {saved}"):
         resumed(state_after(5), **{name: now})
 
 
-@pytest.mark.parametrize(("name", "now"), [("batch_size", 3), ("seed", 4)])
-def test_other_order_is_accepted_at_the_end_of_an_epoch(name: str, now: int) -> None:
+def test_rule_that_the_checkpoint_does_not_know_is_refused_within_an_epoch() -> None:
+    state = state_after(5)
+    del state["settings"]["rule"]
+    with pytest.raises(ValueError, match="inside epoch 1 with rule None, now another"):
+        resumed(state, rule="another")
+
+
+@pytest.mark.parametrize(("name", "now"), [("batch_size", 3), ("seed", 4), ("rule", "another")])
+def test_other_order_is_accepted_at_the_end_of_an_epoch(name: str, now: Any) -> None:
     loader = resumed(state_after(EPOCH_BATCHES), **{name: now})
-    keys = [key for batch in list(loader) for key in batch]
-    order = epoch_order(COUNT, now if name == "seed" else SEED, epoch=1)
-    assert keys == [(1, int(index)) for index in order]
+    assert [key for batch in list(loader) for key in batch] == keys_of(1, now if name == "seed" else SEED)
 
 
 def test_refused_state_leaves_the_loader_as_it_was() -> None:
@@ -214,7 +243,7 @@ def test_refused_state_leaves_the_loader_as_it_was() -> None:
 
 def test_state_is_plain_python_and_loads_with_weights_only() -> None:
     state = state_after(5)
-    assert {type(value) for value in state.values()} == {int}
+    assert (state["epoch"], state["delivered_samples"], state["epoch_samples"]) == (1, BATCH_SIZE, COUNT)
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

@@ -1,28 +1,37 @@
 """One sample: a frame and its boxes, augmented for training or letterboxed for evaluation."""
 
+from typing import NamedTuple
+
 import numpy as np
 from torch.utils.data import Dataset
 
 from yolo_lightning.batch import Sample
 from yolo_lightning.boxes import Letterbox
+from yolo_lightning.data.augmentation import Augmentation
 from yolo_lightning.data.frames import FrameError, FrameSource
+from yolo_lightning.data.geometry import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip
 from yolo_lightning.data.index import SplitIndex
-from yolo_lightning.data.transforms import (
-    PADDING,
-    Augmentation,
-    Labelled,
-    letterbox,
-    mosaic,
-    random_affine,
-    random_flip,
-    random_photometry,
-)
+from yolo_lightning.data.photometry import random_photometry, reference_index
 
 SAMPLE_STREAM = 2
 """Keeps the random numbers of samples apart from those of their order."""
 
 UNAUGMENTED = Letterbox(1.0, 0, 0)
 """Stands in training samples, whose way back to the frame nobody asks for."""
+
+
+class SampleKey(NamedTuple):
+    """Names a training sample; with the seed it decides every random number of it.
+
+    Attributes:
+        epoch: From 0.
+        frame: Index of the frame in the split.
+        occurrence: How many times the frame was in this epoch before, where sampling repeats frames.
+    """
+
+    epoch: int
+    frame: int
+    occurrence: int = 0
 
 
 class LabelledFrames:
@@ -57,7 +66,7 @@ class LabelledFrames:
 
 
 class TrainingDataset(Dataset[Sample]):
-    """Augmented samples; sample `index` of `epoch` depends on (seed, epoch, index) alone.
+    """Augmented samples; each depends on (seed, epoch, frame, occurrence) alone.
 
     So it is the same for any number of workers, any start method and after any interruption.
 
@@ -81,19 +90,26 @@ class TrainingDataset(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self.frames)
 
-    def __getitem__(self, key: tuple[int, int]) -> Sample:
-        """Sample of `key` = (epoch, index)."""
-        epoch, index = key
-        generator = np.random.default_rng((SAMPLE_STREAM, self.seed, epoch, index))
+    def __getitem__(self, key: SampleKey | tuple[int, int]) -> Sample:
+        """Sample of `key`."""
+        epoch, index, occurrence = SampleKey(*key)
+        stream = (SAMPLE_STREAM, self.seed, epoch, index)
+        generator = np.random.default_rng((*stream, occurrence) if occurrence else stream)
         indices = [index]
         if epoch < self.mosaic_epochs and generator.random() < self.augmentation.mosaic:
             indices += generator.integers(len(self), size=3).tolist()
-        parts, problems = zip(*(self.frames.read(part) for part in indices), strict=True)
-        labelled = self._arrange(list(parts), generator)
+        lender = reference_index(len(self), self.augmentation, generator)
+        if lender is not None:
+            indices.append(lender)
+        read, problems = zip(*(self.frames.read(part) for part in indices), strict=True)
+        parts: list[Labelled] = list(read)
+        lent = parts.pop().image if lender is not None else None
+        reference = lent if problems[-1] is None else None
+        labelled = self._arrange(parts, generator)
         labelled = random_affine(labelled, self.image_size, self.augmentation, generator)
         labelled = random_flip(labelled, self.augmentation, generator)
         return Sample(
-            image=random_photometry(labelled.image, self.augmentation, generator),
+            image=random_photometry(labelled.image, self.augmentation, generator, reference),
             boxes=labelled.boxes,
             labels=labelled.labels,
             image_id=self.frames.index.image_id(index),

@@ -55,13 +55,23 @@ class FolderFrames:
             raise ValueError(f"dataset root {root} has no folder 'frames': extract frames.zip there")
         self.base = root / "frames" if (root / "frames" / "frames").is_dir() else root
 
+    def __str__(self) -> str:
+        return str(self.base / "frames")
+
     def read(self, name: str) -> npt.NDArray[np.uint8]:
         """The frame `(H, W)` uint8; see `FrameSource`."""
+        return decode_frame(self.content(name), name)
+
+    def content(self, name: str) -> bytes:
+        """The file's bytes.
+
+        Raises:
+            FrameError: If it cannot be read.
+        """
         try:
-            content = (self.base / name).read_bytes()
+            return (self.base / name).read_bytes()
         except OSError as error:
             raise FrameError(f"{name}: {error.strerror}") from error
-        return decode_frame(content, name)
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Names without a file; lists each clip folder once instead of asking for every file."""

@@ -1,12 +1,8 @@
 """An annotation file packed once into memory-mapped arrays, so that a loader worker receives a path, never a list."""
 
-import fcntl
-import json
+import glob
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import weakref
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -16,19 +12,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.data import index_folder
 from yolo_lightning.data.ltdv2 import BoxCounts, read_annotations
-from yolo_lightning.files import flush
+from yolo_lightning.data.recording import WEATHER
+from yolo_lightning.files import cache_folder
 
-FORMAT = 1
-ARRAYS = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
-MANIFEST = "manifest.json"
+FORMAT = 2
+IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
+"""Arrays that the fingerprint is taken of."""
+ARRAYS = (*IDENTIFYING, "months", "clips", "clip_names", "positions_in_clip", "weather")
 
 
 @dataclass(frozen=True)
 class SplitIndex:
     """One split, read from a folder of `.npy` files that are mapped when first used.
 
-    Pickles as its path: what was mapped stays behind, a spawned worker maps the same pages again.
+    Pickles as its path: what was mapped stays behind, a spawned worker maps the same pages again. The methods that
+    return arrays of all frames return the mapped pages themselves, read-only; keep the index instead of the arrays in
+    what a worker receives. While the arrays are mapped, no other run clears the folder away.
 
     Attributes:
         folder: Where the arrays lie.
@@ -44,12 +45,12 @@ class SplitIndex:
 
     @cached_property
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
-        return {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+        weakref.finalize(self, os.close, index_folder.hold(self.folder))
+        return {name: np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS}
 
     @cached_property
     def _manifest(self) -> dict[str, Any]:
-        manifest: dict[str, Any] = json.loads((self.folder / MANIFEST).read_text())
-        return manifest
+        return index_folder.read_manifest(self.folder)
 
     @property
     def fingerprint(self) -> str:
@@ -67,7 +68,7 @@ class SplitIndex:
 
     def image_ids(self) -> list[str]:
         """Ids of all frames, in order."""
-        return [bytes(identifier).decode() for identifier in self._arrays["image_ids"]]
+        return [identifier.decode() for identifier in self._arrays["image_ids"].tolist()]
 
     def file_name(self, index: int) -> str:
         """File of frame `index`, relative to the dataset root."""
@@ -75,7 +76,7 @@ class SplitIndex:
 
     def file_names(self) -> list[str]:
         """Files of all frames, in order."""
-        return [bytes(name).decode() for name in self._arrays["file_names"]]
+        return [name.decode() for name in self._arrays["file_names"].tolist()]
 
     def shape(self, index: int) -> tuple[int, int]:
         """`(height, width)` of frame `index` in pixels, as the annotation file says."""
@@ -90,33 +91,82 @@ class SplitIndex:
         """`(N,)` int64 copy, class index from 0."""
         return self._arrays["labels"][self._slice(index)].astype(np.int64)
 
+    def box_offsets(self) -> npt.NDArray[np.int64]:
+        """`(N + 1,)` int64; frame `i` owns boxes and labels `box_offsets[i]:box_offsets[i + 1]`."""
+        return self._arrays["box_offsets"]
+
+    def all_labels(self) -> npt.NDArray[np.int8]:
+        """`(M,)` int8, class index from 0 of all boxes, grouped by frame."""
+        return self._arrays["labels"]
+
+    def months(self) -> npt.NDArray[np.int32]:
+        """`(N,)` int32, YYYYMM of each frame, 0 where it is unknown."""
+        return self._arrays["months"]
+
+    def clips(self) -> npt.NDArray[np.int32]:
+        """`(N,)` int32, number of each frame's clip (the folder of its file), from 0 in order of first appearance."""
+        return self._arrays["clips"]
+
+    def clip_name(self, number: int) -> str:
+        """Folder of clip `number`, relative to the dataset root."""
+        return bytes(self._arrays["clip_names"][number]).decode()
+
+    def positions_in_clip(self) -> npt.NDArray[np.int32]:
+        """`(N,)` int32, rank of each frame in its clip, from 0, by the image number in its name."""
+        return self._arrays["positions_in_clip"]
+
+    def weather(self) -> dict[str, npt.NDArray[np.float32]]:
+        """By LTDv2's name of the measurement (see `recording.WEATHER`), `(N,)` float32; NaN where it is unknown."""
+        return dict(zip(WEATHER, self._arrays["weather"], strict=True))
+
     def _slice(self, index: int) -> slice:
         start, stop = self._arrays["box_offsets"][index : index + 2]
         return slice(int(start), int(stop))
 
 
+def default_index_root() -> Path:
+    """Where packed indexes are kept unless the user says otherwise."""
+    return cache_folder() / "index"
+
+
 def open_index(annotation_file: Path, index_root: Path) -> SplitIndex:
     """The packed index of `annotation_file` under `index_root`, built first where it is missing or out of date.
 
-    Several processes may ask at once: one builds under a lock, beside the final folder, and renames.
+    The folder's name holds a hash of the file's path and one of its state (size, time of change, format): another
+    state gets another folder, and a run keeps the one it opened. Several processes may ask at once: one builds under a
+    lock, beside the final folder, renames, and clears away folders of earlier states that no process holds.
 
     Raises:
         ValueError: If the annotation file is not LTDv2's or `index_root` cannot be written.
     """
     if not annotation_file.is_file():
         raise ValueError(f"annotation file {annotation_file} does not exist")
-    source = describe_source(annotation_file)
-    key = sha256(source["path"].encode()).hexdigest()[:16]
-    folder = index_root / f"{annotation_file.stem}-{key}"
-    if not is_current(folder, source):
+    while True:
+        source = describe_source(annotation_file)
+        name = f"{annotation_file.stem}-{short_hash(source['path'])}"
+        folder = index_root / f"{name}-{short_hash(repr(sorted(source.items())))}"
+        if not index_folder.is_current(folder, source):
+            try:
+                index_root.mkdir(parents=True, exist_ok=True)
+                with index_folder.exclusive_lock(index_root / f"{name}.lock"):
+                    index_folder.remove_leftovers(index_root, name)
+                    if not index_folder.is_current(folder, source):
+                        build_index(annotation_file, folder, source)
+                    earlier = index_root.glob(f"{glob.escape(name)}*/")
+                    index_folder.remove_unused(path for path in earlier if path != folder)
+            except OSError as error:
+                raise ValueError(f"cannot write the dataset index under {index_root}: {error}") from error
+        index = SplitIndex(folder)
         try:
-            index_root.mkdir(parents=True, exist_ok=True)
-            with exclusive_lock(index_root / f"{folder.name}.lock"):
-                if not is_current(folder, source):
-                    build_index(annotation_file, folder, source)
-        except OSError as error:
-            raise ValueError(f"cannot write the dataset index under {index_root}: {error}") from error
-    return SplitIndex(folder)
+            len(index)  # maps and holds it
+        except FileNotFoundError:  # another run saw a later state and cleared this one away a moment ago
+            continue
+        return index
+
+
+def short_hash(text: str) -> str:
+    """Sixteen hexadecimal digits."""
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def describe_source(annotation_file: Path) -> dict[str, Any]:
@@ -130,42 +180,16 @@ def describe_source(annotation_file: Path) -> dict[str, Any]:
     }
 
 
-def is_current(folder: Path, source: dict[str, Any]) -> bool:
-    """Whether `folder` holds the index of exactly this source."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(manifest, dict) and manifest.get("source") == source
-
-
 def build_index(annotation_file: Path, folder: Path, source: dict[str, Any]) -> None:
-    """Write the arrays and the manifest into a temporary folder, then rename it to `folder`."""
+    """Read the annotation file and write its arrays, with the hash of their content, into `folder`."""
     annotations = read_annotations(annotation_file)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    try:
-        fingerprint = sha256()
-        for name in ARRAYS:
-            array = getattr(annotations, name)
-            np.save(temporary / f"{name}.npy", array)
-            fingerprint.update(array.tobytes())
-        manifest = {
-            "source": source,
-            "fingerprint": fingerprint.hexdigest()[:32],
-            "counts": asdict(annotations.counts),
-        }
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        for file in temporary.iterdir():
-            flush(file)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold an advisory lock on `path`; waits for whoever holds it. Released by the kernel if the process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    arrays = {name: getattr(annotations, name) for name in ARRAYS}
+    fingerprint = sha256()
+    for name in IDENTIFYING:
+        fingerprint.update(arrays[name].tobytes())
+    manifest = {
+        "source": source,
+        "fingerprint": fingerprint.hexdigest()[:32],
+        "counts": asdict(annotations.counts),
+    }
+    index_folder.write_folder(folder, arrays, manifest)

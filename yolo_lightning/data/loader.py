@@ -1,10 +1,26 @@
-"""How worker processes are used. A worker imports this file, so it imports no more than a worker needs."""
+"""How worker processes are used. A worker imports this file, so it imports no more than a worker needs.
 
+docs/loader.md holds the reasons at length.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from threading import Lock
 from typing import Any, Literal
 
 import cv2
 import torch
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+"""Read once by OpenMP (torch) and OpenBLAS (NumPy), when a process loads them."""
+
+PRELOADED = ["yolo_lightning.data.dataset"]
+"""What the fork server imports once for all workers; torch above all, two seconds and 300 MB."""
+
+environment_lock = Lock()
 
 
 @dataclass(frozen=True)
@@ -12,26 +28,33 @@ class LoaderSettings:
     """How worker processes are used.
 
     Attributes:
-        workers: Processes that prepare batches; 0 prepares them in the training process.
-        persistent_workers: Keep the training workers from epoch to epoch. Validation workers always end.
+        workers: Processes that prepare batches; 0 prepares them in the training process, which nothing can hang then.
+        persistent_workers: Keep the training workers from epoch to epoch, which saves their start (2 s and more). Else
+            none of them idles through a validation, where one that died would be noticed only afterwards.
+            Validation workers always end.
         prefetch_factor: Batches each worker prepares ahead.
-        start_method: How a worker starts. Never fork: a forked child stalls ROCm's queues and can inherit held locks.
-        pin_memory: Copy batches into page-locked memory; null does so exactly when training on a GPU.
-        timeout_s: Seconds to wait for a worker's batch before an error; 0 waits for ever (the stall detector does not).
+        start_method: How a worker starts. `spawn` begins with an empty interpreter; `forkserver` copies a process that
+            was started so and has imported torch, once for all workers. Neither inherits the GPU's state, whenever it
+            starts. Never fork: it stalls ROCm's queues and can inherit held locks.
+        worker_threads: OpenMP and BLAS threads of each worker, in its environment before torch is loaded.
+        pin_memory: Copy batches into page-locked memory; null does so exactly when training on a GPU. ROCm pins every
+            pageable batch in place otherwise, and stops the GPU's queues when the batch is unmapped.
+        timeout_s: Seconds to wait for a worker's batch before an error; 0 waits for ever. It ends the run, it does not
+            mend it, and it takes slow storage for a hang; the stall detector watches the whole loop instead.
     """
 
     workers: int = 4
     persistent_workers: bool = True
     prefetch_factor: int = 2
     start_method: Literal["spawn", "forkserver"] = "spawn"
+    worker_threads: int = 1
     pin_memory: bool | None = None
     timeout_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 0), ("prefetch_factor", 1), ("timeout_s", 0)):
-            if getattr(self, name) < least:
+        for name, least in (("workers", 0), ("prefetch_factor", 1), ("worker_threads", 1), ("timeout_s", 0)):
+            if not getattr(self, name) >= least:
                 raise ValueError(f"loader.{name} is {getattr(self, name)}, allowed are {least} and more")
-
         if self.start_method not in ("spawn", "forkserver"):
             raise ValueError(f"loader.start_method is {self.start_method!r}, allowed are spawn and forkserver")
 
@@ -42,8 +65,9 @@ class LoaderSettings:
             "pin_memory": on_gpu if self.pin_memory is None else self.pin_memory,
         }
         if self.workers:
+            context = SpawningContext if self.start_method == "spawn" else ForkServingContext
             arguments |= {
-                "multiprocessing_context": self.start_method,
+                "multiprocessing_context": context(self.worker_threads),
                 "persistent_workers": persistent and self.persistent_workers,
                 "prefetch_factor": self.prefetch_factor,
                 "timeout": self.timeout_s,
@@ -52,13 +76,108 @@ class LoaderSettings:
         return arguments
 
 
+class SpawnedWorker(SpawnProcess):
+    """A process that finds its number of threads in its environment."""
+
+    threads = 1
+
+    def start(self) -> None:
+        """Start; the environment is as it was when this returns."""
+        with thread_environment(self.threads):
+            super().start()
+
+
+class ForkServedWorker(ForkServerProcess):
+    """The same, copied from the fork server; the first one starts the server, which keeps its environment."""
+
+    threads = 1
+
+    def start(self) -> None:
+        """Start the server if there is none, and the process."""
+        ForkServerContext().set_forkserver_preload(PRELOADED)
+        with thread_environment(self.threads):
+            super().start()
+
+
+class SpawningContext(SpawnContext):
+    """Python's spawn context, whose processes have `threads` threads.
+
+    Args:
+        threads: OpenMP and BLAS threads of each process.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def Process(self, *arguments: Any, **keywords: Any) -> SpawnedWorker:  # type: ignore[override]
+        """A process that has not started yet."""
+        worker = SpawnedWorker(*arguments, **keywords)
+        worker.threads = self.threads
+        return worker
+
+
+class ForkServingContext(ForkServerContext):
+    """Python's forkserver context, whose processes have `threads` threads.
+
+    Args:
+        threads: OpenMP and BLAS threads of each process.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def Process(self, *arguments: Any, **keywords: Any) -> ForkServedWorker:  # type: ignore[override]
+        """A process that has not started yet."""
+        worker = ForkServedWorker(*arguments, **keywords)
+        worker.threads = self.threads
+        return worker
+
+
+@contextmanager
+def thread_environment(threads: int) -> Iterator[None]:
+    """Let processes started inside have `threads` threads: libraries read the variable when they are loaded.
+
+    Other threads of this process that start processes at the same moment would hand the value on; nothing else reads
+    it once torch is loaded.
+    """
+    with environment_lock:
+        before = os.environ.get(THREADS_VARIABLE)
+        os.environ[THREADS_VARIABLE] = str(threads)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[THREADS_VARIABLE]
+            else:
+                os.environ[THREADS_VARIABLE] = before
+
+
 def prepare_worker(worker: int) -> None:
-    """Keep a loader worker to its own core: OpenCV and torch would each start a thread per core otherwise."""
+    """Keep a loader worker to its own core: OpenCV would start a thread per core otherwise.
+
+    torch is told again because the DataLoader has just set it to one thread.
+    """
     cv2.setNumThreads(0)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get(THREADS_VARIABLE, 1)))
 
 
 def describe(arguments: dict[str, Any]) -> str:
     """Loader arguments in one line for the log."""
-    shown = {name: value for name, value in arguments.items() if name != "worker_init_fn"}
-    return ", ".join(f"{name} {value}" for name, value in shown.items())
+    pinned = "batches in pinned memory" if arguments["pin_memory"] else "batches in pageable memory"
+    workers = arguments["num_workers"]
+    if not workers:
+        return f"no workers, the training process prepares batches; {pinned}"
+    context = arguments["multiprocessing_context"]
+    kept = "kept from epoch to epoch" if arguments["persistent_workers"] else "new every epoch"
+    patience = f"an error after {arguments['timeout']:g} s without a batch" if arguments["timeout"] else "no timeout"
+    threads, ahead = counted(context.threads, "thread"), counted(arguments["prefetch_factor"], "batch")
+    return (
+        f"{counted(workers, 'worker')} by {context.get_start_method()}, {kept}, {threads} each, {ahead} ahead each; "
+        f"{pinned}; {patience}"
+    )
+
+
+def counted(number: int, thing: str) -> str:
+    """`2 batches`, `1 thread`."""
+    plural = thing + ("es" if thing.endswith("ch") else "s")
+    return f"{number} {thing if number == 1 else plural}"

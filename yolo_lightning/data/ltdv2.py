@@ -7,9 +7,18 @@ position in the list.
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from yolo_lightning.data import recording
+from yolo_lightning.data.annotation_file import AnnotationRecord, CategoryRecord, ImageRecord, decode
+from yolo_lightning.data.image_ids import (
+    id_text,
+    image_id_texts,
+    refuse_rounded_ids,
+    refuse_rounded_owners,
+    unknown_image_hint,
+)
 
 CLASS_NAMES = ("person", "bicycle", "motorcycle", "vehicle")
 """LTDv2's classes in the order of their category ids 1 to 4."""
@@ -17,37 +26,11 @@ CLASS_NAMES = ("person", "bicycle", "motorcycle", "vehicle")
 MINIMUM_BOX_SIDE = 1e-3
 """Pixels. A box narrower than this after clipping has no area to learn from."""
 
+LARGEST_SIDE = 1 << 16
+"""Pixels. Far beyond any camera, so that a damaged size is refused here."""
 
-class ImageRecord(msgspec.Struct, gc=False):
-    """One entry of `images`; `width` and `height` in pixels."""
-
-    id: int | str
-    file_name: str
-    width: int
-    height: int
-
-
-class AnnotationRecord(msgspec.Struct, gc=False):
-    """One entry of `annotations`; `bbox` is x, y, width, height in pixels of the frame."""
-
-    image_id: int | str
-    category_id: int
-    bbox: tuple[float, float, float, float]
-
-
-class CategoryRecord(msgspec.Struct, gc=False):
-    """One entry of `categories`."""
-
-    id: int
-    name: str
-
-
-class AnnotationFile(msgspec.Struct, gc=False):
-    """The parts of the JSON that are used; everything else in it is skipped while decoding."""
-
-    images: list[ImageRecord]
-    categories: list[CategoryRecord]
-    annotations: list[AnnotationRecord] = []
+DATE_CHARACTERS = 19
+"""Of an ISO date and time to the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +57,11 @@ class Annotations:
         box_offsets: `(N + 1,)` int64.
         boxes: `(M, 4)` float32, xyxy, pixels of the frame.
         labels: `(M,)` int8, class index from 0.
+        months: `(N,)` int32, YYYYMM, 0 where unknown.
+        clips: `(N,)` int32, number of the frame's clip, from 0.
+        clip_names: `(C,)` bytes, UTF-8, folder of each clip.
+        positions_in_clip: `(N,)` int32, rank in the clip, from 0.
+        weather: `(8, N)` float32, rows as `recording.WEATHER`, NaN where unknown.
         counts: What was clipped or dropped on the way.
     """
 
@@ -83,6 +71,11 @@ class Annotations:
     box_offsets: npt.NDArray[np.int64]
     boxes: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int8]
+    months: npt.NDArray[np.int32]
+    clips: npt.NDArray[np.int32]
+    clip_names: npt.NDArray[np.bytes_]
+    positions_in_clip: npt.NDArray[np.int32]
+    weather: npt.NDArray[np.float32]
     counts: BoxCounts
 
 
@@ -93,38 +86,41 @@ def read_annotations(path: Path) -> Annotations:
         ValueError: If the file is missing or is not an LTDv2 annotation file; the message names file and record.
     """
     content = decode(path)
+    images = content.images
     check_categories(path, content.categories)
-    positions = {str(image.id): position for position, image in enumerate(content.images)}
-    check_images(path, content.images, positions)
+    check_images(path, images)
+    file_names = [image.file_name for image in images]
+    positions = image_id_texts(path, [image.id for image in images], file_names)
+    image_ids = np.array([text.encode() for text in positions], dtype=np.bytes_)
+    dates = np.array([date_text(image.date_captured) for image in images], dtype=np.bytes_)
+    refuse_rounded_ids(path, image_ids, dates, file_names)
     owner, boxes, labels = annotation_arrays(path, content.annotations, positions)
-    shapes = np.array([(image.height, image.width) for image in content.images], dtype=np.int32).reshape(-1, 2)
+    refuse_rounded_owners(path, image_ids, owner, file_names)
+    shapes = np.array([(image.height, image.width) for image in images], dtype=np.int32)
     owner, boxes, labels, counts = clean_boxes(owner, boxes, labels, shapes)
     order = np.argsort(owner, kind="stable")
     box_offsets = np.zeros(len(shapes) + 1, dtype=np.int64)
     np.cumsum(np.bincount(owner, minlength=len(shapes)), out=box_offsets[1:])
+    clips, clip_names = recording.clips(file_names)
     return Annotations(
-        image_ids=np.array([str(image.id).encode() for image in content.images], dtype=np.bytes_),
-        file_names=np.array([image.file_name.encode() for image in content.images], dtype=np.bytes_),
+        image_ids=image_ids,
+        file_names=np.array([name.encode() for name in file_names], dtype=np.bytes_),
         shapes=shapes,
         box_offsets=box_offsets,
         boxes=boxes[order],
         labels=labels[order],
+        months=recording.months(image_ids, dates),
+        clips=clips,
+        clip_names=np.array([name.encode() for name in clip_names], dtype=np.bytes_),
+        positions_in_clip=recording.positions_in_clip(file_names, clips),
+        weather=recording.weather([image.meta for image in images]),
         counts=counts,
     )
 
 
-def decode(path: Path) -> AnnotationFile:
-    """Parse the JSON into typed records.
-
-    Raises:
-        ValueError: If the file cannot be read or lacks the fields of a COCO detection file.
-    """
-    if not path.is_file():
-        raise ValueError(f"annotation file {path} does not exist")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=AnnotationFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not an LTDv2 annotation file (COCO JSON): {error}") from error
+def date_text(date: object) -> bytes:
+    """The ASCII beginning of an ISO date and time, to the second; empty where it is no text."""
+    return date[:DATE_CHARACTERS].encode(errors="replace") if isinstance(date, str) else b""
 
 
 def check_categories(path: Path, categories: list[CategoryRecord]) -> None:
@@ -135,15 +131,16 @@ def check_categories(path: Path, categories: list[CategoryRecord]) -> None:
         raise ValueError(f"{path}: categories are {found}, expected {expected} (and optionally 0, background)")
 
 
-def check_images(path: Path, images: list[ImageRecord], positions: dict[str, int]) -> None:
-    """Refuse an empty split, repeated ids and frames without size."""
+def check_images(path: Path, images: list[ImageRecord]) -> None:
+    """Refuse an empty split and frames without size."""
     if not images:
         raise ValueError(f"{path}: the list of images is empty")
-    if len(positions) != len(images):
-        raise ValueError(f"{path}: {len(images) - len(positions)} image ids occur more than once")
     for number, image in enumerate(images):
-        if image.width < 1 or image.height < 1:
-            raise ValueError(f"{path}: images[{number}] {image.file_name!r} has size {image.width} x {image.height}")
+        if not (1 <= image.width <= LARGEST_SIDE and 1 <= image.height <= LARGEST_SIDE):
+            raise ValueError(
+                f"{path}: images[{number}] {image.file_name!r} has size {image.width} x {image.height}, "
+                f"allowed are 1 to {LARGEST_SIDE} pixels a side"
+            )
 
 
 def annotation_arrays(
@@ -158,9 +155,12 @@ def annotation_arrays(
     boxes = np.empty((len(annotations), 4), dtype=np.float32)
     labels = np.empty(len(annotations), dtype=np.int8)
     for number, annotation in enumerate(annotations):
-        position = positions.get(str(annotation.image_id))
+        position = positions.get(id_text(annotation.image_id) or "")
         if position is None:
-            raise ValueError(f"{path}: annotations[{number}] belongs to unknown image_id {annotation.image_id}")
+            raise ValueError(
+                f"{path}: annotations[{number}] belongs to unknown image_id {annotation.image_id}"
+                + unknown_image_hint(annotation.image_id, positions)
+            )
         if not 1 <= annotation.category_id <= len(CLASS_NAMES):
             raise ValueError(
                 f"{path}: annotations[{number}] has category_id {annotation.category_id}, "

@@ -1,61 +1,70 @@
 """Training order that survives interruptions: a batch sampler and a loader whose whole state is two integers."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import DataLoader, Sampler
 
 from yolo_lightning.batch import Batch, Sample
-
-Key = tuple[int, int]
-
-ORDER_STREAM = 1
-"""Keeps the random numbers of the order apart from those of the samples."""
+from yolo_lightning.data.dataset import SampleKey
+from yolo_lightning.data.sampling import Integers, occurrences
 
 
-def epoch_order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The order of `count` samples in `epoch`: a permutation that depends on (seed, epoch) alone."""
-    return np.random.default_rng((ORDER_STREAM, seed, epoch)).permutation(count)
+class EpochOrder(Protocol):
+    """Which samples an epoch holds, in which order: a function of the epoch and of `settings` alone."""
+
+    @property
+    def length(self) -> int:
+        """Samples in every epoch."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """All that the order depends on besides the data; plain Python, compared when a run resumes."""
+        ...
+
+    def indices(self, epoch: int) -> Integers:
+        """`(length,)` indices of the samples of `epoch`; one may occur several times."""
+        ...
 
 
-class EpochBatchSampler(Sampler[list[Key]]):
-    """Yields batches of (epoch, index), from batch `start` of the epoch's permutation on.
+class EpochBatchSampler(Sampler[list[SampleKey]]):
+    """Yields batches of keys, from sample `start` of the epoch's order on.
 
     `start` is kept, not consumed: a DataLoader with workers asks for the iterator twice.
 
     Args:
-        count: Samples in the split.
+        order: The order of each epoch.
         batch_size: Samples per batch; the last batch of an epoch may be smaller.
-        seed: Seed of the run.
     """
 
-    def __init__(self, count: int, batch_size: int, seed: int) -> None:
-        self.count = count
+    def __init__(self, order: EpochOrder, batch_size: int) -> None:
+        self.order = order
         self.batch_size = batch_size
-        self.seed = seed
         self.epoch = 0
         self.start = 0
 
     def __len__(self) -> int:
-        return -(-self.count // self.batch_size)
+        return -(-self.order.length // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[Key]]:
-        order = epoch_order(self.count, self.seed, self.epoch).tolist()
-        for first in range(self.start * self.batch_size, self.count, self.batch_size):
-            yield [(self.epoch, index) for index in order[first : first + self.batch_size]]
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        epoch, indices = self.epoch, self.order.indices(self.epoch)
+        repeats = occurrences(indices)
+        for first in range(self.start, len(indices), self.batch_size):
+            batch = slice(first, first + self.batch_size)
+            members = zip(indices[batch].tolist(), repeats[batch].tolist(), strict=True)
+            yield [SampleKey(epoch, frame, occurrence) for frame, occurrence in members]
 
 
 class ResumableLoader(DataLoader[Sample]):
-    """A DataLoader that continues at the batch after the last one it delivered.
+    """A DataLoader that continues at the sample after the last one it delivered.
 
     Lightning saves and restores loaders that have `state_dict` and `load_state_dict`. The state is the epoch and the
-    number of batches delivered in it, whatever the number of workers or their start method. The loader keeps count of
-    epochs itself, from the one its order stands at: Lightning calls `set_epoch` only after workers began to prefetch.
+    number of samples delivered in it, whatever the number of workers or their start method. The loader keeps count of
+    epochs itself, from the one its sampler stands at: Lightning calls `set_epoch` only after workers began to prefetch.
 
     Args:
-        dataset: Map-style dataset over (epoch, index).
+        dataset: Map-style dataset over `SampleKey`.
         batch_sampler: The order; owned by this loader.
         collate_fn: Samples to batch.
         epoch_batches: Batches after which an epoch is over, if fewer than the loader has (Trainer's limit).
@@ -71,44 +80,58 @@ class ResumableLoader(DataLoader[Sample]):
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, batch_sampler=batch_sampler, collate_fn=collate_fn, **kwargs)
-        self.order = batch_sampler
+        self.keys = batch_sampler
         self.epoch_batches = len(batch_sampler) if epoch_batches is None else min(len(batch_sampler), epoch_batches)
         self._delivered = 0
         self._positioned = True
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self._positioned:
-            self.order.epoch += 1
-            self.order.start = self._delivered = 0
+            self.keys.epoch += 1
+            self.keys.start = self._delivered = 0
         self._positioned = False
         for batch in super().__iter__():
-            self._delivered += 1
+            self._delivered = min(self._delivered + self.keys.batch_size, self.keys.order.length)
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the order, and what it refers to; plain Python."""
         return {
-            "epoch": self.order.epoch,
-            "delivered_batches": self._delivered,
-            "epoch_batches": self.epoch_batches,
-            "batch_size": self.order.batch_size,
-            "seed": self.order.seed,
+            "epoch": self.keys.epoch,
+            "delivered_samples": self._delivered,
+            "epoch_samples": min(self.epoch_batches * self.keys.batch_size, self.keys.order.length),
+            "settings": self._settings(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the batch that `state` was saved at; a finished epoch rolls over to the next.
+        """Continue after the sample that `state` was saved at; a finished epoch rolls over to the next.
+
+        Inside an epoch nothing may change that decides its batches. The position would allow another batch size, but
+        Lightning counts the batches of an epoch: with another number of them, it would end the epoch early or take
+        the wrong batch for its last.
 
         Raises:
             ValueError: If the state stands inside an epoch of another order.
         """
-        epoch, delivered = int(state["epoch"]), int(state["delivered_batches"])
-        if delivered >= int(state["epoch_batches"]):
+        epoch, delivered = int(state["epoch"]), int(state["delivered_samples"])
+        if delivered >= int(state["epoch_samples"]):
             epoch, delivered = epoch + 1, 0
-        for name, now in (("batch_size", self.order.batch_size), ("seed", self.order.seed)):
-            if delivered and state[name] != now:
+        saved, now = state["settings"], self._settings()
+        for name in sorted(saved.keys() | now.keys()) if delivered else ():
+            if saved.get(name) != now.get(name):
                 raise ValueError(
-                    f"the checkpoint stands inside epoch {epoch} with {name} {state[name]}, now {now}: keep {name} "
-                    f"{state[name]}, or resume from a checkpoint of an epoch's end"
+                    f"the checkpoint stands inside epoch {epoch} with {name} {saved.get(name)}, now {now.get(name)}: "
+                    f"keep {name} {saved.get(name)}, or resume from a checkpoint of an epoch's end"
                 )
-        self.order.epoch, self.order.start, self._delivered = epoch, delivered, delivered
+        self.keys.epoch, self.keys.start, self._delivered = epoch, delivered, delivered
         self._positioned = True
+
+    def _settings(self) -> dict[str, Any]:
+        return {"batch_size": self.keys.batch_size, **self.keys.order.settings}
+
+
+def limited(batches: int, limit: float | int | None) -> int:
+    """Batches per epoch under Trainer's limit: an integer counts batches, a float is a share."""
+    if limit is None:
+        return batches
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)

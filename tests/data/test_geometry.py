@@ -1,26 +1,27 @@
-"""Augmentation: geometry keeps boxes on their objects, photometry depends on its generator alone."""
+"""Geometry keeps boxes on their objects."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from yolo_lightning.boxes import FloatArray
-from yolo_lightning.data.transforms import (
+from yolo_lightning.data.augmentation import Augmentation
+from yolo_lightning.data.geometry import (
     PADDING,
-    Augmentation,
     Image,
     Labelled,
+    cut,
     letterbox,
     map_boxes,
     mosaic,
     random_affine,
     random_flip,
-    random_photometry,
     resize_frame,
     still_visible,
 )
@@ -57,29 +58,6 @@ def bright_pixels(image: Image) -> npt.NDArray[np.bool_]:
 def assert_box_is_on_the_object(labelled: Labelled, tolerance: float = 2.0) -> None:
     assert len(labelled.boxes) == 1
     np.testing.assert_allclose(labelled.boxes[0], outline(bright_pixels(labelled.image)), rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
-@pytest.mark.parametrize(
-    "name", ["mosaic", "translate", "flip_horizontal", "flip_vertical", "photometric", "inversion"]
-)
-def test_share_out_of_range_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"augmentation\.{name} is {value}, allowed are 0 to 1"):
-        Augmentation(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("scale", -0.1), ("scale", 1.0), ("degrees", -1), ("degrees", 181), ("shear", -1), ("close_mosaic_epochs", -1)],
-)
-def test_strength_out_of_range_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"augmentation\.{name} is {value}, allowed are 0"):
-        Augmentation(**{name: value})
-
-
-@pytest.mark.parametrize(("name", "value"), [("mosaic", 0), ("mosaic", 1), ("scale", 0.9), ("degrees", 180)])
-def test_limits_themselves_are_allowed(name: str, value: float) -> None:
-    assert getattr(Augmentation(**{name: value}), name) == value
 
 
 @pytest.mark.parametrize("shrink_by_area", [False, True])
@@ -280,62 +258,99 @@ def test_flips_happen_in_their_share_of_samples() -> None:
     assert 75 <= mirrored <= 125
 
 
-def whole_chain(seed: int) -> Labelled:
+def test_flip_leaves_the_given_image_as_it_is() -> None:
+    frame = one_object(48, 64, (10, 8, 30, 20))
+    before = frame.image.copy()
+    random_flip(frame, replace(STILL, flip_horizontal=1, flip_vertical=1), np.random.default_rng(0))
+    assert np.array_equal(frame.image, before)
+
+
+def test_mosaic_of_small_frames_keeps_their_pixels() -> None:
+    frames = [one_object(30, 40, (10, 8, 30, 20), label) for label in range(4)]
+    result = mosaic(frames, 160, np.random.default_rng(1))
+    assert result.image.shape == (80, 80)
+    assert result.gain == 4
+    assert set(np.unique(result.image)) <= {0, PADDING, BRIGHT}
+
+
+def test_mosaic_does_not_take_more_pixels_than_the_input_needs() -> None:
+    result = mosaic([empty_frame(300, 400)] * 4, 64, np.random.default_rng(0))
+    assert (result.image.shape, result.gain) == ((128, 128), 1)
+
+
+@pytest.mark.parametrize("degrees", [0, 10], ids=["cut", "warp"])
+@pytest.mark.parametrize("seed", range(8))
+def test_affine_after_a_mosaic_of_small_frames_keeps_the_box_on_its_object(seed: int, degrees: float) -> None:
     generator = np.random.default_rng(seed)
-    settings = Augmentation(degrees=10, shear=2, photometric=1)
-    frames = [one_object(48, 64, (20, 16, 40, 32), label) for label in range(4)]
-    result = random_flip(random_affine(mosaic(frames, 64, generator), 64, settings, generator), settings, generator)
-    return result._replace(image=random_photometry(result.image, settings, generator))
+    frames = [one_object(60, 80, (30, 20, 50, 40)), *[empty_frame(60, 80)] * 3]
+    result = random_affine(mosaic(frames, 240, generator), 240, Augmentation(degrees=degrees), generator)
+    assert result.image.shape == (240, 240)
+    assert result.gain == 1
+    if len(result.boxes):
+        assert_box_is_on_the_object(result, tolerance=3.0)
+    else:
+        assert bright_pixels(result.image).mean() < 0.01
 
 
-def test_same_generator_seed_gives_the_same_result() -> None:
-    first, second = whole_chain(5), whole_chain(5)
-    assert np.array_equal(first.image, second.image)
-    assert np.array_equal(first.boxes, second.boxes)
+def frame_of_noise(height: int, width: int) -> Image:
+    return np.random.default_rng(0).integers(0, 256, (height, width), dtype=np.uint8)
 
 
-def test_other_generator_seed_gives_another_result() -> None:
-    assert not np.array_equal(whole_chain(5).image, whole_chain(6).image)
+@given(
+    scale=st.floats(0, 0.5),
+    translate=st.floats(0, 0.5),
+    shape=st.tuples(st.integers(20, 90), st.integers(20, 90)),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_cut_and_warp_show_the_same_place(scale: float, translate: float, shape: tuple[int, int], seed: int) -> None:
+    """A trace of shear takes the other road; the two agree up to their rounding to whole pixels."""
+    height, width = shape
+    frame = one_object(height, width, (width // 4, height // 4, 3 * width // 4, 3 * height // 4))
+    chosen = replace(STILL, scale=scale, translate=translate)
+    by_cut = random_affine(frame, 96, chosen, np.random.default_rng(seed))
+    by_warp = random_affine(frame, 96, replace(chosen, shear=1e-9), np.random.default_rng(seed))
+    rounded = 1.5 + 96 * 0.5 / (96 / 1.5)
+    if len(by_cut.boxes) == len(by_warp.boxes) == 1:
+        np.testing.assert_allclose(by_cut.boxes, by_warp.boxes, rtol=0, atol=rounded)
+    assert abs(bright_pixels(by_cut.image).sum() - bright_pixels(by_warp.image).sum()) < 8 * 96 * rounded / 2
 
 
-def test_numpys_global_stream_is_neither_used_nor_advanced() -> None:
-    first = whole_chain(5)
-    np.random.seed(99)
-    expected = np.random.random()
-    np.random.seed(99)
-    assert np.array_equal(whole_chain(5).image, first.image)
-    assert np.random.random() == expected
+def test_cut_and_warp_agree_where_nothing_needs_rounding() -> None:
+    frame = Labelled(frame_of_noise(90, 90), *empty_frame(90, 90)[1:])
+    by_cut = random_affine(frame, 64, STILL, np.random.default_rng(0))
+    by_warp = random_affine(frame, 64, replace(STILL, shear=1e-9), np.random.default_rng(0))
+    assert np.array_equal(by_cut.image, by_warp.image)
 
 
-def photometry_digest(seed: int) -> str:
-    image = np.add.outer(np.arange(48), np.arange(64)).astype(np.uint8)
-    changed = random_photometry(image, replace(STILL, photometric=1), np.random.default_rng(seed))
-    return sha256(changed.tobytes()).hexdigest()
+def test_strong_shrinking_takes_no_square_larger_than_the_image_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    import yolo_lightning.data.geometry as geometry
+
+    sides: list[int] = []
+    monkeypatch.setattr(
+        geometry, "cut", lambda image, left, top, side: sides.append(side) or cut(image, left, top, side)
+    )
+    frame = one_object(64, 64, (0, 0, 64, 64))
+    for seed in range(60):
+        result = random_affine(frame, 64, replace(STILL, scale=0.9), np.random.default_rng(seed))
+        assert_box_is_on_the_object(result)
+    assert 0 < len(sides) < 60
+    assert max(sides) <= 128
 
 
-def test_photometry_differs_between_samples() -> None:
-    assert len({photometry_digest(seed) for seed in range(16)}) >= 12
+@pytest.mark.parametrize(
+    ("left", "top", "side"), [(2, 3, 4), (-2, -1, 4), (6, 5, 4), (-3, -3, 20), (50, 0, 4), (0, -40, 4)]
+)
+def test_cut_square_holds_the_image_where_they_meet(left: int, top: int, side: int) -> None:
+    image = frame_of_noise(8, 10)
+    wide = np.pad(image, 64, constant_values=PADDING)
+    assert np.array_equal(cut(image, left, top, side), wide[64 + top : 64 + top + side, 64 + left : 64 + left + side])
 
 
-def test_photometry_does_not_depend_on_the_samples_before() -> None:
-    alone = photometry_digest(3)
-    photometry_digest(4)
-    assert photometry_digest(3) == alone
-
-
-def test_photometry_keeps_shape_and_type() -> None:
-    image = np.zeros((48, 64), dtype=np.uint8)
-    changed = random_photometry(image, replace(STILL, photometric=1, inversion=1), np.random.default_rng(0))
-    assert (changed.shape, changed.dtype) == ((48, 64), np.uint8)
-
-
-def test_photometry_of_share_zero_changes_nothing() -> None:
-    image = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    for seed in range(20):
-        assert np.array_equal(random_photometry(image, STILL, np.random.default_rng(seed)), image)
-
-
-def test_inversion_turns_white_hot_into_black_hot() -> None:
-    image = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    inverted = random_photometry(image, replace(STILL, inversion=1), np.random.default_rng(0))
-    assert np.array_equal(inverted, np.arange(255, -1, -1, dtype=np.uint8).reshape(16, 16))
+@pytest.mark.parametrize("seed", range(20))
+def test_boxes_follow_the_rounded_cut_to_the_pixel(seed: int) -> None:
+    bright = np.full((24, 24), BRIGHT, dtype=np.uint8)
+    frame = Labelled(bright, np.array([[0, 0, 24, 24]], np.float32), np.array([0]), gain=4)
+    result = random_affine(frame, 96, replace(STILL, scale=0.5, translate=0.1), np.random.default_rng(seed))
+    edges = outline(result.image > (PADDING + BRIGHT) / 2)
+    np.testing.assert_allclose(result.boxes[0], edges, rtol=0, atol=0.75)

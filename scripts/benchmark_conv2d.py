@@ -1,0 +1,11 @@
+"""The benchmark of the convolutions, the same as `python -m yolo_lightning benchmark`.
+
+python scripts/benchmark_conv2d.py --device cuda --json benchmark.json --chart benchmark.png
+"""
+
+from jsonargparse import auto_cli
+
+from yolo_lightning.tools.benchmark import benchmark
+
+if __name__ == "__main__":
+    auto_cli(benchmark)

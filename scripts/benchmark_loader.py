@@ -1,0 +1,101 @@
+"""Make the same training samples with Ultralytics' dataset and with ours, taking turns, and compare.
+
+    python scripts/benchmark_loader.py --config configs/ltdv2.yaml --data.root path/to/LTDv2
+
+Its frames are linked and its labels written in its own format below `--work`. It runs with its defaults, three
+channels, and once more told that the frames have one. Nothing heavy is imported above: workers import this file again.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from yolo_lightning.data.datamodule import LTDv2DataModule
+
+WORKERS = 4
+
+
+def main() -> None:
+    """Parse the command line as the tools do, and compare."""
+    from yolo_lightning.tools.data_options import call_with_data
+
+    call_with_data(compare, sys.argv[1:])
+
+
+def compare(
+    *, data: "LTDv2DataModule", work: Path = Path("runs/benchmark_loader"), samples: int = 60, repeats: int = 7
+) -> None:
+    """Compare Ultralytics' dataset and loader with ours on the same frames.
+
+    Args:
+        data: The dataset, its augmentation and its batch size.
+        work: Folder for links, labels and settings of Ultralytics.
+        samples: Samples per measurement, on one core.
+        repeats: Measurements of each kind; the median counts.
+    """
+    from yolo_lightning.benchmarking.worker_start import floor_of, watch_start
+    from yolo_lightning.tools.benchmark_loader import (
+        arm_of,
+        measure_speeds,
+        our_datasets,
+        speed_table,
+        start_of,
+        start_table,
+        wide_console,
+    )
+
+    ours = our_datasets(data)
+    rivals = {f"Ultralytics, {channels} channels": rival_dataset(data, work, channels) for channels in (3, 1)}
+    arms = {name: arm_of(dataset) for name, dataset in ours.items()}
+    arms |= {name: rival_arm(dataset) for name, dataset in rivals.items()}
+    speeds = measure_speeds(arms, samples, repeats)
+    console = wide_console()
+    console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core", tuple(rivals)))
+    dataset, rival = next(iter(ours.values())), next(iter(rivals.values()))
+    starts = {
+        f"{WORKERS} workers": [start_of(data, dataset, WORKERS) for _ in range(3)],
+        "Ultralytics, forked": [watch_start(lambda: rival_batches(rival, data.batch_size)) for _ in range(3)],
+    }
+    console.print(start_table(starts, {f"{WORKERS} workers": floor_of(WORKERS)}, data))
+
+
+def rival_dataset(data: "LTDv2DataModule", work: Path, channels: int) -> Any:
+    """Ultralytics' training dataset over the same frames, with its default augmentation: mosaic in every sample."""
+    settings = work / "settings"
+    settings.mkdir(parents=True, exist_ok=True)
+    os.environ["YOLO_CONFIG_DIR"] = str(settings.resolve())
+    from compare_ultralytics import convert
+    from ultralytics.cfg import get_cfg  # noqa: TID251
+    from ultralytics.data import build_yolo_dataset  # noqa: TID251
+
+    folder = convert(data.root, work / "frames").parent
+    description = {"names": dict(enumerate(data.class_names)), "nc": len(data.class_names), "channels": channels}
+    settings_of_run = get_cfg(overrides={"imgsz": data.image_size, "task": "detect"})
+    images = str((folder / "images" / "train").resolve())
+    return build_yolo_dataset(settings_of_run, images, data.batch_size, description, mode="train")
+
+
+def rival_arm(dataset: Any) -> Any:
+    """Samples in one order again and again: longer than its buffer of decoded frames, as an epoch is."""
+    import numpy as np
+
+    order = np.random.default_rng(0).permutation(len(dataset)).tolist()
+    return lambda number: dataset[order[number % len(order)]]
+
+
+def rival_batches(dataset: Any, batch_size: int) -> Iterator[Any]:
+    """Batches of Ultralytics' own loader, which forks its workers; ends them when it is closed."""
+    from ultralytics.data import build_dataloader  # noqa: TID251
+
+    loader = build_dataloader(dataset, batch_size, WORKERS, shuffle=True)
+    try:
+        yield from loader
+    finally:
+        loader.close()
+
+
+if __name__ == "__main__":
+    main()

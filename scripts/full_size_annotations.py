@@ -1,0 +1,35 @@
+"""Write an annotation file as large as the real Train.json (about 1 GB), without frames, to measure the index on.
+
+`python scripts/full_size_annotations.py FOLDER/Train.json` takes about a quarter of a minute.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from yolo_lightning.data.synthetic.full_size import BOXES, IMAGES, write_full_size
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the file and print its size; the exit status is 2 when the arguments are refused."""
+    parser = argparse.ArgumentParser(
+        description="Write an annotation file as large as the real Train.json, without frames.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="JSON file to write; its folder is made")
+    parser.add_argument("--images", type=int, default=IMAGES, help="entries of `images`")
+    parser.add_argument("--boxes", type=int, default=BOXES, help="entries of `annotations`")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything that is left to chance")
+    options = parser.parse_args(arguments)
+    try:
+        options.path.parent.mkdir(parents=True, exist_ok=True)
+        write_full_size(options.path, options.images, options.boxes, options.seed)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.path}: {options.path.stat().st_size:,} bytes, {options.images:,} images, {options.boxes:,} boxes")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,185 @@
+"""What a real worker process finds, and what the overlays of the loader ladder ask for."""
+
+import os
+import threading
+from itertools import islice
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import cv2
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from torch.utils.data import DataLoader, Dataset
+
+from tests.conftest import REPOSITORY
+from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.loader import (
+    THREADS_VARIABLE,
+    ForkServingContext,
+    LoaderSettings,
+    SpawningContext,
+    describe,
+    thread_environment,
+)
+
+LADDER = sorted((REPOSITORY / "configs" / "loader").glob("*.yaml"))
+
+
+class Surroundings(Dataset[dict[str, Any]]):
+    """Every item tells about the process that made it."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        import numpy as np
+
+        np.ones((300, 300)) @ np.ones((300, 300))  # wakes the threads of BLAS
+        return {
+            "variable": os.environ.get(THREADS_VARIABLE),
+            "torch": torch.get_num_threads(),
+            "opencv": cv2.getNumThreads(),
+            "threads": len(os.listdir("/proc/self/task")),
+            "process": os.getpid(),
+            "inherited_gpu": torch.cuda.is_initialized(),
+        }
+
+
+def first(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+def surroundings(start_method: Any, threads: int) -> dict[str, Any]:
+    settings = LoaderSettings(workers=1, start_method=start_method, worker_threads=threads)
+    arguments = settings.arguments(on_gpu=False, persistent=True)
+    loader = DataLoader(Surroundings(), collate_fn=first, **arguments)
+    (seen,) = islice(loader, 1)
+    loader._iterator._shutdown_workers()  # type: ignore[union-attr]
+    return dict(seen)
+
+
+@pytest.mark.parametrize(("start_method", "threads"), [("spawn", 2), ("forkserver", 1)])
+def test_worker_has_the_threads_it_was_given(start_method: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(THREADS_VARIABLE, "7")
+    seen = surroundings(start_method, threads)
+    assert seen["process"] != os.getpid()
+    assert seen["variable"] == str(threads)
+    assert (seen["torch"], seen["opencv"]) == (threads, 1)
+    # Main thread, the queue's feeder, what watches the parent, and BLAS.
+    assert seen["threads"] <= 3 + threads
+    assert not seen["inherited_gpu"]
+    assert os.environ[THREADS_VARIABLE] == "7"
+
+
+@pytest.mark.parametrize("before", [None, "5"])
+def test_environment_is_restored_even_after_an_error(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(THREADS_VARIABLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(THREADS_VARIABLE, before)
+    seen = []
+    with pytest.raises(OSError, match="no process"), thread_environment(3):  # noqa: PT012
+        seen.append(os.environ[THREADS_VARIABLE])
+        raise OSError("no process")
+    assert seen == ["3"]
+    assert os.environ.get(THREADS_VARIABLE) == before
+
+
+def test_two_loaders_that_start_at_once_do_not_mix_their_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(THREADS_VARIABLE, "5")
+    mixed = []
+
+    def start(threads: int) -> None:
+        for _ in range(300):
+            with thread_environment(threads):
+                mixed.append(os.environ[THREADS_VARIABLE] != str(threads))
+
+    starters = [threading.Thread(target=start, args=(threads,)) for threads in (1, 2, 3)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join()
+    assert len(mixed) == 900
+    assert not any(mixed)
+    assert os.environ[THREADS_VARIABLE] == "5"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("workers", -1), ("prefetch_factor", 0), ("worker_threads", 0), ("timeout_s", -1), ("timeout_s", float("nan"))],
+)
+def test_value_out_of_range_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"loader\.{name} is {value}, allowed are \d and more"):
+        LoaderSettings(**{name: value})
+
+
+@pytest.mark.parametrize(("start_method", "context"), [("spawn", SpawningContext), ("forkserver", ForkServingContext)])
+def test_start_method_chooses_the_context(start_method: Any, context: type[BaseContext]) -> None:
+    arguments = LoaderSettings(start_method=start_method).arguments(on_gpu=True, persistent=True)
+    assert isinstance(arguments["multiprocessing_context"], context)
+    assert arguments["multiprocessing_context"].get_start_method() == start_method
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            LoaderSettings(),
+            "4 workers by spawn, kept from epoch to epoch, 1 thread each, 2 batches ahead each; "
+            "batches in pinned memory; no timeout",
+        ),
+        (
+            LoaderSettings(2, False, 3, start_method="forkserver", worker_threads=2, pin_memory=False, timeout_s=90),
+            "2 workers by forkserver, new every epoch, 2 threads each, 3 batches ahead each; "
+            "batches in pageable memory; an error after 90 s without a batch",
+        ),
+        (LoaderSettings(0), "no workers, the training process prepares batches; batches in pinned memory"),
+    ],
+)
+def test_line_of_the_log_says_what_is_in_force(settings: LoaderSettings, text: str) -> None:
+    assert describe(settings.arguments(on_gpu=True, persistent=True)) == text
+
+
+def test_ladder_has_its_rungs() -> None:
+    assert [path.stem for path in LADDER] == ["single", "spawn2", "spawn4"]
+
+
+def rung(name: str) -> LoaderSettings:
+    content = yaml.safe_load((REPOSITORY / "configs" / "loader" / f"{name}.yaml").read_text())
+    return LoaderSettings(**content["data"]["loader"])
+
+
+def test_rungs_lead_down() -> None:
+    top, middle, bottom = rung("spawn4"), rung("spawn2"), rung("single")
+    assert (top.workers, top.persistent_workers) == (4, True)
+    assert (middle.workers, middle.persistent_workers, middle.prefetch_factor, middle.worker_threads) == (
+        2,
+        False,
+        2,
+        2,
+    )
+    assert bottom.workers == 0
+    assert {each.start_method for each in (top, middle, bottom)} == {"spawn"}
+    assert {each.timeout_s for each in (top, middle, bottom)} == {0}
+
+
+@pytest.mark.parametrize("path", LADDER, ids=lambda path: path.stem)
+def test_rung_names_every_loader_setting_and_nothing_else(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    assert list(content) == ["data"]
+    assert list(content["data"]) == ["loader"]
+    assert set(content["data"]["loader"]) == set(LoaderSettings.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("path", LADDER, ids=lambda path: path.stem)
+def test_rung_lies_over_the_recipe(path: Path) -> None:
+    parser = ArgumentParser()
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(LTDv2DataModule, "data")
+    recipe = yaml.safe_load((REPOSITORY / "configs" / "ltdv2.yaml").read_text())
+    first_config = parser.parse_object({"data": recipe["data"]})
+    both = parser.parse_object(yaml.safe_load(path.read_text()), cfg_base=first_config)
+    assert parser.instantiate_classes(both).data.loader == rung(path.stem)
+    assert both.data.batch_size == recipe["data"]["batch_size"]

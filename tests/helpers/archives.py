@@ -1,0 +1,93 @@
+"""Small frames, the annotation file that names them, and zip archives, byte by byte where `zipfile` is too strict."""
+
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from yolo_lightning.data.frames import decode_frame
+from yolo_lightning.data.ltdv2 import CLASS_NAMES
+
+LOCAL, CENTRAL, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
+ENCRYPTED = 1
+NO_SIZE = 0xFFFFFFFF
+
+
+def drawn_frames(
+    count: int, clip: str = "frames/20200502/clip_1_1142", height: int = 24, width: int = 32
+) -> dict[str, bytes]:
+    """JPEG files by frame name, each different."""
+    frames = {}
+    for number in range(count):
+        coarse = np.random.default_rng(number).integers(0, 256, (6, 8), dtype=np.uint8)
+        image = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+        frames[f"{clip}/image_{number:04d}.jpg"] = cv2.imencode(".jpg", image)[1].tobytes()
+    return frames
+
+
+def pixels(frames: Mapping[str, bytes]) -> dict[str, np.ndarray]:
+    """Decoded."""
+    return {name: decode_frame(content, name) for name, content in frames.items()}
+
+
+def write_annotations(path: Path, names: list[str], height: int = 24, width: int = 32) -> None:
+    """An annotation file that names the frames; the first has one box."""
+    images = [
+        {"id": 20200502114223000 + k, "file_name": name, "width": width, "height": height}
+        for k, name in enumerate(names)
+    ]
+    boxes = [{"id": 1, "image_id": images[0]["id"], "category_id": 1, "bbox": [0, 0, 1, 1]}]
+    categories = [{"id": number, "name": name} for number, name in enumerate(("background", *CLASS_NAMES))]
+    path.write_text(json.dumps({"images": images, "annotations": boxes, "categories": categories}))
+
+
+def write_zip(path: Path, frames: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    """An archive as usual tools write it, with entries for the folders too."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for folder in sorted({name.rpartition("/")[0] for name in frames}):
+            archive.writestr(f"{folder}/", b"")
+        for name, content in frames.items():
+            archive.writestr(name, content)
+    return path
+
+
+def write_zip_by_hand(
+    path: Path,
+    frames: Mapping[str, bytes],
+    *,
+    zip64: bool = False,
+    local_extra: bytes = b"",
+    flags: int = 0,
+    disk: int = 0,
+) -> Path:
+    """Stored members whose local headers have extra fields that the table of contents lacks.
+
+    With `zip64` every size and position stands in the zip64 extra field, as it does beyond 4 GiB.
+    """
+    body, directory = b"", b""
+    for name, content in frames.items():
+        encoded, position, crc, size = name.encode(), len(body), zlib.crc32(content), len(content)
+        body += LOCAL + struct.pack(
+            "<HHHHHIIIHH", 20, flags, 0, 0, 0x21, crc, size, size, len(encoded), len(local_extra)
+        )
+        body += encoded + local_extra + content
+        extra = struct.pack("<HHQQQ", 1, 24, size, size, position) if zip64 else b""
+        sizes = (NO_SIZE, NO_SIZE) if zip64 else (size, size)
+        directory += CENTRAL + struct.pack("<HHHHHHIII", 0x031E, 45, flags, 0, 0, 0x21, crc, *sizes)
+        directory += struct.pack("<HHHHHII", len(encoded), len(extra), 0, disk, 0, 0, NO_SIZE if zip64 else position)
+        directory += encoded + extra
+    end = END + struct.pack("<HHHHIIH", 0, 0, len(frames), len(frames), len(directory), len(body), 0)
+    if zip64:
+        place = len(body) + len(directory)
+        end64 = b"PK\x06\x06" + struct.pack(
+            "<QHHIIQQQQ", 44, 45, 45, 0, 0, len(frames), len(frames), len(directory), len(body)
+        )
+        locator = b"PK\x06\x07" + struct.pack("<IQI", 0, place, 1)
+        end = end64 + locator + END + struct.pack("<HHHHIIH", 0, 0, 0xFFFF, 0xFFFF, NO_SIZE, NO_SIZE, 0)
+    path.write_bytes(body + directory + end)
+    return path

@@ -1,0 +1,1 @@
+"""Compares ways of computing a convolution: layer by layer, in the whole network, in a whole training step."""

@@ -1,0 +1,142 @@
+"""What a benchmark is asked to do, checked before it starts."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+Section = Literal["layers", "graph", "step", "stability"]
+Rival = Literal["native", "slow", "unfold", "gemm"]
+Layers = Literal["six", "all"]
+Precision = Literal["32-true", "bf16-mixed"]
+ConvPlan = Literal["fixed", "timed"]
+
+CHART_SUFFIXES = (".png", ".svg", ".pdf")
+STRIDE = 32
+"""The image size must be divisible by the network's largest stride."""
+
+LEAST_STABILITY_STEPS = 10
+CPU_STABILITY_PIXELS = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Checked values of one benchmark.
+
+    Attributes:
+        device: Where it runs.
+        sections: What is measured, in this order.
+        layers: `six` chosen layers of YOLOv8n or `all` distinct convolutions of it.
+        skip: Rivals that are left out.
+        conv_plan: How this project's convolutions choose their algorithm, see `yolo_lightning.conv.TimedPlan`.
+        conv_plan_budget_s: Seconds that a timed plan may spend.
+        precision: As Lightning's `--trainer.precision`.
+        batch_size: Frames per step.
+        image_size: Side of the square input, pixels.
+        repeats: Measured rounds; each runs every rival once.
+        stability_steps: Length of each of the two equal trainings; 0 leaves them out.
+        stability_image_size: Side of their input, pixels.
+        tf32: Whether matrix products and convolutions may round float32 to TF32.
+        vendor_search: Whether cuDNN or MIOpen may time its kernels first.
+        profile: Whether launches are counted, and peak memory where only a profiler sees it.
+        frames: Frames per epoch, for the estimate.
+        epochs: Length of the training, for the estimate.
+
+    Raises:
+        ValueError: If a value is not allowed.
+    """
+
+    device: torch.device
+    sections: tuple[Section, ...]
+    layers: Layers
+    skip: tuple[Rival, ...]
+    conv_plan: ConvPlan
+    conv_plan_budget_s: float
+    precision: Precision
+    batch_size: int
+    image_size: int
+    repeats: int
+    stability_steps: int
+    stability_image_size: int
+    tf32: bool
+    vendor_search: bool
+    profile: bool
+    frames: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        _check_choices("sections", self.sections, get_args(Section))
+        _check_choices("skip", self.skip, get_args(Rival))
+        _check_choices("layers", (self.layers,), get_args(Layers))
+        _check_choices("conv_plan", (self.conv_plan,), get_args(ConvPlan))
+        _check_choices("precision", (self.precision,), get_args(Precision))
+        if not self.sections:
+            raise ValueError(f"sections is empty, allowed are {', '.join(get_args(Section))}")
+        if set(self.skip) == set(get_args(Rival)):
+            raise ValueError("skip leaves no rival to measure")
+        for name in ("batch_size", "repeats", "frames", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, allowed are 1 and more")
+        for name in ("image_size", "stability_image_size"):
+            size = getattr(self, name)
+            if size < 2 * STRIDE or size % STRIDE:
+                raise ValueError(f"{name} is {size}, allowed are multiples of {STRIDE} from {2 * STRIDE}")
+        if not 0 < self.conv_plan_budget_s < math.inf:
+            raise ValueError(f"conv_plan_budget_s is {self.conv_plan_budget_s}, allowed are finite values above 0")
+        if 0 != self.stability_steps < LEAST_STABILITY_STEPS:
+            raise ValueError(
+                f"stability_steps is {self.stability_steps}, allowed are 0 (off) and {LEAST_STABILITY_STEPS} and more"
+            )
+
+
+def parse_device(name: str) -> torch.device:
+    """The device of that name, `auto` being the accelerator where there is one; it is tried out.
+
+    Raises:
+        ValueError: If there is no such device here.
+    """
+    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "auto":
+        return torch.device("cpu") if available is None else available
+    allowed = "auto, cpu" + (f", {available}" if available is not None else "; no accelerator was found")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device is {name!r}, allowed are {allowed}") from error
+    if device.type not in ("cpu", "cuda", "xpu", "mps"):
+        raise ValueError(f"device is {name!r}, allowed are {allowed}")
+    return device
+
+
+def stability_size(asked: int | None, image_size: int, device: torch.device) -> int:
+    """Side of the stability run's input, pixels: as asked, else that of the benchmark, smaller on a CPU."""
+    if asked is not None:
+        return asked
+    return min(image_size, CPU_STABILITY_PIXELS) if device.type == "cpu" else image_size
+
+
+def check_output(name: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
+    """Refuse a file that cannot be written, before the time is spent.
+
+    Raises:
+        ValueError: If the folder is missing or closed, the path is a folder, or its ending is not one of `suffixes`.
+    """
+    if path is None:
+        return
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"{name} is {path}, allowed endings are {', '.join(suffixes)}")
+    if path.is_dir():
+        raise ValueError(f"{name} is {path}, which is a folder; a file is needed")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{name} is {path}, but {path.parent} is no folder that can be written to")
+
+
+def _check_choices(name: str, values: Sequence[str], allowed: Sequence[str]) -> None:
+    for value in values:
+        if value not in allowed:
+            raise ValueError(f"{name} holds {value!r}, allowed are {', '.join(allowed)}")

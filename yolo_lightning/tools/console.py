@@ -1,0 +1,72 @@
+"""What tools print: how far they are (a bar in a terminal, plain lines in a log file), names and sizes."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+LINE_INTERVAL_S = 30.0
+NAMED_FRAMES = 5
+"""Frames named in one message."""
+
+
+@contextmanager
+def counter(verb: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Gives a function that is told how many more are done.
+
+    Args:
+        verb: What happens to them, as in "packed".
+        total: How many there are.
+    """
+    if sys.stdout.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn()) as progress:
+            task = progress.add_task(verb, total=total)
+            yield lambda count: progress.advance(task, count)
+    else:
+        yield Lines(verb, total).advance
+
+
+class Lines:
+    """Prints a line every so often and at the end.
+
+    Args:
+        verb: What happens to the things that are counted.
+        total: How many there are.
+        interval_s: Seconds between two lines.
+    """
+
+    def __init__(self, verb: str, total: int, interval_s: float = LINE_INTERVAL_S) -> None:
+        self.verb = verb
+        self.total = total
+        self.interval_s = interval_s
+        self._done = 0
+        self._started_s = self._printed_s = time.monotonic()
+
+    def advance(self, count: int) -> None:
+        """`count` more are done."""
+        self._done += count
+        now_s = time.monotonic()
+        if now_s - self._printed_s < self.interval_s and self._done < self.total:
+            return
+        self._printed_s = now_s
+        per_second = self._done / max(now_s - self._started_s, 1e-9)
+        left_s = (self.total - self._done) / per_second if per_second else float("inf")
+        print(
+            f"{self.verb} {self._done:,} of {self.total:,}, {per_second:,.0f} per second, "
+            f"{int(left_s // 60)}:{int(left_s % 60):02d} left",
+            flush=True,
+        )
+
+
+def name_some(names: dict[str, str] | Sequence[str]) -> str:
+    """The first few names, with their reasons where there are any."""
+    shown = [f"{name}: {names[name]}" if isinstance(names, dict) else name for name in list(names)[:NAMED_FRAMES]]
+    return "; ".join(shown) + (f"; and {len(names) - NAMED_FRAMES:,} more" if len(names) > NAMED_FRAMES else "")
+
+
+def gigabytes(size_bytes: int) -> str:
+    """Size in GB, or MB below one."""
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
