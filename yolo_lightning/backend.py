@@ -6,13 +6,13 @@ A block is what Ultralytics calls `Conv`: a module with a convolution `conv`, a 
 
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from yolo_lightning.conv import FIXED, Plan, TimedPlan, swap_convs, unswap_convs
+from yolo_lightning.conv import FIXED, Plan, TimedPlan, enable_fused_kernels, swap_convs, unswap_convs
 from yolo_lightning.conv.gray import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.probe import probe_native
 from yolo_lightning.conv.recompute import BatchNormSiLU2d
@@ -20,7 +20,7 @@ from yolo_lightning.files import cache_folder
 
 Convolution = Literal["auto", "gemm", "native"]
 Activations = Literal["keep", "recompute"]
-PlanKind = Literal["fixed", "timed"]
+PlanKind = Literal["fixed", "timed", "fused"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 
 BLOCK_PARTS = (nn.Conv2d, nn.BatchNorm2d, nn.Module)
@@ -132,15 +132,22 @@ def choose_convolution(device: torch.device, timeout_s: float) -> Literal["gemm"
 
 
 def make_plan(kind: PlanKind, budget_s: float) -> Plan:
-    """The plan that all convolutions of a graph share; a timed one keeps its timings in the user's cache folder.
+    """The plan that all convolutions of a graph share; what it builds or measures is kept in the user's cache folder.
+
+    Args:
+        kind: `fixed` follows a table, and so does `fused`, with a kernel of our own before the lowerings where the
+            device is a GPU that can run it; `timed` measures.
+        budget_s: Seconds that `timed` may spend, 0 or more.
 
     Raises:
         ValueError: If a value is not allowed.
     """
-    if kind == "fixed":
+    if kind == "fused":
+        enable_fused_kernels(cache_folder() / "kernels")
+    if kind in ("fixed", "fused"):
         return FIXED
     if kind != "timed":
-        raise ValueError(f"model.conv_plan is {kind!r}, allowed are fixed, timed")
+        raise ValueError(f"model.conv_plan is {kind!r}, allowed are {', '.join(get_args(PlanKind))}")
     if not budget_s >= 0:
         raise ValueError(f"model.conv_plan_budget_s is {budget_s}, allowed are 0 and more")
     return TimedPlan(budget_s, cache_folder() / "convolution_plan.json")

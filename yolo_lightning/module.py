@@ -44,7 +44,8 @@ class YOLOModule(LightningModule):
         probe_timeout_s: Seconds after which the trial of `auto` counts as hung, above 0. What it found is remembered.
         activations: `keep` or `recompute`: keep fewer maps for the backward pass and compute them again, for memory.
         memory_format: `contiguous` or `channels_last` weights and maps; `auto` takes what suits the convolution.
-        conv_plan: `fixed` or `timed`: whether the algorithms of `gemm` follow a table or are timed at first use.
+        conv_plan: How `gemm` chooses algorithms: `fixed` by a table, `timed` by measuring at first use, `fused` by the
+            table too, with a kernel of our own, compiled at first use, where a GPU can run it.
         conv_plan_budget_s: Seconds that a process may spend on timing, 0 or more.
         weights: Ultralytics `.pt` or own `.ckpt` file to start from; null starts from random weights.
         class_width: Channels of the hidden class layers; null takes what the classes or the weights imply.

@@ -16,8 +16,9 @@ from yolo_lightning.benchmarking.rivals import Variant, libraries, numerics, var
 from yolo_lightning.benchmarking.settings import Settings
 from yolo_lightning.benchmarking.stability import run_stability
 from yolo_lightning.benchmarking.timing import Pass
-from yolo_lightning.conv import Plan, TimedPlan
+from yolo_lightning.conv import Plan, TimedPlan, enable_fused_kernels
 from yolo_lightning.data.ltdv2 import CLASS_NAMES
+from yolo_lightning.files import cache_folder
 
 SEED = 0
 
@@ -58,6 +59,9 @@ class _Runner:
         self._say = say
         self._device = settings.device
         self._variants = variants(settings.skip)
+        if settings.conv_plan == "fused":
+            enable_fused_kernels(cache_folder() / "kernels")
+        # Plans of its own: nothing remembered, nothing kept.
         self.plan = TimedPlan(settings.conv_plan_budget_s) if settings.conv_plan == "timed" else Plan()
 
     def autocast(self) -> torch.autocast:

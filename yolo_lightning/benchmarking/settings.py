@@ -13,7 +13,7 @@ Section = Literal["layers", "graph", "step", "stability"]
 Rival = Literal["native", "slow", "unfold", "gemm"]
 Layers = Literal["six", "all"]
 Precision = Literal["32-true", "bf16-mixed"]
-ConvPlan = Literal["fixed", "timed"]
+ConvPlan = Literal["fixed", "timed", "fused"]
 
 CHART_SUFFIXES = (".png", ".svg", ".pdf")
 STRIDE = 32
@@ -32,7 +32,7 @@ class Settings:
         sections: What is measured, in this order.
         layers: `six` chosen layers of YOLOv8n or `all` distinct convolutions of it.
         skip: Rivals that are left out.
-        conv_plan: How this project's convolutions choose their algorithm, see `yolo_lightning.conv.TimedPlan`.
+        conv_plan: How this project's convolutions choose their algorithm, see `yolo_lightning.backend.make_plan`.
         conv_plan_budget_s: Seconds that a timed plan may spend.
         precision: As Lightning's `--trainer.precision`.
         batch_size: Frames per step.

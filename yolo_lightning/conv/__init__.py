@@ -7,6 +7,7 @@ Convolutions are lowered to matrix products, forward and backward. A plan decide
 a `TimedPlan` that measures. Needs torch alone.
 """
 
+from yolo_lightning.conv._fused import enable as enable_fused_kernels
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.layer import GemmConv2d
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
@@ -22,6 +23,7 @@ __all__ = [
     "TimedPlan",
     "VendorFreeBatchNorm2d",
     "conv2d",
+    "enable_fused_kernels",
     "swap_convs",
     "unswap_convs",
 ]

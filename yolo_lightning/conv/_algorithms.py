@@ -16,6 +16,7 @@ from torch import Tensor
 from yolo_lightning.conv import (
     _channels_last,
     _depthwise,
+    _fused,
     _im2col,
     _native_depthwise,
     _pointwise,
@@ -81,6 +82,10 @@ def _serves_rows(problem: Problem, dtype: torch.dtype, device_type: str) -> bool
     return problem.groups == 1 and not problem.is_pointwise and dtype in (torch.float32, torch.float64)
 
 
+def _serves_fused(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return _fused.accepts(problem, dtype, device_type) and _fused.available(torch.device(device_type))
+
+
 def _serves_winograd(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
     return _winograd.accepts(problem) and dtype in (torch.float32, torch.float64)
 
@@ -98,6 +103,7 @@ _TABLE = (
     _Algorithm("native depthwise", _native_depthwise, (_NCHW,), _serves_native_depthwise, may_refuse=True),
     _Algorithm("pointwise", _pointwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_pointwise),
     _Algorithm("depthwise", _depthwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_depthwise),
+    _Algorithm("fused", _fused, (_NHWC,), _serves_fused, may_refuse=True),
     _Algorithm("winograd", _winograd, (_NHWC,), _prefers_winograd),
     _Algorithm("rows", _rows, (_NCHW,), _serves_rows),
     _Algorithm("rows_channels_last", _rows_channels_last, (_NHWC,), _serves_rows),

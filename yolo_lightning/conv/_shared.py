@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from yolo_lightning.conv._arguments import Problem
 
-# Lowered elements that a CPU still finds in its cache when the multiplication reads them.
+# Lowered elements that a CPU core still finds in its cache when the multiplication reads them.
 CPU_TILE_ELEMENTS = 1 << 18
 # Bounds the scratch memory on an accelerator (256 MiB in float32), which has no use for smaller pieces.
 ACCELERATOR_TILE_ELEMENTS = 1 << 26
@@ -35,7 +35,8 @@ def tap(axis: int, index: int, problem: Problem) -> slice:
 
 def items_per_tile(elements_per_item: int, items: int, device: torch.device) -> int:
     """How many items (samples or image rows) to lower at once."""
-    budget = CPU_TILE_ELEMENTS if device.type == "cpu" else ACCELERATOR_TILE_ELEMENTS
+    cpu_tile = CPU_TILE_ELEMENTS * torch.get_num_threads()
+    budget = cpu_tile if device.type == "cpu" else ACCELERATOR_TILE_ELEMENTS
     return max(1, min(items, budget // max(1, elements_per_item)))
 
 

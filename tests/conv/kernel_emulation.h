@@ -1,0 +1,113 @@
+// Runs CUDA kernels of 256 threads on a CPU: each thread is a fiber, and __syncthreads() hands over to the next one.
+//
+// Blocks run one after the other. Between two barriers the threads run one after the other, forwards and backwards in
+// turn, so that a result depends on the order if a barrier is missing. Threads that part ways at a barrier are reported.
+
+#pragma once
+
+#include <ucontext.h>
+
+#include <array>
+#include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__ static
+#define __launch_bounds__(threads)
+
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+
+struct Index {
+    unsigned x, y, z;
+};
+
+inline Index threadIdx, blockIdx;
+
+namespace emulation {
+
+constexpr unsigned THREADS_PER_BLOCK = 256;
+constexpr std::size_t STACK_BYTES = 1 << 16;
+
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack = std::vector<char>(STACK_BYTES);
+    bool is_done;
+};
+
+inline std::array<Fiber, THREADS_PER_BLOCK> fibers;
+inline ucontext_t scheduler;
+inline std::function<void()> kernel;
+
+inline void run_thread() {
+    kernel();
+    fibers[threadIdx.x].is_done = true;
+}
+
+// Runs each thread up to its next barrier. Returns how many are done.
+inline unsigned run_to_barrier(bool forwards) {
+    unsigned done = 0;
+    for (unsigned turn = 0; turn < THREADS_PER_BLOCK; ++turn) {
+        threadIdx = {forwards ? turn : THREADS_PER_BLOCK - 1 - turn, 0, 0};
+        Fiber& fiber = fibers[threadIdx.x];
+        swapcontext(&scheduler, &fiber.context);
+        done += fiber.is_done;
+    }
+    return done;
+}
+
+inline bool run_block() {
+    for (Fiber& fiber : fibers) {
+        fiber.is_done = false;
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.data();
+        fiber.context.uc_stack.ss_size = fiber.stack.size();
+        fiber.context.uc_link = &scheduler;
+        makecontext(&fiber.context, run_thread, 0);
+    }
+    for (bool forwards = true;; forwards = !forwards) {
+        const unsigned done = run_to_barrier(forwards);
+        if (done == THREADS_PER_BLOCK) return true;
+        if (done > 0) return false;
+    }
+}
+
+template <class... Arguments, std::size_t... Numbers>
+const char* run_grid(
+    void (*function)(Arguments...), Index blocks, void** arguments, std::index_sequence<Numbers...>) {
+    kernel = [=] { function(*static_cast<Arguments*>(arguments[Numbers])...); };
+    for (unsigned z = 0; z < blocks.z; ++z) {
+        for (unsigned y = 0; y < blocks.y; ++y) {
+            for (unsigned x = 0; x < blocks.x; ++x) {
+                blockIdx = {x, y, z};
+                if (!run_block()) return "threads of a block part ways at a barrier";
+            }
+        }
+    }
+    return nullptr;
+}
+
+template <class... Arguments>
+const char* run_grid(void (*function)(Arguments...), Index blocks, void** arguments) {
+    return run_grid(function, blocks, arguments, std::index_sequence_for<Arguments...>());
+}
+
+}  // namespace emulation
+
+inline void __syncthreads() {
+    swapcontext(&emulation::fibers[threadIdx.x].context, &emulation::scheduler);
+}
+
+// The counterpart of fused_launch.cu.
+#define EMULATED_ENTRY(NAME) \
+    if (std::strcmp(name, #NAME) == 0) return emulation::run_grid(NAME, Index{x, y, z}, arguments);
+#define EMULATED_LAUNCH                                                                               \
+    extern "C" const char* fused_launch(                                                              \
+        const char* name, unsigned x, unsigned y, unsigned z, void** arguments, void* /*stream*/) {   \
+        FUSED_KERNELS(EMULATED_ENTRY)                                                                 \
+        return "no such kernel";                                                                      \
+    }

@@ -1,0 +1,207 @@
+"""How the kernels of fused.cu are compiled for a GPU, as far as that goes without one."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from yolo_lightning.conv import _fused_build, _fused_kernels
+from yolo_lightning.conv._fused_build import BuildError
+
+DEVICE = torch.device("cuda", 0)
+NVCC = shutil.which("nvcc")
+HOLD = "import sys; from pathlib import Path; from yolo_lightning.conv._fused_build import alone\n" + (
+    "with alone(Path(sys.argv[1]), 0.0):\n    print('held', flush=True)\n    sys.stdin.read()"
+)
+
+
+@pytest.fixture
+def architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that can be asked what it is."""
+    properties = SimpleNamespace(major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process in the middle of a build."""
+    root = Path(__file__).parents[2]
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path / "building"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"held\n"
+    yield child
+    child.kill()
+    child.communicate()
+
+
+def test_what_both_sides_must_know_is_equal() -> None:
+    text = _fused_build.source([])
+    assert f"constexpr int THREADS = {_fused_kernels.THREADS};" in text
+    assert f"constexpr int DEPTH = {_fused_kernels.DEPTH};" in text
+
+
+def test_nothing_ties_the_kernels_to_one_vendor() -> None:
+    code = re.sub(r"//.*", "", _fused_build.source([]))
+    for word in ("warp", "shfl", "ballot", "asm", "wmma", "atomic", "double", "#include", "__ldg"):
+        assert word not in code
+
+
+def test_the_runtime_compiler_makes_each_kernel_once(monkeypatch: pytest.MonkeyPatch, architecture: None) -> None:
+    compiled: list[str] = []
+    launches: list[dict[str, Any]] = []
+
+    def compile_kernel(source: str, name: str) -> Any:
+        assert source.startswith('extern "C" {}\n')
+        assert source.count(f"({name},") == 1
+        compiled.append(name)
+        return lambda **arguments: launches.append(arguments)
+
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", compile_kernel, raising=False)
+    launcher = _fused_build.RuntimeCompiled(DEVICE)
+    first, second, *_ = _fused_kernels.instances()
+    tensor = torch.zeros(3)
+    for name in (first, second, second):
+        launcher(name, (1, 2, 3), [tensor], [4, 5])
+    assert compiled == [first, second]
+    assert launches == [{"grid": (1, 2, 3), "block": (256, 1, 1), "args": [tensor, 4, 5]}] * 3
+
+
+def test_who_has_no_toolkit_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, architecture: None) -> None:
+    def compile_kernel(source: str, name: str) -> Any:
+        raise OSError("ROCM_HOME environment variable is not set.")
+
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", compile_kernel, raising=False)
+    with pytest.raises(BuildError, match=r"ROCM_HOME .* any folder will do"):
+        _fused_build.RuntimeCompiled(DEVICE)
+
+
+def test_a_failure_of_all_ways_names_their_reasons(
+    monkeypatch: pytest.MonkeyPatch, architecture: None, tmp_path: Path
+) -> None:
+    def no_library(*arguments: object) -> Path:
+        raise RuntimeError("Ninja is required")
+
+    monkeypatch.delattr(torch.cuda, "_compile_kernel", raising=False)
+    monkeypatch.setattr(_fused_build, "build_library", no_library)
+    with pytest.raises(BuildError, match=r"has no torch\.cuda\._compile_kernel; toolkit: RuntimeError: Ninja"):
+        _fused_build.make_launcher(DEVICE, tmp_path)
+
+
+def test_a_build_is_locked_and_clears_the_lock_that_a_killed_one_left(
+    monkeypatch: pytest.MonkeyPatch, architecture: None, tmp_path: Path
+) -> None:
+    from torch.utils import cpp_extension
+
+    folders: list[Path] = []
+
+    def load(name: str, sources: Sequence[str], build_directory: str, **_: object) -> None:
+        folder = Path(build_directory)
+        assert not (folder / "lock").exists()
+        with pytest.raises(BuildError), _fused_build.alone(folder / "building", 0.0):
+            pass
+        assert Path(sources[0]).read_text(encoding="utf-8") == _fused_build.library_source()
+        (folder / "lock").touch()
+        folders.append(folder)
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    libraries = [_fused_build.build_library(DEVICE, tmp_path) for _ in range(2)]
+    assert len(set(folders)) == 1
+    assert libraries == [folder / f"{folder.name}.so" for folder in folders]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX locks")
+@pytest.mark.slow
+def test_only_one_process_builds_and_a_killed_one_hinders_nobody(
+    tmp_path: Path, holder: subprocess.Popen[bytes]
+) -> None:
+    with pytest.raises(BuildError, match="another process has held"), _fused_build.alone(tmp_path / "building", 0.3):
+        pass
+    holder.kill()
+    holder.wait()
+    with _fused_build.alone(tmp_path / "building", 5.0):
+        pass
+
+
+@pytest.mark.slow
+def test_importing_the_package_does_not_look_for_toolkits() -> None:
+    code = "import sys, yolo_lightning.conv._fused; sys.exit('torch.utils.cpp_extension' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.slow
+def test_hipify_leaves_nothing_of_cuda(tmp_path: Path) -> None:
+    from torch.utils.hipify.hipify_python import hipify
+
+    file = tmp_path / "kernels.cu"
+    file.write_text(_fused_build.library_source())
+    results = hipify(str(tmp_path), output_directory=str(tmp_path), extra_files=[str(file)], is_pytorch_extension=True)
+    text = Path(str(results[str(file)].hipified_path)).read_text()
+    assert "hipLaunchKernel" in text
+    assert re.findall(r"cuda\w*", re.sub(r"//.*", "", text), re.IGNORECASE) == []
+
+
+@pytest.mark.skipif(NVCC is None, reason="there is no nvcc")
+@pytest.mark.parametrize("architecture_name", ["sm_75", "sm_90"])
+@pytest.mark.slow
+def test_nvcc_compiles_without_spilling(architecture_name: str, tmp_path: Path) -> None:
+    file = tmp_path / "kernels.cu"
+    file.write_text(_fused_build.library_source())
+    flags = ["-c", f"-arch={architecture_name}", "-Xptxas", "-v", "-Werror", "all-warnings"]
+    made = subprocess.run([str(NVCC), *flags, file, "-o", tmp_path / "kernels.o"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    spilled = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", made.stderr)
+    assert spilled == [("0", "0")] * len(_fused_kernels.instances())
+
+
+@pytest.mark.skipif(not torch.version.cuda, reason="this torch has no NVRTC")
+@pytest.mark.slow
+def test_nvrtc_compiles_without_a_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import cpp_extension
+
+    utils = pytest.importorskip("torch.cuda._utils")
+    if not hasattr(utils, "_nvrtc_compile"):
+        pytest.skip("this torch keeps its runtime compiler elsewhere")
+    # Any name does, for nothing is included.
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/nonexistent")
+    for name in list(_fused_kernels.instances())[::7]:
+        binary, symbol = utils._nvrtc_compile(f'extern "C" {{}}\n{_fused_build.source([name])}', name, "75")
+        assert symbol == name
+        assert len(binary) > 1000
+
+
+@pytest.fixture
+def toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import cpp_extension
+
+    homes = [home for home in (cpp_extension.CUDA_HOME, "/usr/local/cuda") if home]
+    whole = [home for home in homes if (Path(home) / "lib64" / "libcudart.so").exists()]
+    if not whole or not torch.version.cuda or shutil.which("ninja") is None:
+        pytest.skip("needs a CUDA toolkit, ninja and a torch for CUDA")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", whole[0])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there, so the launch would succeed")
+@pytest.mark.slow
+def test_a_toolkit_builds_a_library_whose_launch_says_what_is_wrong(
+    architecture: None, toolkit: None, tmp_path: Path
+) -> None:
+    library = _fused_build.build_library(DEVICE, tmp_path)
+    assert _fused_build.build_library(DEVICE, tmp_path) == library
+    launcher = _fused_build.LibraryLauncher(library)
+    name = next(iter(_fused_kernels.instances()))
+    with pytest.raises(RuntimeError, match=f"kernel {name} was not started: .*(device|driver)"):
+        launcher(name, (1, 1, 1), [torch.zeros(3)] * 3, [0] * 22)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        launcher("other", (1, 1, 1), [torch.zeros(3)], [])

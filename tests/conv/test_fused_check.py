@@ -1,0 +1,174 @@
+"""When the kernels of fused.cu are used, compared, and struck off; the kernels themselves are stand-ins."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.conv.test_conv2d import random
+from tests.conv.test_fused import nhwc, problem_of
+from yolo_lightning.conv import _fused, _fused_build
+from yolo_lightning.conv._arguments import Problem
+from yolo_lightning.conv._fused import FusedConvolution
+from yolo_lightning.conv._fused_kernels import Grid, Launcher
+
+ACCEPTED = Problem((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, channels_last=True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "dtype", "device_type"),
+    [
+        (replace(ACCEPTED, channels_last=False), torch.float32, "cuda"),
+        (replace(ACCEPTED, weight_size=(3, 1, 3, 3), groups=3), torch.float32, "cuda"),
+        (replace(ACCEPTED, input_size=(0, 3, 8, 8)), torch.float32, "cuda"),
+        (replace(ACCEPTED, input_size=(1 << 24, 3, 8, 8)), torch.float32, "cuda"),
+        (ACCEPTED, torch.float64, "cuda"),
+        (ACCEPTED, torch.float16, "cuda"),
+        (ACCEPTED, torch.float32, "cpu"),
+    ],
+)
+def test_accepts_only_what_the_kernels_can_do(problem: Problem, dtype: torch.dtype, device_type: str) -> None:
+    assert _fused.accepts(ACCEPTED, torch.float32, "cuda")
+    assert not _fused.accepts(problem, dtype, device_type)
+
+
+class Wrong:
+    """Kernels that leave a result behind which is not the right one."""
+
+    def __init__(self, spoil: Callable[[Tensor], object]) -> None:
+        self.spoil = spoil
+        self.launches = 0
+
+    def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        self.launches += 1
+        self.spoil(tensors[-1])
+
+
+INPUT, WEIGHT = nhwc(random(2, 4, 6, 6, dtype=torch.float32)), random(5, 4, 3, 3, dtype=torch.float32)
+PROBLEM = problem_of(INPUT, WEIGHT, {"padding": 1})
+EXPECTED = F.conv2d(INPUT, WEIGHT, padding=1)
+
+
+def refuse(result: Tensor) -> None:
+    raise RuntimeError("invalid configuration")
+
+
+def misunderstand(result: Tensor) -> None:
+    raise TypeError("unexpected keyword argument 'grid'")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda result: result.zero_(), "is off by 1 "),
+        (lambda result: result.fill_(torch.nan), "is off by nan "),
+        (refuse, "forward failed .* invalid configuration"),
+        (misunderstand, "forward failed .* unexpected keyword"),
+    ],
+    ids=["wrong", "nan", "refused", "misunderstood"],
+)
+def test_a_kernel_that_fails_is_struck_off_with_one_warning(spoil: Callable[[Tensor], object], words: str) -> None:
+    wrong = Wrong(spoil)
+    fused = FusedConvolution(lambda device: wrong)
+    with pytest.warns(UserWarning, match=words) as caught:
+        outputs = [fused.forward(INPUT, WEIGHT, PROBLEM) for _ in range(3)]
+    assert len(caught) == wrong.launches == 1
+    assert not fused.works_on(torch.device("cpu"))
+    for output in outputs:
+        torch.testing.assert_close(output, EXPECTED)
+
+
+def test_the_first_result_of_each_product_and_problem_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    references: list[str] = []
+    for name in ("_FORWARD", "_INPUT_GRADIENT", "_WEIGHT_GRADIENT"):
+        monkeypatch.setattr(_fused, name, counted(getattr(_fused, name), references))
+    fused = FusedConvolution(lambda device: Wrong(refuse))
+
+    def run(problem: Problem, grad_output: Tensor) -> None:
+        fused.forward(INPUT, WEIGHT, problem)
+        fused.input_gradient(grad_output, WEIGHT, problem)
+        fused.weight_gradient(INPUT, grad_output, problem)
+
+    for _ in range(2):
+        run(PROBLEM, torch.ones_like(EXPECTED))
+    assert references == ["forward", "input_gradient", "weight_gradient"]
+    run(problem_of(INPUT, WEIGHT, {}), torch.ones(2, 5, 4, 4))
+    assert len(references) == 6
+
+
+def counted(product: _fused._Product, calls: list[str]) -> _fused._Product:
+    """A product that the kernels get right, and that notes when the other algorithm computes it."""
+
+    def reference(*arguments: Any) -> Tensor:
+        calls.append(product.name)
+        return product.reference(*arguments)
+
+    return product._replace(fused=lambda _, *arguments: product.reference(*arguments), reference=reference)
+
+
+@pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan])
+def test_nothing_is_learnt_from_numbers_that_cannot_be_compared(value: float) -> None:
+    wrong = Wrong(lambda result: result.fill_(3.0))
+    fused = FusedConvolution(lambda device: wrong)
+    input = torch.full_like(INPUT, value)
+    for _ in range(2):
+        output = fused.forward(input, WEIGHT, PROBLEM)
+        torch.testing.assert_close(output, F.conv2d(input, WEIGHT, padding=1), equal_nan=True)
+    assert fused.works_on(torch.device("cpu"))
+    with pytest.warns(UserWarning, match="off by"):
+        fused.forward(INPUT, WEIGHT, PROBLEM)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("the allocator says no"), RuntimeError("HIP error: out of memory")], ids=str
+)
+def test_a_lack_of_memory_is_passed_on(error: RuntimeError) -> None:
+    def run_out(result: Tensor) -> None:
+        raise error
+
+    fused = FusedConvolution(lambda device: Wrong(run_out))
+    with pytest.raises(type(error), match=str(error)):
+        fused.forward(INPUT, WEIGHT, PROBLEM)
+    assert fused.works_on(torch.device("cpu"))
+
+
+def test_without_a_build_the_other_algorithm_computes() -> None:
+    builds = []
+
+    def build(device: torch.device) -> Launcher:
+        builds.append(device)
+        raise _fused_build.BuildError("there is no compiler")
+
+    fused = FusedConvolution(build)
+    with pytest.warns(UserWarning, match="there is no compiler") as caught:
+        outputs = [fused.forward(INPUT, WEIGHT, PROBLEM) for _ in range(2)]
+    assert len(caught) == len(builds) == 1
+    torch.testing.assert_close(outputs, [EXPECTED, EXPECTED])
+
+
+def test_off_until_enabled(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    assert not _fused.available(device)
+    torch.testing.assert_close(_fused.forward(INPUT, WEIGHT, PROBLEM), EXPECTED)
+    _fused.enable(tmp_path)
+    try:
+        assert not _fused.available(torch.device("cpu"))
+    finally:
+        _fused.disable()
+    assert not _fused.available(device)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_results_on_a_gpu_equal_those_of_a_cpu(tmp_path: Path) -> None:
+    fused = FusedConvolution(lambda device: _fused_build.make_launcher(device, tmp_path))
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert fused.works_on(device)
+    for _ in range(2):
+        output = fused.forward(INPUT.to(device), WEIGHT.to(device), PROBLEM)
+        torch.testing.assert_close(output.cpu(), EXPECTED, rtol=0, atol=1e-4)
+    assert fused.works_on(device)

@@ -1,0 +1,242 @@
+// Convolution as one matrix product per operation, float32, one group, channels innermost in memory (NHWC).
+//
+// The windows of the image (im2col) exist only as tiles in shared memory. Blocks of 256 threads compute a tile of the
+// result each; a thread keeps a small patch of it in registers and fetches the next pieces while it multiplies.
+// Nothing here depends on the number of lanes of a wave, is atomic, or includes a header, so NVRTC, HIPRTC, nvcc, hipcc
+// and, with an emulation of the few keywords, any C++17 compiler take it as it stands.
+//
+// It follows fused_windows.cuh in one text. Kernels are made by the macros at the end.
+
+constexpr int THREADS = 256;
+// Summands that are in shared memory at once; four adjoining ones are fetched together.
+constexpr int DEPTH = 16;
+constexpr int FETCHES_PER_ROW = DEPTH / 4;
+
+// Where a grid of places lies in an image that is written.
+struct Places {
+    int height, width;
+    int row_step, first_row;
+    int column_step, first_column;
+};
+
+// Four adjoining numbers of a matrix row that has `left` numbers left; zeros beyond.
+template <bool BY_FOUR>
+__device__ inline float4 row_values(const float* values, int left) {
+    if (left <= 0) return zeros();
+    if (BY_FOUR) return *reinterpret_cast<const float4*>(values);
+    float4 found = zeros();
+    found.x = values[0];
+    if (left > 1) found.y = values[1];
+    if (left > 2) found.z = values[2];
+    if (left > 3) found.w = values[3];
+    return found;
+}
+
+template <bool BY_FOUR>
+__device__ inline void store_values(float* target, const float* values, int left) {
+    if (BY_FOUR && left > 0) {
+        float4 all;
+        all.x = values[0], all.y = values[1], all.z = values[2], all.w = values[3];
+        *reinterpret_cast<float4*>(target) = all;
+        return;
+    }
+    // Constant indices keep the values in registers.
+    if (left > 0) target[0] = values[0];
+    if (left > 1) target[1] = values[1];
+    if (left > 2) target[2] = values[2];
+    if (left > 3) target[3] = values[3];
+}
+
+__device__ inline void put(float* target, const float4& values) { *reinterpret_cast<float4*>(target) = values; }
+
+// A tile of the result: the threads form a grid of THREAD_ROWS x THREAD_COLUMNS, each with a patch of ROWS_EACH x 4.
+template <int ROWS, int COLUMNS, int ROWS_EACH>
+struct Tile {
+    static constexpr int THREAD_COLUMNS = COLUMNS / 4;
+    static constexpr int FETCHES = ROWS * DEPTH / 4 / THREADS;
+    // Four more keep the rows aligned and spread a column over the banks.
+    using Left = float[DEPTH][ROWS + 4];
+    using Right = float[DEPTH][COLUMNS];
+    static_assert(ROWS / ROWS_EACH * THREAD_COLUMNS == THREADS, "every thread has one patch");
+    static_assert(FETCHES * 4 * THREADS == ROWS * DEPTH, "the threads fetch the left side in whole turns");
+    static_assert(COLUMNS * DEPTH / 4 <= THREADS, "the threads fetch the right side in one turn");
+
+    __device__ static int first_row() { return threadIdx.x / THREAD_COLUMNS * ROWS_EACH; }
+    __device__ static int first_column() { return threadIdx.x % THREAD_COLUMNS * 4; }
+
+    // Row of the matrix and first of its columns that this thread fetches; a row beyond DEPTH: it has nothing to do.
+    __device__ static int right_row() { return threadIdx.x / THREAD_COLUMNS; }
+
+    __device__ static void multiply(const Left& left, const Right& right, float (&totals)[ROWS_EACH][4]) {
+#pragma unroll
+        for (int depth = 0; depth < DEPTH; ++depth) {
+            float rows[ROWS_EACH];
+#pragma unroll
+            for (int row = 0; row < ROWS_EACH; row += 4) {
+                put_registers(&rows[row], &left[depth][first_row() + row]);
+            }
+            float columns[4];
+            put_registers(columns, &right[depth][first_column()]);
+#pragma unroll
+            for (int row = 0; row < ROWS_EACH; ++row) {
+#pragma unroll
+                for (int column = 0; column < 4; ++column) totals[row][column] += rows[row] * columns[column];
+            }
+        }
+    }
+
+    __device__ static void put_registers(float* registers, const float* shared) {
+        const float4 values = *reinterpret_cast<const float4*>(shared);
+        registers[0] = values.x, registers[1] = values.y, registers[2] = values.z, registers[3] = values.w;
+    }
+};
+
+// result[place, column] = sum over taps of image[window at place, tap] * matrix[tap, column]
+template <int ROWS, int COLUMNS, int ROWS_EACH, bool BY_FOUR>
+__device__ inline void correlate(
+    const float* image, const float* matrix, float* result, const Windows& windows, const Places& places, int rows,
+    int columns) {
+    using T = Tile<ROWS, COLUMNS, ROWS_EACH>;
+    alignas(16) __shared__ typename T::Left left;
+    alignas(16) __shared__ typename T::Right right;
+    constexpr int TAPS = BY_FOUR ? 1 : 4;
+    constexpr int FETCH_ROWS = THREADS / FETCHES_PER_ROW;
+    const int depth = windows.tap_rows * windows.tap_columns * windows.channels;
+    const int left_row = threadIdx.x / FETCHES_PER_ROW, left_depth = threadIdx.x % FETCHES_PER_ROW * 4;
+    const int tile_row = blockIdx.x * ROWS, tile_column = blockIdx.y * COLUMNS;
+    const int right_row = T::right_row(), right_column = tile_column + T::first_column();
+
+    Corner corners[T::FETCHES];
+    for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
+        const int row = tile_row + left_row + fetch * FETCH_ROWS;
+        corners[fetch] = corner_of(windows, place_at(windows, row), row < rows);
+    }
+    Tap taps[TAPS];
+    for (int tap = 0; tap < TAPS; ++tap) taps[tap] = tap_at(windows, left_depth + tap);
+
+    float4 next_left[T::FETCHES], next_right = zeros();
+    auto fetch_next = [&](int first_depth) {
+#pragma unroll
+        for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
+            next_left[fetch] = window_values<BY_FOUR>(image, windows, corners[fetch], taps);
+        }
+#pragma unroll
+        for (int tap = 0; tap < TAPS; ++tap) advance(windows, taps[tap], DEPTH);
+        const int row = first_depth + right_row;
+        const bool is_needed = right_row < DEPTH && row < depth;
+        next_right = row_values<BY_FOUR>(matrix + row * columns + right_column, is_needed ? columns - right_column : 0);
+    };
+
+    float totals[ROWS_EACH][4] = {};
+    fetch_next(0);
+    for (int first_depth = 0; first_depth < depth; first_depth += DEPTH) {
+#pragma unroll
+        for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
+            const int row = left_row + fetch * FETCH_ROWS;
+            left[left_depth][row] = next_left[fetch].x;
+            left[left_depth + 1][row] = next_left[fetch].y;
+            left[left_depth + 2][row] = next_left[fetch].z;
+            left[left_depth + 3][row] = next_left[fetch].w;
+        }
+        if (right_row < DEPTH) put(&right[right_row][T::first_column()], next_right);
+        __syncthreads();
+        if (first_depth + DEPTH < depth) fetch_next(first_depth + DEPTH);
+        T::multiply(left, right, totals);
+        __syncthreads();
+    }
+
+#pragma unroll
+    for (int row = 0; row < ROWS_EACH; ++row) {
+        const int index = tile_row + T::first_row() + row;
+        if (index >= rows) continue;
+        const Place place = place_at(windows, index);
+        const int result_row = place.row * places.row_step + places.first_row;
+        const int result_column = place.column * places.column_step + places.first_column;
+        const int pixel = (place.sample * places.height + result_row) * places.width + result_column;
+        store_values<BY_FOUR>(result + pixel * columns + right_column, totals[row], columns - right_column);
+    }
+}
+
+// partials[split, tap, column] = sum over the places of a split of image[window at place, tap] * grads[place, column]
+template <int ROWS, int COLUMNS, int ROWS_EACH, bool BY_FOUR>
+__device__ inline void sum_products(
+    const float* image, const float* grads, float* partials, const Windows& windows, int places, int places_per_split,
+    int columns, int grad_stride) {
+    using T = Tile<ROWS, COLUMNS, ROWS_EACH>;
+    alignas(16) __shared__ typename T::Left left;
+    alignas(16) __shared__ typename T::Right right;
+    constexpr int TAPS = BY_FOUR ? 1 : 4;
+    constexpr int FETCHES_PER_PLACE = ROWS / 4, FETCH_PLACES = THREADS / FETCHES_PER_PLACE;
+    const int rows = windows.tap_rows * windows.tap_columns * windows.channels;
+    const int left_place = threadIdx.x / FETCHES_PER_PLACE, left_row = threadIdx.x % FETCHES_PER_PLACE * 4;
+    const int tile_row = blockIdx.x * ROWS, tile_column = blockIdx.y * COLUMNS;
+    const int right_row = T::right_row(), right_column = tile_column + T::first_column();
+    const int start = blockIdx.z * places_per_split;
+    const int stop = places - start < places_per_split ? places : start + places_per_split;
+
+    Tap taps[TAPS];
+    for (int tap = 0; tap < TAPS; ++tap) taps[tap] = tap_at(windows, tile_row + left_row + tap);
+    Place place = place_at(windows, start + left_place);
+
+    float4 next_left[T::FETCHES], next_right = zeros();
+    auto fetch_next = [&](int first_place) {
+#pragma unroll
+        for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
+            const bool is_needed = first_place + left_place + fetch * FETCH_PLACES < stop;
+            next_left[fetch] = window_values<BY_FOUR>(image, windows, corner_of(windows, place, is_needed), taps);
+            advance(windows, place, FETCH_PLACES);
+        }
+        const int index = first_place + right_row;
+        const bool is_needed = right_row < DEPTH && index < stop;
+        next_right =
+            row_values<BY_FOUR>(grads + index * grad_stride + right_column, is_needed ? columns - right_column : 0);
+    };
+
+    float totals[ROWS_EACH][4] = {};
+    fetch_next(start);
+    for (int first_place = start; first_place < stop; first_place += DEPTH) {
+#pragma unroll
+        for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
+            put(&left[left_place + fetch * FETCH_PLACES][left_row], next_left[fetch]);
+        }
+        if (right_row < DEPTH) put(&right[right_row][T::first_column()], next_right);
+        __syncthreads();
+        if (first_place + DEPTH < stop) fetch_next(first_place + DEPTH);
+        T::multiply(left, right, totals);
+        __syncthreads();
+    }
+
+#pragma unroll
+    for (int row = 0; row < ROWS_EACH; ++row) {
+        const int index = tile_row + T::first_row() + row;
+        if (index >= rows) continue;
+        float* target = partials + (blockIdx.z * rows + index) * columns + right_column;
+        store_values<BY_FOUR>(target, totals[row], columns - right_column);
+    }
+}
+
+#define WINDOWS_PARAMETERS                                                                                      \
+    int height, int width, int channels, int pixel_stride, int place_rows, int place_columns, int row_step,     \
+        int first_row, int tap_row_step, int column_step, int first_column, int tap_column_step, int tap_rows, \
+        int tap_columns
+#define WINDOWS_MADE                                                                                            \
+    Windows{height, width, channels, pixel_stride, place_rows, place_columns, row_step, first_row, tap_row_step, \
+            column_step, first_column, tap_column_step, tap_rows, tap_columns}
+
+#define CORRELATE(NAME, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                     \
+        const float* image, const float* matrix, float* result, WINDOWS_PARAMETERS, int result_height,              \
+        int result_width, int result_row_step, int result_first_row, int result_column_step,                        \
+        int result_first_column, int rows, int columns) {                                                           \
+        const Places places{result_height,    result_width,       result_row_step,                                  \
+                            result_first_row, result_column_step, result_first_column};                             \
+        correlate<ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(image, matrix, result, WINDOWS_MADE, places, rows, columns);         \
+    }
+
+#define SUM_PRODUCTS(NAME, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                     \
+        const float* image, const float* grads, float* partials, WINDOWS_PARAMETERS, int places,                    \
+        int places_per_split, int columns, int grad_stride) {                                                       \
+        sum_products<ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(                                                            \
+            image, grads, partials, WINDOWS_MADE, places, places_per_split, columns, grad_stride);                       \
+    }

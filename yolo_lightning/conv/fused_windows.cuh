@@ -1,0 +1,107 @@
+// The windows of a convolution: which numbers of an image they hold, without a division from one to the next.
+//
+// All offsets are 32-bit: tensors have fewer than 2^31 elements. Comes before fused.cu, which says how it is compiled.
+
+// Which pixels of an image the taps of a window meet. Windows stand at the places of a grid.
+struct Windows {
+    int height, width, channels, pixel_stride;  // of the image; elements from one pixel to the next
+    int place_rows, place_columns;              // of the grid, for each sample
+    int row_step, first_row, tap_row_step;      // image row = place row * row_step + first_row + tap row * tap_row_step
+    int column_step, first_column, tap_column_step;
+    int tap_rows, tap_columns;
+};
+
+// Stands for a row without image; the sum of two is still a number.
+constexpr int NOWHERE = -(1 << 30);
+
+// The first pixel of a window; row NOWHERE: there is no window.
+struct Corner {
+    int row, column, offset;
+};
+
+// One of the numbers in a window: which one, and how far it lies from the corner. Row shift NOWHERE: one too many.
+struct Tap {
+    int row, column, channel;
+    int row_shift, column_shift, offset;
+};
+
+struct Place {
+    int sample, row, column;
+};
+
+__device__ inline Place place_at(const Windows& windows, int index) {
+    const int row = index / windows.place_columns;
+    return {row / windows.place_rows, row % windows.place_rows, index % windows.place_columns};
+}
+
+__device__ inline void advance(const Windows& windows, Place& place, int places) {
+    place.column += places;
+    while (place.column >= windows.place_columns) {
+        place.column -= windows.place_columns;
+        if (++place.row == windows.place_rows) {
+            place.row = 0;
+            ++place.sample;
+        }
+    }
+}
+
+__device__ inline Corner corner_of(const Windows& windows, const Place& place, bool exists) {
+    if (!exists) return {NOWHERE, 0, 0};
+    const int row = place.row * windows.row_step + windows.first_row;
+    const int column = place.column * windows.column_step + windows.first_column;
+    return {row, column, ((place.sample * windows.height + row) * windows.width + column) * windows.pixel_stride};
+}
+
+__device__ inline Tap tap_of(const Windows& windows, int row, int column, int channel) {
+    if (row >= windows.tap_rows) return {row, column, channel, NOWHERE, 0, 0};
+    const int row_shift = row * windows.tap_row_step, column_shift = column * windows.tap_column_step;
+    const int offset = (row_shift * windows.width + column_shift) * windows.pixel_stride + channel;
+    return {row, column, channel, row_shift, column_shift, offset};
+}
+
+__device__ inline Tap tap_at(const Windows& windows, int index) {
+    const int pixel = index / windows.channels;
+    return tap_of(windows, pixel / windows.tap_columns, pixel % windows.tap_columns, index % windows.channels);
+}
+
+__device__ inline void advance(const Windows& windows, Tap& tap, int numbers) {
+    int row = tap.row, column = tap.column, channel = tap.channel + numbers;
+    while (channel >= windows.channels) {
+        channel -= windows.channels;
+        if (++column == windows.tap_columns) {
+            column = 0;
+            ++row;
+        }
+    }
+    tap = tap_of(windows, row, column, channel);
+}
+
+// The offset of a tap in the image, or -1 where there is nothing but padding.
+__device__ inline int offset_of(const Windows& windows, const Corner& corner, const Tap& tap) {
+    const int row = corner.row + tap.row_shift, column = corner.column + tap.column_shift;
+    const bool inside = row >= 0 && row < windows.height && column >= 0 && column < windows.width;
+    return inside ? corner.offset + tap.offset : -1;
+}
+
+__device__ inline float value_at(const float* image, int offset) { return offset < 0 ? 0.0f : image[offset]; }
+
+__device__ inline float4 zeros() {
+    float4 value;
+    value.x = value.y = value.z = value.w = 0.0f;
+    return value;
+}
+
+// Four adjoining numbers of a window. BY_FOUR: they are channels of one pixel and aligned, so `taps` holds one; else 4.
+template <bool BY_FOUR>
+__device__ inline float4 window_values(const float* image, const Windows& windows, const Corner& corner, const Tap* taps) {
+    if (BY_FOUR) {
+        const int offset = offset_of(windows, corner, taps[0]);
+        return offset < 0 ? zeros() : *reinterpret_cast<const float4*>(image + offset);
+    }
+    float4 values;
+    values.x = value_at(image, offset_of(windows, corner, taps[0]));
+    values.y = value_at(image, offset_of(windows, corner, taps[BY_FOUR ? 0 : 1]));
+    values.z = value_at(image, offset_of(windows, corner, taps[BY_FOUR ? 0 : 2]));
+    values.w = value_at(image, offset_of(windows, corner, taps[BY_FOUR ? 0 : 3]));
+    return values;
+}
