@@ -15,7 +15,7 @@ from yolo_lightning.conv import Plan, swap_convs
 
 
 class Variant(StrEnum):
-    """A rival in one memory layout, nhwc being torch's channels_last, or with activations computed again."""
+    """A rival in one memory layout, nhwc being torch's channels_last; the last of ours computes activations again."""
 
     NATIVE = "native"
     NATIVE_NHWC = "native-nhwc"
@@ -33,7 +33,7 @@ class Variant(StrEnum):
     @property
     def memory_format(self) -> torch.memory_format:
         """The layout of images, activations and weights."""
-        nhwc = self in (Variant.NATIVE_NHWC, Variant.GEMM_NHWC)
+        nhwc = self in (Variant.NATIVE_NHWC, Variant.GEMM_NHWC, Variant.GEMM_RECOMPUTE)
         return torch.channels_last if nhwc else torch.contiguous_format
 
 
@@ -50,7 +50,7 @@ _RIVALS: dict[Variant, Rival] = {
 DESCRIPTIONS = {
     Variant.NATIVE: "PyTorch as it is: cuDNN, MIOpen or oneDNN",
     Variant.GEMM: "this project's matrix products, forward and backward",
-    Variant.GEMM_RECOMPUTE: "the same, batch norm computed again in the backward pass",
+    Variant.GEMM_RECOMPUTE: "in channels_last, batch norm computed again in the backward pass",
     Variant.UNFOLD: "F.unfold and one matrix product, differentiated by autograd",
     Variant.SLOW: "native with the vendor library switched off",
 }

@@ -96,7 +96,7 @@ def _prefers_winograd(problem: Problem, dtype: torch.dtype, device_type: str) ->
     return _serves_winograd(problem, dtype, device_type) and device_type == "cpu" and thinnest >= WINOGRAD_CHANNELS
 
 
-WINOGRAD_CHANNELS = 16
+WINOGRAD_CHANNELS = 32
 """Fewer input or output channels leave the products too thin to pay for the transforms."""
 
 _TABLE = (
