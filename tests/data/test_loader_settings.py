@@ -1,5 +1,6 @@
 """What a real worker process finds, and what the overlays of the loader ladder ask for."""
 
+import atexit
 import os
 import threading
 from itertools import islice
@@ -50,6 +51,28 @@ class Surroundings(Dataset[dict[str, Any]]):
 
 def first(samples: list[Any]) -> Any:
     return samples[0]
+
+
+class AbortsWhenTornDown(Dataset[int]):
+    """Its process dies if the interpreter in it is ever finalised."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        atexit.register(os.abort)
+        return index
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_worker_of_a_dropped_iterator_ends_without_being_torn_down(start_method: Any) -> None:
+    arguments = LoaderSettings(workers=1, start_method=start_method).arguments(on_gpu=False, persistent=False)
+    iterator = iter(DataLoader(AbortsWhenTornDown(), collate_fn=first, **arguments))
+    next(iterator)
+    (worker,) = iterator._workers  # type: ignore[attr-defined]
+    del iterator
+    worker.join()
+    assert worker.exitcode == 0
 
 
 def surroundings(start_method: Any, threads: int) -> dict[str, Any]:

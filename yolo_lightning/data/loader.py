@@ -4,6 +4,7 @@ docs/loader.md holds the reasons at length.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,17 @@ class SpawnedWorker(SpawnProcess):
         """Start; the environment is as it was when this returns."""
         with thread_environment(self.threads):
             super().start()
+
+    def run(self) -> None:
+        """Work, and end without tearing the interpreter down.
+
+        The thread that sends batches may be inside torch at that moment, as it is when an iterator is dropped within an
+        epoch; Python would unwind it through C++ code that may not be unwound, which aborts the process.
+        """
+        super().run()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class ForkServedWorker(ForkServerProcess):
