@@ -14,6 +14,7 @@ from tests.conftest import TINY
 from yolo_lightning.cli import is_ours, main, seed_of
 from yolo_lightning.continuation import flatten
 from yolo_lightning.evaluation.submission import FIRST_CATEGORY_ID
+from yolo_lightning.tools import TOOLS
 
 Run = Callable[..., None]
 RUN = Path("runs/yolo")
@@ -271,3 +272,39 @@ def test_only_errors_raised_by_our_code_lose_their_traceback() -> None:
         int("x")
     assert is_ours(ours.value)
     assert not is_ours(foreign.value)
+
+
+class TestTools:
+    @pytest.mark.parametrize("tool", sorted(TOOLS))
+    def test_help_says_what_the_tool_is_for(self, tool: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main([tool, "--help"])
+        assert stopped.value.code == 0
+        shown = capsys.readouterr().out
+        assert f"usage: python -m yolo_lightning {tool}" in shown
+        assert "Lightning Trainer" not in shown
+
+    def test_tools_are_named_by_the_general_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main(["--help"])
+        shown = capsys.readouterr().out
+        assert [tool for tool in TOOLS if tool not in shown] == []
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["benchmark", "--batch_size", "0"], "batch_size is 0, allowed are 1 and more"),
+            (["prepare", "--root", "nowhere"], "nowhere"),
+            (["contact_sheet", "--data.root", "nowhere", "--samples", "0"], "samples is 0, allowed are 1 to 16"),
+            (["prepare", "--roof", "x"], "--roof"),
+        ],
+    )
+    def test_bad_value_is_one_line(
+        self, words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 2
+        shown = capsys.readouterr().err
+        assert message in shown
+        assert "Traceback" not in shown

@@ -111,7 +111,10 @@ def _reference_name(groups: Sequence[Group]) -> str:
 
 
 def _time(time_s: float) -> str:
-    return f"{time_s:.2f} s" if time_s >= 1 else f"{time_s * 1000:.3g} ms"
+    milliseconds = time_s * 1000
+    if milliseconds >= 999.5:
+        return f"{time_s:.2f} s"
+    return f"{milliseconds:.0f} ms" if milliseconds >= 99.5 else f"{milliseconds:.3g} ms"
 
 
 def _subtitle(report: Report) -> str:
