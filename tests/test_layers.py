@@ -8,7 +8,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "yolo_lightning"
-LEAVES = {f"{PACKAGE}.{name}" for name in ("batch", "boxes", "evaluation", "run_folder", "checkpoint_file", "files")}
+LEAVES = {
+    f"{PACKAGE}.{name}"
+    for name in ("batch", "boxes", "evaluation", "run_folder", "checkpoint_file", "files", "progress")
+}
 ULTRALYTICS = {f"{PACKAGE}/{name}.py" for name in ("graph", "loss", "postprocess")}
 ROOMS = {
     # room: rooms that it may import besides itself
@@ -18,6 +21,8 @@ ROOMS = {
     "files": set(),
     "checkpoint_file": {"files"},
     "run_folder": {"checkpoint_file"},
+    "progress": set(),
+    "supervise": {"progress", "files"},
     "data": {"batch", "boxes", "files"},
     "evaluation": {"batch", "boxes"},
     "optim": set(),
@@ -27,11 +32,11 @@ ROOMS = {
     "postprocess": {"batch", "boxes"},
     "module": {"graph", "backend", "loss", "postprocess", "optim", "batch", "data.ltdv2"},
     "__init__": set(),
-    "__main__": {"cli"},
+    "__main__": {"cli", "progress"},
     "benchmarking": {"module", "backend", "conv", "data", "batch", "boxes", "files"},
     "tools": {"benchmarking", "data", "evaluation", "batch", "files"},
     "continuation": {"run_folder", "checkpoint_file"},
-    "cli": {"module", "data", "continuation", "run_folder", "tools", "callbacks"},
+    "cli": {"module", "data", "continuation", "run_folder", "tools", "progress", "supervise", "callbacks"},
 }
 
 

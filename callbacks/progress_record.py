@@ -1,0 +1,221 @@
+"""Tells the world outside what training does, and that it has finished."""
+
+import faulthandler
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+
+from yolo_lightning import progress
+from yolo_lightning.batch import Batch
+from yolo_lightning.files import replacing
+from yolo_lightning.progress import (
+    ALLOWANCES_FILE,
+    FINISHED_FILE,
+    PROGRESS_FILE,
+    Allowances,
+    Floors,
+    Phase,
+    ProgressWriter,
+)
+
+LAST_RESORT = 2.0
+"""Times the allowance after which the process ends itself, should the supervisor not have done so; 1.5 at least, as a
+timer is left running for half an allowance."""
+
+
+class RecordedCheckpointIO(CheckpointIO):
+    """Records the phase `SAVE` while another one writes.
+
+    Args:
+        inner: Does the work.
+        record: Is told.
+    """
+
+    def __init__(self, inner: CheckpointIO, record: "ProgressRecord") -> None:
+        self.inner, self.record = inner, record
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """As `inner` does; then the phase is what it was."""
+        before = self.record.phase
+        self.record.beat(Phase.SAVE)
+        try:
+            self.inner.save_checkpoint(checkpoint, path, storage_options)
+        finally:
+            self.record.beat(before)
+
+    def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """As `inner` does."""
+        return self.inner.load_checkpoint(path, *arguments, **options)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """As `inner` does."""
+        self.inner.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """As `inner` does."""
+        self.inner.teardown()
+
+
+class ProgressRecord(Callback):
+    """Writes the progress record from the hooks of the loop, and `finished.json` when the fit is done.
+
+    Must be the first callback: what the others do in a hook then counts to the phase that begins there. Under a
+    supervisor faulthandler's timer ends the process at about twice the allowance, should the supervisor have gone;
+    there is one such timer in a process, so `StallMonitor` does not go with it.
+    """
+
+    def __init__(self) -> None:
+        self._writer: ProgressWriter | None = None
+        self._owned = False
+        self._allowances: Allowances | None = None
+        self._any_batch = False
+        self._armed_for_s = self._armed_at_s = 0.0
+
+    @property
+    def phase(self) -> Phase:
+        """The phase recorded last."""
+        return self._writer.phase if self._writer is not None else Phase.SETUP
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the supervisor's record, or begin one in the run folder for whoever looks."""
+        if stage != "fit" or not trainer.is_global_zero:
+            return
+        folder = Path(trainer.default_root_dir)
+        self._writer, self._any_batch = progress.current(), False
+        if self._writer is None:
+            self._begin_own(folder)
+        else:
+            self._allowances = Allowances.read(folder / ALLOWANCES_FILE) or Allowances(Floors(), {})
+        try:
+            (folder / FINISHED_FILE).unlink(missing_ok=True)
+        except OSError as error:
+            rank_zero_warn(f"could not remove {folder / FINISHED_FILE} ({error.strerror})")
+        self.beat(Phase.SETUP)
+        if not isinstance(trainer.strategy.checkpoint_io, RecordedCheckpointIO):
+            trainer.strategy.checkpoint_io = RecordedCheckpointIO(trainer.strategy.checkpoint_io, self)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A few validation batches."""
+        self.beat(Phase.SANITY)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The set-up goes on."""
+        self.beat(Phase.SETUP)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Workers start, the first batch is awaited."""
+        self.beat(Phase.FIRST_BATCH, epoch=trainer.current_epoch)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The first batch of the epoch is awaited."""
+        self.beat(Phase.FETCH if self._any_batch else Phase.FIRST_BATCH, epoch=trainer.current_epoch, batch=0)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """A batch has come; the first step of all belongs to the first batch, as it compiles and tries out."""
+        if self._writer is not None and isinstance(batch, Batch):
+            self._writer.samples(batch.image_ids)
+        phase = Phase.STEP if self._any_batch else Phase.FIRST_BATCH
+        self.beat(phase, epoch=trainer.current_epoch, step=self._steps(trainer, batch_idx), batch=batch_idx)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """The step is done; the next batch is awaited, or validation follows."""
+        self._any_batch = True
+        steps = self._steps(trainer, batch_idx + 1)
+        self.beat(Phase.FETCH, epoch=trainer.current_epoch, step=steps, batch=batch_idx + 1)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation workers start."""
+        self.beat(Phase.SANITY if trainer.sanity_checking else Phase.VALIDATE)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A validation batch has come."""
+        if self._writer is not None and isinstance(batch, Batch):
+            self._writer.samples(batch.image_ids)
+        self.beat(Phase.SANITY if trainer.sanity_checking else Phase.VALIDATE, batch=batch_idx)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """A validation batch is done."""
+        self.beat(Phase.SANITY if trainer.sanity_checking else Phase.VALIDATE, batch=batch_idx + 1)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All batches are there to be scored."""
+        self.beat(Phase.SANITY if trainer.sanity_checking else Phase.METRICS)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Scored; the next batch is awaited, or the epoch ends."""
+        if not trainer.sanity_checking:
+            self.beat(Phase.EPOCH_END if trainer.is_last_batch else Phase.FETCH)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checkpoints follow."""
+        self.beat(Phase.EPOCH_END)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All that was asked for is trained: say so. A fit that an error or a signal ends does not come here."""
+        if self._writer is None:
+            return
+        path = Path(trainer.default_root_dir) / FINISHED_FILE
+        report = {
+            "process": os.getpid(),
+            "epochs": trainer.current_epoch,
+            "steps": self._writer.step,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        try:
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(report) + "\n")
+        except OSError as error:
+            rank_zero_warn(f"could not write {path} ({error.strerror}); a supervisor will start this run once more")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The process ends."""
+        self.beat(Phase.EXIT)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """The process ends. A supervisor's record, and its timer, stay to the very end; an own one is closed."""
+        self.beat(Phase.EXIT)
+        if self._owned and self._writer is not None:
+            self._writer.close()
+            self._writer, self._owned = None, False
+
+    def beat(self, phase: Phase, epoch: int | None = None, step: int | None = None, batch: int | None = None) -> None:
+        """Record, and put off the last resort."""
+        if self._writer is None:
+            return
+        self._writer.beat(phase, epoch, step, batch)
+        if self._allowances is None:
+            return
+        allowed_s = max(self._allowances.seconds(phase), self._allowances.factor * self._writer.longest_s(phase))
+        now_s = time.monotonic()
+        if allowed_s != self._armed_for_s or now_s >= self._armed_at_s + allowed_s / 2:  # each time starts a thread
+            faulthandler.dump_traceback_later(LAST_RESORT * allowed_s, exit=True, file=self._writer.stacks_file())
+            self._armed_for_s, self._armed_at_s = allowed_s, now_s
+
+    def _begin_own(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer, self._owned = ProgressWriter(folder / PROGRESS_FILE), True
+        except OSError as error:  # nobody watches, so nobody is misled
+            rank_zero_warn(f"no progress record in {folder} ({error.strerror})")
+
+    @staticmethod
+    def _steps(trainer: Trainer, batches: int) -> int:
+        return trainer.current_epoch * int(trainer.num_training_batches) + batches

@@ -1,0 +1,51 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from yolo_lightning.supervise.bounded import bounded
+
+
+def test_result_comes_back_however_long() -> None:
+    assert bounded(lambda: "x" * 1_000_000, 20) == "x" * 1_000_000
+    assert bounded(lambda: 0, 20) == 0
+
+
+def test_failure_is_nothing() -> None:
+    assert bounded(lambda: 1 / 0, 20) is None
+    assert bounded(lambda: os._exit(3), 20) is None
+    assert bounded(lambda: os.kill(os.getpid(), signal.SIGKILL), 20) is None
+
+
+def test_work_that_never_returns_is_left_and_ended() -> None:
+    began_s = time.monotonic()
+    assert bounded(lambda: time.sleep(1000), 0.2) is None
+    assert 0.2 <= time.monotonic() - began_s < 10
+    children = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "pid="], capture_output=True, text=True, check=False
+    )
+    assert len(children.stdout.split()) == 1  # ps itself
+
+
+def test_child_that_hangs_in_the_kernel_is_not_waited_for(tmp_path: Path) -> None:
+    """A fifo that nobody writes to stands for a dead file system."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    began_s = time.monotonic()
+    assert bounded(fifo.read_text, 0.2) is None
+    assert time.monotonic() - began_s < 10
+
+
+def test_supervisors_handlers_are_not_the_childs() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from yolo_lightning.supervise.bounded import bounded\n"
+        "signal.signal(signal.SIGTERM, lambda *a: print('handled'))\n"
+        "print(bounded(lambda: os.kill(os.getpid(), signal.SIGTERM), 20))\n"
+    )
+    root = Path(__file__).resolve().parent.parent.parent
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"

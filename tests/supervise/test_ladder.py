@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning.supervise.classify import Diagnosis, StallClass
+from yolo_lightning.supervise.ladder import RUNGS, Decision, Ending, EndKind, LadderState, decide, rungs_from
+
+
+def step(
+    state: LadderState, kind: StallClass, *, saved: bool = False, down: bool = False, suspect: str = ""
+) -> Decision:
+    ending = Ending(EndKind.STALL, Diagnosis(kind, "", moves_down=down), saved, (suspect,) if suspect else ())
+    return decide(state, ending, RUNGS, max_attempts=3, pause_s=10, max_pause_s=15)
+
+
+@pytest.mark.parametrize(
+    ("workers", "below"), [(8, [None, 2, 0]), (4, [None, 2, 0]), (2, [None, 0]), (1, [None, 0]), (0, [None])]
+)
+def test_ladder_only_goes_down_from_the_configuration(workers: int, below: list[int | None]) -> None:
+    assert [rung.workers for rung in rungs_from(workers)] == below
+
+
+def test_first_rung_is_the_configuration_itself() -> None:
+    assert (RUNGS[0].overrides, RUNGS[0].environment) == ((), {})
+
+
+@pytest.mark.parametrize("kind", [StallClass.STORAGE, StallClass.UNKNOWN, StallClass.LIVELOCK, StallClass.GPU_STALL])
+def test_other_classes_stay_on_the_rung(kind: StallClass) -> None:
+    state = LadderState()
+    for _ in range(2):
+        state = step(state, kind).state
+    assert state.rung == 0
+
+
+def test_loader_stall_and_evicted_queues_move_down_to_the_last_rung() -> None:
+    state = LadderState()
+    for rung in (1, 2, 2, 2):
+        state = step(state, StallClass.LOADER_STALL, saved=True, down=True).state
+        assert state.rung == rung
+
+
+def test_second_loader_crash_in_a_row_moves_down() -> None:
+    once = step(LadderState(), StallClass.LOADER_CRASH).state
+    assert once.rung == 0
+    assert step(once, StallClass.LOADER_CRASH).state.rung == 1
+    between = step(once, StallClass.UNKNOWN, saved=True).state
+    assert step(between, StallClass.LOADER_CRASH).state.rung == 0
+
+
+def test_gives_up_after_three_attempts_in_a_row_without_a_checkpoint() -> None:
+    state, decisions = LadderState(), []
+    for saved in (False, False, True, False, False, False):
+        decisions.append(step(state, StallClass.UNKNOWN, saved=saved))
+        state = decisions[-1].state
+    assert [decision.restart for decision in decisions] == [True, True, True, True, True, False]
+    assert state.restarts == 5
+
+
+def test_pause_doubles_up_to_its_limit() -> None:
+    first = step(LadderState(), StallClass.UNKNOWN)
+    second = step(first.state, StallClass.UNKNOWN)
+    assert (first.pause_s, second.pause_s) == (10, 15)
+
+
+def test_sample_is_set_aside_when_it_ends_training_twice() -> None:
+    once = step(LadderState(), StallClass.LOADER_STALL, suspect="index=7").state
+    other = step(once, StallClass.LOADER_STALL, saved=True, suspect="index=8").state
+    assert other.quarantined == ()
+    twice = step(other, StallClass.LOADER_STALL, saved=True, suspect="index=7")
+    assert twice.state.quarantined == ("index=7",)
+    assert "leaving out index=7" in twice.reason
+    assert step(twice.state, StallClass.LOADER_STALL, saved=True, suspect="index=7").state.quarantined == ("index=7",)
+
+
+def test_state_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "supervision.json"
+    state = LadderState(2, 1, 5, 1, {"index=7": 2}, ("index=7",))
+    state.write(path)
+    assert LadderState.read(path) == state
+    assert [entry.name for entry in tmp_path.iterdir()] == ["supervision.json"]
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"unknown": 1, "quarantined": []}'])
+def test_damaged_state_is_the_beginning(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "state").write_text(text)
+    assert LadderState.read(tmp_path / "state") == LadderState()
+
+
+def test_started_by_a_person_the_rung_stays_and_attempts_do_not() -> None:
+    state = LadderState(2, 3, 5, 1, {"index=7": 1}, ("id=3",)).begun_anew(2)
+    assert state == LadderState(1, 0, 5, 0, {"index=7": 1}, ("id=3",))

@@ -1,0 +1,52 @@
+import pytest
+
+from yolo_lightning.supervise.classify import StallClass
+from yolo_lightning.supervise.outcome import ExitCode, can_be_mended, diagnose_exit, error_of
+
+TRACE = ("Traceback (most recent call last):", '  File "a.py", line 3, in main')
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "mended"),
+    [
+        (2, "error: data.root is None", False),
+        (1, "ValueError: bad", False),
+        (1, "KeyError: 'x'", False),
+        (1, "lightning.fabric.utilities.exceptions.MisconfigurationException: no", False),
+        (1, "AssertionError", False),
+        (1, "ModuleNotFoundError: No module named 'x'", False),
+        (1, "RuntimeError: HIP error: unspecified launch failure", True),
+        (1, "torch.OutOfMemoryError: HIP out of memory", True),
+        (1, "OSError: [Errno 5] Input/output error", True),
+        (1, "", True),  # faulthandler's last resort
+        (75, "stalled: no progress", True),
+        (0, "", True),
+        (-9, "ValueError: long ago", True),
+    ],
+)
+def test_which_ends_are_worth_another_try(code: int, line: str, mended: bool) -> None:
+    assert can_be_mended(code, (*TRACE, line)) == mended
+
+
+def test_death_of_a_worker_is_worth_it_whatever_it_raised() -> None:
+    lines = ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", "ValueError: while handling it")
+    assert can_be_mended(1, lines)
+    assert diagnose_exit(1, lines).kind is StallClass.LOADER_CRASH
+
+
+def test_last_error_counts() -> None:
+    assert error_of(("ValueError: first", "RuntimeError: second", "text")) == "RuntimeError: second"
+    assert error_of(("text: ValueError: no", "")) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(0, "exit code 0"), (-11, "SIGSEGV"), (-70, "signal 70"), (3, "exit code 3")]
+)
+def test_end_is_described(code: int, words: str) -> None:
+    assert words in diagnose_exit(code, ()).sentence
+
+
+def test_exit_codes_are_distinct_and_no_shells() -> None:
+    codes = [code.value for code in ExitCode]
+    assert len(codes) == len(set(codes)) == 6
+    assert max(codes) < 126

@@ -1,0 +1,48 @@
+"""Watches a fit from outside, collects evidence, ends it cleanly, walks down the loader ladder, starts it again.
+
+Loads neither torch nor Lightning: the supervisor holds no GPU, no threads and little memory. Read in this order::
+
+    settings    what a supervisor is told           supervisor  the loop
+    trainer     starts one attempt                  output      what it prints
+    watch       does it make progress?              processes   the process table, without ever waiting
+    evidence    what can be seen of a stall         bounded     work that may never return
+    classify    what kind of stall it is (pure)     incident    the report
+    kill        ends all, leaves nothing            outcome     what an exit means; exit codes
+    ladder      what to try next (pure)             run_lock    one trainer per run folder
+    smoke_test  does the GPU answer?                run_files   what is read and cleared in the run folder
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from yolo_lightning.supervise.outcome import ExitCode
+from yolo_lightning.supervise.run_lock import RunInUseError, run_lock
+from yolo_lightning.supervise.settings import Job, SuperviseSettings
+from yolo_lightning.supervise.trainer import is_supervised
+
+__all__ = [
+    "ExitCode",
+    "Job",
+    "RunInUseError",
+    "SuperviseSettings",
+    "become_supervisor",
+    "is_supervised",
+    "run_lock",
+]
+
+
+def become_supervisor(run: Path, job: Job) -> NoReturn:
+    """Turn this process into the supervisor of `job`: same id, so that signals and job control go on to work.
+
+    What the process has loaded so far, torch among it, is given back.
+
+    Args:
+        run: Run folder.
+        job: What to run.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    words = [sys.executable, "-m", "yolo_lightning.supervise", str(run.absolute()), job.to_json()]
+    os.execv(sys.executable, words)

@@ -1,0 +1,180 @@
+"""What to try next after a trainer has ended badly: rungs as data, the decision as a pure function."""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+from yolo_lightning.files import replacing
+from yolo_lightning.supervise.classify import Diagnosis, StallClass
+
+STATE_FILE = "supervision.json"
+QUARANTINE_AFTER = 2
+"""A sample at which training has ended this often is set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """Loader settings, from fast to safe.
+
+    Attributes:
+        name: For the log.
+        workers: Processes that it uses; None as configured.
+        overrides: Options that are added to the trainer's command line.
+        environment: Variables that are set for it; they must be there before torch is loaded.
+    """
+
+    name: str
+    workers: int | None = None
+    overrides: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def loader_options(workers: int, threads: int) -> tuple[str, ...]:
+    """Options of a rung with workers that end with every epoch, or without any."""
+    settings = {"workers": workers, "persistent_workers": False, "prefetch_factor": 2, "worker_threads": threads}
+    return tuple(f"--data.loader.{name}={json.dumps(value)}" for name, value in settings.items())
+
+
+RUNGS = (
+    Rung("as configured"),
+    Rung("2 workers, not persistent", 2, loader_options(2, 2), {"OMP_NUM_THREADS": "2"}),
+    Rung("no workers", 0, loader_options(0, 1), {"OMP_NUM_THREADS": "2"}),
+)
+
+
+def rungs_from(workers: int) -> tuple[Rung, ...]:
+    """The ladder below a configuration with `workers`: no rung has as many or more."""
+    return tuple(rung for rung in RUNGS if rung.workers is None or rung.workers < workers)
+
+
+class EndKind(StrEnum):
+    """How an attempt ended, other than by finishing."""
+
+    STALL = "stall"
+    CRASH = "crash"
+    EXIT_WITHOUT_MARKER = "exit without the finished marker"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """One attempt that did not finish.
+
+    Attributes:
+        kind: How it ended.
+        diagnosis: Why, as far as known.
+        saved: Whether it wrote a checkpoint that trained further than the one before.
+        suspects: Samples that were at hand.
+    """
+
+    kind: EndKind
+    diagnosis: Diagnosis
+    saved: bool
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LadderState:
+    """What is remembered between attempts, in the run folder.
+
+    Attributes:
+        rung: Number of the rung; never grows smaller within a run.
+        attempts: Failed attempts in a row without a further checkpoint.
+        restarts: Restarts since the run began.
+        loader_crashes: Loader crashes in a row.
+        suspicions: How often training ended at each sample.
+        quarantined: Samples that are to be left out.
+    """
+
+    rung: int = 0
+    attempts: int = 0
+    restarts: int = 0
+    loader_crashes: int = 0
+    suspicions: dict[str, int] = field(default_factory=dict)
+    quarantined: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(path: Path) -> "LadderState":
+        """From a file; the beginning if there is none, or none that can be understood."""
+        try:
+            content = json.loads(path.read_text())
+            return LadderState(**(content | {"quarantined": tuple(content["quarantined"])}))
+        except (OSError, ValueError, TypeError, KeyError):
+            return LadderState()
+
+    def begun_anew(self, rungs: int) -> "LadderState":
+        """For a supervisor that a person has started: the rung stays, the count of attempts does not."""
+        return replace(self, rung=min(self.rung, rungs - 1), attempts=0, loader_crashes=0)
+
+    def write(self, path: Path) -> None:
+        """To a file, whole or not at all.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What comes next.
+
+    Attributes:
+        state: To be remembered.
+        restart: Whether to try again.
+        pause_s: Seconds to wait before.
+        reason: For the log.
+    """
+
+    state: LadderState
+    restart: bool
+    pause_s: float
+    reason: str
+
+
+def decide(
+    state: LadderState, ending: Ending, rungs: tuple[Rung, ...], max_attempts: int, pause_s: float, max_pause_s: float
+) -> Decision:
+    """Down one rung for stalls of the loader and of GPU queues, and for the second loader crash in a row; else again.
+
+    Args:
+        state: Before this ending.
+        ending: What happened.
+        rungs: The ladder.
+        max_attempts: Failed attempts in a row without a further checkpoint after which it gives up.
+        pause_s: Pause before a restart, seconds; doubled by each of them after the first.
+        max_pause_s: At most this.
+    """
+    attempts = 0 if ending.saved else state.attempts + 1
+    is_crash = ending.diagnosis.kind is StallClass.LOADER_CRASH
+    crashes = state.loader_crashes + 1 if is_crash else 0
+    down = ending.diagnosis.moves_down or crashes > 1
+    rung = min(state.rung + down, len(rungs) - 1)
+    if rung != state.rung:
+        crashes = 0
+    suspicions = dict(state.suspicions)
+    for sample in ending.suspects:
+        suspicions[sample] = suspicions.get(sample, 0) + 1
+    newly = tuple(
+        sample
+        for sample in ending.suspects
+        if suspicions[sample] >= QUARANTINE_AFTER and sample not in state.quarantined
+    )
+    after = replace(
+        state,
+        rung=rung,
+        attempts=attempts,
+        loader_crashes=crashes,
+        suspicions=suspicions,
+        quarantined=state.quarantined + newly,
+    )
+    if attempts >= max_attempts:
+        return Decision(after, False, 0.0, f"{attempts} attempts in a row without a further checkpoint")
+    wait_s = min(pause_s * 2 ** max(attempts - 1, 0), max_pause_s)
+    moved = f", on the rung '{rungs[rung].name}'" if rung != state.rung else ""
+    left_out = f", leaving out {', '.join(newly)}" if newly else ""
+    again = replace(after, restarts=state.restarts + 1)
+    return Decision(
+        again, True, wait_s, f"attempt {attempts + 1} of {max_attempts} since the last checkpoint{moved}{left_out}"
+    )

@@ -1,0 +1,59 @@
+"""What the supervisor reads and clears in a run folder. Loads neither torch nor Lightning, as `run_folder` does."""
+
+import json
+import time
+from pathlib import Path
+
+from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, stacks_path
+
+CHECKPOINTS_FOLDER = "checkpoints"
+INCIDENTS_FOLDER = "incidents"
+INCIDENT_FILE = "incident.json"
+CHECKPOINT_PATTERN = "*.ckpt"
+SIDECAR_PATTERN = "step-*.ckpt.json"
+"""A test holds these equal to the names in `run_folder` and `checkpoint_file`."""
+
+
+def has_checkpoint(run: Path) -> bool:
+    """Whether there is something to resume from."""
+    return any((run / CHECKPOINTS_FOLDER).glob(CHECKPOINT_PATTERN))
+
+
+def last_saved(run: Path) -> tuple[int, int]:
+    """Time of writing (ns) and steps trained of the checkpoint that was written last; zeros if there is none.
+
+    `best.ckpt` does not count: a run that dies after each validation would write it anew each time.
+    """
+    newest = (0, 0)
+    for path in (run / CHECKPOINTS_FOLDER).glob(SIDECAR_PATTERN):
+        try:
+            newest = max(newest, (path.stat().st_mtime_ns, int(json.loads(path.read_text())["steps"])))
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return newest
+
+
+def has_saved(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Whether a checkpoint was written that trained to another step; the same one again is no headway."""
+    return after[0] != before[0] and after[1] != before[1]
+
+
+def clear(run: Path) -> None:
+    """Remove what an earlier attempt has said about itself.
+
+    Raises:
+        OSError: If that fails; a finished marker that stays would end the run too early.
+    """
+    record = run / PROGRESS_FILE
+    for path in (record, stacks_path(record), run / FINISHED_FILE):
+        path.unlink(missing_ok=True)
+
+
+def incident_folder(run: Path) -> Path:
+    """A name that is free for what is about to be kept."""
+    first = run / INCIDENTS_FOLDER / time.strftime("%Y%m%d-%H%M%S")
+    folder, number = first, 1
+    while folder.exists():
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
+    return folder

@@ -1,0 +1,111 @@
+"""Starts the trainer so that it can be watched and ended: own session, marked, and never outliving its supervisor."""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from yolo_lightning.progress import PROGRESS_FILE, PROGRESS_VARIABLE
+from yolo_lightning.supervise.ladder import Rung
+from yolo_lightning.supervise.output import LOG_FILE, Output
+
+MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
+"""In the environment of the trainer and of all that it starts; also says that a trainer is supervised."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def is_supervised() -> bool:
+    """Whether a supervisor has started this process, or one above it."""
+    return MARKER_VARIABLE in os.environ
+
+
+def marker_of(token: str) -> str:
+    """`NAME=value` as it stands in the environment."""
+    return f"{MARKER_VARIABLE}={token}"
+
+
+def temporary_folder(token: str) -> Path:
+    """Where the trainer's temporary files go, to be removed with it."""
+    return Path(tempfile.gettempdir()) / f"yolo-lightning-{token}"
+
+
+def remove_temporary_folder(token: str) -> None:
+    """Delete it, as far as that goes."""
+    shutil.rmtree(temporary_folder(token), ignore_errors=True)
+
+
+def end_with_parent(parent: int) -> Callable[[], None]:
+    """What a child calls before it becomes the trainer: the kernel ends it when the supervisor dies.
+
+    The signal survives exec but is not inherited: workers notice by themselves, or the next supervisor ends them.
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def arm() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return arm
+
+
+class RunningTrainer:
+    """One attempt.
+
+    Args:
+        command: Words of its command line, without the rung's.
+        rung: Loader settings.
+        run: Run folder.
+        token: Value of the marker.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], rung: Rung, run: Path, token: str) -> None:
+        temporary = temporary_folder(token)
+        temporary.mkdir(mode=0o700, exist_ok=True)
+        environment = {
+            PROGRESS_VARIABLE: str(run.absolute() / PROGRESS_FILE),
+            MARKER_VARIABLE: token,
+            "TMPDIR": str(temporary),
+            "PYTHONUNBUFFERED": "1",
+        }
+        try:
+            self.process = subprocess.Popen(
+                [*command, *rung.overrides],
+                env=os.environ | environment | rung.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # Makes subprocess fork. The supervisor has no threads and no GPU; inside a trainer it would be wrong.
+                preexec_fn=end_with_parent(os.getpid()),
+            )
+        except OSError:
+            remove_temporary_folder(token)
+            raise
+        assert self.process.stdout is not None
+        self.output = Output(self.process.stdout, run / LOG_FILE)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is that of its session too."""
+        return self.process.pid
+
+    def forward(self, number: int) -> None:
+        """Send it a signal; its workers get none."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def close(self) -> None:
+        """Read what is left of the output, and close it."""
+        self.output.pump(0.0)
+        self.process.poll()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
