@@ -2,6 +2,7 @@
 
 When each hook runs, and who acts there::
 
+    all                        ProgressRecord, first: writes what the loop does for whoever watches
     setup                      StallMonitor arms; EMA copies the network
     on_train_start             MetricsFile cuts its file back to the resumed step; RandomState restores the generators
       on_train_batch_start     StallMonitor: fetch is over, step begins; FinalValidation
@@ -22,6 +23,7 @@ from callbacks.mean_ap import MeanAP
 from callbacks.metrics_file import MetricsFile
 from callbacks.pictures import PredictionPictures
 from callbacks.progress import ProgressLines, RunProgressBar
+from callbacks.progress_record import ProgressRecord
 from callbacks.random_state import RandomState
 from callbacks.stall import StallMonitor
 from callbacks.submission import SubmissionWriter
@@ -36,6 +38,7 @@ __all__ = [
     "MetricsFile",
     "PredictionPictures",
     "ProgressLines",
+    "ProgressRecord",
     "RandomState",
     "RunProgressBar",
     "StallMonitor",

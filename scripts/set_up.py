@@ -32,6 +32,8 @@ IMPORTED = (
     "tensorboard",
     "pytest",
     "pytest_timeout",
+    "xdist",
+    "hypothesis",
 )
 STAMP = ".yolo_lightning"
 

@@ -23,6 +23,7 @@ ROOMS = {
     "run_folder": {"checkpoint_file"},
     "progress": set(),
     "supervise": {"progress", "files"},
+    "supervised_fit": {"supervise"},
     "data": {"batch", "boxes", "files"},
     "evaluation": {"batch", "boxes"},
     "optim": set(),
@@ -36,7 +37,17 @@ ROOMS = {
     "benchmarking": {"module", "backend", "conv", "data", "batch", "boxes", "files"},
     "tools": {"benchmarking", "data", "evaluation", "batch", "files"},
     "continuation": {"run_folder", "checkpoint_file"},
-    "cli": {"module", "data", "continuation", "run_folder", "tools", "progress", "supervise", "callbacks"},
+    "cli": {
+        "module",
+        "data",
+        "continuation",
+        "run_folder",
+        "tools",
+        "progress",
+        "supervise",
+        "supervised_fit",
+        "callbacks",
+    },
 }
 
 

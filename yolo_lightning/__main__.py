@@ -6,6 +6,9 @@ def main() -> None:
 
     Imported late: a spawned loader worker imports this file again and needs neither Lightning nor Ultralytics.
     """
+    from yolo_lightning.progress import open_from_environment
+
+    open_from_environment()  # a supervisor watches from here on: the next import takes seconds and may hang
     from yolo_lightning.cli import main as run
 
     run()

@@ -3,11 +3,13 @@
 import logging
 import sys
 import warnings
+from contextlib import nullcontext
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 import yaml
 from jsonargparse import auto_cli
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,7 +20,7 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
 
 import callbacks
-from yolo_lightning import run_folder
+from yolo_lightning import progress, run_folder
 from yolo_lightning.continuation import (
     checkpoint_to_fit,
     checkpoint_to_score,
@@ -29,6 +31,9 @@ from yolo_lightning.continuation import (
 )
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.progress import Phase
+from yolo_lightning.supervise import SuperviseSettings, become_supervisor, is_supervised, run_lock
+from yolo_lightning.supervised_fit import job
 from yolo_lightning.tools import TOOLS
 from yolo_lightning.tools.data_options import call_with_data
 
@@ -116,6 +121,14 @@ class YOLOCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
             parser.add_argument("--resume", action="store_true", help="Continue the newest run of the run folder.")
+        # All subcommands share one configuration file; only fit follows these.
+        parser.add_argument(
+            "--supervise",
+            type=bool,
+            default=False,
+            help="Let fit train in a child process that is watched, and started again after a hang or a crash.",
+        )
+        parser.add_argument("--supervision", type=SuperviseSettings, default=SuperviseSettings())
         if subcommand == "predict":
             parser.set_defaults({"return_predictions": False})
         return parser
@@ -130,7 +143,7 @@ class YOLOCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         base = Path(config.trainer.default_root_dir)
         if self.config.subcommand == "fit":
-            checkpoint = checkpoint_to_fit(base, config.ckpt_path, config.resume)
+            checkpoint = checkpoint_to_fit(base, config.ckpt_path, config.resume, exactly=is_supervised())
             folder = folder_to_fit(base, checkpoint)
             if checkpoint is not None:
                 saved = hyper_parameters(checkpoint)
@@ -148,6 +161,17 @@ class YOLOCLI(LightningCLI):
         config.trainer.default_root_dir = str(folder)
         config.ckpt_path = None if checkpoint is None else str(checkpoint)
         rank_zero_info(f"run folder: {folder}" + (f", checkpoint: {checkpoint}" if checkpoint else ""))
+        if self.config.subcommand == "fit" and config.supervise and not is_supervised():
+            self._become_supervisor(folder)
+        progress.enter(Phase.INDEX)
+
+    def _become_supervisor(self, folder: Path) -> NoReturn:
+        config = self.config[self.config.subcommand]
+        given = self.parser.instantiate_classes(self.config)[self.config.subcommand].supervision
+        words = self._arguments if isinstance(self._arguments, list) else sys.argv[1:]
+        on_gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
+        workers = config.data.loader.workers
+        become_supervisor(folder, job(words, folder, workers=workers, settings=given, on_gpu=on_gpu))
 
     def _continue_network(self, saved: dict[str, Any]) -> None:
         """Build the network of the checkpoint; the weights that it once started from are not needed any more."""
@@ -179,8 +203,18 @@ class YOLOCLI(LightningCLI):
             terminal = sys.stderr.isatty()
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
             kwargs["enable_progress_bar"] = terminal
+        if self.subcommand == "fit":
+            if is_supervised():  # one process has one timer of faulthandler
+                chosen = [one for one in chosen if not isinstance(one, callbacks.StallMonitor)]
+            chosen.insert(0, callbacks.ProgressRecord())
         kwargs["callbacks"] = chosen
         return super().instantiate_trainer(**kwargs)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """One fit in a run folder at a time; a supervisor holds the folder for its trainers."""
+        alone = subcommand == "fit" and not is_supervised() and self.trainer.is_global_zero
+        with run_lock(Path(self.trainer.default_root_dir)) if alone else nullcontext():
+            super()._run_subcommand(subcommand)
 
 
 class ShortErrorParser(LightningArgumentParser):

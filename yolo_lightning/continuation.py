@@ -14,8 +14,14 @@ NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config"}
 """What says where to continue, not how."""
 
 
-def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool) -> Path | None:
+def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactly: bool = False) -> Path | None:
     """The checkpoint that training continues from, or None for a new run.
+
+    Args:
+        base: Configured run folder.
+        ckpt_path: What the user names.
+        resume: Whether to look for it.
+        exactly: Whether only `base` itself counts, not `base-2` and so on.
 
     Raises:
         ValueError: If there is none though one was asked for, or it is damaged.
@@ -24,7 +30,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool) -> Path |
         raise ValueError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
     if not resume and ckpt_path != "last":
         return checked(ckpt_path, base)
-    path, damaged = run_folder.checkpoint_to_resume(base)
+    path, damaged = run_folder.checkpoint_to_resume(base, exactly=exactly)
     for file, reason in damaged.items():
         rank_zero_warn(f"passed over {file}: {reason}")
     return path

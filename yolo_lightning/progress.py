@@ -306,7 +306,7 @@ def current() -> ProgressWriter | None:
     return _writer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Floors:
     """Seconds that each phase may take without a sign of life, before anything was learned from the run.
 

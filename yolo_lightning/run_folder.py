@@ -68,13 +68,17 @@ def runs(base: Path) -> list[Path]:
     return sorted(written, key=lambda folder: written[folder], reverse=True)
 
 
-def checkpoint_to_resume(base: Path) -> tuple[Path, dict[Path, str]]:
+def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, dict[Path, str]]:
     """The checkpoint of the newest run that has trained longest, and why newer ones were passed over.
+
+    Args:
+        base: Configured run folder.
+        exactly: Whether only `base` itself counts, not `base-2` and so on.
 
     Raises:
         ValueError: If no run exists, or the newest has no whole checkpoint.
     """
-    folders = runs(base)
+    folders = [folder for folder in runs(base) if folder == base or not exactly]
     if not folders:
         raise ValueError(f"nothing to resume: no run folder {base} or {base}-<n> holds a checkpoint")
     path, damaged = newest_checkpoint(folders[0] / CHECKPOINTS)

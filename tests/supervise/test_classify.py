@@ -66,10 +66,11 @@ def test_wait_with_idle_workers_says_so() -> None:
     assert found.sentence.endswith("its 2 workers wait for work")
 
 
-def test_fault_9_wait_in_reset_after_validation_is_a_loader_stall() -> None:
-    found = judge(main_process("poll (multiprocessing/connection.py:257)", f"_reset ({TORCH})"))
+@pytest.mark.parametrize("place", ["_reset", "_shutdown_workers"])
+def test_fault_9_wait_for_workers_after_validation_is_a_loader_stall(place: str) -> None:
+    found = judge(main_process("poll (multiprocessing/connection.py:257)", f"{place} ({TORCH})"))
     assert found.kind is StallClass.LOADER_STALL
-    assert "_reset" in found.sentence
+    assert place in found.sentence
 
 
 def test_dead_worker_is_a_crash_with_the_kernels_word() -> None:

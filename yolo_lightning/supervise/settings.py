@@ -7,7 +7,7 @@ from typing import Self
 from yolo_lightning.progress import Floors
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SuperviseSettings:
     """How patient the supervisor is.
 
