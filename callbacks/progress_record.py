@@ -12,17 +12,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning import progress
+from yolo_lightning.allowances import Allowances, Floors
 from yolo_lightning.batch import Batch
 from yolo_lightning.files import replacing
-from yolo_lightning.progress import (
-    ALLOWANCES_FILE,
-    FINISHED_FILE,
-    PROGRESS_FILE,
-    Allowances,
-    Floors,
-    Phase,
-    ProgressWriter,
-)
+from yolo_lightning.progress import ALLOWANCES_FILE, FINISHED_FILE, PROGRESS_FILE, Phase, ProgressWriter
 
 LAST_RESORT = 2.0
 """Times the allowance after which the process ends itself, should the supervisor not have done so; 1.5 at least, as a

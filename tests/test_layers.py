@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "yolo_lightning"
 LEAVES = {
     f"{PACKAGE}.{name}"
-    for name in ("batch", "boxes", "evaluation", "run_folder", "checkpoint_file", "files", "progress")
+    for name in ("batch", "boxes", "evaluation", "run_folder", "checkpoint_file", "files", "progress", "allowances")
 }
 ULTRALYTICS = {f"{PACKAGE}/{name}.py" for name in ("graph", "loss", "postprocess")}
 ROOMS = {
@@ -22,7 +22,8 @@ ROOMS = {
     "checkpoint_file": {"files"},
     "run_folder": {"checkpoint_file"},
     "progress": set(),
-    "supervise": {"progress", "files"},
+    "allowances": {"progress"},
+    "supervise": {"progress", "allowances", "files"},
     "supervised_fit": {"supervise"},
     "data": {"batch", "boxes", "files"},
     "evaluation": {"batch", "boxes"},

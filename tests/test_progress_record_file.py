@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yolo_lightning import progress
+from yolo_lightning.allowances import Allowances, Floors
 from yolo_lightning.progress import (
     IDS_BYTES,
     PROGRESS_VARIABLE,
     RECORD_BYTES,
-    Allowances,
     Blind,
-    Floors,
     Phase,
     Progress,
     ProgressReader,

@@ -18,7 +18,8 @@ from tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit
 from callbacks import LastCheckpoint
 from callbacks.progress_record import LAST_RESORT, ProgressRecord, RecordedCheckpointIO
 from yolo_lightning import progress
-from yolo_lightning.progress import Allowances, Floors, Phase, Progress, ProgressReader, ProgressWriter
+from yolo_lightning.allowances import Allowances, Floors
+from yolo_lightning.progress import Phase, Progress, ProgressReader, ProgressWriter
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 

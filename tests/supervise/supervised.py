@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from yolo_lightning.progress import Floors
+from yolo_lightning.allowances import Floors
 from yolo_lightning.supervise import Job, SuperviseSettings
 from yolo_lightning.supervise.processes import marked, tree
 from yolo_lightning.supervise.run_lock import read_holder

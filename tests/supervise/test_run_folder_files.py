@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning import checkpoint_file, run_folder
-from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, Floors
+from yolo_lightning.allowances import Floors
+from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE
 from yolo_lightning.supervise import Job, RunInUseError, SuperviseSettings, run_files, run_lock
 from yolo_lightning.supervise.output import Output
 from yolo_lightning.supervise.run_lock import LOCK_FILE, Holder, read_holder
@@ -142,11 +143,14 @@ def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [REPOSITORY / "yolo_lightning" / "progress.py", *(REPOSITORY / "yolo_lightning" / "supervise").glob("*.py")],
+    [
+        *(REPOSITORY / "yolo_lightning" / f"{name}.py" for name in ("progress", "allowances", "files")),
+        *(REPOSITORY / "yolo_lightning" / "supervise").glob("*.py"),
+    ],
     ids=lambda path: path.name,
 )
 def test_supervision_needs_the_standard_library_alone(path: Path) -> None:
-    rooms = ("yolo_lightning.progress", "yolo_lightning.supervise", "yolo_lightning.files")
+    rooms = tuple(f"yolo_lightning.{name}" for name in ("progress", "allowances", "supervise", "files"))
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from supervised import PATIENT_S, REPOSITORY, TRAINER, Supervised, floors
 
-from yolo_lightning.progress import Allowances, Floors, Phase
+from yolo_lightning.allowances import Allowances, Floors
+from yolo_lightning.progress import Phase
 from yolo_lightning.supervise import ExitCode, Job, SuperviseSettings
 from yolo_lightning.supervise.classify import StallClass
 from yolo_lightning.supervise.run_lock import read_holder

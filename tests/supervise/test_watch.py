@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.progress import Allowances, Blind, Floors, Phase, Progress
+from yolo_lightning.allowances import Allowances, Floors
+from yolo_lightning.progress import Blind, Phase, Progress
 from yolo_lightning.supervise import watch
 from yolo_lightning.supervise.processes import Process
 from yolo_lightning.supervise.watch import Health, Watch, excuse_for

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Self
 
-from yolo_lightning.progress import Floors
+from yolo_lightning.allowances import Floors
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from yolo_lightning.allowances import Allowances
 from yolo_lightning.files import remove_leftovers
-from yolo_lightning.progress import (
-    ALLOWANCES_FILE,
-    FINISHED_FILE,
-    PROGRESS_FILE,
-    Allowances,
-    Phase,
-    Progress,
-    ProgressReader,
-)
+from yolo_lightning.progress import ALLOWANCES_FILE, FINISHED_FILE, PROGRESS_FILE, Phase, Progress, ProgressReader
 from yolo_lightning.supervise import run_files
 from yolo_lightning.supervise.classify import StallClass, classify
 from yolo_lightning.supervise.evidence import Request, collect, keep

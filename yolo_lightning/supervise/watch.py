@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from yolo_lightning.progress import Allowances, Blind, Phase, Progress
+from yolo_lightning.allowances import Allowances
+from yolo_lightning.progress import Blind, Phase, Progress
 from yolo_lightning.supervise.processes import STOPPED, read_process, tracer, tree
 
 GAP_POLLS = 3.0
