@@ -1,10 +1,8 @@
 """Frames read from a packed store."""
 
 import json
-import multiprocessing
 import pickle
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -13,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.archives import drawn_frames, pixels
+from tests.helpers.archives import assert_same_in_threads_and_processes, drawn_frames, pixels
 from yolo_lightning.data.frames import FolderFrames, FrameError
 from yolo_lightning.data.name_table import NameTable, encode
 from yolo_lightning.data.packed_frames import FORMAT, MANIFEST, PackedFrames
@@ -206,15 +204,7 @@ def test_pickles_as_a_path_and_reads_in_threads_and_processes(store: Path) -> No
     source = PackedFrames(store)
     source.read(FIRST)
     assert len(pickle.dumps(source)) < 1000
-    names = list(FRAMES) * 20
-    with (
-        ThreadPoolExecutor(4) as threads,
-        ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as processes,
-    ):
-        in_processes = processes.map(source.read, names, chunksize=15)
-        for read in (threads.map(source.read, names), in_processes):
-            for name, frame in zip(names, read, strict=True):
-                assert np.array_equal(frame, pixels(FRAMES)[name])
+    assert_same_in_threads_and_processes(source, FRAMES)
 
 
 @settings(deadline=None)

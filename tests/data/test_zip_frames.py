@@ -1,11 +1,9 @@
 """Frames read from an archive in place."""
 
 import io
-import multiprocessing
 import os
 import pickle
 import zipfile
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.archives import ENCRYPTED, drawn_frames, pixels, write_zip, write_zip_by_hand
+from tests.helpers.archives import (
+    ENCRYPTED,
+    assert_same_in_threads_and_processes,
+    drawn_frames,
+    pixels,
+    write_zip,
+    write_zip_by_hand,
+)
 from yolo_lightning.data import zip_directory
 from yolo_lightning.data.frames import FolderFrames, FrameError
 from yolo_lightning.data.zip_directory import frame_name
@@ -248,12 +253,4 @@ def test_pickles_as_paths_and_reads_in_threads_and_processes(tmp_path: Path) -> 
     source = ZipFrames(write_zip(tmp_path / "frames.zip", FRAMES, zipfile.ZIP_DEFLATED), tmp_path / "index")
     source.read(FIRST)
     assert len(pickle.dumps(source)) < 1000
-    names = list(FRAMES) * 20
-    with (
-        ThreadPoolExecutor(4) as threads,
-        ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as processes,
-    ):
-        in_processes = processes.map(source.read, names, chunksize=15)
-        for read in (threads.map(source.read, names), in_processes):
-            for name, frame in zip(names, read, strict=True):
-                assert np.array_equal(frame, pixels(FRAMES)[name])
+    assert_same_in_threads_and_processes(source, FRAMES)

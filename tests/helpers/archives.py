@@ -1,16 +1,18 @@
 """Small frames, the annotation file that names them, and zip archives, byte by byte where `zipfile` is too strict."""
 
 import json
+import multiprocessing
 import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 import numpy as np
 
-from yolo_lightning.data.frames import decode_frame
+from yolo_lightning.data.frames import FrameSource, decode_frame
 from yolo_lightning.data.ltdv2 import CLASS_NAMES
 
 LOCAL, CENTRAL, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
@@ -33,6 +35,19 @@ def drawn_frames(
 def pixels(frames: Mapping[str, bytes]) -> dict[str, np.ndarray]:
     """Decoded."""
     return {name: decode_frame(content, name) for name, content in frames.items()}
+
+
+def assert_same_in_threads_and_processes(source: FrameSource, frames: Mapping[str, bytes]) -> None:
+    """Four threads and two spawned processes, at once, read what the files hold, each of them twenty times."""
+    expected, names = pixels(frames), list(frames) * 20
+    with (
+        ThreadPoolExecutor(4) as threads,
+        ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as processes,
+    ):
+        in_processes = processes.map(source.read, names, chunksize=15)
+        for read in (threads.map(source.read, names), in_processes):
+            for name, frame in zip(names, read, strict=True):
+                assert np.array_equal(frame, expected[name])
 
 
 def write_annotations(path: Path, names: list[str], height: int = 24, width: int = 32) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from yolo_lightning.conv._arguments import Problem
 from yolo_lightning.conv._fused_kernels import DEPTH, TILES, Launcher
-from yolo_lightning.conv._rows_channels_last import _Remainder, _remainders
+from yolo_lightning.conv._rows_channels_last import Remainder, remainders_of
 
 # Blocks that a device needs to be busy: 4 on each of 40 compute units. The same on every device, and with it the order
 # of the sums.
@@ -51,7 +51,7 @@ class _Windows:
 
 
 class _Spacing(NamedTuple):
-    """The taps of a `_Remainder`, which are evenly spaced, and what its first position meets through them.
+    """The taps of a `Remainder`, which are evenly spaced, and what its first position meets through them.
 
     Attributes:
         taps: As a slice of the kernel.
@@ -82,8 +82,8 @@ def input_gradient(launch: Launcher, grad_output: Tensor, weight: Tensor, proble
     samples, channels, height, width = problem.input_size
     grads = _pixels(grad_output)
     grad_input = grad_output.new_empty(samples, height, width, channels)
-    for rows in _remainders(0, problem):
-        for columns in _remainders(1, problem):
+    for rows in remainders_of(0, problem):
+        for columns in remainders_of(1, problem):
             if not (rows.taps and columns.taps):
                 grad_input[:, rows.pixels, columns.pixels].zero_()
                 continue
@@ -140,7 +140,7 @@ def _correlate(
     launch(tile.kernel("correlate", by_four), (*tile.blocks(rows, columns), 1), (image, matrix, result), numbers)
 
 
-def _spacing(remainder: _Remainder) -> _Spacing:
+def _spacing(remainder: Remainder) -> _Spacing:
     first, last = remainder.taps[0], remainder.taps[-1]
     gaps = max(1, len(remainder.taps) - 1)
     index_step = max(1, (last.index - first.index) // gaps)

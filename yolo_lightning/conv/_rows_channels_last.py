@@ -31,7 +31,7 @@ class _Tap:
 
 
 @dataclass(frozen=True)
-class _Remainder:
+class Remainder:
     """The input positions of one remainder modulo the stride, along one axis.
 
     Attributes:
@@ -155,7 +155,7 @@ def _gradients(input: Tensor | None, grad_output: Tensor, weight: Tensor, proble
     taps = weight.permute(2, 3, 0, 1)
     grad_input = grad_output.new_empty(samples, height, width, channels)
     grad_weight = taps.new_zeros(taps.shape)
-    for columns, rows in product(_remainders(1, problem), _remainders(0, problem)):
+    for columns, rows in product(remainders_of(1, problem), remainders_of(0, problem)):
         target = grad_input[:, rows.pixels, columns.pixels]
         if not (columns.taps and rows.taps):
             target.zero_()
@@ -168,7 +168,7 @@ def _gradients(input: Tensor | None, grad_output: Tensor, weight: Tensor, proble
 def _remainder_gradients(
     grad_output: Tensor,
     taps: Tensor,
-    remainders: tuple[_Remainder, _Remainder],
+    remainders: tuple[Remainder, Remainder],
     target: Tensor,
     seen: Tensor | None,
     grad_weight: Tensor,
@@ -210,7 +210,7 @@ def _remainder_gradients(
             grad_weight[tap.index, column_taps] = total.view(len(column_taps), *taps.shape[2:])
 
 
-def _remainders(axis: int, problem: Problem) -> list[_Remainder]:
+def remainders_of(axis: int, problem: Problem) -> list[Remainder]:
     """The remainders that occur inside the input along an axis."""
     stride, before, size = problem.stride[axis], problem.padding[2 * axis], problem.input_size[2 + axis]
     found = []
@@ -220,7 +220,7 @@ def _remainders(axis: int, problem: Problem) -> list[_Remainder]:
         taps = tuple(_Tap(index, reach // stride) for index, reach in reached if reach % stride == 0)
         count = len(range(start, size, stride))
         if count:
-            found.append(_Remainder(taps, (start + before - remainder) // stride, slice(start, None, stride), count))
+            found.append(Remainder(taps, (start + before - remainder) // stride, slice(start, None, stride), count))
     return found
 
 
