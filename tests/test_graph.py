@@ -1,5 +1,6 @@
 """The graph: which convolutions it holds, which operators a step calls, and what weights it takes over."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,27 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     torch.save({"model": nn.Sequential(nn.Linear(2, 2))}, path)
     with pytest.raises(ValueError, match=r"model\.weights .*other\.pt"):
         build_graph("yolov8n", CLASS_NAMES, "native", weights=str(path))
+
+
+class Intruder:
+    """An object whose pickle calls a function of whoever made the file."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return os.rename, (os.environ["INTRUDERS_SOURCE"], os.environ["INTRUDERS_TARGET"])
+
+
+def test_pickle_with_foreign_code_is_not_run_without_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: Callable[[list[str]], Path]
+) -> None:
+    mark, moved = tmp_path / "mark", tmp_path / "moved"
+    mark.touch()
+    monkeypatch.setenv("INTRUDERS_SOURCE", str(mark))
+    monkeypatch.setenv("INTRUDERS_TARGET", str(moved))
+    content = torch.load(published(list("abcd")), weights_only=False)
+    path = tmp_path / "intruder.pt"
+    torch.save(content | {"note": Intruder()}, path)
+    with pytest.raises(ValueError, match=r"a pickle that would run posix\.rename; .*--trust"):
+        build_graph("yolov8n", CLASS_NAMES, "native", weights=str(path))
+    assert mark.exists()
+    build_graph("yolov8n", CLASS_NAMES, "native", weights=str(path), trust=True)
+    assert moved.exists()

@@ -36,7 +36,17 @@ ROOMS = {
     "__init__": set(),
     "__main__": {"cli", "progress"},
     "benchmarking": {"module", "backend", "conv", "data", "batch", "boxes", "files"},
-    "tools": {"benchmarking", "data", "evaluation", "batch", "files"},
+    "exporting": {"graph", "backend", "files"},
+    "tools": {
+        "benchmarking",
+        "exporting",
+        "run_folder",
+        "checkpoint_file",
+        "data",
+        "evaluation",
+        "batch",
+        "files",
+    },
     "continuation": {"run_folder", "checkpoint_file"},
     "cli": {
         "module",

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
-from ultralytics.nn.tasks import DetectionModel, load_checkpoint
+from ultralytics.nn.tasks import DetectionModel, torch_safe_load
 
 from yolo_lightning.backend import Activations, Convolution, MemoryFormat, arrange
 from yolo_lightning.conv import FIXED, Plan
@@ -27,6 +27,7 @@ def build_graph(
     activations: Activations = "keep",
     plan: Plan = FIXED,
     memory_format: MemoryFormat = "auto",
+    trust: bool = False,
 ) -> nn.Module:
     """A YOLOv8 detection graph.
 
@@ -43,6 +44,7 @@ def build_graph(
         activations: See `arrange`.
         plan: See `arrange`.
         memory_format: See `arrange`.
+        trust: See `load_weights`.
 
     Raises:
         ValueError: If a value is not allowed or `weights` cannot be used.
@@ -63,7 +65,7 @@ def build_graph(
     if class_width is not None and class_width != head_class_width(graph):
         graph.load(plain_graph(variant, class_width), verbose=False)
     if weights is not None:
-        load_weights(graph, weights)
+        load_weights(graph, weights, trust=trust)
     arrange(graph, convolution, activations, plan, memory_format)
     module: nn.Module = graph
     return module
@@ -84,19 +86,24 @@ def set_loss_gains(graph: Any, *, box: float, cls: float, dfl: float) -> None:
     graph.args = SimpleNamespace(box=box, cls=cls, dfl=dfl)
 
 
-def load_weights(graph: Any, path: str) -> None:
+def load_weights(graph: Any, path: str, *, trust: bool = False) -> None:
     """Copy weights from an Ultralytics `.pt` or from one of our `.ckpt` files into the graph, as far as shapes match.
 
-    Rows of the classification head are kept where the class names match. A `.pt` file is a pickle, which can run code
-    when it is opened: load only files from people you trust.
+    Rows of the classification head are kept where the class names match.
+
+    Args:
+        graph: The graph to change.
+        path: The file.
+        trust: A `.pt` file is a pickle, which can run code when it is opened. Without trust only the layers that
+            PyTorch and Ultralytics publish are rebuilt from it, which is enough for any YOLOv8 file of Ultralytics.
 
     Raises:
-        ValueError: If the file is missing, is not a detection checkpoint, or nothing in it fits.
+        ValueError: If the file is missing, needs trust, is not a detection checkpoint, or nothing in it fits.
     """
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"model.weights {path} does not exist (nothing is downloaded)")
-    source = read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file)
+    source = read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file, trust=trust)
     theirs = source.state_dict()
     graph.load(source, verbose=False)
     own = graph.state_dict()
@@ -107,12 +114,28 @@ def load_weights(graph: Any, path: str) -> None:
     rank_zero_info(f"weights: {fitting} of {len(own)} tensors from {path}; head rows kept for {kept or 'no class'}")
 
 
-def read_ultralytics(file: Path) -> Any:
-    """The network in an Ultralytics `.pt` file, float32."""
+def read_ultralytics(file: Path, *, trust: bool = False) -> Any:
+    """The network in an Ultralytics `.pt` file, float32; see `load_weights`."""
     try:
-        return load_checkpoint(str(file))[0]
+        content, _ = torch_safe_load(str(file), safe_only=not trust)
+        return (content.get("ema") or content["model"]).float()
     except Exception as error:
+        foreign = [] if trust else foreign_globals(file)
+        if foreign:
+            raise ValueError(
+                f"model.weights {file} is a pickle that would run {', '.join(foreign)}; if you trust whoever made it, "
+                "add --trust"
+            ) from error
         raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {error}") from error
+
+
+def foreign_globals(file: Path) -> list[str]:
+    """What a pickle refers to beyond the packages that publish layers and plain Python; empty where it has no list."""
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except Exception:  # no archive of torch.save, or a torn one
+        return []
+    return [name for name in names if name.split(".")[0] not in ("torch", "ultralytics", "numpy", "pathlib")]
 
 
 def read_checkpoint(file: Path) -> Any:

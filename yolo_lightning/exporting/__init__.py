@@ -1,0 +1,1 @@
+"""Writes a trained network into files for others: Ultralytics' own, ONNX, TorchScript."""

@@ -1,0 +1,98 @@
+"""`python -m yolo_lightning export`: the trained network as a file for others."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import yaml
+from rich.console import Console
+
+from yolo_lightning.checkpoint_file import find_damage
+from yolo_lightning.exporting.network import InferenceNetwork, plain_network
+from yolo_lightning.exporting.onnx_file import require_packages, write_onnx_file
+from yolo_lightning.exporting.suppression import Suppression
+from yolo_lightning.exporting.torchscript_file import write_torchscript_file
+from yolo_lightning.exporting.ultralytics_file import write_ultralytics_file
+from yolo_lightning.run_folder import checkpoint_to_evaluate, config_name, run_of
+
+Format = Literal["pt", "onnx", "torchscript"]
+
+STRIDE = 32
+USUAL_IMAGE_SIZE = 640
+
+
+def export(
+    run: str = "runs/yolo",
+    checkpoint: str | None = None,
+    format: Format = "pt",
+    output: str | None = None,
+    image_size: int | None = None,
+    channels: Literal[1, 3] = 3,
+    nms: bool = False,
+    confidence: float = 0.25,
+    overlap: float = 0.7,
+    max_detections: int = 300,
+) -> None:
+    """Write the averaged weights of a run into a file that others open: Ultralytics, ONNX Runtime, TorchScript.
+
+    Args:
+        run: Run folder; its newest run's best checkpoint is taken.
+        checkpoint: A checkpoint file, instead of the best one of `run`.
+        format: `pt` opens with plain `YOLO("file.pt")`, for prediction, validation, fine-tuning; `onnx` is a single
+            file for any batch size; `torchscript` runs without Python.
+        output: File to write; null takes the checkpoint's name with the format's ending, beside it.
+        image_size: Side of the square input, pixels, a multiple of 32; null takes that of the run.
+        channels: Channels of the input, 1 for gray images; `pt` always has 3.
+        nms: Put non-maximum suppression into the file (`onnx`).
+        confidence: With `nms`, detections must score more than this, 0 to 1.
+        overlap: With `nms`, intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
+        max_detections: With `nms`, detections kept per image.
+
+    Raises:
+        ValueError: If there is no such checkpoint, or a value is not allowed.
+    """
+    file = Path(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
+    damage = find_damage(file)
+    if damage is not None:
+        raise ValueError(f"checkpoint {file} cannot be used: {damage}")
+    suppression = Suppression(confidence, overlap, max_detections)
+    if format not in get_args(Format):
+        raise ValueError(f"format is {format!r}, allowed are {', '.join(get_args(Format))}")
+    if nms and format != "onnx":
+        raise ValueError(f"nms is part of a file of format onnx only, format is {format}")
+    if channels == 1 and format == "pt":
+        raise ValueError("channels is 1, allowed is 3 for format pt, as others build the network anew with 3")
+    side = image_size or image_size_of(file)
+    if side < STRIDE or side % STRIDE:
+        raise ValueError(f"image_size is {side}, allowed are multiples of {STRIDE}")
+    if format == "onnx":
+        require_packages()
+    target = Path(output) if output else file.with_suffix(f".{format}")
+    if target.resolve() == file.resolve():
+        raise ValueError(f"output {target} is the checkpoint itself")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    say = Console(highlight=False).print
+    graph = plain_network(file)
+    names = dict(graph.names)
+    if format == "pt":
+        write_ultralytics_file(graph, target, image_size=side)
+    elif format == "onnx":
+        network = InferenceNetwork(graph, channels)
+        for found in write_onnx_file(
+            network, target, names=names, image_size=side, suppression=suppression if nms else None
+        ):
+            same = "" if found.detections is None else f", {found.detections:.0%} of the detections the same"
+            say(f"batch {found.batch}: boxes within {found.boxes:.1e} px, scores within {found.scores:.1e}{same}")
+    else:
+        gap = write_torchscript_file(InferenceNetwork(graph, channels), target, names=names, image_size=side)
+        say(f"batches of 1, 2, 8: outputs within {gap:.1e}")
+    say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")
+
+
+def image_size_of(checkpoint: Path) -> int:
+    """Side of the input that the checkpoint's run trained with, pixels; YOLO's usual one where that is not known."""
+    folder = run_of(checkpoint)
+    path = folder / config_name("fit") if folder else None
+    if path is None or not path.is_file():
+        return USUAL_IMAGE_SIZE
+    data = (yaml.safe_load(path.read_text()) or {}).get("data", {})
+    return int(data.get("image_size", USUAL_IMAGE_SIZE))
