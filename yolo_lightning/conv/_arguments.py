@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class Problem:
         top, bottom, left, right = self.padding
         return self.input_size[2] + top + bottom, self.input_size[3] + left + right
 
-    @property
+    @cached_property
     def output_size(self) -> tuple[int, int, int, int]:
         """`(N, O, output height, output width)`; torch answers an input without channels with O = 0, and so do we."""
         height, width = (

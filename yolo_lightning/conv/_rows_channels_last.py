@@ -9,8 +9,7 @@ meets only some of the taps. The gradient for such an image is a convolution of 
 nothing has to be scattered; and the lowered output gradient serves the gradient for the weight as well.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -18,8 +17,9 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv._arguments import Problem
+from yolo_lightning.conv._row_lowering import RowLowering
 from yolo_lightning.conv._shared import items_per_tile
-from yolo_lightning.conv._tiles import Tile, overlap, tiles
+from yolo_lightning.conv._tiles import Tile, tiles
 
 
 @dataclass(frozen=True)
@@ -45,42 +45,6 @@ class Remainder:
     first: int
     pixels: slice
     count: int
-
-
-class _Lowering:
-    """Copies rows of an image, once for each horizontal tap, into a buffer that every call uses again.
-
-    Args:
-        images: `(N, height, width, C)`.
-        width: Width of the result, pixels.
-        first_columns: Column of the image that the first pixel of the result meets, for each tap.
-        column_step: Image columns between two pixels of the result.
-    """
-
-    def __init__(self, images: Tensor, width: int, first_columns: Sequence[int], column_step: int) -> None:
-        self.images = images
-        self.width = width
-        self.depth = len(first_columns) * images.size(3)
-        self.columns = [overlap(first, column_step, width, images.size(2)) for first in first_columns]
-        self.buffer = images.new_empty(0)
-
-    def rows(self, samples: slice, first_row: int, row_step: int, count: int) -> Tensor:
-        """`count` rows of the samples, every `row_step`-th, `(samples, count * width, taps * C)`; zero outside."""
-        images = self.images[samples]
-        shape = (images.size(0), count, self.width, len(self.columns), images.size(3))
-        elements = math.prod(shape)
-        if self.buffer.numel() < elements:
-            # Columns outside the image are never written, wherever a row comes to lie: they stay zero.
-            self.buffer = images.new_zeros(elements)
-        lowered = self.buffer[:elements].view(shape)
-        inside, source_rows = overlap(first_row, row_step, count, images.size(1))
-        if inside.start > 0:
-            lowered[:, : inside.start].zero_()
-        if inside.stop < count:
-            lowered[:, inside.stop :].zero_()
-        for tap, (columns, source_columns) in enumerate(self.columns):
-            lowered[:, inside, columns, tap].copy_(images[:, source_rows, source_columns])
-        return lowered.view(shape[0], count * self.width, self.depth)
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -128,7 +92,7 @@ def _lowered_input(input: Tensor, problem: Problem) -> Iterator[tuple[Tile, Iter
         by_remainder.setdefault(remainder, []).append(_Tap(index, shift))
     samples, _, height, width = problem.output_size
     top, _, left, _ = problem.padding
-    lowering = _Lowering(
+    lowering = RowLowering(
         input.permute(0, 2, 3, 1),
         width,
         [index * problem.dilation[1] - left for index in range(problem.kernel[1])],
@@ -184,12 +148,14 @@ def _remainder_gradients(
         grad_weight: As `taps`.
     """
     rows, columns = remainders
-    column_taps = [tap.index for tap in columns.taps]
+    # From the one that stands farthest left in the output gradient.
+    left_to_right = columns.taps[::-1]
+    column_taps = [tap.index for tap in left_to_right]
     matrices = [taps[tap.index, column_taps].flatten(0, 1) for tap in rows.taps]
     totals = [torch.zeros_like(matrix) for matrix in matrices]
     nearest, farthest = rows.taps[0].shift, rows.taps[-1].shift
-    first_columns = [columns.first - tap.shift for tap in columns.taps]
-    lowering = _Lowering(grad_output.permute(0, 2, 3, 1), columns.count, first_columns, column_step=1)
+    first_columns = [columns.first - tap.shift for tap in left_to_right]
+    lowering = RowLowering(grad_output.permute(0, 2, 3, 1), columns.count, first_columns, column_step=1)
     step = items_per_tile(columns.count * lowering.depth, target.size(0) * rows.count, target.device)
     for tile in tiles(target.size(0), rows.count, step):
         place = target[tile.samples, tile.rows]

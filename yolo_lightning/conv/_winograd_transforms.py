@@ -1,7 +1,16 @@
-"""The transforms of `_winograd` between pixels and numbers, on scratch memory that every tile uses again."""
+"""The transforms of `_winograd` between pixels and numbers, on scratch memory that every tile uses again.
+
+Along one axis, six pixels and three taps give four outputs by way of six numbers: the values of polynomials at the
+points 0, A, -A, 1/A, -1/A and infinity. In float32 the choice of the points decides: with the usual 0, 1, -1, 2 and -2
+an output was off by up to 8e-6 of the largest one, with A = 2/3 by up to 3e-6, by oneDNN's convolution up to 2e-6 (see
+Barabasz et al., Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural
+Networks, ACM TOMS 2020, arXiv 1803.10986). A number may be scaled before the products where that is undone behind
+them; the scales here are those that let most factors become 1.
+"""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from math import prod
 
 import torch
@@ -10,11 +19,34 @@ from torch import Tensor
 from yolo_lightning.conv._arguments import Problem
 from yolo_lightning.conv._tiles import overlap
 
-NUMBERS = 16
+OUTPUTS = 4
+"""Outputs of a patch along one axis."""
+PATCH = OUTPUTS + 2
+"""Pixels of a patch along one axis, and the numbers that it becomes."""
+NUMBERS = PATCH * PATCH
 """Transformed numbers of a patch, per channel."""
 
-_Step = tuple[Callable[..., Tensor], Tensor, Tensor | float, Tensor]
-"""An operator, its operands and where the result goes."""
+_A = 2 / 3
+_B = 1 / _A
+
+_Step = Callable[[], Tensor]
+
+
+def _evaluation() -> list[list[float]]:
+    """From the three taps of a kernel along one axis to the six numbers that meet those of the pixels."""
+    rows = [[1.0, 0.0, 0.0]]
+    # The value of the kernel's polynomial at each point, divided by the product of its distances to the other points,
+    # times the scale that `_collect_steps` undoes.
+    for point, scale in ((_A, _A), (-_A, -_A), (_B, _B**2), (-_B, _B**2)):
+        weight = scale / (2 * point**2 * (point**2 - point**-2))
+        rows.append([weight, weight * point, weight * point**2])
+    return [*rows, [0.0, 0.0, 1.0]]
+
+
+KERNEL_TRANSFORM = [
+    [by_row * by_column for by_row in row for by_column in column] for row, column in product(_evaluation(), repeat=2)
+]
+"""`(36, 9)`: from the taps of a kernel to the numbers that meet those of a patch, for both axes at once."""
 
 
 class Workspace:
@@ -32,24 +64,24 @@ class Workspace:
         self._like = images
         top, _, left, _ = problem.padding
         self._top = top
-        self._columns, self._source_columns = overlap(-left, 1, 2 * columns + 2, images.size(2))
+        height, width = OUTPUTS * rows + 2, OUTPUTS * columns + 2
+        self._columns, self._source_columns = overlap(-left, 1, width, images.size(2))
         # Columns outside the image are never written: they stay zero.
-        self._band = images.new_zeros(count, 2 * rows + 2, 2 * columns + 2, channels)
-        half = images.new_empty(4, count, rows, 2 * columns + 2, channels)
-        patches = images.new_empty(4, 4, *shape, channels)
+        self._band = images.new_zeros(count, height, width, channels)
+        half = images.new_empty(PATCH, count, rows, width, channels)
+        patches = images.new_empty(PATCH, PATCH, *shape, channels)
         self._patches = patches.view(NUMBERS, -1, channels)
-        self._transform_steps = _transform_steps(
-            [self._band[:, start : start + 2 * rows : 2] for start in range(4)], half
-        ) + _transform_steps(
-            [half[:, :, :, start : start + 2 * columns : 2] for start in range(4)], patches.transpose(0, 1)
-        )
+        self._transform_steps = [
+            *_transform_steps(self._band.unfold(1, PATCH, OUTPUTS).unbind(-1), half.unbind()),
+            *_transform_steps(half.unfold(3, PATCH, OUTPUTS).unbind(-1), patches.unbind(1)),
+        ]
 
     def transform(self, images: Tensor, first_row: int) -> Tensor:
-        """The numbers `(16, patches, C)` of the patches from output row `first_row` on; the next call overwrites them.
+        """The numbers `(36, patches, C)` of the patches from output row `first_row` on; the next call overwrites them.
 
         Args:
             images: `(count, height, width, C)`, the samples of the tile.
-            first_row: Multiple of 2.
+            first_row: Multiple of 4.
         """
         height = self._band.size(1)
         rows, source_rows = overlap(first_row - self._top, 1, height, images.size(1))
@@ -63,83 +95,110 @@ class Workspace:
 
     @cached_property
     def products(self) -> Tensor:
-        """`(16, patches, O)`, to be written before `collect`."""
+        """`(36, patches, O)`, to be written before `collect`, which overwrites them."""
         return self._like.new_empty(NUMBERS, prod(self._shape), self._outputs)
 
     @cached_property
-    def _collected(self) -> tuple[list[_Step], list[Tensor]]:
+    def _collected(self) -> tuple[list[_Step], tuple[Tensor, ...]]:
         """The steps of `collect` along rows, and what they leave for those along columns."""
-        half = self._like.new_empty(2, 4, *self._shape, self._outputs)
-        numbers = self.products.view(4, 4, *self._shape, self._outputs)
-        return _collect_steps(list(numbers), half), list(half.transpose(0, 1))
+        half = self._like.new_empty(OUTPUTS, PATCH, *self._shape, self._outputs)
+        numbers = self.products.view(PATCH, PATCH, *self._shape, self._outputs)
+        return _collect_steps(numbers.unbind(), half.unbind()), half.unbind(1)
 
     def collect(self, target: Tensor) -> None:
-        """Turn the products into output pixels: `target (count, up to 2 * rows, up to 2 * columns, O)`."""
+        """Turn the products into output pixels: `target (count, up to 4 * rows, up to 4 * columns, O)`."""
         count, rows, columns = self._shape
-        whole = target.shape[1:3] == (2 * rows, 2 * columns)
-        pixels = target if whole else target.new_empty(count, 2 * rows, 2 * columns, self._outputs)
-        quads = pixels.view(count, rows, 2, columns, 2, self._outputs).permute(4, 2, 0, 1, 3, 5)
+        whole = target.shape[1:3] == (OUTPUTS * rows, OUTPUTS * columns)
+        pixels = target if whole else target.new_empty(count, OUTPUTS * rows, OUTPUTS * columns, self._outputs)
+        squares = pixels.view(count, rows, OUTPUTS, columns, OUTPUTS, self._outputs).movedim(2, 0)
         along_rows, half = self._collected
         _run(along_rows)
-        _run(_collect_steps(half, quads))
+        _run(_collect_steps(half, squares.unbind(4)))
         if not whole:
             target.copy_(pixels[:, : target.size(1), : target.size(2)])
 
     @cached_property
-    def _spread(self) -> tuple[Tensor, list[_Step], Tensor]:
+    def _spread(self) -> tuple[tuple[Tensor, ...], list[_Step], Tensor]:
         """Where `spread` along rows writes, its steps along columns, and their result."""
         count, rows, columns = self._shape
-        half = self._like.new_empty(4, count, rows, 2 * columns, self._outputs)
-        spread = self._like.new_empty(4, 4, *self._shape, self._outputs)
-        steps = _spread_steps(half[:, :, :, 0::2], half[:, :, :, 1::2], spread.transpose(0, 1))
-        return half, steps, spread.view(NUMBERS, -1, self._outputs)
+        half = self._like.new_empty(PATCH, count, rows, columns, OUTPUTS, self._outputs)
+        spread = self._like.new_empty(PATCH, PATCH, *self._shape, self._outputs)
+        steps = _spread_steps(half.unbind(4), spread.unbind(1))
+        return half.flatten(3, 4).unbind(), steps, spread.view(NUMBERS, -1, self._outputs)
 
     def spread(self, grads: Tensor) -> Tensor:
-        """The adjoint of `collect`: `(16, patches, O)` from output gradients shaped as its target."""
+        """The adjoint of `collect`: `(36, patches, O)` from output gradients shaped as its target."""
         count, rows, columns = self._shape
-        if grads.shape[1:3] != (2 * rows, 2 * columns):
-            padded = grads.new_zeros(count, 2 * rows, 2 * columns, self._outputs)
+        if grads.shape[1:3] != (OUTPUTS * rows, OUTPUTS * columns):
+            padded = grads.new_zeros(count, OUTPUTS * rows, OUTPUTS * columns, self._outputs)
             padded[:, : grads.size(1), : grads.size(2)] = grads
             grads = padded
         half, along_columns, spread = self._spread
-        _run(_spread_steps(grads[:, 0::2], grads[:, 1::2], half))
+        _run(_spread_steps(grads.unfold(1, OUTPUTS, OUTPUTS).unbind(-1), half))
         _run(along_columns)
         return spread
 
 
 def _run(steps: Sequence[_Step]) -> None:
-    for operator, first, second, result in steps:
-        operator(first, second, out=result)
+    for step in steps:
+        step()
 
 
-def _transform_steps(pixels: Sequence[Tensor], into: Tensor) -> list[_Step]:
-    """The four numbers of four neighbouring pixels."""
-    first, second, third, fourth = pixels
+def _add(first: Tensor, factor: float, second: Tensor, into: Tensor) -> _Step:
+    """`into` becomes `first + factor * second`."""
+    return partial(torch.add, first, second, alpha=factor, out=into)
+
+
+def _transform_steps(pixels: Sequence[Tensor], into: Sequence[Tensor]) -> list[_Step]:
+    """The six numbers of six neighbouring pixels."""
+    spare = torch.empty_like(pixels[0], memory_format=torch.contiguous_format)
+    steps = []
+    for outer, middle, target in ((0, 2, 0), (1, 3, 5)):
+        steps += [
+            _add(pixels[outer], 1, pixels[outer + 4], into[target]),
+            _add(into[target], -(_A**2 + _B**2), pixels[middle], into[target]),
+        ]
+    for point, other, target in ((_A, _B, 1), (_B, _A, 3)):
+        steps += [
+            _add(pixels[4], -(other**2), pixels[2], spare),
+            _add(pixels[3], -(other**2), pixels[1], into[target + 1]),
+            _add(spare, point, into[target + 1], into[target]),
+            _add(spare, -point, into[target + 1], into[target + 1]),
+        ]
+    return steps
+
+
+def _collect_steps(numbers: Sequence[Tensor], into: Sequence[Tensor]) -> list[_Step]:
+    """The four outputs of six products, which are overwritten."""
+    at_zero, first, second, third, fourth, at_infinity = numbers
+    spare = torch.empty_like(at_zero, memory_format=torch.contiguous_format)
     return [
-        (torch.sub, first, third, into[0]),
-        (torch.add, second, third, into[1]),
-        (torch.sub, third, second, into[2]),
-        (torch.sub, second, fourth, into[3]),
+        _add(first, -1, second, spare),
+        _add(first, 1, second, first),
+        _add(third, 1, fourth, second),
+        _add(third, -1, fourth, third),
+        _add(at_zero, _B, spare, into[0]),
+        _add(into[0], _A**2, second, into[0]),
+        _add(first, _A, third, into[1]),
+        _add(second, _A, spare, into[2]),
+        _add(at_infinity, _A**2, first, into[3]),
+        _add(into[3], _B, third, into[3]),
     ]
 
 
-def _collect_steps(numbers: Sequence[Tensor], into: Tensor) -> list[_Step]:
-    """The two outputs of four products."""
-    first, second, third, fourth = numbers
-    upper, lower = into
+def _spread_steps(grads: Sequence[Tensor], into: Sequence[Tensor]) -> list[_Step]:
+    """The adjoint of `_collect_steps`: what four output gradients give to each of six products."""
+    first, second, third, fourth = grads
+    spare = torch.empty_like(first, memory_format=torch.contiguous_format)
     return [
-        (torch.add, second, third, upper),
-        (torch.add, upper, first, upper),
-        (torch.sub, second, third, lower),
-        (torch.sub, lower, fourth, lower),
-    ]
-
-
-def _spread_steps(first: Tensor, second: Tensor, into: Tensor) -> list[_Step]:
-    """The adjoint of `_collect_steps`: what two output gradients give to each of four products."""
-    return [
-        (torch.mul, first, 1.0, into[0]),
-        (torch.add, first, second, into[1]),
-        (torch.sub, first, second, into[2]),
-        (torch.mul, second, -1.0, into[3]),
+        partial(into[0].copy_, first),
+        _add(first, _A**2, third, spare),
+        _add(second, _A**2, fourth, into[2]),
+        _add(into[2], _B, spare, into[1]),
+        _add(into[2], -_B, spare, into[2]),
+        _add(third, _A**2, first, spare),
+        _add(fourth, _A**2, second, into[4]),
+        _add(spare, _B, into[4], into[3]),
+        _add(spare, -_B, into[4], into[4]),
+        partial(into[5].copy_, fourth),
     ]
