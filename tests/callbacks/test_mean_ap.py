@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ TWO_BATCHES = [
 ]
 """Alone the batches score 1 and 0; together the false alarm ranks first."""
 TOGETHER = 0.5 * 51 / 101
+TWO_MONTHS = [
+    ([prediction("a")], [target("a", month=202101)]),
+    ([prediction("b"), prediction("c", [], [])], [target("b", month=202005), target("c", month=202005)]),
+]
+"""January scores 1, May 51/101; together two of three objects are found."""
 
 
 class Logged(Callback):
@@ -65,6 +71,83 @@ def test_best_checkpoint_is_chosen_by_it(tmp_path: Path) -> None:
         DetectionModule(TWO_BATCHES), loader(1), Frames(numbers(2)).val_dataloader()
     )
     assert (tmp_path / "checkpoints/best.ckpt").is_file()
+
+
+def test_drift_over_the_months_is_logged(tmp_path: Path) -> None:
+    (values,) = tiny_trainer(tmp_path, MeanAP()).validate(
+        DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False
+    )
+    variation = 50 / math.sqrt(2) / 76
+    assert values["val/map_50/2021-01"] == pytest.approx(1)
+    assert values["val/map_50/2020-05"] == pytest.approx(51 / 101)
+    assert values["val/cov"] == pytest.approx(variation)
+    assert values["val/balanced"] == pytest.approx((1 - variation) * 67 / 101)
+
+
+@pytest.mark.parametrize("batches", [TWO_MONTHS, TWO_BATCHES], ids=["months", "no months"])
+def test_best_checkpoint_can_be_chosen_by_the_balanced_score(tmp_path: Path, batches: Any) -> None:
+    best = BestCheckpoint(monitor="val/balanced")
+    tiny_trainer(tmp_path, best, MeanAP()).fit(DetectionModule(batches), loader(1), Frames(numbers(2)).val_dataloader())
+    assert best.best_model_score is not None
+    assert float(best.best_model_score) > 0
+    assert (tmp_path / "checkpoints/best.ckpt").is_file()
+
+
+def test_undefined_balance_is_beaten_by_any_other(tmp_path: Path) -> None:
+    """A network that finds nothing has no variation; that must not stay the best."""
+    nothing = [
+        ([prediction("a", [], []), prediction("b", [], [])], [target("a", month=202101), target("b", month=202005)])
+    ]
+    best = BestCheckpoint(monitor="val/balanced")
+    trainer = tiny_trainer(tmp_path, AnswersFrom(1, TWO_MONTHS[:1]), best, MeanAP(), epochs=2)
+    trainer.fit(DetectionModule(nothing), loader(1), Frames(numbers(1)).val_dataloader())
+    assert best.best_model_score is not None
+    assert float(best.best_model_score) == 1
+
+
+class AnswersFrom(Callback):
+    """Gives the module other answers from an epoch on."""
+
+    def __init__(self, epoch: int, answers: Any) -> None:
+        self.epoch, self.answers = epoch, answers
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch >= self.epoch:
+            pl_module.answers = self.answers
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_scores_are_printed_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    trainer = tiny_trainer(tmp_path, MeanAP())
+    getattr(trainer, command)(DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["frames", "objects", "map", "map_50", "person", "bicycle"] in lines
+    assert ["all", "3", "3", "0.6634", "0.6634", "0.6634", "-"] in lines
+    assert ["2021-01", "1", "1", "1.0000", "1.0000", "1.0000", "-"] in lines
+    assert any(line[-2:] == ["balanced", "0.3548"] for line in lines)
+
+
+def test_a_fit_prints_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = tiny_trainer(tmp_path, MeanAP())
+    trainer.fit(DetectionModule(TWO_MONTHS), loader(1), Frames(numbers(2)).val_dataloader())
+    assert "frames" not in capsys.readouterr().out
+
+
+def test_test_writes_the_organisers_scores(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path, MeanAP()).test(DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False)
+    written = json.loads((tmp_path / "scores.json").read_text())
+    assert written["jan_map_50"] == 1
+    assert written["feb_map_50"] == -1
+    assert written["may_map_per_class"] == pytest.approx([51 / 101])
+    assert list(written)[-2:] == ["global_map_con", "global_map_bal"]
+
+
+def test_scores_that_are_no_number_are_null_in_the_files(tmp_path: Path) -> None:
+    missed = [
+        ([prediction("a", [], []), prediction("b", [], [])], [target("a", month=202101), target("b", month=202005)])
+    ]
+    tiny_trainer(tmp_path, MeanAP()).test(DetectionModule(missed), datamodule=Frames(numbers(1)), verbose=False)
+    assert json.loads((tmp_path / "test_scores.json").read_text())["test/cov"] is None
 
 
 def test_test_logs_and_writes_the_scores(tmp_path: Path) -> None:

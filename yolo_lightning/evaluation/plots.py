@@ -29,7 +29,7 @@ class Picture:
     """One frame of a contact sheet.
 
     Attributes:
-        frame: `(H, W)` uint8.
+        frame: `(H, W)` uint8, gray, or `(H, W, 3)`, RGB.
         prediction: Boxes in pixels of `frame`, drawn as solid lines with class and score.
         target: Boxes in pixels of `frame`, drawn as dashed white lines, or None where nothing is known.
     """
@@ -50,7 +50,7 @@ def draw_pictures(pictures: Sequence[Picture], class_names: Sequence[str], path:
     """
     columns = min(columns, len(pictures))
     rows = -(-len(pictures) // columns)
-    height, width = pictures[0].frame.shape
+    height, width = pictures[0].frame.shape[:2]
     cell_height = FRAME_WIDTH_INCHES * height / width + 0.25
     lines = legend_lines(pictures, class_names)
     per_row = (2, 5, 8)[min(columns, 3) - 1]
@@ -71,7 +71,7 @@ def draw_pictures(pictures: Sequence[Picture], class_names: Sequence[str], path:
 
 def draw_picture(axis: Axes, picture: Picture, class_names: Sequence[str]) -> None:
     """Draw one frame into one cell."""
-    height, width = picture.frame.shape
+    height, width = picture.frame.shape[:2]
     axis.imshow(picture.frame, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
     axis.set_title(picture.prediction.image_id, fontsize=8, pad=3)
     if picture.target is not None:

@@ -1,0 +1,140 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from detections import (
+    CLASS_NAMES,
+    OBJECT,
+    SCALARS,
+    Frame,
+    drawn_frames,
+    prediction,
+    random_frames,
+    reference,
+    target,
+)
+from hypothesis import given, settings
+
+from yolo_lightning.evaluation.average_precision import PartScores, RankedDetections
+from yolo_lightning.evaluation.matching import match
+
+CLASSES = len(CLASS_NAMES)
+
+
+def score(frames: Sequence[Frame], part: Sequence[bool] | None = None) -> PartScores:
+    matches = match([one for one, _ in frames], [one for _, one in frames], CLASSES)
+    return RankedDetections(matches).scores(None if part is None else np.array(part))
+
+
+def assert_as_reference(frames: Sequence[Frame], ours: PartScores) -> None:
+    expected = reference(frames)
+    assert ours.scalars() == pytest.approx({name: float(expected[name]) for name in SCALARS}, abs=1e-6)
+    assert expected["map_per_class"].numel() == expected["classes"].numel()
+    per_class = zip(
+        expected["classes"].reshape(-1).tolist(), expected["map_per_class"].reshape(-1).tolist(), strict=True
+    )
+    for label, value in per_class:
+        assert ours.of_class(label)["map"] == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize("digits", [9, 1], ids=["distinct", "ties"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_scores_are_those_of_torchmetrics(seed: int, digits: int) -> None:
+    frames = random_frames(seed, digits=digits)
+    ours = score(frames)
+    assert 0.1 < ours.scalars()["map"] < 0.9, "the case is too easy"
+    assert_as_reference(frames, ours)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(frames=drawn_frames())
+def test_scores_of_any_frames_are_those_of_torchmetrics(frames: list[Frame]) -> None:
+    if any(len(one.labels) for pair in frames for one in pair):  # torchmetrics fails where there is no label at all
+        assert_as_reference(frames, score(frames))
+
+
+@pytest.mark.parametrize("digits", [9, 1], ids=["distinct", "ties"])
+def test_part_of_the_frames_scores_as_if_it_were_all(digits: int) -> None:
+    frames = random_frames(5, digits=digits)
+    part = [number % 3 != 1 for number in range(len(frames))]
+    chosen = [frame for frame, is_chosen in zip(frames, part, strict=True) if is_chosen]
+    ours = score(frames, part)
+    assert ours.frames == len(chosen)
+    assert_as_reference(chosen, ours)
+
+
+def test_hand_computed_case() -> None:
+    """One object is found with IoU 0.72, after a false alarm that scores more.
+
+    At thresholds 0.50, 0.55, 0.60, 0.65, 0.70 precision is 1/2 at every recall, at the other five 0.
+    """
+    found = prediction("a", [[0, 0, 72, 100], [200, 200, 260, 260]], [0.6, 0.9], [0, 0])
+    ours = score([(found, target("a", OBJECT, [0]))])
+    expected = {"map": 0.25, "map_50": 0.5, "map_75": 0.0, "mar_1": 0.0, "mar_10": 0.5, "mar_100": 0.5}
+    assert ours.scalars() == pytest.approx(expected)
+    assert ours.of_class(0) == pytest.approx({"map": 0.25, "map_50": 0.5})
+    assert ours.of_class(1) == {"map": -1, "map_50": -1}
+
+
+def test_precision_is_read_at_recalls_rounded_as_torchmetrics_rounds_them() -> None:
+    """7 of 25 objects are found, then a false alarm, then all: recall 0.28 lies just below the rounded 0.28."""
+    boxes = torch.cat([OBJECT + 200 * number for number in range(25)])
+    found = torch.cat([boxes[:7], OBJECT - 500, boxes[7:]])
+    frames = [(prediction("a", found, torch.linspace(0.9, 0.1, 26), [0] * 26), target("a", boxes, [0] * 25))]
+    ours = score(frames)
+    assert ours.scalars()["map_50"] == pytest.approx((28 + 73 * 25 / 26) / 101, abs=1e-9)
+    assert_as_reference(frames, ours)
+
+
+def test_sides_are_rounded_as_torchmetrics_rounds_them() -> None:
+    """With sides of float32 the overlap is 0.5, with those of the exact differences it is less."""
+    found = prediction("a", [[0.1, 0, 3.95, 10]], [0.5], [0])
+    frames = [(found, target("a", [[0.1, 0, 7.8, 10]], [0]))]
+    ours = score(frames)
+    assert ours.scalars()["map_50"] == 1
+    assert_as_reference(frames, ours)
+
+
+def test_exact_boxes_score_one() -> None:
+    ours = score([(prediction("a", OBJECT, [0.3], [3]), target("a", OBJECT, [3]))])
+    assert set(ours.scalars().values()) == {1.0}
+
+
+def test_right_box_of_the_wrong_class_scores_nothing() -> None:
+    ours = score([(prediction("a", OBJECT, [0.9], [1]), target("a", OBJECT, [0]))])
+    assert ours.scalars()["map_50"] == 0
+
+
+def test_class_without_ground_truth_is_left_out_of_the_mean_but_was_observed() -> None:
+    ours = score([(prediction("a", OBJECT.repeat(2, 1), [0.9, 0.8], [0, 2]), target("a", OBJECT, [0]))])
+    assert ours.scalars()["map_50"] == 1
+    assert ours.observed.tolist() == [True, False, True, False]
+    assert ours.annotated.tolist() == [1, 0, 0, 0]
+
+
+def test_annotated_class_that_is_never_found_scores_zero() -> None:
+    ours = score([(prediction("a", OBJECT, [0.9], [0]), target("a", OBJECT.repeat(2, 1), [0, 3]))])
+    assert (ours.scalars()["map_50"], ours.of_class(3)["map_50"]) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize("frames", [[], [(prediction("a", OBJECT, [0.9], [0]), target("a"))]], ids=["none", "alarms"])
+def test_nothing_annotated_is_minus_one(frames: list[Frame]) -> None:
+    assert score(frames).scalars() == dict.fromkeys(SCALARS, -1.0)
+
+
+def test_dataset_score_is_no_mean_of_frames() -> None:
+    """A false alarm in a second frame ranks before the hit of the first."""
+    frames = [
+        (prediction("a", OBJECT, [0.5], [0]), target("a", OBJECT, [0])),
+        (prediction("b", OBJECT, [0.9], [0]), target("b", OBJECT + 200, [0])),
+    ]
+    assert sum(score([frame]).scalars()["map_50"] for frame in frames) / 2 == 0.5
+    assert score(frames).scalars()["map_50"] == pytest.approx(0.5 * 51 / 101)  # recall 0 to 0.5 of 101, at 1/2
+
+
+def test_of_equal_scores_the_earlier_frame_ranks_first() -> None:
+    hit = (prediction("a", OBJECT, [0.5], [0]), target("a", OBJECT, [0]))
+    alarm = (prediction("b", OBJECT, [0.5], [0]), target("b"))
+    assert score([hit, alarm]).scalars()["map_50"] == 1
+    assert score([alarm, hit]).scalars()["map_50"] == 0.5

@@ -1,0 +1,148 @@
+from collections.abc import Sequence
+
+import pytest
+import torch
+from detections import CLASS_NAMES, OBJECT, prediction, random_frames, target
+
+from yolo_lightning.batch import Prediction, Target
+from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Matches, frame_key, match
+
+ALL = (1 << len(IOU_THRESHOLDS)) - 1
+AT_50 = 1
+
+
+def matched(found: Prediction, truth: Target) -> Matches:
+    return match([found], [truth], len(CLASS_NAMES))
+
+
+def hits_at_50(found: Prediction, truth: Target) -> list[bool]:
+    return [bool(bits & AT_50) for bits in matched(found, truth).hits.tolist()]
+
+
+def test_overlap_decides_at_which_thresholds_a_detection_is_right() -> None:
+    matches = matched(prediction("a", [[0, 0, 72, 100]], [0.6], [0]), target("a", OBJECT, [0]))
+    assert matches.hits.tolist() == [0b11111]  # 0.50 to 0.70
+
+
+@pytest.mark.parametrize(("width", "right"), [(50, True), (49, False)])
+def test_the_threshold_itself_counts(width: int, right: bool) -> None:
+    assert hits_at_50(prediction("a", [[0, 0, width, 100]], [0.6], [0]), target("a", OBJECT, [0])) == [right]
+
+
+def test_thresholds_are_rounded_as_torchmetrics_rounds_them() -> None:
+    """0.55 as float32 lies above 0.55."""
+    matches = matched(prediction("a", [[0, 0, 55, 100]], [0.6], [0]), target("a", OBJECT, [0]))
+    assert matches.hits.tolist() == [0b1]
+
+
+def test_an_object_is_taken_once_by_the_better_detection() -> None:
+    matches = matched(prediction("a", OBJECT.repeat(2, 1), [0.4, 0.6], [0, 0]), target("a", OBJECT, [0]))
+    assert matches.scores.tolist() == pytest.approx([0.6, 0.4])
+    assert matches.ranks.tolist() == [0, 1]
+    assert matches.hits.tolist() == [ALL, 0]
+
+
+def test_of_equal_scores_the_first_chooses_first() -> None:
+    found = prediction("a", [[0, 0, 100, 100], [0, 0, 60, 100]], [0.5, 0.5], [0, 0])
+    assert matched(found, target("a", OBJECT, [0])).hits.tolist() == [ALL, 0]
+
+
+def test_a_detection_takes_what_it_overlaps_most() -> None:
+    """The better detection takes the far object; the other, which overlaps the near one alone, still finds it."""
+    objects = [[0, 0, 100, 100], [20, 0, 120, 100]]
+    found = prediction("a", [[18, 0, 118, 100], [-20, 0, 80, 100]], [0.9, 0.5], [0, 0])
+    assert hits_at_50(found, target("a", objects, [0, 0])) == [True, True]
+
+
+def test_of_equal_overlaps_the_last_object_is_taken() -> None:
+    """The first detection lies midway; only if it takes the second object is the first left for the other."""
+    objects = [[0, 0, 100, 100], [20, 0, 120, 100]]
+    found = prediction("a", [[10, 0, 110, 100], [-30, 0, 70, 100]], [0.9, 0.5], [0, 0])
+    assert hits_at_50(found, target("a", objects, [0, 0])) == [True, True]
+    assert hits_at_50(found, target("a", objects[::-1], [0, 0])) == [True, False]
+
+
+def test_an_object_taken_at_a_low_threshold_is_free_at_a_higher_one() -> None:
+    found = prediction("a", [[0, 0, 62, 100], [0, 0, 95, 100]], [0.9, 0.5], [0, 0])
+    assert matched(found, target("a", OBJECT, [0])).hits.tolist() == [0b111, ALL & ~0b111]
+
+
+def test_frames_and_classes_do_not_touch_each_other() -> None:
+    predictions = [prediction("a", OBJECT, [0.9], [0]), prediction("b", OBJECT, [0.9], [1])]
+    targets = [target("a", OBJECT, [1]), target("b", OBJECT.repeat(2, 1), [0, 1])]
+    matches = match(predictions, targets, len(CLASS_NAMES))
+    assert matches.hits.tolist() == [0, ALL]
+    assert matches.annotated.tolist() == [[0, 1, 0, 0], [1, 1, 0, 0]]
+
+
+def test_detections_go_by_frame_class_and_rank() -> None:
+    predictions = [
+        prediction("a", OBJECT.repeat(3, 1), [0.1, 0.3, 0.2], [3, 0, 3]),
+        prediction("b", OBJECT, [0.9], [0]),
+    ]
+    matches = match(predictions, [target("a"), target("b")], len(CLASS_NAMES))
+    assert matches.counts.tolist() == [3, 1]
+    assert matches.labels.tolist() == [0, 3, 3, 0]
+    assert matches.ranks.tolist() == [0, 0, 1, 0]
+    assert matches.scores.tolist() == pytest.approx([0.3, 0.2, 0.1, 0.9])
+
+
+@pytest.mark.parametrize(("labels", "counted"), [([0] * 101, 100), ([1] * 100 + [0], 101)])
+def test_a_hundred_detections_per_class_count_not_per_frame(labels: list[int], counted: int) -> None:
+    alarms = torch.cat([OBJECT + 200 + number for number in range(100)])
+    found = prediction("a", torch.cat([alarms, OBJECT]), [0.9] * 100 + [0.5], labels)
+    matches = matched(found, target("a", OBJECT, [0]))
+    assert len(matches.hits) == counted
+    assert bool((matches.hits & AT_50).any()) == (counted == 101)
+
+
+def test_boxes_of_negative_area_are_neither_detections_nor_objects() -> None:
+    inverted = OBJECT[:, [2, 1, 0, 3]]
+    matches = matched(
+        prediction("a", torch.cat([inverted, OBJECT]), [0.9, 0.5], [0, 0]),
+        target("a", torch.cat([inverted, OBJECT]), [0, 0]),
+    )
+    assert matches.annotated.tolist() == [[1, 0, 0, 0]]
+    assert (matches.ranks.tolist(), matches.hits.tolist()) == ([1], [ALL])
+
+
+def test_boxes_without_area_touch_nothing() -> None:
+    assert hits_at_50(prediction("a", [[5, 5, 5, 5]], [0.5], [0]), target("a", [[5, 5, 5, 5]], [0])) == [False]
+
+
+def test_months_and_keys_come_from_the_targets() -> None:
+    predictions = [prediction("20200502114223915"), prediction("x")]
+    matches = match(predictions, [target("20200502114223915", month=202005), target("x")], 4)
+    assert matches.months.tolist() == [202005, 0]
+    assert matches.keys.tolist() == [frame_key("20200502114223915"), frame_key("x")]
+
+
+def test_frames_matched_together_or_apart_are_the_same() -> None:
+    frames = random_frames(3, months=(202101, 202005))
+    found, truth = [one for one, _ in frames], [one for _, one in frames]
+    together = match(found, truth, 4)
+    apart = Matches.join([match(found[at : at + 5], truth[at : at + 5], 4) for at in range(0, len(frames), 5)])
+    for name in Matches.__slots__:
+        torch.testing.assert_close(getattr(apart, name), getattr(together, name), rtol=0, atol=0)
+
+
+def test_repeated_frames_count_once() -> None:
+    frames = random_frames(4)
+    repeated = [*frames, frames[3], frames[0], frames[3]]
+
+    def of(some: Sequence[tuple[Prediction, Target]]) -> Matches:
+        return match([one for one, _ in some], [one for _, one in some], 4)
+
+    for name in Matches.__slots__:
+        one, other = getattr(of(repeated).without_repeats(), name), getattr(of(frames), name)
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_order_of_frames_must_agree() -> None:
+    with pytest.raises(AssertionError):
+        match([prediction("a"), prediction("b")], [target("b"), target("a")], 4)
+
+
+def test_labels_must_be_class_indices() -> None:
+    with pytest.raises(AssertionError):
+        matched(prediction("a", OBJECT, [0.5], [4]), target("a"))

@@ -1,0 +1,202 @@
+"""`submission check` and `submission score` from the user's side."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from yolo_lightning.cli import main
+from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS
+
+IDS = [f"{month}00{clip}0114{clip}030" for month in CHALLENGE_MONTHS.values() for clip in (1, 2)]
+BOXES = [[10.0, 20.0, 50.5, 80.0], [300.0, 5.0, 384.0, 50.0], [5.0, 200.0, 30.0, 280.0]]
+LABELS = [1, 2, 4]
+CATEGORIES = ("background", "person", "bicycle", "motorcycle", "vehicle")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a template, the truth in both forms, and an answer that is perfect in half the frames."""
+    monkeypatch.chdir(tmp_path)
+    truth = {image_id: {"boxes": BOXES, "labels": LABELS} for image_id in IDS}
+    found = {
+        image_id: {"boxes": BOXES if number % 2 else [], "scores": [0.9, 0.8, 0.7] if number % 2 else [], "labels": []}
+        for number, image_id in enumerate(IDS)
+    }
+    for entry in found.values():
+        entry["labels"] = LABELS[: len(entry["boxes"])]
+    empty: dict[str, list[Any]] = {"boxes": [], "scores": [], "labels": []}
+    split = {
+        "images": [
+            {"id": int(image_id), "file_name": f"frames/{image_id}.jpg", "width": 384, "height": 288}
+            for image_id in IDS
+        ],
+        "annotations": [
+            {"image_id": int(image_id), "category_id": label, "bbox": [x, y, right - x, bottom - y]}
+            for image_id in IDS
+            for (x, y, right, bottom), label in zip(BOXES, LABELS, strict=True)
+        ],
+        "categories": [{"id": number, "name": name} for number, name in enumerate(CATEGORIES)],
+    }
+    for name, content in {
+        "predictions": found,
+        "targets": truth,
+        "template": dict.fromkeys(IDS, empty),
+        "Valid": split,
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+@pytest.fixture
+def call(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs the command line and returns its exit code."""
+    monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
+
+    def run(*words: str) -> int:
+        try:
+            main(["submission", *words])
+        except SystemExit as error:
+            return int(error.code or 0)
+        return 0
+
+    return run
+
+
+def spoilt(folder: Path) -> None:
+    """Count labels from 0 and lose a frame."""
+    content = json.loads((folder / "predictions.json").read_text())
+    for entry in content.values():
+        entry["labels"] = [label - 1 for label in entry["labels"]]
+    del content[IDS[1]]
+    (folder / "predictions.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("template", ["template.json", "Valid.json", "targets.json"])
+def test_right_file_passes(call: Callable[..., int], capsys: pytest.CaptureFixture[str], template: str) -> None:
+    assert call("check", "predictions.json", "--template", template) == 0
+    assert "16 images, 24 detections\nnothing is wrong with it" in capsys.readouterr().out
+
+
+def test_wrong_file_is_told_with_counts_and_examples(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoilt(folder)
+    assert call("check", "predictions.json", "--template", "template.json") == 1
+    out = capsys.readouterr().out
+    assert f"wrong (certain): ids of the split are missing: 1\n    first: {IDS[1]}\n" in out
+    assert "labels are 0, 1, 3: they count from 0" in out
+    assert "--fix: all labels are moved by +1" in out
+
+
+@pytest.mark.parametrize("copy", ["mended.json", "mended.zip"])
+def test_mended_copy_passes(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str], copy: str
+) -> None:
+    spoilt(folder)
+    assert call("check", "predictions.json", "--template", "template.json", "--fix", copy) == 0
+    assert "all labels are moved by +1" in capsys.readouterr().out.partition("what was done")[2]
+    assert call("check", copy, "--template", "template.json") == 0
+
+
+def test_nothing_is_written_where_one_would_have_to_guess(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.loads((folder / "predictions.json").read_text())
+    content[IDS[1]]["scores"].pop()
+    (folder / "predictions.json").write_text(json.dumps(content))
+    assert call("check", "predictions.json", "--template", "template.json", "--fix", "mended.json") == 1
+    assert "mended.json was not written" in capsys.readouterr().out
+    assert not (folder / "mended.json").exists()
+
+
+def test_right_file_is_not_copied(call: Callable[..., int], folder: Path) -> None:
+    assert call("check", "predictions.json", "--template", "template.json", "--fix", "mended.json") == 0
+    assert not (folder / "mended.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["check"], "check.file"),
+        (["check", "nowhere.json"], "nowhere.json cannot be read"),
+        (["check", "predictions.json", "--template", "nowhere.json"], "nowhere.json cannot be read"),
+        (["check", "predictions.json", "--fix", "predictions.json"], "must be another file"),
+        (["check", "predictions.json", "--fix", "mended.txt"], "end in .json or .zip"),
+        (["score", "predictions.json"], "score.truth"),
+        (["score", "predictions.json", "template.json"], "no annotated box"),
+        (["polish"], "polish"),
+    ],
+)
+def test_wrong_usage_has_exit_code_2(
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert call(*words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("truth", ["Valid.json", "targets.json"])
+def test_score_writes_what_the_organisers_write(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str], truth: str
+) -> None:
+    """Of two frames in each month one is perfect and the other empty: 51 of 101 recalls everywhere."""
+    assert call("score", "predictions.json", truth, "--json", "out/scores.json") == 0
+    scores = json.loads((folder / "out/scores.json").read_text())
+    assert scores["global_map_50"] == pytest.approx(51 / 101)
+    assert scores["jul_map_per_class"] == pytest.approx([51 / 101] * 3)
+    assert scores["global_map_con"] == pytest.approx(0)
+    assert scores["global_map_bal"] == pytest.approx(51 / 101)
+    out = capsys.readouterr().out
+    assert "balanced 0.5050" in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_missing_frames_count_as_empty(call: Callable[..., int], folder: Path) -> None:
+    content = json.loads((folder / "predictions.json").read_text())
+    for image_id in IDS[:4:2]:
+        del content[image_id]  # they were empty
+    (folder / "predictions.json").write_text(json.dumps(content))
+    assert call("score", "predictions.json", "targets.json", "--json", "scores.json") == 0
+    assert json.loads((folder / "scores.json").read_text())["global_map_50"] == pytest.approx(51 / 101)
+
+
+def test_file_that_is_wrong_is_not_scored(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoilt(folder)
+    assert call("score", "predictions.json", "targets.json", "--json", "scores.json") == 1
+    assert "not scored" in capsys.readouterr().out
+    assert not (folder / "scores.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": [0, 1, 2]}, "has category 0, allowed are"),
+        ({"labels": [1, 2]}, "has 3 boxes and 2 labels"),
+        ({"boxes": [[1, 2, 3]]}, "has not the form"),
+    ],
+)
+def test_wrong_truth_is_refused_with_its_record(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    content = json.loads((folder / "targets.json").read_text())
+    content[IDS[3]] |= change
+    (folder / "targets.json").write_text(json.dumps(content))
+    assert call("score", "predictions.json", "targets.json") == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert IDS[3] in err
+
+
+def test_boxes_of_a_split_are_neither_clipped_nor_dropped(call: Callable[..., int], folder: Path) -> None:
+    """The organisers take them as they are: a box beyond the frame is matched in full."""
+    content = json.loads((folder / "Valid.json").read_text())
+    content["annotations"][3]["bbox"] = [-80.0, 20.0, 130.5, 60.0]
+    (folder / "Valid.json").write_text(json.dumps(content))
+    assert call("score", "predictions.json", "Valid.json", "--json", "scores.json") == 0
+    person = json.loads((folder / "scores.json").read_text())["jan_map_per_class"][0]
+    assert person == 0  # the answer's 40 pixels are less than half of 130
