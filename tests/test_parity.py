@@ -182,3 +182,9 @@ def test_weight_decay_is_scaled_to_the_summed_batch() -> None:
     assert scaled_weight_decay(Recipe(), 16) == pytest.approx(5e-4)
     assert scaled_weight_decay(Recipe(), 24) == pytest.approx(5e-4 * 24 * 3 / 64)
     assert scaled_weight_decay(Recipe(), 128) == pytest.approx(1e-3)
+
+
+def test_an_update_takes_no_more_steps_than_the_training_has() -> None:
+    place = {"step": 5, "epoch": 2, "epochs": 3, "steps_per_epoch": 2, "batch_size": 1}
+    assert settings_at(Recipe(warmup_epochs=0), **place).accumulate == 6
+    assert scaled_weight_decay(Recipe(), 1) == pytest.approx(5e-4), "the decay is scaled before, as in Ultralytics"

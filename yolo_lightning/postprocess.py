@@ -12,8 +12,10 @@ NO_TIME_LIMIT_S = 1e9
 """Ultralytics stops after a time limit and returns the remaining images empty: a wrong score on a slow machine."""
 
 
-def predictions(raw: Any, batch: Batch, *, confidence: float, overlap: float, max_detections: int) -> list[Prediction]:
-    """Non-maximum suppression per class, then back to the frames, on the CPU.
+def predictions(
+    raw: Any, batch: Batch, *, confidence: float, overlap: float, max_detections: int, class_agnostic: bool = False
+) -> list[Prediction]:
+    """Non-maximum suppression, per class or of all classes together, then back to the frames, on the CPU.
 
     The CPU, because torchvision's kernel need not exist for the device (a CPU-only torchvision beside a ROCm torch).
 
@@ -24,6 +26,7 @@ def predictions(raw: Any, batch: Batch, *, confidence: float, overlap: float, ma
         confidence: Detections must score more than this, 0 to 1.
         overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
         max_detections: Detections kept per frame, best first.
+        class_agnostic: Whether boxes of different classes suppress each other, too.
 
     Returns:
         One prediction per readable frame of the batch, in its order.
@@ -34,6 +37,7 @@ def predictions(raw: Any, batch: Batch, *, confidence: float, overlap: float, ma
         conf_thres=confidence,
         iou_thres=overlap,
         multi_label=True,
+        agnostic=class_agnostic,
         max_det=max_detections,
         max_time_img=NO_TIME_LIMIT_S,
     )

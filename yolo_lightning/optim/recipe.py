@@ -5,28 +5,12 @@ summed, not averaged, into one update, until the nominal batch is reached.
 """
 
 import math
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
-from torch import nn
 
-NORMALISATION_LAYERS = (
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.LocalResponseNorm,
-    nn.CrossMapLRN2d,
-)
-
-
-class Group(StrEnum):
-    """Why a parameter is in its group: what decays, and what warms up from which learning rate."""
-
-    WEIGHT = "weight"
-    NORMALISATION = "normalisation"
-    BIAS = "bias"
+from yolo_lightning.optim.groups import Group
 
 
 @dataclass(frozen=True)
@@ -36,7 +20,7 @@ class Recipe:
     Attributes:
         lr0: Learning rate after warm-up.
         lrf: Share of `lr0` left at the end, 0 to 1.
-        momentum: SGD momentum after warm-up.
+        momentum: Momentum after warm-up, or the first beta of an optimizer of Adam's family.
         weight_decay: L2 decay of convolution weights at the nominal batch.
         warmup_epochs: Length of the warm-up, epochs.
         warmup_momentum: Momentum at the start of the warm-up.
@@ -76,7 +60,7 @@ class Settings:
 
     Attributes:
         learning_rates: Per parameter group.
-        momentum: Of all groups.
+        momentum: Of all groups, where the optimizer has one.
         accumulate: Steps whose gradients make one update.
     """
 
@@ -84,27 +68,9 @@ class Settings:
     momentum: float
     accumulate: int
 
-
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the parameters into weights (decayed), normalisation weights and biases (neither decayed).
-
-    Args:
-        module: Owns the parameters; those without gradient are included, as SGD passes them over.
-        weight_decay: Of the weight group.
-    """
-    members: dict[Group, list[nn.Parameter]] = {group: [] for group in (Group.BIAS, Group.WEIGHT, Group.NORMALISATION)}
-    for part in module.modules():
-        for name, parameter in part.named_parameters(recurse=False):
-            if "bias" in name:
-                members[Group.BIAS].append(parameter)
-            elif isinstance(part, NORMALISATION_LAYERS):
-                members[Group.NORMALISATION].append(parameter)
-            else:
-                members[Group.WEIGHT].append(parameter)
-    return [
-        {"params": parameters, "name": group.value, "weight_decay": weight_decay if group is Group.WEIGHT else 0.0}
-        for group, parameters in members.items()
-    ]
+    def slowed(self, factor: float) -> Self:
+        """With learning rates multiplied by `factor`."""
+        return replace(self, learning_rates={group: rate * factor for group, rate in self.learning_rates.items()})
 
 
 def full_accumulation(recipe: Recipe, batch_size: int) -> int:
@@ -135,6 +101,8 @@ def settings_at(
 ) -> Settings:
     """Learning rates, momentum and accumulation of one step.
 
+    Accumulation never exceeds the steps of the whole training, or a short one would end without an update.
+
     Args:
         recipe: The numbers.
         step: Steps taken before this one since training began.
@@ -144,7 +112,7 @@ def settings_at(
         batch_size: Frames per step over all processes.
     """
     target_lr = recipe.lr0 * decay_factor(recipe, epoch, epochs)
-    accumulate = full_accumulation(recipe, batch_size)
+    accumulate = min(full_accumulation(recipe, batch_size), steps_per_epoch * epochs)
     warmup = warmup_steps(recipe, steps_per_epoch, epochs)
     if step > warmup or warmup == 0:
         return Settings(dict.fromkeys(Group, target_lr), recipe.momentum, accumulate)

@@ -1,0 +1,108 @@
+"""What evaluation shows the network, and what suppression leaves, against Ultralytics."""
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_twins import random_batches
+from ultralytics.cfg import get_cfg
+from ultralytics.data import build_yolo_dataset
+from ultralytics.utils.nms import non_max_suppression
+
+from yolo_lightning.data.geometry import Labelled, letterbox
+from yolo_lightning.module import YOLOModule
+from yolo_lightning.postprocess import predictions
+
+CLASSES, ANCHORS = 4, 60
+
+
+def crowded(seed: int) -> torch.Tensor:
+    """Decoded output `(4, 4 + classes, anchors)` of boxes that overlap in clusters."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randint(1, 4, (4, 2, ANCHORS), generator=generator) * 15.0
+    jitter = torch.randn(4, 2, ANCHORS, generator=generator)
+    sides = torch.rand(4, 2, ANCHORS, generator=generator) * 4 + 10
+    return torch.cat((centres + jitter, sides, torch.rand(4, CLASSES, ANCHORS, generator=generator)), 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    confidence=st.sampled_from([0.0, 0.001, 0.25, 0.9]),
+    overlap=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+    max_detections=st.sampled_from([1, 5, 300]),
+    class_agnostic=st.booleans(),
+)
+def test_suppression_equals_ultralytics(
+    seed: int, confidence: float, overlap: float, max_detections: int, class_agnostic: bool
+) -> None:
+    decoded, batch = crowded(seed), random_batches(1)[0]
+    expected = non_max_suppression(
+        decoded.clone(),
+        confidence,
+        overlap,
+        agnostic=class_agnostic,
+        multi_label=True,
+        max_det=max_detections,
+        max_time_img=1e9,
+    )
+    found = predictions(
+        (decoded,),
+        batch,
+        confidence=confidence,
+        overlap=overlap,
+        max_detections=max_detections,
+        class_agnostic=class_agnostic,
+    )
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.boxes, other[:, :4].clamp(0, 64), rtol=0, atol=1e-4)
+        assert torch.equal(own.scores, other[:, 4])
+        assert own.labels.tolist() == other[:, 5].int().tolist()
+
+
+def test_agnostic_suppression_leaves_fewer_boxes() -> None:
+    batch = random_batches(1)[0]
+    counts = [
+        sum(len(one.labels) for one in predictions((crowded(0),), batch, **numbers))
+        for numbers in (
+            {"confidence": 0.1, "overlap": 0.5, "max_detections": 300, "class_agnostic": agnostic}
+            for agnostic in (False, True)
+        )
+    ]
+    assert counts[1] < counts[0] / 2
+
+
+@pytest.mark.parametrize("agnostic", [False, True])
+def test_module_hands_its_settings_to_the_suppression(agnostic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = YOLOModule(conv="native", confidence=0.2, overlap=0.3, max_detections=7, class_agnostic=agnostic)
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("yolo_lightning.module.predictions", lambda raw, batch, **numbers: seen.update(numbers))
+    module._predict(None, random_batches(1)[0])
+    assert seen == {"confidence": 0.2, "overlap": 0.3, "max_detections": 7, "class_agnostic": agnostic}
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size"), [(288, 384, 640), (288, 384, 416), (512, 640, 640), (96, 48, 64), (48, 48, 64)]
+)
+def test_letterbox_equals_ultralytics_square_one(tmp_path: Path, height: int, width: int, size: int) -> None:
+    frame = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8)).astype(np.uint8)
+    frame = np.asarray(cv2.resize(frame, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels").mkdir()
+    cv2.imwrite(str(tmp_path / "images" / "frame.png"), frame)
+    (tmp_path / "labels" / "frame.txt").write_text("2 0.4 0.6 0.2 0.3\n")
+    arguments = get_cfg(overrides={"imgsz": size, "task": "detect"})
+    data = {"names": {number: str(number) for number in range(CLASSES)}, "nc": CLASSES, "channels": 1}
+    theirs = build_yolo_dataset(arguments, str(tmp_path / "images"), 1, data, mode="val", rect=False)[0]
+    boxes = np.array([[0.3 * width, 0.45 * height, 0.5 * width, 0.75 * height]], dtype=np.float32)
+    # evaluation itself averages areas where it shrinks a frame, and then differs on purpose
+    ours, _ = letterbox(Labelled(frame, boxes, np.array([2])), size, shrink_by_area=False)
+    assert np.abs(ours.image.astype(int) - theirs["img"][0].numpy()).max() <= 1
+    corners = ours.boxes[0] / size
+    centre = [*(corners[:2] + corners[2:]) / 2, *(corners[2:] - corners[:2])]
+    np.testing.assert_allclose(theirs["bboxes"][0].numpy(), centre, atol=1e-6)

@@ -1,0 +1,66 @@
+"""Class weights and one class for all; gains, assigner and gradients of the loss are compared in `test_parity`."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from training_twins import random_batches
+from ultralytics.models.yolo.detect import DetectionTrainer
+
+from yolo_lightning.device_transforms import as_one_class
+from yolo_lightning.loss import class_weights
+from yolo_lightning.module import YOLOModule
+
+ONE_STEP = [
+    *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
+    *("--model.conv", "native", "--model.nominal_batch", "16"),
+]
+
+
+@pytest.mark.parametrize("counts", [[10, 400, 3, 7], [5, 0, 80, 0], [0, 0, 0, 9], [6, 6, 6, 6]])
+@pytest.mark.parametrize("power", [0.1, 0.5, 1.0])
+def test_class_weights_equal_ultralytics(counts: list[int], power: float) -> None:
+    labels = np.repeat(np.arange(4, dtype=np.int8), counts)
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(cls_pw=power))
+    theirs = DetectionTrainer.compute_class_weights(trainer, np.array(counts, dtype=np.float32))
+    ours = class_weights(labels, 4, power)
+    assert ours is not None
+    torch.testing.assert_close(ours, torch.from_numpy(theirs / theirs.mean()).float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("labels", "power"), [([0, 1, 1], 0.0), ([], 0.5)])
+def test_nothing_to_weigh(labels: list[int], power: float) -> None:
+    assert class_weights(np.array(labels, dtype=np.int8), 2, power) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"class_weight_power": 1.5}, "model.class_weight_power is 1.5, allowed are 0 to 1"),
+        ({"class_weight_power": 0.5, "single_class": True}, "class_weight_power is 0.5, with .* allowed is 0"),
+    ],
+)
+def test_bad_class_weights_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        YOLOModule(**arguments)
+
+
+def test_one_class_keeps_everything_but_the_labels() -> None:
+    batch = random_batches(1)[0]
+    one = as_one_class(batch)
+    assert batch.labels.any()
+    assert one.labels.tolist() == [0] * len(batch.labels)
+    assert one.labels.dtype == batch.labels.dtype
+    assert one.boxes is batch.boxes
+
+
+def test_network_of_one_class_trains_resumes_and_is_scored(run: Callable[..., None]) -> None:
+    run("fit", *ONE_STEP, "--model.single_class", "true")
+    checkpoint = torch.load("runs/yolo/checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["hyper_parameters"]["class_names"] == ["object"]
+    assert checkpoint["state_dict"]["graph.model.22.cv3.0.2.weight"].shape[0] == 1
+    run("fit", *ONE_STEP, "--resume", "--model.single_class", "true", "--trainer.max_epochs", "2")
+    run("test", "--trainer.limit_test_batches", "1")

@@ -1,0 +1,134 @@
+"""Optimizers: by name as Ultralytics makes them, by class path as the user says, under our groups and schedules."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
+from ultralytics.engine.trainer import BaseTrainer
+
+from yolo_lightning.module import YOLOModule
+from yolo_lightning.optim import Recipe, check_same_optimizer, optimizer_maker, parameter_groups
+from yolo_lightning.optim.optimizers import OptimizerName
+
+ARGUMENTS = ("lr", "momentum", "betas", "weight_decay", "nesterov", "eps", "alpha")
+ONE_STEP = [
+    *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
+    *("--model.conv", "native", "--model.nominal_batch", "16"),
+]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+
+
+@pytest.mark.parametrize("name", get_args(OptimizerName))
+def test_named_optimizers_equal_those_of_ultralytics(name: str) -> None:
+    recipe, twin = Recipe(lr0=0.02, momentum=0.8), network()
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(), data={})
+    theirs = BaseTrainer.build_optimizer(trainer, twin, name=name, lr=0.02, momentum=0.8, decay=5e-4)
+    ours = optimizer_maker(name, recipe)(parameter_groups(twin, 5e-4), scaled=False)  # type: ignore[arg-type]
+    assert type(ours) is type(theirs)
+    expected = {group["param_group"].replace("bn", "normalisation"): group for group in theirs.param_groups}
+    for group in ours.param_groups:
+        other = expected[group["name"]]
+        assert {key: group.get(key) for key in ARGUMENTS} == {key: other.get(key) for key in ARGUMENTS}
+        assert [id(one) for one in group["params"]] == [id(one) for one in other["params"]]
+
+
+def test_unknown_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.optimizer is 'auto', allowed are SGD, Adam, AdamW"):
+        optimizer_maker("auto", Recipe())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"lr": 0.5}, {"weight_decay": 0.5}])
+def test_class_path_may_not_set_what_the_recipe_decides(given: dict[str, float]) -> None:
+    make = optimizer_maker(lambda groups: torch.optim.Adagrad(groups, **given), Recipe())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"Adagrad has {next(iter(given))} 0.5; give it as model\."):
+        make(parameter_groups(network(), 0.0), scaled=False)
+
+
+def test_fused_optimizer_is_refused_where_clipping_comes_before_unscaling() -> None:
+    def make(recipe: Recipe, *, scaled: bool) -> torch.optim.Optimizer:
+        build = optimizer_maker(lambda groups: torch.optim.AdamW(groups, fused=True), recipe)
+        return build(parameter_groups(network(), 0.0), scaled=scaled)
+
+    with pytest.raises(ValueError, match=r"fused false, or model\.clip_norm 0"):
+        make(Recipe(), scaled=True)
+    assert make(Recipe(clip_norm=0), scaled=True)
+    assert make(Recipe(), scaled=False)
+
+
+def test_schedules_reach_an_optimizer_without_momentum(tmp_path: Path) -> None:
+    _, _, steps = train_ours(tmp_path, epochs=2, optimizer=torch.optim.Adagrad, warmup_epochs=1.0)
+    _, _, expected = train_ours(tmp_path, epochs=2, warmup_epochs=1.0)
+    for step, other in zip(steps, expected, strict=True):
+        for name, group in step["groups"].items():
+            assert group.keys() == {"lr", "weight_decay"}
+            assert group == {key: other["groups"][name][key] for key in group}
+
+
+def test_class_path_on_the_command_line(run: Callable[..., None]) -> None:
+    run("fit", *ONE_STEP, "--model.optimizer", "torch.optim.NAdam", "--model.optimizer.eps", "1e-5")
+    checkpoint = torch.load("runs/yolo/checkpoints/last.ckpt", weights_only=True)
+    groups = {group["name"]: group for group in checkpoint["optimizer_states"][0]["param_groups"]}
+    assert (checkpoint["optimizer"], groups["weight"]["eps"]) == ("NAdam", 1e-5)
+    assert groups["weight"]["weight_decay"] == pytest.approx(5e-4)
+    assert groups["bias"]["weight_decay"] == 0
+    assert not {"optimizer", "freeze", "multi_scale", "class_weight_power"} & checkpoint["hyper_parameters"].keys()
+    config = yaml.safe_load(Path("runs/yolo/config.yaml").read_text())["model"]["optimizer"]
+    assert config["class_path"] == "torch.optim.NAdam"
+    run("fit", *ONE_STEP, "--resume", "--trainer.max_epochs", "2", "--config", "runs/yolo/config.yaml")
+    assert torch.load("runs/yolo/checkpoints/last.ckpt", weights_only=True)["optimizer"] == "NAdam"
+
+
+def test_name_on_the_command_line_and_resume_with_another_one_is_refused(
+    run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("fit", *ONE_STEP, "--model.optimizer", "AdamW")
+    with pytest.raises(SystemExit):
+        run("fit", *ONE_STEP, "--resume", "--trainer.max_epochs", "2")
+    assert "model.optimizer makes SGD, the checkpoint was trained with AdamW" in capsys.readouterr().err
+
+
+def test_checkpoint_that_names_no_optimizer_is_not_refused() -> None:
+    check_same_optimizer(None, torch.optim.SGD([torch.zeros(1)]))
+
+
+def test_module_with_a_class_path_can_be_copied() -> None:
+    class Uncopyable:
+        def __deepcopy__(self, memo: dict[int, Any]) -> None:
+            raise AssertionError
+
+        def __call__(self, groups: Any) -> torch.optim.Optimizer:
+            return torch.optim.Adagrad(groups)
+
+    deepcopy(YOLOModule(conv="native", optimizer=Uncopyable()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, optimizer: str) -> None:
+    options: dict[str, Any] = {"conv": "native", "optimizer": optimizer, "lr0": 1e-3, "multi_scale": 0.5, "freeze": 2}
+    batches, path = random_batches(), tmp_path / "between.ckpt"
+
+    class Saving(Recorder):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            super().on_train_epoch_end(trainer, pl_module)
+            if trainer.current_epoch == 0:
+                trainer.save_checkpoint(path)
+
+    def train(recorder: Recorder, resume: Path | None) -> Recorder:
+        torch.manual_seed(0)
+        module = YOLOModule(**(options | {"nominal_batch": 12}))
+        make_trainer(tmp_path, 2, recorder).fit(module, Frames(batches), ckpt_path=resume)
+        return recorder
+
+    whole, rest = train(Saving(), None), train(Recorder(), path)
+    assert [step["loss"] for step in rest.steps] == [step["loss"] for step in whole.steps[5:]]
+    assert all(torch.equal(rest.weights[name], tensor) for name, tensor in whole.weights.items())
