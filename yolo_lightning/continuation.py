@@ -8,10 +8,12 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning import run_folder
-from yolo_lightning.checkpoint_file import find_damage, newest_checkpoint, training_age
+from yolo_lightning.checkpoint_file import find_damage, training_age
+from yolo_lightning.ranks import launch_id, was_restarted
 
-NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config"}
-"""What says where to continue, not how."""
+ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
+NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config"} | ADDRESSES
+"""What says where to continue, not how; and what holds secrets."""
 
 
 def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactly: bool = False) -> Path | None:
@@ -34,6 +36,12 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     for file, reason in damaged.items():
         rank_zero_warn(f"passed over {file}: {reason}")
     return path
+
+
+def folder_after_restart(base: Path) -> Path | None:
+    """The run folder to continue in where torchrun has restarted all processes after one had ended."""
+    launch = launch_id()
+    return run_folder.run_of_launch(base, launch) if launch is not None and was_restarted() else None
 
 
 def checkpoint_to_score(base: Path, ckpt_path: str | None, weights: str | None) -> Path | None:
@@ -65,9 +73,9 @@ def folder_to_fit(base: Path, checkpoint: Path | None) -> Path:
     own = run_folder.run_of(checkpoint) if checkpoint is not None else None
     if checkpoint is None or own is None or own.resolve() not in [folder.resolve() for folder in run_folder.runs(base)]:
         return run_folder.fresh_run(base)
-    newest, _ = newest_checkpoint(checkpoint.parent)
-    is_newest = newest is not None and training_age(newest)[0] == training_age(checkpoint)[0]
-    return own if is_newest else run_folder.fresh_run(base)
+    steps = training_age(checkpoint)[0]
+    further = [path for path in checkpoint.parent.glob("*.ckpt") if training_age(path)[0] > steps]
+    return run_folder.fresh_run(base) if any(find_damage(path) is None for path in further) else own
 
 
 def hyper_parameters(checkpoint: Path) -> dict[str, Any]:

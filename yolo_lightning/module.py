@@ -1,10 +1,13 @@
-"""The LightningModule: names the steps and holds no maths."""
+"""The LightningModule: names the steps and holds no maths. A third of its lines are arguments: the command line's."""
 
 from dataclasses import fields
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -20,17 +23,42 @@ from yolo_lightning.backend import (
 )
 from yolo_lightning.batch import Batch, Prediction, Target, targets
 from yolo_lightning.data.ltdv2 import CLASS_NAMES
+from yolo_lightning.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.graph import Variant, build_graph, head_class_width, set_loss_gains
-from yolo_lightning.loss import DetectionLoss
-from yolo_lightning.optim import Recipe, Settings, parameter_groups, scaled_weight_decay, settings_at
+from yolo_lightning.guarded_step import GuardedStep, Processes
+from yolo_lightning.loss import DetectionLoss, class_weights
+from yolo_lightning.nonfinite import NonFiniteGuard, Patience, Verdict
+from yolo_lightning.optim import (
+    Accumulation,
+    Freeze,
+    OptimizerChoice,
+    Recipe,
+    Settings,
+    apply_settings,
+    check_same_optimizer,
+    freeze_parts,
+    keep_norms_frozen,
+    optimizer_maker,
+    parameter_groups,
+    scaled_weight_decay,
+    settings_at,
+)
+from yolo_lightning.position import place_in_schedule, steps_begun
 from yolo_lightning.postprocess import predictions
+from yolo_lightning.rollback import go_back
 
 Evaluation = dict[str, list[Prediction] | list[Target]]
 """Output of a validation or test step: `preds` and `targets`, frame by frame."""
 
+OF_TRAINING_ONLY = (
+    *("weights", "freeze", "optimizer", "class_weight_power", "multi_scale"),
+    *("nonfinite_in_a_row", "max_rollbacks", "rollback_lr_factor", "max_halvings"),
+)
+"""Arguments that a checkpoint need not remember to rebuild the network."""
+
 
 class YOLOModule(LightningModule):
-    """YOLOv8 with its own recipe: SGD with warm-up, gradients summed to the nominal batch, clipped.
+    """YOLOv8 with its own recipe: warm-up, gradients summed to the nominal batch, clipped.
 
     Optimisation is manual, because Lightning averages accumulated gradients and forces an update at an epoch's end,
     where YOLOv8 sums them and carries them over. Learning rate, momentum and decay are set anew in every step from the
@@ -48,10 +76,16 @@ class YOLOModule(LightningModule):
             table too, with a kernel of our own, compiled at first use, where a GPU can run it.
         conv_plan_budget_s: Seconds that a process may spend on timing, 0 or more.
         weights: Ultralytics `.pt` or own `.ckpt` file to start from; null starts from random weights.
+        trust: Open a `.pt` file of `weights` though it refers to code that neither PyTorch nor Ultralytics publishes.
         class_width: Channels of the hidden class layers; null takes what the classes or the weights imply.
+        single_class: All classes count as one, `object`.
+        freeze: The first n layers, or a list of layers by number (0 to 22) and parts by name (`22.cv3`), that keep
+            their weights and the statistics of their normalisation.
+        optimizer: SGD (Nesterov), Adam, AdamW, Adamax, NAdam, RAdam or RMSprop, with Ultralytics' arguments; or the
+            path of an optimizer class with its own. Learning rate, decay and momentum come from the arguments below.
         lr0: Learning rate after warm-up.
         lrf: Share of `lr0` left at the end, 0 to 1.
-        momentum: SGD momentum after warm-up.
+        momentum: Momentum after warm-up; for Adam's family the first beta, without warm-up.
         weight_decay: L2 decay of convolution weights at the nominal batch.
         warmup_epochs: Length of the warm-up, epochs.
         warmup_momentum: Momentum at the start of the warm-up.
@@ -62,9 +96,18 @@ class YOLOModule(LightningModule):
         box_gain: Weight of the box loss.
         cls_gain: Weight of the class loss.
         dfl_gain: Weight of the distribution focal loss.
+        class_weight_power: Class loss is weighted by (1 / boxes of the class)^power, mean 1; 0 to 1, 0 is off.
+        multi_scale: The input of each step is up to this share smaller or larger, 0 up to but not 1; 0 is off.
+        nonfinite_in_a_row: A batch whose loss is not finite, or an update whose gradient is not, is left out; after so
+            many in a row, weights, optimizer and average go back to the last good checkpoint.
+        max_rollbacks: How often; once more ends the training.
+        rollback_lr_factor: What learning rates are multiplied by from each time on, above 0 up to 1.
+        max_halvings: How often running out of memory is answered by computing batches in parts of half as many images,
+            whose gradients are summed; 0 makes it an error. Not with several processes.
         confidence: Detections must score more than this, 0 to 1.
         overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
         max_detections: Detections kept per frame.
+        class_agnostic: Whether boxes of different classes suppress each other, too.
 
     Raises:
         ValueError: If a value is out of range or `weights` cannot be used.
@@ -81,7 +124,11 @@ class YOLOModule(LightningModule):
         conv_plan: PlanKind = "fixed",
         conv_plan_budget_s: float = 60.0,
         weights: str | None = None,
+        trust: bool = False,
         class_width: int | None = None,
+        single_class: bool = False,
+        freeze: Freeze = 0,
+        optimizer: OptimizerChoice = "SGD",
         lr0: float = 0.01,
         lrf: float = 0.01,
         momentum: float = 0.937,
@@ -95,33 +142,54 @@ class YOLOModule(LightningModule):
         box_gain: float = 7.5,
         cls_gain: float = 0.5,
         dfl_gain: float = 1.5,
+        class_weight_power: float = 0.0,
+        multi_scale: float = 0.0,
+        nonfinite_in_a_row: int = 5,
+        max_rollbacks: int = 3,
+        rollback_lr_factor: float = 0.5,
+        max_halvings: int = 1,
         confidence: float = 0.001,
         overlap: float = 0.7,
         max_detections: int = 300,
+        class_agnostic: bool = False,
     ) -> None:
         super().__init__()
-        for name, value in (("confidence", confidence), ("overlap", overlap)):
+        shares = {"confidence": confidence, "overlap": overlap, "class_weight_power": class_weight_power}
+        for name, value in shares.items():
             if not 0 <= value <= 1:
                 raise ValueError(f"model.{name} is {value}, allowed are 0 to 1")
+        if single_class and class_weight_power:
+            raise ValueError(
+                f"model.class_weight_power is {class_weight_power}, with model.single_class true allowed is 0"
+            )
+        if not 0 <= multi_scale < 1:
+            raise ValueError(f"model.multi_scale is {multi_scale}, allowed are 0 up to but not 1")
         if max_detections < 1:
             raise ValueError(f"model.max_detections is {max_detections}, allowed are 1 and more")
         if not probe_timeout_s > 0:
             raise ValueError(f"model.probe_timeout_s is {probe_timeout_s}, allowed are values above 0")
-        self.save_hyperparameters(ignore="weights")
+        self.save_hyperparameters(ignore=OF_TRAINING_ONLY)
         self.automatic_optimization = False
         self.recipe = Recipe(**{field.name: self.hparams[field.name] for field in fields(Recipe)})
+        self._make_optimizer = optimizer_maker(optimizer, self.recipe)
+        self._class_weight_power, self._multi_scale = class_weight_power, multi_scale
         self._plan = make_plan(conv_plan, conv_plan_budget_s)
+        names = (ONE_CLASS,) if single_class else tuple(class_names)
         self.graph = build_graph(
-            variant, tuple(class_names), conv, weights, class_width, activations, self._plan, memory_format
+            variant, names, conv, weights, class_width, activations, self._plan, memory_format, trust
         )
+        self._frozen = freeze_parts(self.graph, freeze)
+        keep_norms_frozen(self.graph, self._frozen)
         self._folded_graph: FoldedGraph | None = None
-        self.hparams["class_names"] = list(class_names)
+        self.hparams["class_names"] = list(names)
         self.hparams["class_width"] = head_class_width(self.graph)
         set_loss_gains(self.graph, box=box_gain, cls=cls_gain, dfl=dfl_gain)
         self.detection_loss = DetectionLoss(self.graph)
         self._steps = 0
-        self._pending_steps = 0
-        self._pending_gradients: dict[str, Tensor] = {}
+        self._accumulation = Accumulation()
+        self._guard = NonFiniteGuard(Patience(nonfinite_in_a_row, max_rollbacks, rollback_lr_factor))
+        self._guarded_step = GuardedStep(self._compute, self.manual_backward, max_halvings)
+        self._saved_optimizer: str | None = None
 
     def setup(self, stage: str) -> None:
         """Choose the convolution, where the user has not: the device is known from here on."""
@@ -141,17 +209,18 @@ class YOLOModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One step; the optimizer updates when enough gradients are summed."""
         settings = self._apply_settings(batch_idx)
-        total, parts = self.detection_loss(self(batch.images), batch)
-        self.manual_backward(total)
-        self._pending_steps += 1
-        if self._pending_steps >= settings.accumulate:
-            optimizer = self.optimizers()
-            assert not isinstance(optimizer, list)
-            optimizer.step()
-            optimizer.zero_grad()
-            self._pending_steps = 0
-        self.log("train/loss", total.detach() / len(batch), prog_bar=True, batch_size=len(batch))
-        self.log_dict({f"train/{name}": part for name, part in parts.items()}, batch_size=len(batch))
+        batch = self._relabelled(batch)
+        losses = self._guarded_step.run(batch, self._processes())
+        verdict = self._guard.see_loss(losses.is_finite, batch.image_ids, self._steps, losses.parts)
+        if losses.is_finite:
+            self._accumulation.steps += 1
+            if self._accumulation.steps >= settings.accumulate:
+                verdict = self._update()
+        if verdict is Verdict.GO_BACK:
+            self._go_back()
+        self.log("train/loss", losses.total / len(batch), prog_bar=True, batch_size=len(batch))
+        self.log_dict({f"train/{name}": part for name, part in losses.parts.items()}, batch_size=len(batch))
+        self.log("train/skipped", float(self._guard.tally.skipped), batch_size=len(batch))
         self.log_dict({f"lr/{group}": rate for group, rate in settings.learning_rates.items()}, batch_size=len(batch))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
@@ -181,50 +250,64 @@ class YOLOModule(LightningModule):
     on_predict_epoch_end = on_validation_epoch_end
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """SGD with Nesterov momentum; rates and decay are set before every step."""
-        return torch.optim.SGD(
-            parameter_groups(self.graph, self.recipe.weight_decay),
-            lr=self.recipe.lr0,
-            momentum=self.recipe.momentum,
-            nesterov=True,
-        )
+        """The chosen optimizer; rates and decay are set before every step.
+
+        Raises:
+            ValueError: If it is not allowed, or the checkpoint to continue from was trained with another one.
+        """
+        groups = parameter_groups(self.graph, self.recipe.weight_decay)
+        optimizer = self._make_optimizer(groups, scaled=self._trainer is not None and self.trainer.scaler is not None)
+        check_same_optimizer(self._saved_optimizer, optimizer)
+        return optimizer
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the summed gradients; under mixed precision they are unscaled by now."""
-        if self.recipe.clip_norm:
+        """Clip the summed gradients where a scaler has only now unscaled them; else `_update` has done so."""
+        if self.trainer.scaler is not None and self.recipe.clip_norm:
             clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm)
 
     def on_fit_start(self) -> None:
-        """Refuse a training whose length, and so whose schedule, is unknown, and a network that lost its activations.
+        """Refuse a training whose length, and so whose schedule, is unknown, and what several processes cannot do.
 
         Raises:
-            ValueError: If `trainer.max_epochs` or `trainer.sync_batchnorm` is not allowed.
+            ValueError: If `trainer.max_epochs`, `trainer.strategy` or `trainer.sync_batchnorm` is not allowed.
         """
         if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
             raise ValueError(f"trainer.max_epochs is {self.trainer.max_epochs}, the schedule needs 1 or more")
+        if self.trainer.world_size > 1 and not isinstance(self.trainer.strategy, DDPStrategy):
+            strategy = type(self.trainer.strategy).__name__
+            raise ValueError(f"trainer.strategy is {strategy}, with several processes allowed is ddp")
         # Lightning's conversion replaces a layer that joins normalisation and activation by normalisation alone.
         is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in self.graph.modules())
         if is_synchronised and self.hparams["activations"] == "recompute":
             raise ValueError("trainer.sync_batchnorm is true, with model.activations recompute allowed is false")
+        if is_synchronised and self.device.type == "cpu":
+            raise ValueError("trainer.sync_batchnorm is true, on a CPU, for which PyTorch has none, allowed is false")
 
     def on_train_start(self) -> None:
-        """Put back the gradients that a checkpoint between two updates held."""
-        for name, parameter in self.graph.named_parameters():
-            if name in self._pending_gradients:
-                parameter.grad = self._pending_gradients[name].to(parameter)
-        self._pending_gradients = {}
+        """Put back the gradients that a checkpoint between two updates held; weigh the classes of the data."""
+        self._accumulation.restore(self.graph.named_parameters(), self.trainer.scaler)
+        self._guarded_step.watch(self.graph)
+        if self._class_weight_power:
+            labels = self.trainer.datamodule.index("train").all_labels()  # type: ignore[attr-defined]
+            classes = len(self.hparams["class_names"])
+            self.detection_loss.class_weights = class_weights(labels, classes, self._class_weight_power)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training or evaluation mode; the normalisation of frozen parts never leaves evaluation."""
+        super().train(mode)
+        keep_norms_frozen(self.graph, self._frozen)
+        return self
 
     def on_validation_model_zero_grad(self) -> None:
         """Keep the gradients: they are carried across an epoch's end, while Lightning would drop them here."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the gradients summed since the last update: a resumed run continues between two updates too."""
-        gradients = {name: parameter.grad for name, parameter in self.graph.named_parameters()}
-        checkpoint["accumulation"] = {
-            "steps": self._pending_steps,
-            "gradients": {name: gradient for name, gradient in gradients.items() if gradient is not None},
-        }
+        checkpoint["accumulation"] = self._accumulation.state(self.graph.named_parameters(), self.trainer.scaler)
         checkpoint["steps"] = self._steps
+        checkpoint["nonfinite"] = self._guard.state()
+        checkpoint["halving"] = self._guarded_step.state()
+        checkpoint["optimizer"] = type(self.trainer.optimizers[0]).__name__
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint is of this network, and keep its summed gradients until training starts.
@@ -236,31 +319,73 @@ class YOLOModule(LightningModule):
         for name in ("variant", "class_names"):
             if name in saved and saved[name] != self.hparams[name]:
                 raise ValueError(f"the checkpoint has model.{name} {saved[name]}, this model has {self.hparams[name]}")
-        accumulation = checkpoint.get("accumulation", {"steps": 0, "gradients": {}})
+        self._saved_optimizer = checkpoint.get("optimizer")
         self._steps = checkpoint.get("steps", 0)
-        self._pending_steps = accumulation["steps"]
-        self._pending_gradients = accumulation["gradients"]
+        self._guard.load(checkpoint.get("nonfinite", {}))
+        self._guarded_step.load(checkpoint.get("halving", self._guarded_step.state()))
+        self._accumulation.load(checkpoint.get("accumulation", {"steps": 0, "gradients": {}}))
 
     def _apply_settings(self, batch_idx: int) -> Settings:
         assert self.trainer.max_epochs is not None
         batch_size = self.trainer.datamodule.batch_size * self.trainer.world_size  # type: ignore[attr-defined]
         steps_per_epoch = int(self.trainer.num_training_batches)
-        step = self.current_epoch * steps_per_epoch + batch_idx
-        self._steps = step + 1
+        self._steps = steps_begun(self.trainer)
         settings = settings_at(
             self.recipe,
-            step=step,
+            step=place_in_schedule(self.trainer, batch_idx),
             epoch=self.current_epoch,
             epochs=self.trainer.max_epochs,
             steps_per_epoch=steps_per_epoch,
             batch_size=batch_size,
-        )
-        weight_decay = scaled_weight_decay(self.recipe, batch_size)
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = settings.learning_rates[group["name"]]
-            group["momentum"] = settings.momentum
-            group["weight_decay"] = weight_decay if group["name"] == "weight" else 0.0
+        ).slowed(self._guard.learning_rate_factor)
+        apply_settings(self.trainer.optimizers[0], settings, scaled_weight_decay(self.recipe, batch_size))
         return settings
+
+    def _processes(self) -> Processes:
+        return Processes(self.trainer.world_size, partial(self.trainer.strategy.reduce, reduce_op="sum"))
+
+    def _compute(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        raw = self.graph(self._training_input(batch.images))
+        total, parts = self.detection_loss(raw, batch)
+        if self.trainer.world_size > 1:
+            total = self.detection_loss.reaching_all_outputs(total, raw)
+        return total, parts, self.detection_loss.target_scores
+
+    def _update(self) -> Verdict:
+        """Clip the summed gradients and update, unless they are not finite; a gradient scaler does both itself."""
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        is_finite = True
+        if self.trainer.scaler is None:
+            norm = clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm or float("inf"))
+            is_finite = bool(norm.isfinite())
+        if is_finite:
+            optimizer.step()
+        self._drop_gradients()
+        return self._guard.see_gradient(is_finite, self._steps)
+
+    def _go_back(self) -> None:
+        self._drop_gradients()
+        path = go_back(self.trainer, self)
+        restored = f"weights, optimizer and average are those of {path}" if path else "there is no good checkpoint yet"
+        rank_zero_warn(
+            f"{restored}; learning rates are multiplied by {self._guard.learning_rate_factor:g} from here on"
+        )
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.graph.parameters():
+            parameter.grad = None
+        self._accumulation.steps = 0
+
+    def _relabelled(self, batch: Batch) -> Batch:
+        return as_one_class(batch) if self.hparams["single_class"] else batch
+
+    def _training_input(self, images: Tensor) -> Tensor:
+        images = self._as_input(images)
+        if not self._multi_scale:
+            return images
+        seed = self.trainer.datamodule.seed  # type: ignore[attr-defined]
+        return resized(images, training_size(max(images.shape[-2:]), self._multi_scale, seed, self._steps - 1))
 
     def _as_input(self, images: Tensor) -> Tensor:
         return images.to(next(self.graph.parameters()).dtype) / 255
@@ -270,6 +395,7 @@ class YOLOModule(LightningModule):
         return network(self._as_input(images))
 
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:
+        batch = self._relabelled(batch)
         raw = self._infer(batch.images)
         _, parts = self.detection_loss(raw, batch)
         self.log_dict({f"{stage}/{name}": part for name, part in parts.items()}, batch_size=len(batch), sync_dist=True)
@@ -282,4 +408,5 @@ class YOLOModule(LightningModule):
             confidence=self.hparams["confidence"],
             overlap=self.hparams["overlap"],
             max_detections=self.hparams["max_detections"],
+            class_agnostic=self.hparams["class_agnostic"],
         )

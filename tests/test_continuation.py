@@ -1,0 +1,54 @@
+"""Which run folder a fit continues in, and what finding it costs."""
+
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning import checkpoint_file, continuation
+from yolo_lightning.checkpoint_file import find_damage, write_checkpoint
+from yolo_lightning.continuation import checkpoint_to_fit, folder_to_fit
+
+
+def save(run: Path, steps: int) -> Path:
+    path = run / f"checkpoints/step-{steps}.ckpt"
+    write_checkpoint({"state_dict": {}, "steps": steps}, path)
+    return path
+
+
+def test_newest_checkpoint_continues_in_its_own_folder(tmp_path: Path) -> None:
+    save(tmp_path / "yolo", 1)
+    newest = save(tmp_path / "yolo", 2)
+    assert folder_to_fit(tmp_path / "yolo", newest) == tmp_path / "yolo"
+
+
+def test_checkpoint_that_its_run_has_gone_beyond_continues_in_a_fresh_folder(tmp_path: Path) -> None:
+    older = save(tmp_path / "yolo", 1)
+    save(tmp_path / "yolo", 2)
+    assert folder_to_fit(tmp_path / "yolo", older) == tmp_path / "yolo-2"
+
+
+def test_damaged_checkpoint_is_nothing_to_be_kept(tmp_path: Path) -> None:
+    older = save(tmp_path / "yolo", 1)
+    save(tmp_path / "yolo", 2).write_bytes(b"torn")
+    assert folder_to_fit(tmp_path / "yolo", older) == tmp_path / "yolo"
+
+
+def test_checkpoint_from_elsewhere_continues_in_a_fresh_folder(tmp_path: Path) -> None:
+    save(tmp_path / "yolo", 1)
+    assert folder_to_fit(tmp_path / "yolo", save(tmp_path / "other", 5)) == tmp_path / "yolo-2"
+
+
+def test_resume_reads_the_newest_checkpoint_once_to_check_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "yolo", 1)
+    newest = save(tmp_path / "yolo", 2)
+    checked: list[Path] = []
+
+    def count(path: Path) -> str | None:
+        checked.append(path)
+        return find_damage(path)
+
+    for module in (checkpoint_file, continuation):
+        monkeypatch.setattr(module, "find_damage", count)
+    assert checkpoint_to_fit(tmp_path / "yolo", None, resume=True) == newest
+    assert folder_to_fit(tmp_path / "yolo", newest) == tmp_path / "yolo"
+    assert checked == [newest]

@@ -1,0 +1,234 @@
+"""A fit of the real network that meets losses and gradients that are not finite, and memory that runs out."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from callbacks import EMA, AtomicCheckpointIO, LastCheckpoint, MetricsFile
+from yolo_lightning.batch import Batch
+from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.module import YOLOModule
+from yolo_lightning.supervise.outcome import can_be_mended
+from yolo_lightning.tools.command_line import is_ours
+
+EPOCHS, STEPS_PER_EPOCH, SAVE_STEPS = 2, 8, 3
+Fault = Callable[[YOLOModule, Tensor], Tensor]
+
+
+class Interrupt(Exception):
+    """Ends a fit."""
+
+
+def loss_is_nan(module: YOLOModule, total: Tensor) -> Tensor:
+    return total * float("nan")
+
+
+def gradient_is_nan(module: YOLOModule, total: Tensor) -> Tensor:
+    """The derivative of a root at 0 is infinite, and 0 times that is not a number; the loss stays as it is."""
+    return total + (module.graph.model[0].conv.weight.sum() * 0).sqrt()
+
+
+def out_of_memory(module: YOLOModule, total: Tensor) -> Tensor:
+    raise torch.OutOfMemoryError("tried to allocate 7 GiB")
+
+
+class Faulty(YOLOModule):
+    """Has faults at given steps, and writes down its batches and what it weighed after each."""
+
+    faults: dict[int, Fault]
+    seen: list[tuple[int, tuple[str, ...]]]
+
+    def _compute(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        total, parts, scores = super()._compute(batch)
+        self.seen.append((self._steps, batch.image_ids))
+        fault = self.faults.get(self._steps)
+        if fault is out_of_memory and len(batch) <= 1:
+            return total, parts, scores
+        return (fault(self, total) if fault else total), parts, scores
+
+
+class Weights(Callback):
+    """Notes weights and running statistics after each step."""
+
+    def __init__(self) -> None:
+        self.after: dict[int, dict[str, Tensor]] = {}
+        self.learning_rates: dict[int, float] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
+        assert isinstance(pl_module, YOLOModule)
+        self.after[pl_module._steps] = {name: one.clone() for name, one in pl_module.graph.state_dict().items()}
+        self.learning_rates[pl_module._steps] = trainer.optimizers[0].param_groups[0]["lr"]
+
+
+class StopBefore(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self.step:
+            raise Interrupt
+
+
+@pytest.fixture
+def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Callable[..., tuple[Faulty, Weights]]:
+    """Trains; faults are given by step."""
+
+    def run(
+        faults: dict[int, Fault], *callbacks: Callback, resume: bool = False, folder: str = "run", **options: Any
+    ) -> tuple[Faulty, Weights]:
+        data = LTDv2DataModule(
+            str(look_alike),
+            index_root=str(index_root),
+            image_size=64,
+            batch_size=2,
+            loader=LoaderSettings(workers=0),
+        )
+        torch.manual_seed(0)
+        (tmp_path / folder).mkdir(exist_ok=True)
+        module, weights = Faulty(**({"conv": "native", "nominal_batch": 4, "warmup_epochs": 0} | options)), Weights()
+        module.faults, module.seen = faults, []
+        trainer = Trainer(
+            default_root_dir=tmp_path / folder,
+            accelerator="cpu",
+            max_epochs=EPOCHS,
+            limit_val_batches=0,
+            logger=False,
+            log_every_n_steps=1,
+            num_sanity_val_steps=0,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[EMA(tau=2.0), weights, MetricsFile(), LastCheckpoint(SAVE_STEPS, keep=99), *callbacks],
+            plugins=[AtomicCheckpointIO()],
+        )
+        trainer.fit(module, datamodule=data, ckpt_path=last(tmp_path / folder) if resume else None)
+        return module, weights
+
+    return run
+
+
+def last(run: Path) -> Path:
+    return run / "checkpoints/last.ckpt"
+
+
+def content(run: Path, name: str = "last.ckpt") -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(run / "checkpoints" / name, weights_only=True)
+    return found
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_finite(tree: Any) -> None:
+    if isinstance(tree, Tensor):
+        assert tree.isfinite().all()
+    elif isinstance(tree, dict | list):
+        for branch in tree.values() if isinstance(tree, dict) else tree:
+            assert_finite(branch)
+
+
+@pytest.mark.parametrize("fault", [loss_is_nan, gradient_is_nan])
+def test_what_is_not_finite_is_left_out_named_and_counted(
+    fault: Fault, fit: Callable[..., Any], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Two steps make an update here; the second of an update is spoilt."""
+    module, weights = fit({4: fault})
+    assert equal(weights.after[4], weights.after[3]) == (fault is loss_is_nan)  # statistics are those of step 3
+    saved = content(tmp_path / "run")
+    assert_finite([saved[name] for name in ("state_dict", "current_model_state", "optimizer_states", "accumulation")])
+    assert saved["nonfinite"]["skipped"] == 1
+    with (tmp_path / "run/metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["train/skipped"]) for row in rows] == [0.0] * 3 + [1.0] * (EPOCHS * STEPS_PER_EPOCH - 3)
+    assert (rows[3]["train/loss"] == "nan") == (fault is loss_is_nan)
+    text = "\n".join(str(warning.message) for warning in recwarn)
+    ids = [image_id for step, batch in module.seen if step in (3, 4) for image_id in batch]
+    named = ids[2:] if fault is loss_is_nan else ids
+    assert f"images {', '.join(named)}: left out, the 1. since training began" in text
+
+
+@pytest.mark.filterwarnings("ignore:step", "ignore:weights")
+def test_sum_of_earlier_batches_survives_a_loss_that_is_not_finite(fit: Callable[..., Any]) -> None:
+    """The spoilt batch is as if it had not been: the update comes one batch later."""
+    _, spoilt = fit({2: loss_is_nan})
+    assert equal(spoilt.after[1], spoilt.after[2])
+    names = [name for name in spoilt.after[1] if name.endswith("conv.weight")]
+    assert any(not torch.equal(spoilt.after[3][name], spoilt.after[2][name]) for name in names)
+
+
+@pytest.mark.filterwarnings("ignore:step", "ignore:weights")
+@pytest.mark.parametrize("bad", [range(9, 14), range(9, 15)], ids=["five in a row", "six in a row"])
+def test_goes_back_to_the_last_good_checkpoint_and_is_slower_from_there(
+    bad: range, fit: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Checkpoints lie after steps 3, 6, 8, 11 and so on, that of step 11 amid trouble: the one of step 8 is good."""
+    _, weights = fit(dict.fromkeys(bad, loss_is_nan))
+    good = content(tmp_path / "run", "step-000000008.ckpt")
+    expected = {name.removeprefix("graph."): one for name, one in good["current_model_state"].items()}
+    assert equal(weights.after[13], expected)
+    rates = weights.learning_rates
+    assert rates[14] == pytest.approx(rates[12] / 2)
+    assert content(tmp_path / "run")["nonfinite"] == {
+        "skipped": len(bad),
+        "losses_in_a_row": 0,
+        "gradients_in_a_row": 0,
+        "rollbacks": 1,
+    }
+
+
+@pytest.mark.filterwarnings("ignore:step", "ignore:weights")
+def test_average_and_optimizer_go_back_too(fit: Callable[..., Any], tmp_path: Path) -> None:
+    """Step 9 has moved on from the checkpoint of step 8 when two losses in a row are too many; that of 11 follows."""
+    with pytest.raises(Interrupt):
+        fit({10: loss_is_nan, 11: loss_is_nan}, StopBefore(12), nonfinite_in_a_row=2, nominal_batch=2)
+    good, after = content(tmp_path / "run", "step-000000008.ckpt"), content(tmp_path / "run", "step-000000011.ckpt")
+    assert equal(after["state_dict"], good["state_dict"])
+    assert equal(after["current_model_state"], good["current_model_state"])
+    states = [one["optimizer_states"][0]["state"] for one in (good, after)]
+    assert all(equal(states[0][number], states[1][number]) for number in states[0])
+
+
+@pytest.mark.filterwarnings("ignore:step", "ignore:weights")
+@pytest.mark.parametrize(
+    "stop", [pytest.param(11, marks=pytest.mark.slow), 13, pytest.param(16, marks=pytest.mark.slow)]
+)
+def test_resumed_amid_trouble_equals_uninterrupted(stop: int, fit: Callable[..., Any], tmp_path: Path) -> None:
+    faults = dict.fromkeys(range(9, 14), loss_is_nan) | {15: gradient_is_nan}
+    fit(faults, folder="whole")
+    with pytest.raises(Interrupt):
+        fit(faults, StopBefore(stop))
+    fit(faults, resume=True)
+    whole, resumed = content(tmp_path / "whole"), content(tmp_path / "run")
+    for name in ("state_dict", "current_model_state"):
+        assert equal(whole[name], resumed[name])
+    assert whole["nonfinite"] == resumed["nonfinite"]
+    assert whole["nonfinite"]["rollbacks"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:step", "ignore:weights", "ignore:there is no good")
+def test_training_that_does_not_recover_ends_with_an_error_that_no_restart_mends(
+    fit: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"2 in a row, after going back.*1 times.*lower model\.lr0") as caught:
+        fit(dict.fromkeys(range(1, 9), loss_is_nan), nonfinite_in_a_row=2, max_rollbacks=1)
+    assert is_ours(caught.value)  # the command line makes exit code 2 of it
+    assert not can_be_mended(2, ())
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_memory_that_runs_out_halves_the_batch_for_good(fit: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(Interrupt):
+        fit({5: out_of_memory}, StopBefore(8))
+    first = content(tmp_path / "run")
+    assert first["halving"] == {"images_at_once": 1, "halvings": 1}
+    module, _ = fit({13: out_of_memory}, resume=True)
+    assert {len(batch) for _, batch in module.seen} == {1}
+    assert [step for step, _ in module.seen] == [step for step in range(7, 17) for _ in range(2)]
+    assert content(tmp_path / "run")["steps"] == EPOCHS * STEPS_PER_EPOCH
