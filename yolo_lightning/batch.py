@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import msgspec
@@ -18,7 +19,7 @@ class Sample:
     """One letterboxed frame with its boxes.
 
     Attributes:
-        image: `(H, W)` uint8, one channel.
+        image: `(H, W)` uint8, gray, or `(H, W, 3)`, RGB.
         boxes: `(N, 4)` float32, xyxy, pixels of `image`.
         labels: `(N,)` int64, class index from 0.
         image_id: Id of the frame as in the annotation file.
@@ -26,6 +27,7 @@ class Sample:
         letterbox: How the frame was placed. Meaningless after mosaic or affine augmentation.
         readable: False if the frame itself could not be used; `image` is then empty gray without boxes.
         bad_frames: Files that could not be used while this sample was made, each with the reason.
+        month: YYYYMM of the frame, 0 where it is unknown or nobody asks, as in training.
     """
 
     image: npt.NDArray[np.uint8]
@@ -36,13 +38,14 @@ class Sample:
     letterbox: Letterbox
     readable: bool = True
     bad_frames: tuple[str, ...] = ()
+    month: int = 0
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
     """Samples stacked for the network. Not a dataclass: Lightning's precision plugins refuse frozen ones.
 
     Attributes:
-        images: `(B, C, H, W)` uint8; C = 1 for thermal frames, also on the device.
+        images: `(B, C, H, W)` uint8; C = 1 for thermal frames, also on the device, 3 for frames in colour (RGB).
         boxes: `(N, 4)` float32, centre-x, centre-y, width, height, as shares of the letterboxed input (0 to 1).
         labels: `(N,)` int64, class index from 0.
         sample_index: `(N,)` int64, ascending: which image of the batch a box belongs to.
@@ -51,6 +54,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         letterboxes: B placements, to go back from input to frame pixels.
         readable: B flags; where False the image is empty gray and the frame is left out of evaluation.
         bad_frames: Files that could not be used while this batch was made, each with the reason.
+        months: B times YYYYMM, 0 where it is unknown; empty where no month is known.
     """
 
     images: Tensor
@@ -62,6 +66,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     letterboxes: tuple[Letterbox, ...]
     readable: tuple[bool, ...]
     bad_frames: tuple[str, ...] = ()
+    months: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -107,21 +112,23 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Annotated objects of one frame; fields as in `Prediction`."""
+    """Annotated objects of one frame; fields as in `Prediction`, and its month as YYYYMM, 0 where it is unknown."""
 
     image_id: str
     boxes: Tensor
     labels: Tensor
+    month: int = 0
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
     """Stack samples of one image size."""
-    height, width = samples[0].image.shape
+    height, width = samples[0].image.shape[:2]
+    images = torch.from_numpy(np.stack([sample.image for sample in samples]))
     counts = torch.tensor([len(sample.labels) for sample in samples])
     boxes = np.concatenate([sample.boxes for sample in samples]).astype(np.float32, copy=False)
     scale = np.array([width, height, width, height], dtype=np.float32)
     return Batch(
-        images=torch.from_numpy(np.stack([sample.image for sample in samples])).unsqueeze(1),
+        images=images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous(),
         boxes=torch.from_numpy(corners_to_centres(boxes) / scale),
         labels=torch.from_numpy(np.concatenate([sample.labels for sample in samples]).astype(np.int64, copy=False)),
         sample_index=torch.arange(len(samples)).repeat_interleave(counts),
@@ -130,6 +137,31 @@ def collate(samples: Sequence[Sample]) -> Batch:
         letterboxes=tuple(sample.letterbox for sample in samples),
         readable=tuple(sample.readable for sample in samples),
         bad_frames=tuple(name for sample in samples for name in sample.bad_frames),
+        months=tuple(sample.month for sample in samples),
+    )
+
+
+def in_parts(batch: Batch, images_at_once: int) -> list[Batch]:
+    """The batch as the fewest parts of at most `images_at_once` images, as equal as can be; order stays."""
+    count = -(-len(batch) // images_at_once)
+    edges = [part * len(batch) // count for part in range(count + 1)]
+    return [_slice(batch, first, stop) for first, stop in pairwise(edges)]
+
+
+def _slice(batch: Batch, first: int, stop: int) -> Batch:
+    own = (batch.sample_index >= first) & (batch.sample_index < stop)
+    return msgspec.structs.replace(
+        batch,
+        images=batch.images[first:stop],
+        boxes=batch.boxes[own],
+        labels=batch.labels[own],
+        sample_index=batch.sample_index[own] - first,
+        image_ids=batch.image_ids[first:stop],
+        frame_shapes=batch.frame_shapes[first:stop],
+        letterboxes=batch.letterboxes[first:stop],
+        readable=batch.readable[first:stop],
+        bad_frames=batch.bad_frames if first == 0 else (),
+        months=batch.months[first:stop],
     )
 
 
@@ -145,5 +177,6 @@ def targets(batch: Batch) -> list[Target]:
     for position in batch.readable_positions():
         own = sample_index == position
         frame_boxes = input_to_frame(corners[own], batch.letterboxes[position], batch.frame_shapes[position])
-        result.append(Target(batch.image_ids[position], frame_boxes, labels[own]))
+        month = batch.months[position] if batch.months else 0
+        result.append(Target(batch.image_ids[position], frame_boxes, labels[own], month))
     return result

@@ -1,4 +1,4 @@
-"""A small split whose boxes and frames a test chooses."""
+"""Small datasets whose boxes and frames a test chooses."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import yaml
 
 from yolo_lightning.data.dataset import LabelledFrames
 from yolo_lightning.data.frames import FolderFrames
@@ -86,5 +87,33 @@ def split(
         content = coco(boxes)
         draw_frames(content)
         return LabelledFrames(open_index(write_json(content), tmp_path / "index"), FolderFrames(tmp_path))
+
+    return build
+
+
+@pytest.fixture
+def yolo_set(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a YOLO dataset below `tmp_path/set` and returns its data.yaml.
+
+    `labels` has the text of each image's label file, or None for none; names are relative to `images`, and images are
+    `HEIGHT` x `WIDTH` noise in colour. Further keywords go into the data.yaml, None takes a key out.
+    """
+
+    def build(labels: dict[str, str | None], **keys: Any) -> Path:
+        root = tmp_path / "set"
+        for position, (name, text) in enumerate(labels.items()):
+            image = root / "images" / name
+            image.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(position).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+            assert cv2.imwrite(str(image), pixels)
+            if text is not None:
+                label = (root / "labels" / name).with_suffix(".txt")
+                label.parent.mkdir(parents=True, exist_ok=True)
+                label.write_text(text)
+        description = {"train": "images/train", "val": "images/val", "names": ["cat", "dog"], **keys}
+        file = root / "data.yaml"
+        root.mkdir(exist_ok=True)
+        file.write_text(yaml.safe_dump({key: value for key, value in description.items() if value is not None}))
+        return file
 
     return build

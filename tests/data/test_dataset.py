@@ -238,6 +238,7 @@ def test_evaluation_sample_is_the_letterboxed_frame_with_its_boxes(frames: Label
     assert sample.boxes.tolist() == [[20, 36, 80, 76], [80, 26, 100, 86]]
     assert (sample.image[:16] == PADDING).all()
     assert sample.image_id == "20200502114223915"
+    assert sample.month == 202005
 
 
 def test_evaluation_goes_through_the_file_in_order(frames: LabelledFrames) -> None:

@@ -1,12 +1,14 @@
 """Frames read from a folder."""
 
+import io
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
-from yolo_lightning.data.frames import FolderFrames, FrameError, decode_frame
+from yolo_lightning.data.frames import FolderFrames, FrameError, decode_frame, is_torn
 
 NAME = "frames/20200502/clip_1_1142/image_0001.jpg"
 
@@ -122,3 +124,31 @@ def test_missing_lists_absent_files_and_absent_clips(tmp_path: Path) -> None:
     put(tmp_path, NAME, b"content is not looked at")
     absent = ["frames/20200502/clip_1_1142/image_0002.jpg", "frames/20200502/clip_9_0000/image_0001.jpg"]
     assert sorted(FolderFrames(tmp_path).missing([NAME, *absent])) == absent
+
+
+def jpeg_with_thumbnail() -> bytes:
+    """A JPEG that holds a smaller one, end marker included, before its own pixels."""
+    content = io.BytesIO()
+    Image.fromarray(gradient()).save(content, "JPEG")
+    thumbnail = encode(".jpg", gradient(16, 16))
+    segment = b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
+    return content.getvalue()[:2] + segment + content.getvalue()[2:]
+
+
+@pytest.mark.parametrize("progressive", [0, 1])
+def test_bytes_that_cameras_append_do_not_make_a_jpeg_torn(progressive: int) -> None:
+    content = cv2.imencode(".jpg", gradient(), [cv2.IMWRITE_JPEG_PROGRESSIVE, progressive])[1].tobytes()
+    assert np.array_equal(decode_frame(content + b"SEFT" * 500, NAME), decode_frame(content, NAME))
+
+
+def test_end_of_a_thumbnail_is_not_that_of_the_image() -> None:
+    content = jpeg_with_thumbnail()
+    assert decode_frame(content, NAME).shape == (48, 64)
+    with pytest.raises(FrameError, match="the JPEG is torn"):
+        decode_frame(content[:-100] + b"\0" * 200, NAME)
+
+
+def test_jpeg_is_torn_wherever_it_is_cut() -> None:
+    content = jpeg_with_thumbnail()
+    assert not is_torn(content)
+    assert all(is_torn(content[:length]) for length in range(2, len(content)))

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from yolo_lightning.data.ltdv2 import CLASS_NAMES, BoxCounts, read_annotations
+from yolo_lightning.data.annotations import BoxCounts
+from yolo_lightning.data.ltdv2 import CLASS_NAMES, read_annotations
 
 Coco = Callable[..., dict[str, Any]]
 WriteJson = Callable[..., Path]

@@ -215,10 +215,54 @@ def test_resume_with_persistent_spawned_workers() -> None:
     assert take(loader, 5) == uninterrupted()[5:10]
 
 
-@pytest.mark.parametrize(("name", "saved", "now"), [("batch_size", 2, 3), ("seed", 3, 4), ("rule", None, "another")])
+@pytest.mark.parametrize(("name", "saved", "now"), [("seed", 3, 4), ("rule", None, "another")])
 def test_other_order_is_refused_within_an_epoch(name: str, saved: Any, now: Any) -> None:
     with pytest.raises(ValueError, match=f"inside epoch 1 with {name} {saved}, now {now}: keep {name} {saved}"):
         resumed(state_after(5), **{name: now})
+
+
+@pytest.mark.parametrize("batch_size", range(1, COUNT + 2))
+@pytest.mark.parametrize("position", range(1, EPOCH_BATCHES))
+def test_other_batch_size_deals_the_rest_of_the_epoch(position: int, batch_size: int) -> None:
+    told: list[int] = []
+    loader = make_loader(batch_size=batch_size)
+    loader.repositioned = told.append
+    loader.load_state_dict(state_after(position))
+    rest = list(loader)
+    assert [key for batch in rest for key in batch] == keys_of(0)[position * BATCH_SIZE :]
+    assert [len(batch) for batch in rest[:-1]] == [batch_size] * (len(rest) - 1)
+    assert told == [len(loader) - len(rest)]
+    assert [key for batch in loader for key in batch] == keys_of(1)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 1), (1, 2, 4), (3, 1, 2)])
+def test_batch_size_may_change_twice_within_an_epoch(sizes: tuple[int, int, int]) -> None:
+    seen: list[SampleKey] = []
+    state: dict[str, Any] | None = None
+    for size in sizes:
+        loader = make_loader(batch_size=size)
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = take(loader, 1) if size != sizes[-1] else list(loader)
+        seen += [key for batch in batches for key in batch]
+        state = loader.state_dict()
+    assert seen == keys_of(0)
+
+
+def test_batches_done_are_told_as_they_were_where_nothing_has_changed() -> None:
+    told: list[int] = []
+    for position in POSITIONS:
+        loader = make_loader()
+        loader.repositioned = told.append
+        loader.load_state_dict(state_after(position))
+    assert told == [position % EPOCH_BATCHES for position in POSITIONS if position % EPOCH_BATCHES]
+
+
+def test_position_beyond_the_end_of_shorter_epochs_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"after 4 samples of epoch 0, an epoch now ends after 3: raise trainer\.limit"
+    ):
+        resumed(state_after(2), batch_size=1, epoch_batches=3)
 
 
 def test_rule_that_the_checkpoint_does_not_know_is_refused_within_an_epoch() -> None:

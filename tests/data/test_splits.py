@@ -23,7 +23,7 @@ from yolo_lightning.data.splits import (
 
 CLIPS_OF_MONTH = {"202005": 10, "202006": 4, "202101": 1}
 FRAMES_OF_CLIP = 3
-OF_THE_FILE = {"counts", "clip_name"}
+OF_THE_FILE = {"counts", "clip_name", "class_names", "category_ids", "has_clips", "notes"}
 """Public members of an index that a subset shares with its file."""
 
 
@@ -94,6 +94,7 @@ def test_arrays_of_a_subset_agree_with_its_frames(index: SplitIndex, part: ClipS
     assert part.clips().tolist() == [2, 5, 14] * 3
     assert part.positions_in_clip().tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert part.months().tolist() == [202005, 202005, 202101] * 3
+    assert [part.month(index) for index in range(9)] == [202005, 202005, 202101] * 3
     assert part.weather()["Temperature"].tolist() == [2, 5, 0] * 3
     assert part.clip_name(14) == index.clip_name(14)
 

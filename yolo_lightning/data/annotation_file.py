@@ -9,6 +9,9 @@ from typing import Any
 
 import msgspec
 
+LTDV2_FILE = "an LTDv2 annotation file (COCO JSON)"
+COCO_FILE = "a COCO annotation file"
+
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 NON_NUMBERS = tuple(
@@ -42,6 +45,7 @@ class AnnotationRecord(msgspec.Struct, gc=False):
     image_id: int | float | str
     category_id: int
     bbox: tuple[float, float, float, float]
+    iscrowd: Any = 0
 
 
 class CategoryRecord(msgspec.Struct, gc=False):
@@ -80,10 +84,14 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def decode(path: Path) -> AnnotationFile:
+def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     """Parse the JSON into typed records.
 
     `NaN` and `Infinity`, which Python's json writes although they are not JSON, are read as null.
+
+    Args:
+        path: The file.
+        kind: What it should be, for the message.
 
     Raises:
         ValueError: If the file cannot be read or lacks the fields of a COCO detection file; the message names the
@@ -99,18 +107,18 @@ def decode(path: Path) -> AnnotationFile:
         return msgspec.json.decode(content, type=AnnotationFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if not any(pattern.search(content) for pattern in NON_NUMBERS):
-            raise ValueError(description(path, content, error)) from error
+            raise ValueError(description(path, kind, content, error)) from error
     for pattern in NON_NUMBERS:
         content = pattern.sub(b"null", content)
     try:
         return msgspec.json.decode(content, type=AnnotationFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(description(path, content, error)) from error
+        raise ValueError(description(path, kind, content, error)) from error
 
 
-def description(path: Path, content: bytes, error: Exception) -> str:
+def description(path: Path, kind: str, content: bytes, error: Exception) -> str:
     """What is wrong with a file that does not decode, and at which record."""
-    refusal = f"{path} is not an LTDv2 annotation file (COCO JSON): "
+    refusal = f"{path} is not {kind}: "
     if isinstance(error, msgspec.ValidationError):
         return refusal + (wrong_record(content) or str(error))
     stop, reason = len(content), f"it ends in the middle after {len(content):,} bytes, as if not copied completely"

@@ -22,6 +22,9 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "fixed_pattern": (0, 64, " gray levels"),
     "shading": (0, 128, " gray levels"),
     "blur": (0, 10, " pixels"),
+    "hsv_hue": (0, 1, ""),
+    "hsv_saturation": (0, 1, ""),
+    "hsv_value": (0, 1, ""),
 }
 """Lowest and highest allowed value of each setting, and its unit."""
 
@@ -30,6 +33,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
 class Augmentation:
     """Strength of the training augmentation; YOLOv8's defaults for the geometry, 0 is off throughout.
 
+    Gray frames drift as thermal cameras do, frames in colour get YOLOv8's jitter of hue, saturation and value instead.
     `photometric` is the one knob for thermal drift: the share of samples that drift at all. In these, each effect below
     it occurs by chance (`yolo_lightning.data.photometry`), as strong as a uniform draw up to its setting says.
     The defaults stay within what one uncooled 8-bit camera shows over a year: its own gain control moves mean and
@@ -60,6 +64,9 @@ class Augmentation:
             columns between two shutter corrections.
         shading: Amplitude of a smooth additive field up to this, gray levels, 0 to 128: warm lens, narcissus.
         blur: Standard deviation of a Gaussian, or radius of a defocus disc, up to this, pixels of the input, 0 to 10.
+        hsv_hue: Hue turned by up to this share of a full turn either way, 0 to 1. Frames in colour only.
+        hsv_saturation: Saturation scaled by 1 - this to 1 + this, 0 to 1. Frames in colour only.
+        hsv_value: Brightness (the V of HSV) scaled by 1 - this to 1 + this, 0 to 1. Frames in colour only.
         pixel_transforms: Further pixel-level transforms of albumentations, applied last, in order, to all samples: per
             transform its `name` and its arguments, such as `{name: CLAHE, clip_limit: [1.0, 3.0], p: 0.02}`. Empty, no
             worker imports albumentations, which takes a second.
@@ -84,6 +91,9 @@ class Augmentation:
     fixed_pattern: float = 2.0
     shading: float = 12.0
     blur: float = 1.2
+    hsv_hue: float = 0.015
+    hsv_saturation: float = 0.7
+    hsv_value: float = 0.4
     pixel_transforms: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from yolo_lightning.data.frames import FrameError, FrameSource
+from yolo_lightning.data.frames import Channels, FrameError, FrameSource
 from yolo_lightning.data.index import SplitIndex
 
 SAMPLED_FRAMES = 32
@@ -19,6 +19,10 @@ class BadFrames:
 
     Args:
         limit: So many are tolerated.
+
+    Attributes:
+        names: Files seen so far.
+        quarantined: Files that are left out on purpose; they do not count.
     """
 
     def __init__(self, limit: int) -> None:
@@ -26,6 +30,7 @@ class BadFrames:
             raise ValueError(f"data.max_bad_frames is {limit}, allowed are 0 and more")
         self.limit = limit
         self.names: set[str] = set()
+        self.quarantined: set[str] = set()
 
     def add(self, problems: Iterable[str]) -> None:
         """Count and name the frames not seen before; each problem is `<file name>: <reason>`.
@@ -34,10 +39,11 @@ class BadFrames:
             ValueError: If more than the limit have been seen.
         """
         reasons = {problem.partition(": ")[0]: problem for problem in problems}
-        fresh = [reasons[name] for name in sorted(reasons.keys() - self.names)]
+        unknown = reasons.keys() - self.names - self.quarantined
+        fresh = [reasons[name] for name in sorted(unknown)]
         if not fresh:
             return
-        self.names.update(reasons)
+        self.names |= unknown
         shown = "; ".join(fresh[:NAMED_FRAMES]) + (
             f"; and {len(fresh) - NAMED_FRAMES:,} more" if len(fresh) > NAMED_FRAMES else ""
         )
@@ -58,10 +64,10 @@ def check_frames(index: SplitIndex, source: FrameSource, bad_frames: BadFrames) 
     step = max(1, len(index) // SAMPLED_FRAMES)
     for position in range(0, len(index), step):
         name = index.file_name(position)
-        if name in absent:
+        if name in absent or name in bad_frames.quarantined:
             continue
         try:
-            shape = source.read(name).shape
+            shape = source.read(name).shape[:2]
         except FrameError as error:
             problems.append(str(error))
             continue
@@ -72,3 +78,20 @@ def check_frames(index: SplitIndex, source: FrameSource, bad_frames: BadFrames) 
                 f"{width} x {height}: these are not the frames of this annotation file"
             )
     bad_frames.add(problems)
+
+
+def needed_channels(index: SplitIndex, source: FrameSource) -> Channels:
+    """3 if one of some frames, spread evenly over the split, has a coloured pixel, else 1.
+
+    Args:
+        index: Names of the frames.
+        source: Must give frames in colour.
+    """
+    for position in range(0, len(index), max(1, len(index) // SAMPLED_FRAMES)):
+        try:
+            frame = source.read(index.file_name(position))
+        except FrameError:
+            continue
+        if (frame != frame[..., :1]).any():
+            return 3
+    return 1

@@ -80,12 +80,16 @@ class ClipSubset(SplitIndex):
         """See `SplitIndex`."""
         return np.concatenate(([0], np.cumsum(np.diff(super().box_offsets())[self._positions])))
 
-    def all_labels(self) -> npt.NDArray[np.int8]:
+    def all_labels(self) -> npt.NDArray[np.integer[Any]]:
         """See `SplitIndex`."""
         offsets = super().box_offsets()
         frame_is_chosen = np.zeros(len(offsets) - 1, dtype=np.bool_)
         frame_is_chosen[self._positions] = True
         return super().all_labels()[np.repeat(frame_is_chosen, np.diff(offsets))]
+
+    def month(self, index: int) -> int:
+        """See `SplitIndex`."""
+        return super().month(self._positions[index])
 
     def months(self) -> npt.NDArray[np.int32]:
         """See `SplitIndex`."""

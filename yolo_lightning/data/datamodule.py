@@ -1,52 +1,69 @@
 """Owns the loaders: which frames, in which order, by which worker processes."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from yolo_lightning.batch import Batch, Sample, collate
 from yolo_lightning.data.augmentation import Augmentation
-from yolo_lightning.data.checks import BadFrames, check_frames
+from yolo_lightning.data.checks import BadFrames, check_frames, needed_channels
+from yolo_lightning.data.data_source import LTDV2, TRAIN_FILE, VALID_FILE, choose_source
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
-from yolo_lightning.data.frame_sources import FrameStorage, open_frames
+from yolo_lightning.data.frame_sources import FrameStorage
+from yolo_lightning.data.frames import Channels
+from yolo_lightning.data.global_batches import FileOrderBatches, GlobalBatches
 from yolo_lightning.data.index import SplitIndex, default_index_root
 from yolo_lightning.data.loader import LoaderSettings, describe
-from yolo_lightning.data.ltdv2 import CLASS_NAMES
+from yolo_lightning.data.quarantine import check_names, places
 from yolo_lightning.data.sampler import EpochBatchSampler, ResumableLoader, limited
 from yolo_lightning.data.sampling import SampledOrder, Sampling
-from yolo_lightning.data.splits import Split, SplitFiles, describe_split, frame_table
+from yolo_lightning.data.splits import Shares, Split, describe_split, frame_table
+from yolo_lightning.position import recount
 
 STRIDE = 32
 """Pixels. The coarsest stride of YOLOv8; the input side must be a multiple of it."""
 
 
-class LTDv2DataModule(LightningDataModule):
-    """LTDv2's frames and boxes, read from the official JSON files and frames as they are.
+class DetectionDataModule(LightningDataModule):
+    """Frames and boxes of a dataset, read as they are: LTDv2, COCO JSON, or the `data.yaml` of a YOLO dataset.
 
     Args:
-        root: Dataset folder that holds the frames and the JSON files.
-        train_file: Annotation file of the training split, relative to `root`.
-        valid_file: Annotation file of the validation split, relative to `root`; null holds out `valid_share`.
-        test_file: Labelled annotation file that `test` scores, relative to `root`.
-        predict_file: Annotation file of the frames that `predict` answers for, relative to `root`.
-        frames: Where the frames lie: a packed store, the folder `frames` or `frames.zip`, in this order for `auto`; or
-            `litdata`, a store that may lie in a bucket.
+        root: Dataset folder that holds the frames and the JSON files. With a `data.yaml` it takes the place of `path`
+            there, where it is given.
+        source: `ltdv2` reads LTDv2's official files, `coco` plain COCO JSON, and the path of a `data.yaml` images and
+            label files in the layout of Ultralytics.
+        train_file: JSON file of the training split, relative to `root`.
+        valid_file: JSON file of the validation split, relative to `root`; null holds out `valid_share`.
+        test_file: Labelled JSON file that `test` scores, relative to `root`; null takes Valid.json of LTDv2, else
+            validation.
+        predict_file: JSON file of the frames that `predict` answers for, relative to `root`; null takes
+            TestNoLabels.json of LTDv2, else what `test` scores.
+        image_folders: Where the images of a COCO dataset are looked for, relative to `root`; empty tries the usual
+            places.
+        channels: 1 reads gray frames, 3 RGB; null takes 1 for LTDv2, what a `data.yaml` says, else 3 unless a sample of
+            the images is gray throughout.
+        frames: Where the frames of LTDv2 lie: a packed store, the folder `frames` or `frames.zip`, in this order for
+            `auto`; or `litdata`, a store that may lie in a bucket.
         store: Folder of the packed store, null takes `packed` under `root`; or folder or address of the litdata store.
         train_subset: Share of each month's clips to train on, above 0 to 1. It is the same for every seed, whole clips,
             at least one of each month, and a part of any larger subset. What lies outside need not be on the disk.
         valid_subset: The same for validation. `test` and `predict` always take the whole file.
         valid_share: Share of each month's clips of `train_file` to validate on instead of training on them, between 0
-            and 1. For data without a `valid_file`, which must then be null.
+            and 1. For data without a `valid_file`, which must then be null; with a `data.yaml` instead of its `val`.
+            Where no clips are known, as in COCO JSON and YOLO datasets, shares are of the images.
         index_root: Folder of the packed index; null takes `yolo_lightning` in the user's cache folder.
         image_size: Side of the square network input, pixels, a multiple of 32.
         batch_size: Frames per batch and process.
         max_bad_frames: So many missing or damaged frames are left out with a warning; one more ends the run. A frame
             counts once, however often it is sampled.
+        quarantine: Frames that are not read, and count as bad without limit: `id=<image id>`, or `index=<place>` in the
+            training split, from 0. `fit` adds those at which its supervisor saw training end again and again.
         seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
         loader: Worker processes.
         augmentation: Strength of the training augmentation.
@@ -56,15 +73,16 @@ class LTDv2DataModule(LightningDataModule):
         ValueError: If a value is out of range. Data problems are raised by `setup`, before training starts.
     """
 
-    class_names: tuple[str, ...] = CLASS_NAMES
-
     def __init__(
         self,
-        root: str,
-        train_file: str = "Train.json",
-        valid_file: str | None = "Valid.json",
-        test_file: str = "Valid.json",
-        predict_file: str = "TestNoLabels.json",
+        root: str | None = None,
+        source: str = LTDV2,
+        train_file: str = TRAIN_FILE,
+        valid_file: str | None = VALID_FILE,
+        test_file: str | None = None,
+        predict_file: str | None = None,
+        image_folders: tuple[str, ...] = (),
+        channels: Channels | None = None,
         frames: FrameStorage = "auto",
         store: str | None = None,
         train_subset: float = 1.0,
@@ -74,6 +92,7 @@ class LTDv2DataModule(LightningDataModule):
         image_size: int = 640,
         batch_size: int = 16,
         max_bad_frames: int = 100,
+        quarantine: tuple[str, ...] = (),
         seed: int = 0,
         loader: LoaderSettings = LoaderSettings(),  # noqa: B008 - frozen
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen
@@ -86,19 +105,36 @@ class LTDv2DataModule(LightningDataModule):
             raise ValueError(f"data.batch_size is {batch_size}, allowed are 1 and more")
         if seed < 0:
             raise ValueError(f"data.seed is {seed}, allowed are 0 and more")
-        self.root = Path(root).expanduser()
-        self.files = SplitFiles(
-            train_file, valid_file, test_file, predict_file, train_subset, valid_subset, valid_share
-        )
+        if channels not in (None, *get_args(Channels)):
+            raise ValueError(f"data.channels is {channels}, allowed are 1, 3 and null")
         self.frames = frames
         self.store = store
         self.index_root = Path(index_root).expanduser() if index_root else default_index_root()
+        self.source = choose_source(
+            source,
+            None if root is None else Path(root).expanduser(),
+            train_file,
+            valid_file,
+            test_file,
+            predict_file,
+            tuple(image_folders),
+            Shares(train_subset, valid_subset, valid_share),
+            frames,
+            store,
+            self.index_root,
+        )
+        self.root = self.source.root
+        if source == LTDV2 and channels == 3:
+            raise ValueError("data.channels is 3, but the frames of LTDv2 are gray: allowed are 1 and null")
+        self.channels: Channels | None = channels or self.source.channels
         self.image_size = image_size
         self.batch_size = batch_size
         self.seed = seed
         self.loader = loader
         self.augmentation = augmentation
         self.sampling = sampling
+        check_names(quarantine)
+        self.quarantine = tuple(quarantine)
         self.bad_frames = BadFrames(max_bad_frames)
         self._splits: dict[Split, LabelledFrames] = {}
         self._order: SampledOrder
@@ -115,24 +151,64 @@ class LTDv2DataModule(LightningDataModule):
             "test": ("test",),
             "predict": ("predict",),
         }
-        source = open_frames(self.root, self.frames, index_root=self.index_root, store=self.store)
-        rank_zero_info(f"frames: {source}")
         for split in needed[stage]:
             if split in self._splits:
                 continue
-            index = self.files.open(split, self.root, self.index_root)
-            check_frames(index, source, self.bad_frames)
-            self._splits[split] = LabelledFrames(index, source)
-            rank_zero_info(f"{split}: {self.files.name(split)} ({index.counts.describe()}): {describe_split(index)}")
+            frames = self.open(split)
+            index = frames.index
+            rank_zero_info(f"{split} frames: {frames.source}")
+            self._set_aside(split, frames)
+            check_frames(index, frames.source, self.bad_frames)
+            self._splits[split] = frames
+            rank_zero_info(f"{split}: {self.source.name(split)} ({index.counts.describe()}): {describe_split(index)}")
+            for note in index.notes:
+                rank_zero_info(f"{split}: {note}")
         if stage == "fit":
             order = SampledOrder(frame_table(self.index("train")), self.sampling, self.seed)
             rank_zero_info(f"train: {order.describe()}")
-            if self.batch_size > order.length:
+            global_batch = self._deal().size
+            if global_batch > order.length:
+                times = f" times {self._deal().processes} processes" if self._deal().processes > 1 else ""
                 raise ValueError(
-                    f"data.batch_size is {self.batch_size}, more than the {order.length} frames of an epoch "
-                    f"of {self.files.train}"
+                    f"data.batch_size is {self.batch_size}{times}, more than the {order.length} frames of an epoch "
+                    f"of {self.source.name('train')}"
                 )
             self._order = order
+
+    def _set_aside(self, split: Split, frames: LabelledFrames) -> None:
+        index = frames.index
+        frames.quarantined = places(self.quarantine, index, split)
+        self.bad_frames.quarantined |= {index.file_name(place) for place in frames.quarantined}
+        if frames.quarantined:
+            listed = [f"{index.image_id(place)} ({index.file_name(place)})" for place in sorted(frames.quarantined)]
+            rank_zero_warn(f"{split}: left out, in quarantine (data.quarantine): {', '.join(listed)}")
+
+    def open(self, split: Split, storage: FrameStorage | None = None) -> LabelledFrames:
+        """A split with its frames, before `setup` has checked them.
+
+        Args:
+            split: Which of them.
+            storage: Where its frames are read from; None takes the configured one.
+
+        Raises:
+            ValueError: If the dataset cannot be used.
+        """
+        source = self.source.frames(split, self.channels or 3, storage)
+        index = self.source.open(split)
+        if self.channels is None:
+            self.channels = needed_channels(index, source)
+            source = self.source.frames(split, self.channels, storage)
+        return LabelledFrames(index, source, self.channels)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, index 0 first; the command line gives them to the model."""
+        return self.source.class_names
+
+    @property
+    def category_ids(self) -> tuple[int, ...]:
+        """Number of each class in the dataset's own files, index 0 first."""
+        return self.source.category_ids
 
     def index(self, split: Split) -> SplitIndex:
         """The opened index of a split."""
@@ -147,7 +223,7 @@ class LTDv2DataModule(LightningDataModule):
         """Augmented batches in an order that depends on (seed, epoch) alone; resumes where it was saved."""
         assert self.trainer is not None
         frames = self._splits["train"]
-        keys = EpochBatchSampler(self._order, self.batch_size)
+        keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
         # A run resumed at an epoch's end restores no loader state, and current_epoch still names the old epoch here.
         keys.epoch = self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
@@ -158,6 +234,7 @@ class LTDv2DataModule(LightningDataModule):
             keys,
             collate,
             epoch_batches=limited(len(keys), self.trainer.limit_train_batches),
+            repositioned=partial(recount, self.trainer),
             generator=self._generator(),
             **arguments,
         )
@@ -176,8 +253,8 @@ class LTDv2DataModule(LightningDataModule):
         if "train" in self._splits and self.index("train").fingerprint != saved:
             raise ValueError(
                 f"the checkpoint was made on other training data (fingerprint {saved}, now "
-                f"{self.index('train').fingerprint}): resume with the same {self.files.train}, data.train_subset "
-                "and data.valid_share, or start a new run from its weights with --model.weights"
+                f"{self.index('train').fingerprint}): resume with the same {self.source.name('train')}, "
+                "data.train_subset and data.valid_share, or start a new run from its weights with --model.weights"
             )
 
     def val_dataloader(self) -> DataLoader[Sample]:
@@ -198,13 +275,20 @@ class LTDv2DataModule(LightningDataModule):
         return batch
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
+        frames = self._splits[split]
         return DataLoader(
-            EvaluationDataset(self._splits[split], self.image_size),
-            batch_size=self.batch_size,
+            EvaluationDataset(frames, self.image_size),
+            batch_sampler=FileOrderBatches(len(frames), self._deal()),
             collate_fn=collate,
             generator=self._generator(),
             **self._loader_arguments(persistent=False),
         )
+
+    def _deal(self) -> GlobalBatches:
+        """How frames are dealt to the processes of this run."""
+        if self.trainer is None:
+            return GlobalBatches(self.batch_size)
+        return GlobalBatches(self.batch_size, self.trainer.global_rank, self.trainer.world_size)
 
     def _loader_arguments(self, *, persistent: bool) -> dict[str, Any]:
         assert self.trainer is not None
@@ -214,3 +298,7 @@ class LTDv2DataModule(LightningDataModule):
     def _generator(self) -> torch.Generator:
         """A generator of the loader's own: an iterator without one draws from the global stream when it is made."""
         return torch.Generator().manual_seed(self.seed)
+
+
+LTDv2DataModule = DetectionDataModule
+"""The same, where the dataset is LTDv2."""

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 from yolo_lightning.batch import Sample
 from yolo_lightning.boxes import Letterbox
 from yolo_lightning.data.augmentation import Augmentation
-from yolo_lightning.data.frames import FrameError, FrameSource
+from yolo_lightning.data.frames import Channels, FrameError, FrameSource
 from yolo_lightning.data.geometry import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip
 from yolo_lightning.data.index import SplitIndex
 from yolo_lightning.data.photometry import random_photometry, reference_index
@@ -40,11 +40,17 @@ class LabelledFrames:
     Args:
         index: Names, shapes and boxes of the split.
         source: Where the pixels are.
+        channels: Of the frames that `source` gives.
+
+    Attributes:
+        quarantined: Places of frames that are not to be read and count as unusable.
     """
 
-    def __init__(self, index: SplitIndex, source: FrameSource) -> None:
+    def __init__(self, index: SplitIndex, source: FrameSource, channels: Channels = 1) -> None:
         self.index = index
         self.source = source
+        self.channels = channels
+        self.quarantined: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.index)
@@ -52,15 +58,19 @@ class LabelledFrames:
     def read(self, index: int) -> tuple[Labelled, str | None]:
         """Frame `index` and, if it cannot be used, why; it is then empty gray, without boxes."""
         height, width = self.index.shape(index)
+        image_id = self.index.image_id(index)  # a supervisor finds it in the stack of a worker that hangs here
         try:
+            if index in self.quarantined:
+                raise FrameError(f"{self.index.file_name(index)}: image {image_id} is in quarantine")
             image = self.source.read(self.index.file_name(index))
-            if image.shape != (height, width):
+            if image.shape[:2] != (height, width):
                 raise FrameError(
                     f"{self.index.file_name(index)}: the file is {image.shape[1]} x {image.shape[0]}, "
-                    f"the annotation of image {self.index.image_id(index)} says {width} x {height}"
+                    f"the annotation of image {image_id} says {width} x {height}"
                 )
         except FrameError as error:
-            empty = np.full((height, width), PADDING, dtype=np.uint8)
+            shape = (height, width) if self.channels == 1 else (height, width, self.channels)
+            empty = np.full(shape, PADDING, dtype=np.uint8)
             return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64)), str(error)
         return Labelled(image, self.index.boxes(index), self.index.labels(index)), None
 
@@ -98,7 +108,7 @@ class TrainingDataset(Dataset[Sample]):
         indices = [index]
         if epoch < self.mosaic_epochs and generator.random() < self.augmentation.mosaic:
             indices += generator.integers(len(self), size=3).tolist()
-        lender = reference_index(len(self), self.augmentation, generator)
+        lender = reference_index(len(self), self.augmentation, generator) if self.frames.channels == 1 else None
         if lender is not None:
             indices.append(lender)
         read, problems = zip(*(self.frames.read(part) for part in indices), strict=True)
@@ -152,4 +162,5 @@ class EvaluationDataset(Dataset[Sample]):
             letterbox=placement,
             readable=problem is None,
             bad_frames=() if problem is None else (problem,),
+            month=self.frames.index.month(index),
         )

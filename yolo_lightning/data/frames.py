@@ -4,16 +4,22 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
+Channels = Literal[1, 3]
+"""Of a decoded frame: gray, or red, green and blue."""
+
 JPEG_START = b"\xff\xd8"
 JPEG_END = b"\xff\xd9"
 TRAILING_BYTES = 64
-"""How far before the end of a file its end marker may stand; some writers pad."""
+"""How far before the end of a file its end marker is looked for first; some writers pad."""
+
+SCAN_MARKER = 0xDA
+"""Second byte of the JPEG marker behind whose segment the pixels begin (ISO/IEC 10918-1, table B.1)."""
 
 
 class FrameError(Exception):
@@ -24,7 +30,7 @@ class FrameSource(Protocol):
     """Reads frames by the name the annotation file gives them."""
 
     def read(self, name: str) -> npt.NDArray[np.uint8]:
-        """The frame `(H, W)` uint8, one channel.
+        """The frame, `(H, W)` uint8 if the source gives gray frames, `(H, W, 3)` RGB if colour.
 
         Raises:
             FrameError: If it is missing or damaged.
@@ -36,8 +42,53 @@ class FrameSource(Protocol):
         ...
 
 
-class FolderFrames:
-    """Frames extracted into a folder, as `<root>/frames/<date>/<clip>/image_<n>.jpg`.
+class ImageFiles:
+    """Image files below a folder, and others by their absolute names.
+
+    Args:
+        base: Folder that names are relative to.
+        channels: What they are decoded to.
+    """
+
+    def __init__(self, base: Path, channels: Channels = 1) -> None:
+        self.base = base
+        self.channels = channels
+
+    def __str__(self) -> str:
+        return str(self.base)
+
+    def read(self, name: str) -> npt.NDArray[np.uint8]:
+        """The frame `(H, W)` or `(H, W, 3)` uint8; see `FrameSource`."""
+        return decode_frame(self.content(name), name, self.channels)
+
+    def content(self, name: str) -> bytes:
+        """The file's bytes.
+
+        Raises:
+            FrameError: If it cannot be read.
+        """
+        try:
+            return (self.base / name).read_bytes()
+        except OSError as error:
+            raise FrameError(f"{name}: {error.strerror}") from error
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Names without a file; lists each folder once instead of asking for every file."""
+        by_folder: dict[str, list[str]] = defaultdict(list)
+        for name in names:
+            by_folder[os.path.dirname(name)].append(name)
+        absent: list[str] = []
+        for folder, members in by_folder.items():
+            try:
+                present = set(os.listdir(self.base / folder))
+            except OSError:
+                present = set()
+            absent.extend(name for name in members if os.path.basename(name) not in present)
+        return absent
+
+
+class FolderFrames(ImageFiles):
+    """Gray frames extracted into a folder, as `<root>/frames/<date>/<clip>/image_<n>.jpg`.
 
     Extracting `frames.zip` into a folder called `frames` gives `frames/frames/...`; that is found too.
 
@@ -53,43 +104,14 @@ class FolderFrames:
             raise ValueError(f"dataset root {root} does not exist or is not a folder")
         if not (root / "frames").is_dir():
             raise ValueError(f"dataset root {root} has no folder 'frames': extract frames.zip there")
-        self.base = root / "frames" if (root / "frames" / "frames").is_dir() else root
+        super().__init__(root / "frames" if (root / "frames" / "frames").is_dir() else root)
 
     def __str__(self) -> str:
         return str(self.base / "frames")
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
-        """The frame `(H, W)` uint8; see `FrameSource`."""
-        return decode_frame(self.content(name), name)
 
-    def content(self, name: str) -> bytes:
-        """The file's bytes.
-
-        Raises:
-            FrameError: If it cannot be read.
-        """
-        try:
-            return (self.base / name).read_bytes()
-        except OSError as error:
-            raise FrameError(f"{name}: {error.strerror}") from error
-
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Names without a file; lists each clip folder once instead of asking for every file."""
-        by_folder: dict[str, list[str]] = defaultdict(list)
-        for name in names:
-            by_folder[os.path.dirname(name)].append(name)
-        absent: list[str] = []
-        for folder, members in by_folder.items():
-            try:
-                present = set(os.listdir(self.base / folder))
-            except OSError:
-                present = set()
-            absent.extend(name for name in members if os.path.basename(name) not in present)
-        return absent
-
-
-def decode_frame(content: bytes, name: str) -> npt.NDArray[np.uint8]:
-    """Decode an image file to `(H, W)` uint8.
+def decode_frame(content: bytes, name: str, channels: Channels = 1) -> npt.NDArray[np.uint8]:
+    """Decode an image file to `(H, W)` uint8 or, for three channels, `(H, W, 3)` RGB; turned as its EXIF data say.
 
     OpenCV fills the missing rows of a torn JPEG with gray and reports success, so the end marker is checked first.
 
@@ -98,12 +120,29 @@ def decode_frame(content: bytes, name: str) -> npt.NDArray[np.uint8]:
     """
     if not content:
         raise FrameError(f"{name}: the file is empty")
-    if content.startswith(JPEG_START) and JPEG_END not in content[-TRAILING_BYTES:]:
+    if content.startswith(JPEG_START) and JPEG_END not in content[-TRAILING_BYTES:] and is_torn(content):
         raise FrameError(f"{name}: the JPEG is torn ({len(content)} bytes, no end marker)")
     try:
-        frame = cv2.imdecode(np.frombuffer(content, dtype=np.uint8), cv2.IMREAD_GRAYSCALE)
+        flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR
+        frame = cv2.imdecode(np.frombuffer(content, dtype=np.uint8), flag)
+        if frame is not None and channels == 3:
+            frame = cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
     except cv2.error:  # a damaged header may claim billions of pixels
         frame = None
     if frame is None:
         raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
     return np.asarray(frame, dtype=np.uint8)
+
+
+def is_torn(content: bytes) -> bool:
+    """Whether a JPEG has no end marker after its pixels begin; behind it, cameras append what they like.
+
+    The segments before hold lengths, and may hold a thumbnail with an end marker of its own.
+    """
+    position = len(JPEG_START)
+    while position + 4 <= len(content) and content[position] == 0xFF:
+        marker, length = content[position + 1], int.from_bytes(content[position + 2 : position + 4], "big")
+        if marker == SCAN_MARKER:
+            return JPEG_END not in content[position + 2 + length :]
+        position += 1 if marker == 0xFF else 2 + length  # any number of FF may stand before a marker
+    return True

@@ -1,4 +1,4 @@
-"""Where a frame lands in the network's input, and its boxes with it, on one channel.
+"""Where a frame lands in the network's input, and its boxes with it, on one channel or three.
 
 Follows YOLOv8's recipe: mosaic of four on a double canvas, then a random affine map that crops it, then flips. The
 canvas is drawn at the frames' own resolution, so that every pixel is resampled once. Every function draws from the
@@ -36,7 +36,7 @@ LARGEST_CUT = 2
 
 
 class Labelled(NamedTuple):
-    """An image `(H, W)` uint8 with boxes `(N, 4)` xyxy in its pixels and labels `(N,)`.
+    """An image `(H, W)` or `(H, W, 3)` uint8 with boxes `(N, 4)` xyxy in its pixels and labels `(N,)`.
 
     `gain` is what is left to scale it by: input pixels per pixel of `image`. 1 but between mosaic and affine map.
     """
@@ -47,11 +47,15 @@ class Labelled(NamedTuple):
     gain: float = 1.0
 
 
+def blank(side: int, like: Image) -> Image:
+    """A gray square of `side` pixels with as many channels as `like`."""
+    return np.full((side, side, *like.shape[2:]), PADDING, dtype=np.uint8)
+
+
 def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
     """Scale a frame by `gain`; averaging areas when shrinking is sharper but slower, so only evaluation asks for it."""
-    height, width = frame.shape
-    height, width = scaled_shape(height, width, gain)
-    if (height, width) == frame.shape:
+    height, width = scaled_shape(frame.shape[0], frame.shape[1], gain)
+    if (height, width) == frame.shape[:2]:
         return frame
     interpolation = cv2.INTER_AREA if gain < 1 and shrink_by_area else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(frame, (width, height), interpolation=interpolation), dtype=np.uint8)
@@ -59,11 +63,11 @@ def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
 
 def letterbox(frame: Labelled, size: int, *, shrink_by_area: bool) -> tuple[Labelled, Letterbox]:
     """Place a frame centred in a `size` x `size` gray square, as large as fits."""
-    height, width = frame.image.shape
+    height, width = frame.image.shape[:2]
     placement = Letterbox.fit(height, width, size)
     resized = resize_frame(frame.image, placement.gain, shrink_by_area=shrink_by_area)
-    canvas = np.full((size, size), PADDING, dtype=np.uint8)
-    height, width = resized.shape
+    canvas = blank(size, resized)
+    height, width = resized.shape[:2]
     canvas[placement.top : placement.top + height, placement.left : placement.left + width] = resized
     return Labelled(canvas, frame_to_input(frame.boxes, placement), frame.labels), placement
 
@@ -74,14 +78,14 @@ def mosaic(frames: list[Labelled], size: int, generator: np.random.Generator) ->
     Every frame fills a `size` x `size` quarter as well as it can. Where no frame has sides as long as that, the canvas
     has the resolution of the largest, and `gain` says by how much it is still to be enlarged.
     """
-    side = min(size, max(max(frame.image.shape) for frame in frames))
-    canvas = np.full((2 * side, 2 * side), PADDING, dtype=np.uint8)
+    side = min(size, max(max(frame.image.shape[:2]) for frame in frames))
+    canvas = blank(2 * side, frames[0].image)
     centre_x, centre_y = generator.integers(side // 2, side + side // 2, size=2)
     boxes = []
     for corner, frame in enumerate(frames):
-        gain = side / max(frame.image.shape)
+        gain = side / max(frame.image.shape[:2])
         tile = resize_frame(frame.image, gain, shrink_by_area=False)
-        height, width = tile.shape
+        height, width = tile.shape[:2]
         left = int(centre_x) - (width if corner % 2 == 0 else 0)
         top = int(centre_y) - (height if corner < 2 else 0)
         x1, y1, x2, y2 = max(left, 0), max(top, 0), min(left + width, 2 * side), min(top + height, 2 * side)
@@ -99,7 +103,7 @@ def random_affine(labelled: Labelled, size: int, settings: Augmentation, generat
     Without rotation and shear the map is rounded to whole pixels of the image (scale by less than one in 256, position
     by half a pixel, the boxes along with it): cutting a square and resizing it takes a fifth of the time of a warp.
     """
-    height, width = labelled.image.shape
+    height, width = labelled.image.shape[:2]
     angle = generator.uniform(-settings.degrees, settings.degrees)
     gain = generator.uniform(1 - settings.scale, 1 + settings.scale) * labelled.gain
     shear_x, shear_y = np.tan(np.deg2rad(generator.uniform(-settings.shear, settings.shear, size=2)))
@@ -119,7 +123,9 @@ def random_affine(labelled: Labelled, size: int, settings: Augmentation, generat
         matrix = edges[:2]
         # Boxes count from a pixel's edge, OpenCV from its centre.
         centres = (HALF_PIXEL_BACK @ edges @ HALF_PIXEL_ON)[:2]
-        image = cv2.warpAffine(labelled.image, centres, (size, size), flags=cv2.INTER_LINEAR, borderValue=(PADDING,))
+        image = cv2.warpAffine(
+            labelled.image, centres, (size, size), flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 3
+        )
     moved = clip_boxes(map_boxes(labelled.boxes, matrix), size, size)
     keep = still_visible(labelled.boxes * np.float32(gain), moved)
     return Labelled(np.asarray(image, dtype=np.uint8), moved[keep], labelled.labels[keep])
@@ -127,12 +133,12 @@ def random_affine(labelled: Labelled, size: int, settings: Augmentation, generat
 
 def cut(image: Image, left: int, top: int, side: int) -> Image:
     """The `side` x `side` square from `(left, top)` on, which may be negative; gray where it leaves the image."""
-    height, width = image.shape
+    height, width = image.shape[:2]
     x1, y1, x2, y2 = max(left, 0), max(top, 0), min(left + side, width), min(top + side, height)
     inside = image[y1:y2, x1:x2]
-    if inside.shape == (side, side):
+    if inside.shape[:2] == (side, side):
         return inside
-    square = np.full((side, side), PADDING, dtype=np.uint8)
+    square = blank(side, image)
     if x2 > x1 and y2 > y1:
         square[y1 - top : y2 - top, x1 - left : x2 - left] = inside
     return square
@@ -159,7 +165,7 @@ def still_visible(before: FloatArray, after: FloatArray) -> npt.NDArray[np.bool_
 def random_flip(labelled: Labelled, settings: Augmentation, generator: np.random.Generator) -> Labelled:
     """Mirror the image along each axis with the settings' chances."""
     image, boxes = labelled.image, labelled.boxes
-    height, width = image.shape
+    height, width = image.shape[:2]
     if generator.random() < settings.flip_horizontal:
         image = np.asarray(cv2.flip(image, 1), dtype=np.uint8)
         boxes = np.stack((width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]), 1)

@@ -1,8 +1,9 @@
-"""An annotation file packed once into memory-mapped arrays, so that a loader worker receives a path, never a list."""
+"""Annotations packed once into memory-mapped arrays, so that a loader worker receives a path, never a list."""
 
 import glob
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -13,14 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data import index_folder
-from yolo_lightning.data.ltdv2 import BoxCounts, read_annotations
+from yolo_lightning.data.annotations import Annotations, BoxCounts
+from yolo_lightning.data.ltdv2 import read_annotations
 from yolo_lightning.data.recording import WEATHER
 from yolo_lightning.files import cache_folder
 
-FORMAT = 2
+FORMAT = 3
 IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
 """Arrays that the fingerprint is taken of."""
 ARRAYS = (*IDENTIFYING, "months", "clips", "clip_names", "positions_in_clip", "weather")
+
+State = dict[str, Any]
+"""What must be unchanged for an index to be current; `path` says of what it is an index. Plain JSON."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,26 @@ class SplitIndex:
         """Boxes kept, clipped and dropped when the split was packed."""
         return BoxCounts(**self._manifest["counts"])
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Index 0 first."""
+        return tuple(self._manifest["class_names"])
+
+    @property
+    def category_ids(self) -> tuple[int, ...]:
+        """Number of each class in the annotation files, index 0 first."""
+        return tuple(self._manifest["category_ids"])
+
+    @property
+    def has_clips(self) -> bool:
+        """Whether clips are recordings; if not, each image stands as a clip of its own."""
+        return bool(self._manifest["has_clips"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else the user should know of the split, one line each."""
+        return tuple(self._manifest["notes"])
+
     def image_id(self, index: int) -> str:
         """Id of frame `index` as text."""
         return bytes(self._arrays["image_ids"][index]).decode()
@@ -95,9 +120,13 @@ class SplitIndex:
         """`(N + 1,)` int64; frame `i` owns boxes and labels `box_offsets[i]:box_offsets[i + 1]`."""
         return self._arrays["box_offsets"]
 
-    def all_labels(self) -> npt.NDArray[np.int8]:
-        """`(M,)` int8, class index from 0 of all boxes, grouped by frame."""
+    def all_labels(self) -> npt.NDArray[np.integer[Any]]:
+        """`(M,)` int8 or int16, class index from 0 of all boxes, grouped by frame."""
         return self._arrays["labels"]
+
+    def month(self, index: int) -> int:
+        """YYYYMM of frame `index`, 0 where it is unknown."""
+        return int(self._arrays["months"][index])
 
     def months(self) -> npt.NDArray[np.int32]:
         """`(N,)` int32, YYYYMM of each frame, 0 where it is unknown."""
@@ -129,21 +158,49 @@ def default_index_root() -> Path:
     return cache_folder() / "index"
 
 
-def open_index(annotation_file: Path, index_root: Path) -> SplitIndex:
-    """The packed index of `annotation_file` under `index_root`, built first where it is missing or out of date.
+def open_index(
+    annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations] = read_annotations
+) -> SplitIndex:
+    """The packed index of a JSON file under `index_root`, built first where it is missing or out of date.
 
-    The folder's name holds a hash of the file's path and one of its state (size, time of change, format): another
-    state gets another folder, and a run keeps the one it opened. Several processes may ask at once: one builds under a
-    lock, beside the final folder, renames, and clears away folders of earlier states that no process holds.
+    Args:
+        annotation_file: The file; its size and time of change say whether it is the one that was packed.
+        index_root: See `open_packed`.
+        read: What reads it.
 
     Raises:
-        ValueError: If the annotation file is not LTDv2's or `index_root` cannot be written.
+        ValueError: If the annotation file cannot be used or `index_root` cannot be written.
     """
     if not annotation_file.is_file():
         raise ValueError(f"annotation file {annotation_file} does not exist")
+
+    def describe() -> State:
+        return describe_source(annotation_file, read.__name__)
+
+    return open_packed(annotation_file.stem, describe, lambda: read(annotation_file), index_root)
+
+
+def open_packed(
+    stem: str, describe: Callable[[], State], read: Callable[[], Annotations], index_root: Path
+) -> SplitIndex:
+    """A packed index under `index_root`, built first where it is missing or out of date.
+
+    The folder's name holds a hash of what the index is of and one of its state: another state gets another folder, and
+    a run keeps the one it opened. Several processes may ask at once: one builds under a lock, beside the final folder,
+    renames, and clears away folders of earlier states that no process holds.
+
+    Args:
+        stem: Beginning of the folder's name.
+        describe: Looks at the state of the annotations.
+        read: Reads them.
+        index_root: Where packed indexes are kept.
+
+    Raises:
+        ValueError: If the annotations cannot be used or `index_root` cannot be written.
+    """
     while True:
-        source = describe_source(annotation_file)
-        name = f"{annotation_file.stem}-{short_hash(source['path'])}"
+        source = {"format": FORMAT, **describe()}
+        name = f"{stem}-{short_hash(source['path'])}"
         folder = index_root / f"{name}-{short_hash(repr(sorted(source.items())))}"
         if not index_folder.is_current(folder, source):
             try:
@@ -151,7 +208,7 @@ def open_index(annotation_file: Path, index_root: Path) -> SplitIndex:
                 with index_folder.exclusive_lock(index_root / f"{name}.lock"):
                     index_folder.remove_leftovers(index_root, name)
                     if not index_folder.is_current(folder, source):
-                        build_index(annotation_file, folder, source)
+                        build_index(read(), folder, source)
                     earlier = index_root.glob(f"{glob.escape(name)}*/")
                     index_folder.remove_unused(path for path in earlier if path != folder)
             except OSError as error:
@@ -169,20 +226,19 @@ def short_hash(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def describe_source(annotation_file: Path) -> dict[str, Any]:
-    """What must be unchanged for an index to be current."""
+def describe_source(annotation_file: Path, reader: str) -> State:
+    """State of a JSON file."""
     status = annotation_file.stat()
     return {
-        "format": FORMAT,
         "path": str(annotation_file.resolve()),
+        "reader": reader,
         "bytes": status.st_size,
         "modified_ns": status.st_mtime_ns,
     }
 
 
-def build_index(annotation_file: Path, folder: Path, source: dict[str, Any]) -> None:
-    """Read the annotation file and write its arrays, with the hash of their content, into `folder`."""
-    annotations = read_annotations(annotation_file)
+def build_index(annotations: Annotations, folder: Path, source: State) -> None:
+    """Write the arrays of `annotations`, with the hash of their content, into `folder`."""
     arrays = {name: getattr(annotations, name) for name in ARRAYS}
     fingerprint = sha256()
     for name in IDENTIFYING:
@@ -191,5 +247,9 @@ def build_index(annotation_file: Path, folder: Path, source: dict[str, Any]) -> 
         "source": source,
         "fingerprint": fingerprint.hexdigest()[:32],
         "counts": asdict(annotations.counts),
+        "class_names": annotations.class_names,
+        "category_ids": annotations.category_ids,
+        "has_clips": annotations.has_clips,
+        "notes": annotations.notes,
     }
     index_folder.write_folder(folder, arrays, manifest)

@@ -1,8 +1,9 @@
-"""What drifts in a thermal camera over months, drawn onto a frame: optics, sensor, gain control, then polarity.
+"""What drifts in a thermal camera over months, drawn onto a gray frame: optics, sensor, gain control, then polarity.
 
 OpenCV and NumPy rather than albumentations: all changes of gray levels fold into one table, and at 640 x 640 its
 Gaussian noise takes 4.9 ms and its defocus 6.8 ms against 0.6 and 1.3 ms here. `pixel_transforms` opens the door to
-the rest of albumentations. Every function draws from the generator it is given and from nothing else.
+the rest of albumentations, `colour` sees to frames in colour. Every function draws from the generator it is given and
+from nothing else.
 """
 
 from functools import cache
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.augmentation import Augmentation
+from yolo_lightning.data.colour import random_colour
 from yolo_lightning.data.geometry import PADDING, Image
 
 Levels = npt.NDArray[np.float32]
@@ -44,6 +46,28 @@ def reference_index(count: int, settings: Augmentation, generator: np.random.Gen
 def random_photometry(
     image: Image, settings: Augmentation, generator: np.random.Generator, reference: Image | None = None
 ) -> Image:
+    """Change the pixels of a frame, gray or in colour, and apply the further transforms that the settings name.
+
+    Args:
+        image: `(H, W)` or `(H, W, 3)` uint8; left as it is.
+        settings: Shares and strengths.
+        generator: Source of all randomness.
+        reference: As in `random_drift`; frames in colour have none.
+    """
+    if image.ndim == 3:
+        image = random_colour(image, settings, generator)
+    else:
+        image = random_drift(image, settings, generator, reference)
+    if settings.pixel_transforms:
+        from yolo_lightning.data.pixel_transforms import apply_pixel_transforms
+
+        image = apply_pixel_transforms(image, settings.pixel_transforms, generator)
+    return image
+
+
+def random_drift(
+    image: Image, settings: Augmentation, generator: np.random.Generator, reference: Image | None = None
+) -> Image:
     """Change gray levels as ambient heat, gain control, sensor noise and focus drift would.
 
     Args:
@@ -66,10 +90,6 @@ def random_photometry(
         levels = 255 - levels
     if drifting or inverted or reference is not None:
         image = np.asarray(cv2.LUT(image, np.clip(np.rint(levels), 0, 255).astype(np.uint8)), dtype=np.uint8)
-    if settings.pixel_transforms:
-        from yolo_lightning.data.pixel_transforms import apply_pixel_transforms
-
-        image = apply_pixel_transforms(image, settings.pixel_transforms, generator)
     return image
 
 

@@ -17,12 +17,14 @@ PROBE = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64)
 
 
 def apply_pixel_transforms(image: Image, transforms: Sequence[dict[str, Any]], generator: np.random.Generator) -> Image:
-    """Run `image` `(H, W)` uint8 through the pipeline of `transforms`.
+    """Run `image` `(H, W)` or `(H, W, 3)` uint8 through the pipeline of `transforms`.
 
     The pipeline is seeded for each sample: left alone, albumentations gives every loader worker the same random stream.
     """
     pipeline = cached_pipeline(json.dumps(list(transforms), sort_keys=True))
     pipeline.set_random_seed(int(generator.integers(2**32)))
+    if image.ndim == 3:
+        return np.asarray(pipeline(image=image)["image"], dtype=np.uint8)
     return np.asarray(pipeline(image=image[..., None])["image"][..., 0], dtype=np.uint8)
 
 

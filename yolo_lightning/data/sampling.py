@@ -77,6 +77,7 @@ class FrameTable:
         months: `(N,)` integer, YYYYMM; 0 where unknown.
         box_offsets: `(N + 1,)` int64; frame `i` owns boxes `box_offsets[i]:box_offsets[i + 1]`.
         labels: `(M,)` integer, class index from 0.
+        has_clips: Whether clips are recordings; if not, each frame stands as a clip of its own.
     """
 
     clips: npt.NDArray[np.integer[Any]]
@@ -84,6 +85,7 @@ class FrameTable:
     months: npt.NDArray[np.integer[Any]]
     box_offsets: npt.NDArray[np.integer[Any]]
     labels: npt.NDArray[np.integer[Any]]
+    has_clips: bool = True
 
     def __len__(self) -> int:
         return len(self.clips)
@@ -109,6 +111,12 @@ class SampledOrder:
     def __init__(self, table: FrameTable, sampling: Sampling, seed: int) -> None:
         if sampling.frame_interval > len(table):
             raise ValueError(f"sampling.frame_interval is {sampling.frame_interval}, the split has {len(table)} frames")
+        if not table.has_clips and (sampling.balance != "none" or sampling.frame_interval > 1):
+            raise ValueError(
+                f"sampling.balance is {sampling.balance} and sampling.frame_interval {sampling.frame_interval}, but "
+                "the images of this dataset belong to no clips or months, allowed are none and 1; "
+                "sampling.epoch_frames and data.train_subset make epochs shorter"
+            )
         if sampling.balance == "month" and not np.any(table.months):
             raise ValueError("sampling.balance is month, but no frame's month is known, allowed are none and clip")
         self.frames = len(table)

@@ -6,14 +6,13 @@ its clips.
 
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.clip_subset import ClipSubset
-from yolo_lightning.data.index import SplitIndex, open_index
+from yolo_lightning.data.index import SplitIndex
 from yolo_lightning.data.sampling import FrameTable
 
 Mask = npt.NDArray[np.bool_]
@@ -21,26 +20,18 @@ Split = Literal["train", "valid", "test", "predict"]
 
 
 @dataclass(frozen=True)
-class SplitFiles:
-    """The annotation files of the splits, relative to the dataset root, and the shares of their clips that are used.
+class Shares:
+    """Shares of the clips that are used.
 
     Attributes:
-        train: Of the training split.
-        valid: Of the validation split; null holds out `valid_share` of the training split.
-        test: Of the split that `test` scores.
-        predict: Of the frames that `predict` answers for.
         train_subset: Share of the clips to train on; see `choose_clips`.
         valid_subset: Share of the clips to validate on.
-        valid_share: Share of the clips of `train` to hold out for validation; see `hold_out`.
+        valid_share: Share of the clips of the training split to hold out for validation; see `hold_out`.
 
     Raises:
-        ValueError: If a share is out of range, or there is no validation split or two of them.
+        ValueError: If a share is out of range.
     """
 
-    train: str
-    valid: str | None
-    test: str
-    predict: str
     train_subset: float = 1.0
     valid_subset: float = 1.0
     valid_share: float | None = None
@@ -51,24 +42,13 @@ class SplitFiles:
                 raise ValueError(f"data.{name} is {getattr(self, name)}, allowed are values above 0 up to 1")
         if self.valid_share is not None and not 0 < self.valid_share < 1:
             raise ValueError(f"data.valid_share is {self.valid_share}, allowed are values between 0 and 1, or null")
-        if (self.valid is None) == (self.valid_share is None):
-            raise ValueError(
-                f"data.valid_file is {self.valid} and data.valid_share {self.valid_share}: exactly one must be null"
-            )
 
-    def name(self, split: Split) -> str:
-        """The file that `split` is taken from."""
-        return {"train": self.train, "valid": self.valid or self.train, "test": self.test, "predict": self.predict}[
-            split
-        ]
-
-    def open(self, split: Split, root: Path, index_root: Path) -> SplitIndex:
-        """The frames of `split`; see `open_index`.
+    def part(self, split: Split, index: SplitIndex) -> SplitIndex:
+        """The clips that `split` uses of the file that it is taken from.
 
         Raises:
-            ValueError: If the annotation file cannot be used.
+            ValueError: If nothing can be held out.
         """
-        index = open_index(root / self.name(split), index_root)
         if self.valid_share is not None and split in ("train", "valid"):
             remaining, held_out = hold_out(index, self.valid_share)
             index = remaining if split == "train" else held_out
@@ -134,7 +114,7 @@ def hold_out(index: SplitIndex, share: float) -> tuple[SplitIndex, SplitIndex]:
     if not held_out.any():
         raise ValueError(
             f"data.valid_share is {share}, but no month has two clips of which one could be held out; "
-            "give a validation file by data.valid_file"
+            "name a validation split instead"
         )
     return ClipSubset.of(index, ~held_out), ClipSubset.of(index, held_out)
 
@@ -147,6 +127,7 @@ def frame_table(index: SplitIndex) -> FrameTable:
         months=index.months(),
         box_offsets=index.box_offsets(),
         labels=index.all_labels(),
+        has_clips=index.has_clips,
     )
 
 
@@ -157,6 +138,8 @@ def describe_split(index: SplitIndex) -> str:
     def part(found: int, of: int) -> str:
         return f"{found:,}" if found == of else f"{found:,} of {of:,}"
 
+    if not index.has_clips:
+        return f"{part(len(index), len(whole))} images"
     months = np.unique(index.months())
     known = months[months > 0]
     span = f"{len(known)} months from {known[0]} to {known[-1]}" if len(known) else "months unknown"
