@@ -6,6 +6,7 @@ FAULT at step 5 as long as fewer than UNTIL attempts were made before. Every att
 
 import atexit
 import ctypes
+import faulthandler
 import json
 import os
 import re
@@ -152,6 +153,17 @@ def hang_at_exit() -> None:
     atexit.register(sleep_for_ever)
 
 
+def lose_record_and_hang() -> None:
+    """Nobody outside sees it; faulthandler's timer ends it. An error of long ago stands in the log."""
+    writer = progress.current()
+    assert writer is not None
+    time.sleep(0.3)  # the supervisor sees the step
+    Path(os.environ[progress.PROGRESS_VARIABLE]).unlink()
+    print("ValueError: long ago", flush=True)
+    faulthandler.dump_traceback_later(0.5, exit=True, file=writer.stacks_file())
+    sleep_for_ever()
+
+
 def truncate_record() -> None:
     """Replaces the record by a file that says nothing, and goes on beating into the old one."""
     path = Path(os.environ[progress.PROGRESS_VARIABLE])
@@ -168,7 +180,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
         *(sleep_for_ever, sleep_in_c, hold_the_lock, compute_for_ever, backtrack, stop_alone, leave_children_and_hang),
         *(leave_children_and_die, raise_value_error, report_dead_worker, wait_for_worker, write_for_ever, be_slow),
         wait_for_gpu,
-        *(ignore_sigterm, wait_for_sigterm, hang_at_exit, truncate_record),
+        *(ignore_sigterm, wait_for_sigterm, hang_at_exit, truncate_record, lose_record_and_hang),
     )
 } | {
     "none": lambda: None,

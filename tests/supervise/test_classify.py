@@ -49,6 +49,36 @@ def test_worker_that_owes_the_batch_is_named_not_the_idle_one() -> None:
     )
 
 
+def test_batch_that_no_idle_worker_could_hand_over_is_explained_by_the_log() -> None:
+    said = "RuntimeError: unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
+    workers = (worker(11, *IDLE, *LOOP), worker(12, *IDLE, *LOOP))
+    found = judge(main_process(*WAITING), *workers, log_lines=("epoch 1/2", said, "epoch 1/2, batch 3"))
+    assert found.sentence.endswith(f"its 2 workers wait for work; a batch may have been lost on its way: {said}")
+    assert "lost" not in judge(main_process(*WAITING), *workers, log_lines=("epoch 1/2",)).sentence
+
+
+def test_stall_at_an_epochs_begin_says_so() -> None:
+    frames = (*WAITING, f"_reset ({TORCH})", f"__iter__ ({TORCH})")
+    found = judge(main_process(*frames), worker(11, *IDLE, *LOOP, state="T"))
+    assert "at an epoch's begin in _reset: its workers were idle before; worker process 11" in found.sentence
+    assert "_reset" not in judge(main_process(*WAITING), worker(11, *IDLE, *LOOP, state="T")).sentence
+
+
+def test_stall_before_the_first_batch_may_be_a_slow_start_and_stays_on_the_rung() -> None:
+    stuck = worker(12, "sleep (worker_init.py:1)", *LOOP)
+    assert not judge(main_process(*WAITING), stuck, phase=Phase.FIRST_BATCH).moves_down
+    assert not judge(main_process(*WAITING), phase=Phase.FIRST_BATCH).moves_down
+    assert judge(main_process(*WAITING), stuck, phase=Phase.FETCH).moves_down
+
+
+def test_frame_that_is_read_is_suspected_not_the_sample_that_it_is_mixed_into() -> None:
+    reading = Frame("read", "data/dataset.py:60", {"index": "5", "image_id": '"20200502114223915"'})
+    sample = Frame("__getitem__", "data/dataset.py:93", {"index": "4711"})
+    frames = (Frame("read", "data/frames.py:40", {"name": '"a.jpg"'}), reading, sample, *stack(*LOOP))
+    stuck = ProcessEvidence(12, "python -c from multiprocessing.spawn import spawn_main", "D", "", frames)
+    assert judge(main_process(*WAITING), stuck).suspect == "id=20200502114223915"
+
+
 def test_stopped_worker_owes_the_batch_even_if_another_is_busy() -> None:
     busy = worker(11, "imdecode (cv2.py:1)", "fetch (fetch.py:52)", *LOOP)
     found = judge(main_process("recvfds (multiprocessing/reduction.py:159)"), busy, worker(12, *IDLE, *LOOP, state="T"))

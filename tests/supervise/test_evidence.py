@@ -168,5 +168,18 @@ def test_stacks_are_asked_only_of_a_trainer_that_listens(started: list[Started],
     for progress in (None, says_nothing, replace(says_nothing, process=pid + 1, stacks_signal=signal.SIGUSR2)):
         started[0].look(tmp_path, Phase.STEP, progress)
         assert started[0].process.poll() is None
-    started[0].look(tmp_path, Phase.STEP, replace(says_nothing, stacks_signal=signal.SIGUSR2))
-    assert started[0].process.wait(20) == -signal.SIGUSR2
+
+
+def test_process_without_a_handler_is_not_ended_by_the_question_for_its_stacks(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        number = int(signal.SIGUSR2)
+        progress = Progress(process.pid, 0, number, 2, 0, 0, 0, Phase.EXIT, 0.0, {}, ())
+        stacks_path(tmp_path / "progress").touch()
+        request = Request(tmp_path, process.pid, tmp_path / "progress", progress, Phase.EXIT, (), 5.0, 0.1)
+        assert evidence.stacks_by_signal(request) == ()
+        time.sleep(0.2)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()

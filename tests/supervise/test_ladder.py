@@ -3,7 +3,17 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.supervise.classify import Diagnosis, StallClass
-from yolo_lightning.supervise.ladder import RUNGS, Decision, Ending, EndKind, LadderState, decide, rungs_from
+from yolo_lightning.supervise.ladder import (
+    RUNGS,
+    STATE_FILE,
+    Decision,
+    Ending,
+    EndKind,
+    LadderState,
+    decide,
+    quarantined,
+    rungs_from,
+)
 
 
 def step(
@@ -21,7 +31,7 @@ def test_ladder_only_goes_down_from_the_configuration(workers: int, below: list[
 
 
 def test_first_rung_is_the_configuration_itself() -> None:
-    assert (RUNGS[0].overrides, RUNGS[0].environment) == ((), {})
+    assert RUNGS[0].overrides == ()
 
 
 @pytest.mark.parametrize("kind", [StallClass.STORAGE, StallClass.UNKNOWN, StallClass.LIVELOCK, StallClass.GPU_STALL])
@@ -47,6 +57,13 @@ def test_second_loader_crash_in_a_row_moves_down() -> None:
     assert step(between, StallClass.LOADER_CRASH).state.rung == 0
 
 
+def test_second_stall_before_the_first_batch_in_a_row_moves_down() -> None:
+    once = step(LadderState(), StallClass.LOADER_STALL).state
+    assert once.rung == 0
+    assert step(once, StallClass.LOADER_STALL).state.rung == 1
+    assert step(once, StallClass.LOADER_CRASH).state.rung == 1
+
+
 def test_gives_up_after_three_attempts_in_a_row_without_a_checkpoint() -> None:
     state, decisions = LadderState(), []
     for saved in (False, False, True, False, False, False):
@@ -56,10 +73,14 @@ def test_gives_up_after_three_attempts_in_a_row_without_a_checkpoint() -> None:
     assert state.restarts == 5
 
 
-def test_pause_doubles_up_to_its_limit() -> None:
-    first = step(LadderState(), StallClass.UNKNOWN)
-    second = step(first.state, StallClass.UNKNOWN)
-    assert (first.pause_s, second.pause_s) == (10, 15)
+def test_first_restart_comes_at_once_then_the_pause_doubles_up_to_its_limit() -> None:
+    state, pauses = LadderState(), []
+    for saved in (True, False, False, False, True):
+        ending = Ending(EndKind.STALL, Diagnosis(StallClass.UNKNOWN, ""), saved)
+        decision = decide(state, ending, RUNGS, max_attempts=9, pause_s=10, max_pause_s=15)
+        state = decision.state
+        pauses.append(decision.pause_s)
+    assert pauses == [0, 0, 10, 15, 0]
 
 
 def test_sample_is_set_aside_when_it_ends_training_twice() -> None:
@@ -70,6 +91,12 @@ def test_sample_is_set_aside_when_it_ends_training_twice() -> None:
     assert twice.state.quarantined == ("index=7",)
     assert "leaving out index=7" in twice.reason
     assert step(twice.state, StallClass.LOADER_STALL, saved=True, suspect="index=7").state.quarantined == ("index=7",)
+
+
+def test_run_names_the_samples_to_leave_out(tmp_path: Path) -> None:
+    assert quarantined(tmp_path) == ()
+    LadderState(quarantined=("id=20200502114223915", "key=(0, 7)", "index=7")).write(tmp_path / STATE_FILE)
+    assert quarantined(tmp_path) == ("id=20200502114223915", "index=7")
 
 
 def test_state_survives_its_file(tmp_path: Path) -> None:

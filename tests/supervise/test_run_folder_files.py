@@ -70,6 +70,16 @@ def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
+def test_last_dump_of_the_trainers_timer_is_found(tmp_path: Path) -> None:
+    assert run_files.timer_stacks(tmp_path) == ("", 0.0)
+    stacks = tmp_path / "progress.stacks"
+    stacks.write_text("Current thread 0x1 (most recent call first):\n")  # on a signal
+    assert run_files.timer_stacks(tmp_path) == ("", 0.0)
+    last = "Timeout (1:02:03.500000)!\nThread 0x2 (most recent call first):\n"
+    stacks.write_text(f"Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n{last}")
+    assert run_files.timer_stacks(tmp_path) == (last, 3723.5)
+
+
 def test_incidents_of_one_second_have_their_own_folders(tmp_path: Path) -> None:
     names = set()
     for _ in range(3):
@@ -150,7 +160,7 @@ def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     ids=lambda path: path.name,
 )
 def test_supervision_needs_the_standard_library_alone(path: Path) -> None:
-    rooms = tuple(f"yolo_lightning.{name}" for name in ("progress", "allowances", "supervise", "files"))
+    rooms = tuple(f"yolo_lightning.{name}" for name in ("progress", "allowances", "supervise", "files", "status"))
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -10,13 +10,19 @@ Loads neither torch nor Lightning: the supervisor holds no GPU, no threads and l
     kill        ends all, leaves nothing            outcome     what an exit means; exit codes
     ladder      what to try next (pure)             run_lock    one trainer per run folder
     smoke_test  does the GPU answer?                run_files   what is read and cleared in the run folder
+    announcer   says what happens                   standing    in the run folder, for who looks on
+    messenger   to those who want to be told        notify      whom, and what (pure)
+    notifier    sends it, as a process of its own
 """
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from yolo_lightning.supervise.ladder import quarantined
+from yolo_lightning.supervise.notify import NotifySettings
 from yolo_lightning.supervise.outcome import ExitCode
 from yolo_lightning.supervise.run_lock import RunInUseError, run_lock
 from yolo_lightning.supervise.settings import Job, SuperviseSettings
@@ -25,10 +31,12 @@ from yolo_lightning.supervise.trainer import is_supervised
 __all__ = [
     "ExitCode",
     "Job",
+    "NotifySettings",
     "RunInUseError",
     "SuperviseSettings",
     "become_supervisor",
     "is_supervised",
+    "quarantined",
     "run_lock",
 ]
 
@@ -40,9 +48,15 @@ def become_supervisor(run: Path, job: Job) -> NoReturn:
 
     Args:
         run: Run folder.
-        job: What to run.
+        job: What to run. Addresses to be notified go by the environment, which only their owner can read: a command
+            line can be read by anybody.
+
+    Raises:
+        ValueError: If such an address is a variable's that is not set, or needs a package that is not installed.
     """
+    notify, variables = job.settings.notify.with_references()
+    job = replace(job, settings=replace(job.settings, notify=notify))
     sys.stdout.flush()
     sys.stderr.flush()
     words = [sys.executable, "-m", "yolo_lightning.supervise", str(run.absolute()), job.to_json()]
-    os.execv(sys.executable, words)
+    os.execve(sys.executable, words, os.environ | variables)

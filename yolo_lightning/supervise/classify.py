@@ -125,6 +125,9 @@ GPU_IN_KERNEL = re.compile(r"amdgpu|kfd|dup_mmap|nvidia|uvm")
 WRITES = frozenset({"fsync", "flush", "write", "write_bytes", "write_text", "save", "_save", "link", "replace"})
 WRITES_IN_KERNEL = re.compile(r"fsync|io_schedule|jbd2|wait_on_page|folio_wait|balance_dirty|nfs|rpc_wait|fuse")
 LOOKS_FOR_KILL = re.compile(r"out of memory|oom-kill|killed process|segfault", re.IGNORECASE)
+LOST_BATCH = re.compile(r"^\w*(Error|Exception): ")
+"""What a worker's thread says when it cannot hand a batch over: no shared memory, no socket. The worker lives on."""
+
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\)|ConnectionResetError")
 
 
@@ -157,18 +160,23 @@ def loader_stall(evidence: Evidence) -> Diagnosis | None:
     if waiting is None:
         return None
     workers = [process for process in evidence.others if process.is_worker and process.state not in GONE]
+    down = evidence.phase is not Phase.FIRST_BATCH
     busy = sorted((one for one in workers if not waits_for_work(one)), key=lambda one: one.state not in STOPPED)
     where = f"the trainer (process {evidence.trainer.pid}) waits for a batch in {waiting}"
+    if any(frame.function == "_reset" for frame in evidence.trainer.stack):
+        where += ", at an epoch's begin in _reset: its workers were idle before"
     if not busy:
         idle = f"; its {len(workers)} workers wait for work" if workers else "; it has no workers"
-        return Diagnosis(StallClass.LOADER_STALL, where + idle, moves_down=True)
+        lost = [line.strip() for line in evidence.log_lines if LOST_BATCH.match(line)] if workers else []
+        idle += f"; a batch may have been lost on its way: {lost[-1]}" if lost else ""
+        return Diagnosis(StallClass.LOADER_STALL, where + idle, moves_down=down)
     owing = busy[0]
     state = "stopped (T)" if owing.state in STOPPED else f"state {owing.state}"
     kernel = f", in the kernel in {owing.wait_channel}" if owing.state == "D" and owing.wait_channel else ""
     suspect = sample_of(owing)
     named = f" at the sample {suspect}" if suspect else ""
     sentence = f"{where}; worker process {owing.pid}, {state}, owes it and stands in {owing.function}{kernel}{named}"
-    return Diagnosis(StallClass.LOADER_STALL, sentence, moves_down=True, suspect=suspect)
+    return Diagnosis(StallClass.LOADER_STALL, sentence, moves_down=down, suspect=suspect)
 
 
 def gpu_stall(evidence: Evidence) -> Diagnosis | None:
@@ -225,8 +233,13 @@ def innermost(process: ProcessEvidence, functions: frozenset[str], depth: int = 
 
 
 def sample_of(worker: ProcessEvidence) -> str:
-    """`index=N` from the arguments and variables of the dataset's `__getitem__`; empty if they are not known."""
+    """What names the sample that a worker stands at, from the variables on its stack; empty if they are not known.
+
+    `id=` of the frame that is being read, which a mosaic may have chosen, or else `index=N` of `__getitem__`.
+    """
     for frame in worker.stack:
+        if frame.function == "read" and "image_id" in frame.values:
+            return "id=" + frame.values["image_id"].strip("'\"")
         if frame.function == "__getitem__":
             for name in ("index", "idx", "i", "key"):
                 if name in frame.values:

@@ -18,7 +18,15 @@ from pathlib import Path
 from yolo_lightning.progress import Phase, Progress, stacks_path
 from yolo_lightning.supervise.bounded import bounded
 from yolo_lightning.supervise.classify import Evidence, Frame, ProcessEvidence, parse_faulthandler, parse_py_spy
-from yolo_lightning.supervise.processes import PROC, all_processes, command_line_now, read_process, tree, wait_channel
+from yolo_lightning.supervise.processes import (
+    PROC,
+    all_processes,
+    catches,
+    command_line_now,
+    read_process,
+    tree,
+    wait_channel,
+)
 
 KFD = Path("/sys/class/kfd/kfd/proc")
 GPU_DEVICES = re.compile(r"/dev/(kfd|dri/|nvidia)")
@@ -150,6 +158,8 @@ def stacks_by_signal(request: Request) -> tuple[Frame, ...]:
     """Ask the trainer for its stacks, and wait at most a second; only where it has said that it listens."""
     progress = request.progress
     if progress is None or progress.process != request.trainer or not progress.stacks_signal:
+        return ()
+    if not catches(request.trainer, progress.stacks_signal):  # Lightning takes the handler away when a fit is over
         return ()
     path = stacks_path(request.record)
 

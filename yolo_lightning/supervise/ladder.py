@@ -12,6 +12,8 @@ STATE_FILE = "supervision.json"
 QUARANTINE_AFTER = 2
 """A sample at which training has ended this often is set aside."""
 
+NAMES_OF_SAMPLES = ("id=", "index=")
+
 
 @dataclass(frozen=True, slots=True)
 class Rung:
@@ -20,14 +22,13 @@ class Rung:
     Attributes:
         name: For the log.
         workers: Processes that it uses; None as configured.
-        overrides: Options that are added to the trainer's command line.
-        environment: Variables that are set for it; they must be there before torch is loaded.
+        overrides: Options that are added to the trainer's command line. The trainer's own threads stay what they are:
+            their number decides the order of sums, and so the last bits of every weight.
     """
 
     name: str
     workers: int | None = None
     overrides: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 def loader_options(workers: int, threads: int) -> tuple[str, ...]:
@@ -38,8 +39,8 @@ def loader_options(workers: int, threads: int) -> tuple[str, ...]:
 
 RUNGS = (
     Rung("as configured"),
-    Rung("2 workers, not persistent", 2, loader_options(2, 2), {"OMP_NUM_THREADS": "2"}),
-    Rung("no workers", 0, loader_options(0, 1), {"OMP_NUM_THREADS": "2"}),
+    Rung("2 workers, not persistent", 2, loader_options(2, 2)),
+    Rung("no workers", 0, loader_options(0, 1)),
 )
 
 
@@ -81,7 +82,7 @@ class LadderState:
         rung: Number of the rung; never grows smaller within a run.
         attempts: Failed attempts in a row without a further checkpoint.
         restarts: Restarts since the run began.
-        loader_crashes: Loader crashes in a row.
+        loader_crashes: Loader crashes, and loader stalls before the first batch, in a row.
         suspicions: How often training ended at each sample.
         quarantined: Samples that are to be left out.
     """
@@ -116,6 +117,11 @@ class LadderState:
             temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
+def quarantined(run: Path) -> tuple[str, ...]:
+    """Samples that a run is to leave out, as far as they are named by id or place."""
+    return tuple(name for name in LadderState.read(run / STATE_FILE).quarantined if name.startswith(NAMES_OF_SAMPLES))
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What comes next.
@@ -138,16 +144,20 @@ def decide(
 ) -> Decision:
     """Down one rung for stalls of the loader and of GPU queues, and for the second loader crash in a row; else again.
 
+    A loader stall before the first batch counts as a crash: a slow start looks the same.
+
     Args:
         state: Before this ending.
         ending: What happened.
         rungs: The ladder.
         max_attempts: Failed attempts in a row without a further checkpoint after which it gives up.
-        pause_s: Pause before a restart, seconds; doubled by each of them after the first.
+        pause_s: Pause before the second restart in a row without a further checkpoint, seconds; doubled by each after
+            it. The first comes at once: a stall in the night costs no more than it must.
         max_pause_s: At most this.
     """
     attempts = 0 if ending.saved else state.attempts + 1
-    is_crash = ending.diagnosis.kind is StallClass.LOADER_CRASH
+    loader = ending.diagnosis.kind in (StallClass.LOADER_CRASH, StallClass.LOADER_STALL)
+    is_crash = loader and not ending.diagnosis.moves_down
     crashes = state.loader_crashes + 1 if is_crash else 0
     down = ending.diagnosis.moves_down or crashes > 1
     rung = min(state.rung + down, len(rungs) - 1)
@@ -171,7 +181,7 @@ def decide(
     )
     if attempts >= max_attempts:
         return Decision(after, False, 0.0, f"{attempts} attempts in a row without a further checkpoint")
-    wait_s = min(pause_s * 2 ** max(attempts - 1, 0), max_pause_s)
+    wait_s = min(pause_s * 2 ** (attempts - 2), max_pause_s) if attempts > 1 else 0.0
     moved = f", on the rung '{rungs[rung].name}'" if rung != state.rung else ""
     left_out = f", leaving out {', '.join(newly)}" if newly else ""
     again = replace(after, restarts=state.restarts + 1)

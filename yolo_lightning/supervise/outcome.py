@@ -5,7 +5,14 @@ import signal
 from collections.abc import Sequence
 from enum import IntEnum
 
-from yolo_lightning.supervise.classify import DEAD_WORKER, Diagnosis, StallClass
+from yolo_lightning.supervise.classify import (
+    DEAD_WORKER,
+    WAITS_FOR_LOADER,
+    Diagnosis,
+    ProcessEvidence,
+    StallClass,
+    parse_faulthandler,
+)
 
 
 class ExitCode(IntEnum):
@@ -27,6 +34,10 @@ class ExitCode(IntEnum):
 
 STALLED_BY_ITSELF = 75
 """Exit code of a trainer that has noticed its own stall."""
+
+STARVED_WORKER = re.compile(r"Caught MemoryError in DataLoader worker|insufficient shared memory")
+EXIT_BY_TIMER = 1
+"""Exit code of a trainer that faulthandler's timer has ended."""
 
 ERROR_LINE = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit))(?::|$)")
 CANNOT_BE_MENDED = frozenset(
@@ -60,6 +71,9 @@ def can_be_mended(code: int, log_lines: Sequence[str]) -> bool:
 
 def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
     """Why a trainer ended by itself, from its exit code (negative: a signal) and the last lines of its log."""
+    starved = [line.strip() for line in log_lines if STARVED_WORKER.search(line)]
+    if starved:  # fewer workers need less
+        return Diagnosis(StallClass.LOADER_CRASH, starved[-1], moves_down=True)
     dead = [line.strip() for line in log_lines if DEAD_WORKER.search(line)]
     if dead:
         return Diagnosis(StallClass.LOADER_CRASH, dead[-1])
@@ -69,6 +83,17 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
         return Diagnosis(StallClass.UNKNOWN, f"the trainer was ended by {signal_name(-code)}")
     error = error_of(log_lines)
     return Diagnosis(StallClass.UNKNOWN, f"the trainer ended with exit code {code}" + (f": {error}" if error else ""))
+
+
+def diagnose_timer(process: int, stacks: str) -> Diagnosis:
+    """Where a trainer stood whose own timer has ended it, from the stacks that the timer has written."""
+    trainer = ProcessEvidence(process, "", "", stack=parse_faulthandler(stacks))
+    waits = any(frame.function in WAITS_FOR_LOADER for frame in trainer.stack)
+    return Diagnosis(
+        StallClass.LOADER_STALL if waits else StallClass.UNKNOWN,
+        f"the trainer (process {process}) was ended by its own timer and stood in {trainer.function}",
+        moves_down=waits,
+    )
 
 
 def signal_name(number: int) -> str:

@@ -133,6 +133,14 @@ def tracer(pid: int) -> int:
     return 0
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether it has a handler for the signal; one that has none would be ended by most of them."""
+    for line in status_lines(pid):
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def status_lines(pid: int) -> list[str]:
     """Of /proc/<pid>/status."""
     try:

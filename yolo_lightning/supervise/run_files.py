@@ -1,10 +1,14 @@
 """What the supervisor reads and clears in a run folder. Loads neither torch nor Lightning, as `run_folder` does."""
 
 import json
+import re
 import time
 from pathlib import Path
 
 from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, stacks_path
+
+TIMER_HEADLINE = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!$", re.MULTILINE)
+"""How faulthandler begins what its timer writes."""
 
 CHECKPOINTS_FOLDER = "checkpoints"
 INCIDENTS_FOLDER = "incidents"
@@ -36,6 +40,22 @@ def last_saved(run: Path) -> tuple[int, int]:
 def has_saved(before: tuple[int, int], after: tuple[int, int]) -> bool:
     """Whether a checkpoint was written that trained to another step; the same one again is no headway."""
     return after[0] != before[0] and after[1] != before[1]
+
+
+def timer_stacks(run: Path) -> tuple[str, float]:
+    """What a trainer's own timer has written before it ended the process: stacks, and the seconds that it has waited.
+
+    Empty, and 0, if it has not.
+    """
+    try:
+        text = stacks_path(run / PROGRESS_FILE).read_text(errors="replace")
+    except OSError:
+        return "", 0.0
+    headlines = list(TIMER_HEADLINE.finditer(text))
+    if not headlines:
+        return "", 0.0
+    hours, minutes, seconds = map(float, headlines[-1].groups())
+    return text[headlines[-1].start() :], 3600 * hours + 60 * minutes + seconds
 
 
 def clear(run: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from yolo_lightning.allowances import Floors
+from yolo_lightning.supervise.notify import NotifySettings
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,10 @@ class SuperviseSettings:
         resample_s: Seconds between two looks at the stack of a stalled trainer, which tell whether it moves.
         smoke_test_s: Seconds that the smoke test of the GPU may take, its libraries' import included.
         attempts: Failed attempts in a row without a further checkpoint after which it gives up.
-        pause_s: Seconds before a restart; doubled by each further failure.
+        pause_s: Seconds before the second restart in a row without a further checkpoint; doubled by each further one.
+            The first restart comes at once.
         max_pause_s: At most this.
+        notify: Whom to tell what happens.
     """
 
     floors: Floors = field(default_factory=Floors)
@@ -39,6 +42,7 @@ class SuperviseSettings:
     attempts: int = 3
     pause_s: float = 10.0
     max_pause_s: float = 600.0
+    notify: NotifySettings = field(default_factory=NotifySettings)
 
     def __post_init__(self) -> None:
         for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts"):
@@ -77,6 +81,7 @@ class Job:
         """The reverse of `to_json`."""
         content = json.loads(text)
         floors = Floors(**content["settings"].pop("floors"))
-        settings = SuperviseSettings(floors=floors, **content["settings"])
+        notify = NotifySettings(**content["settings"].pop("notify"))
+        settings = SuperviseSettings(floors=floors, notify=notify, **content["settings"])
         words = {name: tuple(content[name]) for name in ("command", "restart_command", "smoke_test")}
         return cls(workers=content["workers"], settings=settings, **words)

@@ -12,12 +12,22 @@ from yolo_lightning.allowances import Allowances
 from yolo_lightning.files import remove_leftovers
 from yolo_lightning.progress import ALLOWANCES_FILE, FINISHED_FILE, PROGRESS_FILE, Phase, Progress, ProgressReader
 from yolo_lightning.supervise import run_files
+from yolo_lightning.supervise.announcer import Announcer
 from yolo_lightning.supervise.classify import StallClass, classify
 from yolo_lightning.supervise.evidence import Request, collect, keep
 from yolo_lightning.supervise.incident import Incident
 from yolo_lightning.supervise.kill import Killed, kill_tree
 from yolo_lightning.supervise.ladder import STATE_FILE, Ending, EndKind, LadderState, decide, rungs_from
-from yolo_lightning.supervise.outcome import FAULTS, ExitCode, can_be_mended, diagnose_exit, error_of, signal_name
+from yolo_lightning.supervise.outcome import (
+    EXIT_BY_TIMER,
+    FAULTS,
+    ExitCode,
+    can_be_mended,
+    diagnose_exit,
+    diagnose_timer,
+    error_of,
+    signal_name,
+)
 from yolo_lightning.supervise.output import LOG_FILE, append, pass_on
 from yolo_lightning.supervise.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervise.settings import Job
@@ -46,13 +56,22 @@ class Supervisor:
         self.allowances = Allowances(self.settings.floors, {}, self.settings.factor)
         self.reader = ProgressReader(run / PROGRESS_FILE)
         self.signals: list[int] = []
+        self._said = ""
+        self._seen: Progress | None = None
 
     def run(self) -> int:
         """Until the end; returns the exit code."""
         try:
             with run_lock(self.run_folder, self.token) as before:
                 self._begin(before)
-                return self._attempts()
+                self.announcer = Announcer(self.run_folder, self.settings.notify, self.settings.attempts)
+                code, reason = ExitCode.FAILED.value, "the supervisor itself has failed"
+                try:
+                    code = self._attempts()
+                    reason = self._said
+                    return code
+                finally:
+                    self.announcer.ended(code, reason)
         except RunInUseError as error:
             print(f"error: {error}", file=sys.stderr)
             return ExitCode.RUN_IN_USE
@@ -89,11 +108,14 @@ class Supervisor:
     def _attempt(self, resume: bool) -> int | None:
         """One trainer from start to end; the exit code, or None for another try."""
         run_files.clear(self.run_folder)
+        self._seen = None
         self._keep_allowances()
         saved_before = run_files.last_saved(self.run_folder)
         command = self.job.restart_command if resume else self.job.command
-        trainer = RunningTrainer(command, self.rungs[self.state.rung], self.run_folder, self.token)
+        rung = self.rungs[self.state.rung]
+        trainer = RunningTrainer(command, rung, self.run_folder, self.token)
         try:
+            self.announcer.begins(trainer.pid, rung.name, self.state.restarts)
             incident = self._attend(trainer)
         finally:
             killed = self._end(trainer)
@@ -123,7 +145,9 @@ class Supervisor:
             left = "; ".join(f"process {pid}: {where}" for pid, where in killed.survivors.items())
             return ExitCode.NEEDS_REBOOT, f"needs reboot: SIGKILL did not end {left}"
         if self.signals:
-            return 128 + self.signals[0], f"stopped by {signal_name(self.signals[0])}; continue with fit --resume"
+            saved = run_files.has_checkpoint(self.run_folder)
+            hint = "continue with fit --resume" if saved else "nothing was saved yet: start again without --resume"
+            return 128 + self.signals[0], f"stopped by {signal_name(self.signals[0])}; {hint}"
         return None
 
     @staticmethod
@@ -160,6 +184,9 @@ class Supervisor:
             self._say(f"gave up: {decision.reason}; what was seen lies in {incident.folder}")
             return ExitCode.GAVE_UP
         self._say(outcome)
+        step = incident.progress.step if incident.progress is not None else None
+        name = self.rungs[self.state.rung].name
+        self.announcer.restarts(decision, name, incident.sentence(), step, stalled=bool(incident.waited_s))
         if incident.diagnosis.kind is StallClass.GPU_STALL and not self._gpu_answers():
             self._say(f"needs reboot: the GPU has not answered for {self.settings.smoke_test_s:g} s")
             return ExitCode.NEEDS_REBOOT
@@ -173,6 +200,8 @@ class Supervisor:
         end_s = time.monotonic() + pause_s
         while not self.signals and (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(left_s, self.settings.poll_s))
+        if self.signals:
+            self._say(f"stopped by {signal_name(self.signals[0])} before the restart")
         return 128 + self.signals[0] if self.signals else None
 
     def _attend(self, trainer: RunningTrainer) -> Incident | None:
@@ -193,8 +222,10 @@ class Supervisor:
                 return None
             look = watch.look()
             if look.progress is not None:
+                self._seen = look.progress
                 self.allowances = self.allowances.learn(look.progress.longest_s, self.settings.kill_after_s)
                 watch.allowances = self.allowances
+                self.announcer.sees(look.progress)
             if look.reason != last_reason and look.reason:
                 self._say(f"{look.health}: {look.reason}")
             last_reason = look.reason
@@ -202,6 +233,7 @@ class Supervisor:
                 if incident is not None:
                     incident.keep("recovered by itself")
                     self._say("recovered")
+                    self.announcer.recovered()
                     incident = None
             elif incident is None:
                 kill_at_s = time.monotonic() + self.settings.kill_after_s
@@ -222,24 +254,29 @@ class Supervisor:
         incident = Incident(folder, phase, progress, classify(collect(request)), waited_s)
         incident.keep(f"to be ended in {self.settings.kill_after_s:g} s, unless it recovers")
         self._say(f"stalled: {incident.sentence()}; see {folder}")
+        self.announcer.stalled(incident.sentence())
         return incident
 
     def _incident_of_exit(self, trainer: RunningTrainer) -> Incident:
         """A trainer that ended by itself, without having finished."""
         found = self.reader.read(trainer.pid)
-        progress = found if isinstance(found, Progress) else None
+        progress = found if isinstance(found, Progress) else self._seen
         folder = run_files.incident_folder(self.run_folder)
         lines = trainer.output.lines()
         keep(folder / "log.txt", "\n".join(lines) + "\n")
         code = trainer.process.returncode or 0
         phase = progress.phase if progress else Phase.IMPORT
+        stacks, waited_s = run_files.timer_stacks(self.run_folder) if code == EXIT_BY_TIMER else ("", 0.0)
+        if stacks:
+            keep(folder / "stacks.txt", stacks)
+            return Incident(folder, phase, progress, diagnose_timer(trainer.pid, stacks), waited_s)
         return Incident(folder, phase, progress, diagnose_exit(code, lines), blames_samples=-code in FAULTS)
 
     def _stop(self, trainer: RunningTrainer) -> None:
         """Pass the signal on and give the trainer time to save; a second signal ends the patience."""
         number = self.signals[0]
         self._say(f"{signal_name(number)}: the trainer has {self.settings.grace_s:g} s to end; again to end it at once")
-        trainer.forward(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        trainer.forward(signal.SIGTERM)  # on SIGINT Lightning ends within a step, and cannot save
         end_s = time.monotonic() + self.settings.grace_s
         while trainer.process.poll() is None and time.monotonic() < end_s and len(self.signals) == 1:
             trainer.output.pump(min(self.settings.poll_s, 0.2))
@@ -261,6 +298,7 @@ class Supervisor:
             (self.run_folder / ALLOWANCES_FILE).write_text(self.allowances.to_json())
 
     def _say(self, text: str) -> None:
+        self._said = text
         line = f"supervisor: {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode()
         pass_on(line)
         append(self.run_folder / LOG_FILE, line)

@@ -17,6 +17,10 @@ MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
 """In the environment of the trainer and of all that it starts; also says that a trainer is supervised."""
 
 PR_SET_PDEATHSIG = 1
+SOCKET_PATH_BYTES = 107
+SOCKET_IN_FOLDER = "/pymp-12345678/listener-12345678"
+"""Loader workers hand batches over by Unix sockets below the temporary folder, whose paths the kernel limits; with a
+longer one no batch ever arrives."""
 
 
 def is_supervised() -> bool:
@@ -30,8 +34,11 @@ def marker_of(token: str) -> str:
 
 
 def temporary_folder(token: str) -> Path:
-    """Where the trainer's temporary files go, to be removed with it."""
-    return Path(tempfile.gettempdir()) / f"yolo-lightning-{token}"
+    """Where the trainer's temporary files go, to be removed with it: short enough for sockets."""
+    name = f"yolo-{token[:12]}"
+    usual = Path(tempfile.gettempdir()) / name
+    is_short = len(os.fsencode(f"{usual}{SOCKET_IN_FOLDER}")) <= SOCKET_PATH_BYTES
+    return usual if is_short else Path("/tmp") / name
 
 
 def remove_temporary_folder(token: str) -> None:
@@ -79,7 +86,7 @@ class RunningTrainer:
         try:
             self.process = subprocess.Popen(
                 [*command, *rung.overrides],
-                env=os.environ | environment | rung.environment,
+                env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,129 @@
+"""Draws docs/monitor.svg: `monitor` while a loader worker is stopped, and after the run has recovered from it.
+
+Starts the demo's training under a supervisor with short allowances, sends SIGSTOP to one worker, and takes two pictures
+of what `monitor` shows. Needs a dataset as `scripts/demo.py` draws it; takes a few minutes on two CPU cores.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from yolo_lightning.monitoring.folder import read_run
+from yolo_lightning.monitoring.machine import read_machine
+from yolo_lightning.monitoring.run_state import RunState, Verdict
+from yolo_lightning.monitoring.screen import screen
+from yolo_lightning.progress import Phase
+
+WIDTH = 100
+DEADLINE = datetime.now().astimezone() + timedelta(hours=3)
+LIMIT_S = 600.0
+STEPS_BEFORE, STEPS_AFTER = 46, 10
+OPTIONS = {
+    "supervise": "true",
+    "supervision.floors.fetch_s": "15",
+    "supervision.kill_after_s": "10",
+    "supervision.pause_s": "2",
+    "trainer.max_epochs": "20",
+    "trainer.limit_train_batches": "40",
+    "trainer.limit_val_batches": "3",
+    "trainer.num_sanity_val_steps": "0",
+    "trainer.check_val_every_n_epoch": "1",
+    "data.loader.workers": "3",
+    "data.image_size": "128",
+}
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads that wait do not spin, as a machine that draws pictures does other work as well."""
+
+
+def main() -> None:
+    """Train, stop a worker, look twice, end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("runs/demo-data"), help="drawn by scripts/demo.py")
+    parser.add_argument("--output", type=Path, default=Path("docs/monitor.svg"))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
+        record(given.data, Path(temporary), console)
+    console.save_svg(str(given.output), title="python -m yolo_lightning monitor runs/demo")
+
+
+def record(data: Path, place: Path, console: Console) -> None:
+    """Run the training in `place` and print both pictures to `console`."""
+    words = [f"--{name}={value}" for name, value in OPTIONS.items()]
+    command = [sys.executable, "-m", "yolo_lightning", "fit", "--config", "configs/demo.yaml", *words]
+    folder = Path("runs/demo")
+    repository = Path(__file__).resolve().parent.parent
+    (place / "configs").symlink_to(repository / "configs")
+    with subprocess.Popen(
+        [*command, f"--data.root={data.resolve()}"],
+        cwd=place,
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(repository)},
+    ) as supervisor:
+        os.chdir(place)
+        try:
+            running = wait_for(folder, can_be_stopped)
+            os.kill(min(worker.pid for worker in running.workers), signal.SIGSTOP)
+            take_picture(console, wait_for(folder, lambda state: is_stalled(state) and bool(state.incidents)))
+            begun = steps(running)
+            take_picture(console, wait_for(folder, lambda state: has_recovered(state, begun + STEPS_AFTER)))
+        finally:
+            os.chdir(repository)
+            supervisor.send_signal(signal.SIGTERM)
+            supervisor.wait()
+
+
+def wait_for(folder: Path, condition: Callable[[RunState], bool]) -> RunState:
+    """Look until the run is as wanted."""
+    end_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < end_s:
+        time.sleep(0.5)
+        if not folder.is_dir():
+            continue
+        try:
+            state = read_run(folder)
+        except ValueError:  # nothing there yet
+            continue
+        if condition(state):
+            trainer = state.trainer.pid if state.trainer else None
+            return read_run(folder, read_machine(folder, trainer))
+    raise SystemExit(f"the run in {folder} did not get there within {LIMIT_S:g} s")
+
+
+def steps(state: RunState) -> int:
+    """Batches trained."""
+    return state.step or 0
+
+
+def can_be_stopped(state: RunState) -> bool:
+    """Within an epoch; without a sanity check the workers of the training are older than those of the validation."""
+    return state.phase in (Phase.FETCH, Phase.STEP) and steps(state) >= STEPS_BEFORE and bool(state.workers)
+
+
+def is_stalled(state: RunState) -> bool:
+    """Seen by the supervisor too."""
+    return state.judgement.verdict is Verdict.STALLED
+
+
+def has_recovered(state: RunState, step: int) -> bool:
+    """Trains again, after a restart."""
+    restarted = state.standing is not None and state.standing.restarts > 0
+    return state.judgement.verdict is Verdict.RUNNING and restarted and steps(state) >= step
+
+
+def take_picture(console: Console, state: RunState) -> None:
+    """Print it."""
+    console.print(screen(state, DEADLINE))
+
+
+if __name__ == "__main__":
+    main()

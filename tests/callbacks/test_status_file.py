@@ -1,0 +1,182 @@
+"""What the file says during and after a fit of the tiny network."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tiny_training import Interrupt, StopAt, TinyModule, fit
+
+from callbacks import LastCheckpoint, StatusFile
+from callbacks import status as status_file
+from callbacks.status import BLOCK_STEPS, BLOCKS, Pace
+from yolo_lightning.status import Status, read_status
+
+
+class Clock:
+    """Stands still until it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(status_file.time, "monotonic", lambda: self.now_s)
+
+
+class Takes(Callback):
+    """Seconds that waiting and working take; placed before the status file, so that it sees them pass."""
+
+    def __init__(self, clock: Clock, fetch_s: float, step_s: float) -> None:
+        self.clock, self.fetch_s, self.step_s = clock, fetch_s, step_s
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.clock.now_s += self.fetch_s
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.clock.now_s += self.step_s
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.clock.now_s += 30.0
+
+
+class Seen(Callback):
+    """Keeps every state that the file had after a batch."""
+
+    def __init__(self) -> None:
+        self.states: list[Status] = []
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+        found = read_status(Path(trainer.default_root_dir) / "status.json")
+        assert found is not None
+        if not self.states or self.states[-1] != found:
+            self.states.append(found)
+
+
+def last(folder: Path) -> Status:
+    found = read_status(folder / "status.json")
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_file_tells_where_the_fit_stands(clock: Clock, tmp_path: Path) -> None:
+    module = TinyModule(val_scores=[0.5, 0.75])
+    fit(tmp_path, Takes(clock, 1.0, 3.0), StatusFile(), module=module, epochs=2, check_val_every_n_epoch=1)
+    found = last(tmp_path)
+    assert (found.epoch, found.epochs, found.batch, found.batches_per_epoch, found.step) == (1, 2, 4, 4, 8)
+    assert (found.step_s, found.fetch_share) == (4.0, 0.25)
+    assert (found.trained_s, found.validation_s) == (8 * 4.0 + 2 * 30.0, 30.0)
+    assert (found.validate_every_epochs, found.validations_per_epoch) == (1, 1)
+    assert [(one.epoch, one.values) for one in found.scores] == [(0, {"val/map_50": 0.5}), (1, {"val/map_50": 0.75})]
+    assert found.best_map_50 == 0.75
+    assert list(found.losses) == ["train/loss"]
+    assert (found.process, found.host, found.device) == (os.getpid(), os.uname().nodename, "cpu")
+
+
+def test_file_is_there_before_the_first_batch_and_says_that_nothing_was_measured(tmp_path: Path) -> None:
+    with pytest.raises(Interrupt):
+        fit(tmp_path, StopAt(0, 0), StatusFile())
+    found = last(tmp_path)
+    assert (found.step, found.batch, found.step_s, found.fetch_share, found.validation_s) == (0, 0, None, None, None)
+
+
+def test_file_is_never_written_more_often_than_asked_for(clock: Clock, tmp_path: Path) -> None:
+    seen = Seen()
+    fit(tmp_path, Takes(clock, 0.5, 0.5), StatusFile(interval_s=5.0), seen, batches=20, limit_val_batches=0)
+    assert [state.step for state in seen.states] == [0, 5, 10, 15, 20]
+    assert last(tmp_path).validate_every_epochs is None
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 0.9, -1.0, float("nan")])
+def test_interval_below_a_second_is_refused(interval_s: float) -> None:
+    with pytest.raises(ValueError, match=f"interval_s is {interval_s}, allowed are 1 and more"):
+        StatusFile(interval_s)
+
+
+def test_resumed_fit_knows_at_once_what_was_measured_before(clock: Clock, tmp_path: Path) -> None:
+    module = TinyModule(val_scores=[0.5, 0.25, 0.1])
+    takes, checkpoint = Takes(clock, 1.0, 3.0), tmp_path / "checkpoints" / "step-000000006.ckpt"
+    with pytest.raises(Interrupt):
+        fit(tmp_path, takes, StopAt(1, 3), StatusFile(), LastCheckpoint(2), module=module, epochs=3)
+    with pytest.raises(Interrupt):
+        fit(tmp_path, StopAt(1, 2), StatusFile(), module=TinyModule(), epochs=3, resume=checkpoint)
+    found = last(tmp_path)
+    assert (found.epoch, found.batch, found.step, found.step_s) == (1, 2, 6, None)
+    assert (found.trained_s, found.validation_s, found.best_map_50) == (6 * 4.0 + 30.0, 30.0, 0.5)
+    assert [one.values["val/map_50"] for one in found.scores] == [0.5]
+
+
+def test_full_disk_is_said_once_and_ends_nothing(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(status_file, "rank_zero_warn", warned.append)
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(status_file, "write_status", fail)
+    fit(tmp_path, Takes(clock, 5.0, 5.0), StatusFile(), batches=8)
+    (message,) = warned
+    assert "No space left on device" in message
+
+
+class Explodes(TinyModule):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/box_loss", loss * float("nan"))
+        self.log("lr/weight", 0.01)
+        return loss
+
+
+def test_loss_that_is_not_finite_is_null_in_valid_json(tmp_path: Path) -> None:
+    fit(tmp_path, StatusFile(), module=Explodes())
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    content = json.loads((tmp_path / "status.json").read_text(), parse_constant=refuse)
+    assert content["losses"]["train/box_loss"] is None
+    assert last(tmp_path).not_finite() == ["train/box_loss"]
+    assert content["learning_rates"] == {"lr/weight": pytest.approx(0.01)}
+
+
+def test_other_stages_write_nothing(tmp_path: Path) -> None:
+    from tiny_training import loader, tiny_trainer
+
+    tiny_trainer(tmp_path, StatusFile()).validate(TinyModule(), loader(), verbose=False)
+    assert not (tmp_path / "status.json").exists()
+
+
+def test_pace_is_unknown_before_a_step() -> None:
+    assert Pace().typical() is None
+
+
+def test_bursts_of_a_loader_are_averaged() -> None:
+    """Four workers deliver four batches at once: three steps wait for nothing, the fourth for all."""
+    pace = Pace()
+    for step in range(64):
+        pace.add(4.0 if step % 4 == 3 else 0.0, 1.0)
+    assert pace.typical() == (2.0, 0.5)  # a median over steps would say 1.0 and 0.0
+
+
+def test_a_checkpoint_or_a_stall_does_not_count() -> None:
+    pace = Pace()
+    for step in range(5 * BLOCK_STEPS):
+        pace.add(900.0 if step == 20 else 1.0, 1.0)
+    assert pace.typical() == (2.0, 0.5)
+
+
+def test_pace_follows_what_changed() -> None:
+    pace = Pace()
+    for _ in range(BLOCKS * BLOCK_STEPS):
+        pace.add(1.0, 1.0)
+    for _ in range((BLOCKS // 2 + 1) * BLOCK_STEPS):
+        pace.add(1.0, 4.0)
+    assert pace.typical() == (5.0, 0.2)
