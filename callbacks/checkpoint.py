@@ -1,5 +1,8 @@
 """Best and last checkpoints, written atomically."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,10 +10,42 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
 
 from yolo_lightning.checkpoint_file import link_checkpoint, remove_checkpoint, write_checkpoint
 from yolo_lightning.files import remove_leftovers
+from yolo_lightning.position import steps_begun
 from yolo_lightning.run_folder import BEST_CHECKPOINT, CHECKPOINTS, LAST_CHECKPOINT, STEP_CHECKPOINT, STEP_CHECKPOINTS
+
+BEST_SO_FAR = (
+    *("best_k_models", "best_model_path", "best_model_score"),
+    *("kth_best_model_path", "kth_value", "current_score"),
+)
+"""What ModelCheckpoint remembers of the checkpoints that it has written."""
+
+
+@contextmanager
+def failing_together(trainer: Trainer) -> Iterator[None]:
+    """A block that saves a checkpoint; where the one process that writes fails to, the others learn of it.
+
+    They wait behind the writing, in a barrier that the failure keeps the writer from, and would take for saved what is
+    not.
+
+    Raises:
+        OSError: In all processes, if the file could not be written.
+    """
+    failure: OSError | None = None
+    try:
+        yield
+    except OSError as error:
+        failure = error
+        trainer.strategy.barrier("Trainer.save_checkpoint")
+    told = trainer.strategy.broadcast(failure and (failure.errno, failure.strerror))
+    if failure is not None:
+        raise failure
+    if told is not None:
+        raise OSError(*told)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -65,17 +100,24 @@ class BestCheckpoint(ModelCheckpoint):
         super().load_state_dict(state_dict | moved)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        try:
+        with failing_together(trainer):
             super()._save_checkpoint(trainer, filepath)
+
+    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        """Lightning notes the score before it writes; where that fails, the file still holds the one before."""
+        before = {name: copy(getattr(self, name)) for name in BEST_SO_FAR}
+        try:
+            super()._update_best_and_save(current, trainer, monitor_candidates)
         except OSError as error:
-            rank_zero_warn(f"could not save {filepath} ({error.strerror}); training goes on")
+            vars(self).update(before)
+            rank_zero_warn(f"could not save {BEST_CHECKPOINT} ({error.strerror}); training goes on")
 
 
 class LastCheckpoint(Checkpoint):
-    """Saves the whole state of training every N steps and at every epoch's end, and keeps the newest few.
+    """Saves the whole state of training every N steps, at every epoch's end and on SIGTERM; keeps the newest few.
 
     Nothing is saved on an epoch's last batch: the epoch's end follows, after validation, and a run resumed from a
-    checkpoint in between would skip both. Nothing is saved on an exception, as that state may be half a step.
+    checkpoint in between would skip both. Nothing is saved on another exception, as that state may be half a step.
     A full disk does not end the run: the older checkpoint stays, and the next one is tried.
 
     Args:
@@ -102,18 +144,27 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         """Save after every `interval_steps` batches of an epoch, but not after its last."""
         if self.interval_steps and (batch_idx + 1) % self.interval_steps == 0 and not trainer.is_last_batch:
-            self._save(trainer, batch_idx + 1)
+            self._save(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Save on SIGTERM, which Lightning raises between two batches; after the last one the epoch's end comes first.
+
+        Several processes may hear of it after different batches, and would wait for each other in the save.
+        """
+        between = trainer.training and not trainer.is_last_batch and trainer.world_size == 1
+        if isinstance(exception, SIGTERMException) and between:
+            self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after validation and all other work of the epoch's end."""
-        self._save(trainer, int(trainer.num_training_batches))
+        self._save(trainer)
 
-    def _save(self, trainer: Trainer, batches: int) -> None:
+    def _save(self, trainer: Trainer) -> None:
         folder = self._folder(trainer)
-        steps = trainer.current_epoch * int(trainer.num_training_batches) + batches
-        path = folder / STEP_CHECKPOINT.format(steps=steps)
+        path = folder / STEP_CHECKPOINT.format(steps=steps_begun(trainer))
         try:
-            trainer.save_checkpoint(path, weights_only=False)
+            with failing_together(trainer):
+                trainer.save_checkpoint(path, weights_only=False)
             if trainer.is_global_zero:
                 link_checkpoint(path, folder / LAST_CHECKPOINT)
                 for old in sorted(folder.glob(STEP_CHECKPOINTS), key=time_of_writing_ns)[: -self.keep]:

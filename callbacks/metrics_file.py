@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from yolo_lightning.files import replacing
+from yolo_lightning.position import steps_begun
 from yolo_lightning.run_folder import METRICS
 
 FIXED_COLUMNS = ("epoch", "step", "time_s")
@@ -25,6 +26,8 @@ class MetricsFile(Callback):
         self._steps = 0
         self._trained_s = 0.0
         self._started_s = 0.0
+        self._unwritten: list[dict[str, Any]] = []
+        """Rows that wait for the disk to have space again."""
 
     def state_dict(self) -> dict[str, Any]:
         """Batches and seconds trained so far."""
@@ -52,7 +55,7 @@ class MetricsFile(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write the training metrics of every `log_every_n_steps`-th batch."""
-        self._steps = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx + 1
+        self._steps = steps_begun(trainer)
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if interval and (batch_idx + 1) % interval == 0:
             self._write(trainer, ("train/", "lr/"))
@@ -74,9 +77,15 @@ class MetricsFile(Callback):
         }
         path = self._path(trainer)
         try:
-            append_row(path, row)
+            if self._unwritten:  # what was last written may be half a line
+                write_rows(path, [*read_rows(path), *self._unwritten, row])
+            else:
+                append_row(path, row)
         except OSError as error:
+            self._unwritten.append(row)
             rank_zero_warn(f"could not write {path} ({error.strerror}); training goes on")
+        else:
+            self._unwritten = []
 
     def _elapsed_s(self) -> float:
         return self._trained_s + (time.monotonic() - self._started_s if self._started_s else 0.0)

@@ -8,6 +8,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
+from yolo_lightning.position import place_in_schedule
+
 
 def finish_time(now: datetime, started: datetime, done_share: float, started_share: float) -> datetime | None:
     """When training will be done if it goes on as since `started`.
@@ -37,8 +39,7 @@ class Pace:
     def finish(self, trainer: Trainer, batches: int) -> datetime | None:
         """When the fit will be done, seen after `batches` batches of the current epoch."""
         assert trainer.max_epochs is not None
-        per_epoch = int(trainer.num_training_batches)
-        share = (trainer.current_epoch * per_epoch + batches) / (trainer.max_epochs * per_epoch)
+        share = place_in_schedule(trainer, batches) / (trainer.max_epochs * int(trainer.num_training_batches))
         if self._started_share is None:
             self._started, self._started_share = datetime.now(), share
         return finish_time(datetime.now(), self._started, share, self._started_share)

@@ -15,7 +15,9 @@ from yolo_lightning import progress
 from yolo_lightning.allowances import Allowances, Floors
 from yolo_lightning.batch import Batch
 from yolo_lightning.files import replacing
+from yolo_lightning.position import steps_begun
 from yolo_lightning.progress import ALLOWANCES_FILE, FINISHED_FILE, PROGRESS_FILE, Phase, ProgressWriter
+from yolo_lightning.ranks import rank_suffix
 
 LAST_RESORT = 2.0
 """Times the allowance after which the process ends itself, should the supervisor not have done so; 1.5 at least, as a
@@ -60,7 +62,8 @@ class ProgressRecord(Callback):
 
     Must be the first callback: what the others do in a hook then counts to the phase that begins there. Under a
     supervisor faulthandler's timer ends the process at about twice the allowance, should the supervisor have gone;
-    there is one such timer in a process, so `StallMonitor` does not go with it.
+    there is one such timer in a process, so `StallMonitor` does not go with it. Each process of a distributed fit has
+    its own record: `progress`, `progress-rank1`, ...
     """
 
     def __init__(self) -> None:
@@ -77,18 +80,19 @@ class ProgressRecord(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the supervisor's record, or begin one in the run folder for whoever looks."""
-        if stage != "fit" or not trainer.is_global_zero:
+        if stage != "fit":
             return
         folder = Path(trainer.default_root_dir)
         self._writer, self._any_batch = progress.current(), False
         if self._writer is None:
-            self._begin_own(folder)
-        else:
+            self._begin_own(folder, trainer.global_rank)
+        if self._writer is not None and progress.PROGRESS_VARIABLE in os.environ:
             self._allowances = Allowances.read(folder / ALLOWANCES_FILE) or Allowances(Floors(), {})
-        try:
-            (folder / FINISHED_FILE).unlink(missing_ok=True)
-        except OSError as error:
-            rank_zero_warn(f"could not remove {folder / FINISHED_FILE} ({error.strerror})")
+        if trainer.is_global_zero:
+            try:
+                (folder / FINISHED_FILE).unlink(missing_ok=True)
+            except OSError as error:
+                rank_zero_warn(f"could not remove {folder / FINISHED_FILE} ({error.strerror})")
         self.beat(Phase.SETUP)
         if not isinstance(trainer.strategy.checkpoint_io, RecordedCheckpointIO):
             trainer.strategy.checkpoint_io = RecordedCheckpointIO(trainer.strategy.checkpoint_io, self)
@@ -114,15 +118,14 @@ class ProgressRecord(Callback):
         if self._writer is not None and isinstance(batch, Batch):
             self._writer.samples(batch.image_ids)
         phase = Phase.STEP if self._any_batch else Phase.FIRST_BATCH
-        self.beat(phase, epoch=trainer.current_epoch, step=self._steps(trainer, batch_idx), batch=batch_idx)
+        self.beat(phase, epoch=trainer.current_epoch, step=steps_begun(trainer) - 1, batch=batch_idx)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """The step is done; the next batch is awaited, or validation follows."""
         self._any_batch = True
-        steps = self._steps(trainer, batch_idx + 1)
-        self.beat(Phase.FETCH, epoch=trainer.current_epoch, step=steps, batch=batch_idx + 1)
+        self.beat(Phase.FETCH, epoch=trainer.current_epoch, step=steps_begun(trainer), batch=batch_idx + 1)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation workers start."""
@@ -163,7 +166,7 @@ class ProgressRecord(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """All that was asked for is trained: say so. A fit that an error or a signal ends does not come here."""
-        if self._writer is None:
+        if self._writer is None or not trainer.is_global_zero:
             return
         path = Path(trainer.default_root_dir) / FINISHED_FILE
         report = {
@@ -186,6 +189,8 @@ class ProgressRecord(Callback):
         """The process ends. A supervisor's record, and its timer, stay to the very end; an own one is closed."""
         self.beat(Phase.EXIT)
         if self._owned and self._writer is not None:
+            if self._allowances is not None:
+                faulthandler.cancel_dump_traceback_later()  # it would write into a closed file
             self._writer.close()
             self._writer, self._owned = None, False
 
@@ -202,13 +207,9 @@ class ProgressRecord(Callback):
             faulthandler.dump_traceback_later(LAST_RESORT * allowed_s, exit=True, file=self._writer.stacks_file())
             self._armed_for_s, self._armed_at_s = allowed_s, now_s
 
-    def _begin_own(self, folder: Path) -> None:
+    def _begin_own(self, folder: Path, rank: int) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._writer, self._owned = ProgressWriter(folder / PROGRESS_FILE), True
+            self._writer, self._owned = ProgressWriter(folder / f"{PROGRESS_FILE}{rank_suffix(rank)}"), True
         except OSError as error:  # nobody watches, so nobody is misled
             rank_zero_warn(f"no progress record in {folder} ({error.strerror})")
-
-    @staticmethod
-    def _steps(trainer: Trainer, batches: int) -> int:
-        return trainer.current_epoch * int(trainer.num_training_batches) + batches

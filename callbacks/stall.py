@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Any, TextIO
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from yolo_lightning.run_folder import INCIDENTS
+from yolo_lightning.ranks import rank_suffix
+from yolo_lightning.run_folder import INCIDENTS, has_checkpoint
 
 EXIT_STALLED = 75
 """Exit code of a process that was ended because it stalled (EX_TEMPFAIL: try again)."""
@@ -73,7 +75,8 @@ def stall_reason(progress: Progress, now_s: float, timeout_s: float) -> str | No
 class StallMonitor(Callback):
     """Ends a fit that makes no progress, after writing all stacks to `incidents/` in the run folder.
 
-    It is armed from set-up on, and before every wait for a batch. The process ends with exit code 75; the newest
+    Each process of a distributed fit watches itself: where one stalls, the others wait for it and end at about the same
+    time. It is armed from set-up on, and before every wait for a batch. The process ends with exit code 75; the newest
     checkpoint stays, and `fit --resume` continues from it.
 
     Args:
@@ -95,9 +98,10 @@ class StallMonitor(Callback):
         if stage != "fit":
             return
         incidents = Path(trainer.default_root_dir) / INCIDENTS
-        for earlier in incidents.glob("*"):  # of runs that were killed, but not by us
+        suffix = rank_suffix(trainer.global_rank)
+        for earlier in incidents.glob(f"{'[0-9]' * 8}-{'[0-9]' * 6}{suffix}"):  # of runs that were killed, not by us
             remove_incident_without_stacks(earlier)
-        self._folder = incidents / time.strftime("%Y%m%d-%H%M%S")
+        self._folder = incidents / f"{time.strftime('%Y%m%d-%H%M%S')}{suffix}"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stacks = (self._folder / STACKS).open("w")
         self._stop = threading.Event()
@@ -180,7 +184,8 @@ class StallMonitor(Callback):
         self._stacks.flush()
         report = asdict(self._progress) | {"reason": reason, "process": os.getpid(), "workers": workers}
         (self._folder / "incident.json").write_text(json.dumps(report, indent=2) + "\n")
-        print(f"\nstalled: {reason}; stacks in {self._folder}; continue with fit --resume", file=sys.stderr, flush=True)
+        hint = "continue with fit --resume" if has_checkpoint(self._folder.parent.parent) else "nothing was saved yet"
+        print(f"\nstalled: {reason}; stacks in {self._folder}; {hint}", file=sys.stderr, flush=True)
         for process in workers.values():
             if process is not None:
                 os.kill(process, signal.SIGKILL)
@@ -193,5 +198,5 @@ def remove_incident_without_stacks(folder: Path) -> None:
     if stacks.is_file() and stacks.stat().st_size == 0:
         stacks.unlink()
     for empty in (folder, folder.parent):
-        if empty.is_dir() and not any(empty.iterdir()):
+        with suppress(OSError):  # not empty, or another process of this run was first
             empty.rmdir()

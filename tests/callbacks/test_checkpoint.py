@@ -2,6 +2,7 @@ import errno
 import os
 import re
 import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,28 @@ def test_disk_full_at_the_best_checkpoint_does_not_end_training(
     assert "could not save" in warned(recwarn)
 
 
+def test_best_that_could_not_be_written_is_not_the_score_to_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_in_the_second_epoch(checkpoint: dict[str, Any], path: Path) -> None:
+        if checkpoint["epoch"] == 1:
+            disk_full()
+        write_checkpoint(checkpoint, path)
+
+    monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", full_in_the_second_epoch)
+    best = BestCheckpoint()
+    fit(tmp_path, best, module=TinyModule(val_scores=[0.1, 0.9, 0.5, 0.2]), epochs=4)
+    assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == 2
+    assert best.best_model_score == pytest.approx(0.5)
+
+
+def test_first_best_that_could_not_be_written_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", disk_full)
+    best = BestCheckpoint()
+    fit(tmp_path, best, module=TinyModule(val_scores=[0.1]))
+    assert (best.best_model_path, best.best_model_score, best.best_k_models) == ("", None, {})
+
+
 def test_run_folder_resumed_under_another_name_remembers_the_best_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,3 +278,41 @@ def test_storage_options_are_refused(tmp_path: Path) -> None:
 def test_bad_arguments_are_named(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         LastCheckpoint(**options)
+
+
+class TerminateAt(Callback):
+    """Sends SIGTERM to this process at the start of a batch."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("batch", "kept"), [(1, [2]), (3, [4])], ids=["within an epoch", "at its end"])
+def test_sigterm_saves_the_step_at_hand_or_the_epochs_end(batch: int, kept: list[int], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        fit(tmp_path, TerminateAt(batch), LastCheckpoint(interval_steps=100), batches=4, epochs=2)
+    assert steps_kept(tmp_path) == kept
+
+
+class TerminatedModule(TinyModule):
+    """Gets SIGTERM when all callbacks are done with its second batch."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_after_the_last_callback_of_a_step_saves_it_too(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        fit(tmp_path, LastCheckpoint(interval_steps=100), module=TerminatedModule(), batches=4)
+    assert steps_kept(tmp_path) == [2]
+
+
+def test_error_saves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Interrupt):
+        fit(tmp_path, StopAt(0, 2), LastCheckpoint(interval_steps=100), batches=4)
+    assert steps_kept(tmp_path) == []

@@ -1,5 +1,6 @@
 import csv
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,26 @@ def test_file_that_cannot_be_cut_back_warns_and_training_goes_on(
     monkeypatch.setattr("callbacks.metrics_file.write_rows", fail)
     assert fit(tmp_path, MetricsFile()).steps == 4
     assert "could not write" in warned(recwarn)
+
+
+class FullDisk(Callback):
+    """From batch `begin` to batch `end` no file of this process may grow."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.begin, self.end = begin, end
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch_idx in (self.begin, self.end):
+            limit = self.before[0] if batch_idx == self.end else (trainer_path(trainer).stat().st_size + 3)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, self.before[1]))
+
+
+def trainer_path(trainer: Trainer) -> Path:
+    return Path(trainer.default_root_dir) / "metrics.csv"
+
+
+def test_rows_that_a_full_disk_refused_follow_when_it_has_space_again(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="could not write .*metrics.csv"):
+        fit(tmp_path, FullDisk(2, 4), MetricsFile(), batches=6)
+    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]

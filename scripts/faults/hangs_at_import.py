@@ -1,0 +1,14 @@
+"""A plug-in whose import hangs in every trainer, but not in the process that becomes the supervisor."""
+
+from lightning.pytorch import Callback
+
+from faults.hangs import sleep
+from yolo_lightning.supervise import is_supervised
+
+
+class PlugIn(Callback):
+    """Does nothing."""
+
+
+if is_supervised():
+    sleep()

@@ -1,0 +1,224 @@
+"""One supervised fit as a user starts it, and all that is seen of it from outside while it runs."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from faults import traces
+from faults.case import Case
+from faults.injector import FIRED_FILE, note_fired
+from faults.workshop import REPOSITORY, SCRIPTS, Workshop, busyness, write
+from yolo_lightning.allowances import Floors
+from yolo_lightning.progress import PROGRESS_FILE, Phase, Progress, ProgressReader
+from yolo_lightning.supervise import SuperviseSettings
+from yolo_lightning.supervise.output import LOG_FILE
+from yolo_lightning.supervised_fit import job
+
+MARK_VARIABLE = "FAULTS_CASE"
+LOOK_EVERY_S = 0.004
+KILLS = "kills"
+"""Note of a run: of each kill of a soak its moment, phase, epoch and step."""
+
+RESUMED = re.compile(r"^run folder: .*, checkpoint: (.*\.ckpt)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The record as it was seen to change.
+
+    Attributes:
+        at_s: Monotonic clock.
+        process: Trainer.
+        phase: Its phase.
+        step: Steps trained.
+    """
+
+    at_s: float
+    process: int
+    phase: Phase
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the output.
+
+    Attributes:
+        at_s: Monotonic clock.
+        text: Without its end.
+        resumed_step: Steps that the checkpoint had trained which the line names; None for other lines.
+    """
+
+    at_s: float
+    text: str
+    resumed_step: int | None = None
+
+
+class Run:
+    """All commands of a case, one after the other, in one run folder.
+
+    Args:
+        case: What is to happen.
+        workshop: Where.
+
+    Attributes:
+        busyness: Processes that wanted to run, for each core, 1 at least; limits of time are that much longer.
+    """
+
+    def __init__(self, case: Case, workshop: Workshop) -> None:
+        self.case, self.workshop = case, workshop
+        self.folder = workshop.root / f"case-{case.name}"
+        self.run_folder = self.folder / "run"
+        elsewhere = case.environment.get("TMPDIR", "").format(name=f"faults-{uuid.uuid4().hex}")
+        self.temporary = Path(elsewhere) if elsewhere else self.folder / "tmp"
+        self.config_file = self.folder / "config.yaml"
+        self.folder.mkdir(parents=True)
+        self.temporary.mkdir(parents=True)
+        self.configuration = workshop.configuration(case, self.folder)
+        self.shared_memory_before = traces.shared_memory()
+        self.mark = uuid.uuid4().hex
+        self.codes: list[int] = []
+        self.lines: list[Line] = []
+        self.beats: list[Beat] = []
+        self.record: Progress | None = None
+        self.hit: set[int] = set()
+        self.notes: dict[str, Any] = {}
+        self.hung = False
+        self.busyness = 1.0
+        self.supervisor: subprocess.Popen[bytes]
+        self._reader = ProgressReader(self.run_folder / PROGRESS_FILE)
+        self._acts = list(case.outside)
+
+    def carry_out(self) -> None:
+        """Run all commands, and do to them what the case says."""
+        if self.case.prepare:
+            self.case.prepare(self)
+        self.write_configuration()
+        for number in range(len(self.case.codes)):
+            self.supervisor = self.start(self.words(resume=number > 0))
+            thread = threading.Thread(target=self._read, args=(self.supervisor.stdout,), daemon=True)
+            thread.start()
+            self._watch()
+            self.codes.append(self.supervisor.wait())
+            thread.join(10)
+            self.busyness = max(self.busyness, busyness())
+
+    def words(self, *, resume: bool) -> list[str]:
+        """The command line."""
+        fit = ["fit", "--config", str(self.config_file), *(["--resume"] if resume else [])]
+        if not self.case.smoke_test:
+            return [self.workshop.python, "-m", "yolo_lightning", *fit]
+        given = dict(self.configuration["supervision"])
+        settings = SuperviseSettings(**given | {"floors": Floors(**given["floors"])})
+        made = job(fit, self.run_folder, workers=self.case.workers, settings=settings, on_gpu=False)
+        made = replace(made, smoke_test=self.case.smoke_test)
+        return [self.workshop.python, "-m", "yolo_lightning.supervise", str(self.run_folder), made.to_json()]
+
+    def start(self, words: list[str]) -> subprocess.Popen[bytes]:
+        """A process of this case."""
+        environment = {
+            "PYTHONPATH": os.pathsep.join(map(str, (SCRIPTS / "faults" / "fakes", REPOSITORY, SCRIPTS))),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self.temporary),
+            "FAULTS_LIBRARY": str(self.workshop.library),
+            MARK_VARIABLE: self.mark,
+        }
+        given = {
+            name: value.format(folder=self.folder) for name, value in self.case.environment.items() if name != "TMPDIR"
+        }
+        if self.case.small_shared_memory:
+            words = [*traces.SMALL_SHARED_MEMORY, *words]
+        return subprocess.Popen(
+            words,
+            cwd=self.folder,
+            env=os.environ | environment | given,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def write_configuration(self) -> None:
+        """As it is now; a restart reads it anew."""
+        write(self.configuration, self.config_file)
+
+    def abandon(self) -> None:
+        """End whatever lives."""
+        traces.end_marked(MARK_VARIABLE, self.mark)
+
+    def note(self, fault: str) -> None:
+        """Say that a fault happens now."""
+        note_fired(self.folder, fault)
+
+    def fired_s(self) -> list[float]:
+        """When faults happened, monotonic clock."""
+        path = self.folder / FIRED_FILE
+        return sorted(json.loads(line)["at_s"] for line in path.read_text().splitlines()) if path.is_file() else []
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """What the supervisor reported, in order."""
+        paths = sorted(
+            (self.run_folder / "incidents").glob("*/incident.json"), key=lambda path: path.stat().st_ctime_ns
+        )
+        return [json.loads(path.read_text()) for path in paths]
+
+    def log(self) -> str:
+        """All output."""
+        return "\n".join(line.text for line in self.lines)
+
+    def log_file(self) -> str:
+        """What stands in the run folder, of other processes too."""
+        path = self.run_folder / LOG_FILE
+        return path.read_text(errors="replace") if path.is_file() else ""
+
+    @property
+    def fresh(self) -> Progress | None:
+        """The record of a trainer that nothing was done to yet."""
+        return None if self.record is None or self.record.process in self.hit else self.record
+
+    def _watch(self) -> None:
+        end_s = time.monotonic() + self.case.limit_s
+        sequence = -1
+        while self.supervisor.poll() is None:
+            found = self._reader.read()
+            self.record = found if isinstance(found, Progress) else None
+            if self.record is not None and self.record.sequence != sequence:
+                sequence = self.record.sequence
+                now = Beat(time.monotonic(), self.record.process, self.record.phase, self.record.step)
+                self.beats.append(now)
+            if self._acts and self._acts[0](self):
+                self._acts.pop(0)
+            if time.monotonic() > end_s:
+                self.hung = True
+                self.abandon()
+            time.sleep(LOOK_EVERY_S)
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        for content in pipe:
+            text = content.decode(errors="replace").rstrip()
+            match = RESUMED.match(text)
+            self.lines.append(Line(time.monotonic(), text, self._steps_of(match[1]) if match else None))
+
+    def _steps_of(self, checkpoint: str) -> int:
+        """By its sidecar, which may soon be gone."""
+        path = self.folder / f"{checkpoint}.json"
+        try:
+            return int(json.loads(path.read_text())["steps"])
+        except (OSError, ValueError, KeyError):
+            return int("".join(filter(str.isdigit, Path(checkpoint).name)) or 0)
+
+
+def send(process: int, number: signal.Signals) -> None:
+    """A signal to a process, if it is still there."""
+    try:
+        os.kill(process, number)
+    except ProcessLookupError:
+        return
