@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import torch
 import yaml
 
 from tests.conftest import TINY
-from yolo_lightning.cli import is_ours, main, seed_of
+from yolo_lightning.cli import main, seed_of
 from yolo_lightning.continuation import flatten
 from yolo_lightning.evaluation.submission import FIRST_CATEGORY_ID
+from yolo_lightning.supervise.ladder import STATE_FILE, LadderState
 from yolo_lightning.tools import TOOLS
+from yolo_lightning.tools.command_line import is_ours
 
 Run = Callable[..., None]
 RUN = Path("runs/yolo")
@@ -102,6 +105,20 @@ class TestCheckpointAndFlags:
         assert saved(last_checkpoint())["steps"] == 2
         assert saved(last_checkpoint(Path("runs/yolo-2")))["steps"] == 2
         assert not (RUN.with_name("yolo-2") / "checkpoints" / older.name).exists()
+
+    def test_samples_that_a_supervisor_set_aside_are_left_out(
+        self, trained: Run, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        saved_config = yaml.safe_load((RUN / "config.yaml").read_text())
+        (RUN / STATE_FILE).write_text(json.dumps(asdict(LadderState(quarantined=("index=0", "key=7")))))
+        with pytest.warns(UserWarning, match="left out") as warned:
+            trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        texts = [str(one.message) for one in warned]
+        assert "left out, as training ended at them again and again: index=0" in texts
+        assert any(text.startswith("train: left out, in quarantine (data.quarantine): 2") for text in texts)
+        assert "data.quarantine was [], now ['index=0']" in caplog.text
+        assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["quarantine"] == ["index=0"]
+        assert saved_config["data"]["quarantine"] == []
 
     def test_resume_without_a_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         assert "nothing to resume" in fails(run, capsys, "fit", "--resume", *ONE_STEP)

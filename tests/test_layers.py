@@ -10,7 +10,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "yolo_lightning"
 LEAVES = {
     f"{PACKAGE}.{name}"
-    for name in ("batch", "boxes", "evaluation", "run_folder", "checkpoint_file", "files", "progress", "allowances")
+    for name in (
+        "batch",
+        "boxes",
+        "evaluation",
+        "run_folder",
+        "checkpoint_file",
+        "files",
+        "progress",
+        "allowances",
+        "status",
+        "position",
+    )
 }
 ULTRALYTICS = {f"{PACKAGE}/{name}.py" for name in ("graph", "loss", "postprocess")}
 ROOMS = {
@@ -23,23 +34,41 @@ ROOMS = {
     "run_folder": {"checkpoint_file"},
     "progress": set(),
     "allowances": {"progress"},
-    "supervise": {"progress", "allowances", "files"},
+    "status": {"files"},
+    "sensors": set(),
+    "supervise": {"progress", "allowances", "files", "status"},
+    "monitoring": {"progress", "allowances", "run_folder", "status", "sensors", "supervise"},
     "supervised_fit": {"supervise"},
-    "data": {"batch", "boxes", "files"},
-    "evaluation": {"batch", "boxes"},
+    "position": set(),
+    "nonfinite": set(),
+    "guarded_step": {"batch"},
+    "rollback": {"checkpoint_file", "run_folder", "position"},
+    "data": {"batch", "boxes", "files", "position"},
+    "evaluation": {"batch", "boxes", "files"},
+    "device_transforms": {"batch"},
     "optim": set(),
     "backend": {"conv", "files"},
     "graph": {"conv", "backend"},
     "loss": {"batch"},
     "postprocess": {"batch", "boxes"},
-    "module": {"graph", "backend", "loss", "postprocess", "optim", "batch", "data.ltdv2"},
+    "module": {
+        "device_transforms",
+        *("graph", "backend", "loss", "postprocess", "optim", "batch", "data.ltdv2"),
+        *("position", "nonfinite", "guarded_step", "rollback"),
+    },
     "__init__": set(),
-    "__main__": {"cli", "progress"},
+    "__main__": {"cli", "progress", "tools"},
     "benchmarking": {"module", "backend", "conv", "data", "batch", "boxes", "files"},
     "exporting": {"graph", "backend", "files"},
+    "detecting": {"graph", "backend", "postprocess", "batch", "boxes", "data"},
+    "diagnosis": {"supervise", "sensors", "conv", "data", "files"},
     "tools": {
         "benchmarking",
+        "diagnosis",
         "exporting",
+        "detecting",
+        "backend",
+        "monitoring",
         "run_folder",
         "checkpoint_file",
         "data",

@@ -1,29 +1,29 @@
 """The command line: LightningCLI's fit, validate, test and predict, and the tools. Only this file knows all rooms."""
 
+import json
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
-from importlib import import_module
-from inspect import signature
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import yaml
-from jsonargparse import auto_cli
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 import callbacks
 from yolo_lightning import progress, run_folder
 from yolo_lightning.continuation import (
     checkpoint_to_fit,
     checkpoint_to_score,
+    folder_after_restart,
     folder_to_fit,
     hyper_parameters,
     remembered,
@@ -32,14 +32,13 @@ from yolo_lightning.continuation import (
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
-from yolo_lightning.supervise import SuperviseSettings, become_supervisor, is_supervised, run_lock
+from yolo_lightning.ranks import launch_id
+from yolo_lightning.supervise import SuperviseSettings, become_supervisor, is_supervised, quarantined, run_lock
 from yolo_lightning.supervised_fit import job
 from yolo_lightning.tools import TOOLS
-from yolo_lightning.tools.data_options import call_with_data
+from yolo_lightning.tools.command_line import PROGRAM, ShortErrors, run_tool, user_errors
 
-PROGRAM = "python -m yolo_lightning"
 DEFAULT_RUN = "runs/yolo"
-PACKAGES = ("yolo_lightning", "callbacks")
 FROM_DATA = frozenset({"class_names"})
 """Model arguments that the data decide."""
 
@@ -49,6 +48,9 @@ HARMLESS_WARNINGS = (
     "Checkpoint directory .* exists and is not empty",  # of course, in a resumed run
     "The '.*_dataloader' does not have many workers",  # the configuration says how many, with reasons
     "The number of training batches .* is smaller than the logging interval",  # small datasets
+    r"Found \d+ module\(s\) in eval mode at the start of training",  # normalisation of frozen parts
+    "You are using a custom batch sampler `FileOrderBatches`",  # it leaves nothing out
+    r"It is recommended to use `self.log\('.*', ..., sync_dist=True\)`",  # scores are of all frames in every process
 )
 
 
@@ -59,16 +61,13 @@ def main(args: ArgsType = None) -> None:
     """
     quieten()
     words = sys.argv[1:] if args is None else args
-    try:
+    with user_errors():
         if isinstance(words, list) and words and words[0] in TOOLS:
             run_tool(words[0], words[1:])
+        elif isinstance(words, list) and words[:1] == ["predict"] and (pictures := leading_values(words[1:])):
+            run_tool("predict", [json.dumps(pictures), *words[1 + len(pictures) :]])
         else:
             run_trainer(args)
-    except ValueError as error:
-        if not is_ours(error):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def run_trainer(args: ArgsType) -> None:
@@ -82,7 +81,7 @@ def run_trainer(args: ArgsType) -> None:
         save_config_kwargs={"save_to_log_dir": False},
         seed_everything_default=0,
         auto_configure_optimizers=False,
-        trainer_defaults={"default_root_dir": DEFAULT_RUN, "max_epochs": 100},
+        trainer_defaults={"default_root_dir": DEFAULT_RUN, "max_epochs": 100, "use_distributed_sampler": False},
         parser_kwargs={
             "prog": PROGRAM,
             "description": f"Train YOLOv8 on LTDv2. Further commands: {'; '.join(map(': '.join, TOOLS.items()))}.",
@@ -92,21 +91,9 @@ def run_trainer(args: ArgsType) -> None:
     )
 
 
-def run_tool(name: str, args: list[str]) -> None:
-    """A tool; its options are the arguments of its function, and the configuration of the data where it takes them."""
-    function = getattr(import_module(f"yolo_lightning.tools.{name}"), name)
-    if "data" in signature(function).parameters:
-        call_with_data(function, args, f"{PROGRAM} {name}")
-        return
-    purpose, _, _ = (function.__doc__ or "").partition("Args:")
-    auto_cli(
-        function,
-        args=args,
-        as_positional=False,
-        parser_class=ShortErrorParser,
-        prog=f"{PROGRAM} {name}",
-        description=purpose.strip(),
-    )
+def leading_values(words: list[str]) -> list[str]:
+    """The words before the first option."""
+    return list(takewhile(lambda word: not word.startswith("-"), words))
 
 
 class YOLOCLI(LightningCLI):
@@ -114,6 +101,8 @@ class YOLOCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """One seed and one list of classes for the whole run."""
+        parser.add_argument("--trust", action="store_true", help="Open `--model.weights` whatever code it refers to.")
+        parser.link_arguments("trust", "model.trust")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=seed_of)
         parser.link_arguments("data.class_names", "model.class_names", apply_on="instantiate")
 
@@ -131,6 +120,8 @@ class YOLOCLI(LightningCLI):
         parser.add_argument("--supervision", type=SuperviseSettings, default=SuperviseSettings())
         if subcommand == "predict":
             parser.set_defaults({"return_predictions": False})
+        elif subcommand != "fit":
+            parser.set_defaults({"verbose": False})  # MeanAP prints a table
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -143,8 +134,13 @@ class YOLOCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         base = Path(config.trainer.default_root_dir)
         if self.config.subcommand == "fit":
-            checkpoint = checkpoint_to_fit(base, config.ckpt_path, config.resume, exactly=is_supervised())
-            folder = folder_to_fit(base, checkpoint)
+            restarted = folder_after_restart(base)
+            if restarted is not None and run_folder.has_checkpoint(restarted):
+                checkpoint = checkpoint_to_fit(restarted, None, True, exactly=True)
+            else:
+                checkpoint = checkpoint_to_fit(base, config.ckpt_path, config.resume, exactly=is_supervised())
+            folder = restarted or folder_to_fit(base, checkpoint)
+            self._leave_out(quarantined(folder))
             if checkpoint is not None:
                 saved = hyper_parameters(checkpoint)
                 self._continue_network(saved)
@@ -162,8 +158,18 @@ class YOLOCLI(LightningCLI):
         config.ckpt_path = None if checkpoint is None else str(checkpoint)
         rank_zero_info(f"run folder: {folder}" + (f", checkpoint: {checkpoint}" if checkpoint else ""))
         if self.config.subcommand == "fit" and config.supervise and not is_supervised():
-            self._become_supervisor(folder)
+            if launch_id() is None:
+                self._become_supervisor(folder)
+            rank_zero_info("supervise: not under torchrun, which starts all processes again (--max-restarts)")
         progress.enter(Phase.INDEX)
+
+    def _leave_out(self, suspects: Sequence[str]) -> None:
+        """Add samples to those that the data module leaves out."""
+        data = self.config[self.config.subcommand].data
+        added = [suspect for suspect in suspects if suspect not in data.quarantine]
+        if added:
+            rank_zero_warn(f"left out, as training ended at them again and again: {', '.join(added)}")
+            data.quarantine = (*data.quarantine, *added)
 
     def _become_supervisor(self, folder: Path) -> NoReturn:
         config = self.config[self.config.subcommand]
@@ -191,9 +197,11 @@ class YOLOCLI(LightningCLI):
         """Add what every run has: TensorBoard files in the run folder, atomic checkpoints, the usual callbacks."""
         config = self._get(self.config_init, "trainer")
         folder = config["default_root_dir"]
+        if config["use_distributed_sampler"]:
+            raise ValueError("trainer.use_distributed_sampler is true, allowed is false: the data module deals frames")
         if config["logger"] in (None, True):
             fitting = self.subcommand == "fit"
-            kwargs["logger"] = fitting and TensorBoardLogger(folder, name="", version=run_folder.TENSORBOARD)
+            kwargs["logger"] = fitting and callbacks.Curves(folder, name="", version=run_folder.TENSORBOARD)
         plugins = config["plugins"] or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
@@ -206,6 +214,10 @@ class YOLOCLI(LightningCLI):
         if self.subcommand == "fit":
             if is_supervised():  # one process has one timer of faulthandler
                 chosen = [one for one in chosen if not isinstance(one, callbacks.StallMonitor)]
+            if not any(isinstance(one, callbacks.StatusFile) for one in chosen):
+                chosen.insert(0, callbacks.StatusFile())
+            if not any(isinstance(one, callbacks.EnvironmentFile) for one in chosen):
+                chosen.append(callbacks.EnvironmentFile())
             chosen.insert(0, callbacks.ProgressRecord())
         kwargs["callbacks"] = chosen
         return super().instantiate_trainer(**kwargs)
@@ -213,15 +225,15 @@ class YOLOCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """One fit in a run folder at a time; a supervisor holds the folder for its trainers."""
         alone = subcommand == "fit" and not is_supervised() and self.trainer.is_global_zero
-        with run_lock(Path(self.trainer.default_root_dir)) if alone else nullcontext():
+        folder, launch = Path(self.trainer.default_root_dir), launch_id()
+        with run_lock(folder) if alone else nullcontext():
+            if alone and launch is not None:
+                run_folder.note_launch(folder, launch)
             super()._run_subcommand(subcommand)
 
 
-class ShortErrorParser(LightningArgumentParser):
-    """Says what is wrong without the list of all options before it."""
-
-    def print_usage(self, file: Any = None) -> None:
-        """Nothing: the hint at `--help` that follows is enough."""
+class ShortErrorParser(ShortErrors, LightningArgumentParser):
+    """Of LightningCLI."""
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -243,6 +255,7 @@ def usual_callbacks() -> list[Callback]:
         callbacks.MetricsFile(),
         callbacks.RandomState(),
         callbacks.StallMonitor(),
+        callbacks.FrameGallery(),
         callbacks.PredictionPictures(),
         callbacks.SubmissionWriter(),
         callbacks.BestCheckpoint(),
@@ -259,15 +272,6 @@ def seed_of(seed_everything: bool | int) -> int:
     if seed_everything is True or seed_everything < 0:
         raise ValueError(f"seed_everything is {seed_everything}, allowed are 0 and more: the order derives from it")
     return int(seed_everything)
-
-
-def is_ours(error: ValueError) -> bool:
-    """Whether our own code raised the error, so that its text is meant for the user."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
-    return module.split(".")[0] in PACKAGES
 
 
 def quieten() -> None:

@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+import yaml
+
 from yolo_lightning.checkpoint_file import newest_checkpoint
 
 CHECKPOINTS = "checkpoints"
@@ -15,8 +17,19 @@ METRICS = "metrics.csv"
 TENSORBOARD = "tensorboard"
 INCIDENTS = "incidents"
 SCORES = "test_scores.json"
+CHALLENGE_SCORES = "scores.json"
 PREDICTIONS = "predictions.json"
 PREDICTIONS_ARCHIVE = "predictions.zip"
+ENVIRONMENT = "environment.json"
+REPORT = "report.html"
+EVALUATIONS = "evaluations"
+FRAMES = f"{EVALUATIONS}/frames"
+
+LAUNCH = "launch"
+"""Names the distributed launch that trained in the folder last."""
+
+USUAL_IMAGE_SIZE = 640
+"""Pixels."""
 
 
 def config_name(subcommand: str) -> str:
@@ -50,10 +63,33 @@ def fresh_run(base: Path) -> Path:
     """`base`, or the first of `base-2`, `base-3`, ... that holds no checkpoint: a new run never overwrites one."""
     base = base.absolute() if not base.name else base
     number, folder = 1, base
-    while any((folder / CHECKPOINTS).glob("*.ckpt")):
+    while has_checkpoint(folder):
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
     return folder
+
+
+def note_launch(folder: Path, launch: str) -> None:
+    """Let the processes of `launch` find the folder again, should they be started anew."""
+    (folder / LAUNCH).write_text(launch + "\n")
+
+
+def run_of_launch(base: Path, launch: str) -> Path | None:
+    """The folder among `base`, `base-2`, ... that `launch` trained in last, if there is one."""
+    base = base.absolute() if not base.name else base
+    pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
+    notes = [
+        folder / LAUNCH
+        for folder in (base.parent.iterdir() if base.parent.is_dir() else ())
+        if pattern.fullmatch(folder.name) and (folder / LAUNCH).is_file()
+    ]
+    own = [note for note in notes if note.read_text().strip() == launch]
+    return max(own, key=lambda note: note.stat().st_mtime_ns).parent if own else None
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run folder holds something to continue from."""
+    return any((folder / CHECKPOINTS).glob("*.ckpt"))
 
 
 def runs(base: Path) -> list[Path]:
@@ -103,3 +139,13 @@ def checkpoint_to_evaluate(base: Path) -> Path:
 def run_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint lies in, or None for a file from elsewhere."""
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
+
+
+def trained_image_size(checkpoint: Path) -> int:
+    """Side of the input that the checkpoint's run trained with, pixels; YOLO's usual one where that is not known."""
+    folder = run_of(checkpoint)
+    path = folder / config_name("fit") if folder else None
+    if path is None or not path.is_file():
+        return USUAL_IMAGE_SIZE
+    data = (yaml.safe_load(path.read_text()) or {}).get("data", {})
+    return int(data.get("image_size", USUAL_IMAGE_SIZE))

@@ -4,7 +4,13 @@ TOOLS = {
     "benchmark": "how fast and how frugal the convolutions are, against their rivals",
     "benchmark_loader": "how many samples the loader prepares, from which store",
     "contact_sheet": "a picture of what the network sees, with boxes",
+    "doctor": "what this machine is, what is wrong with it, and which settings suit it",
     "export": "the trained network as a file for Ultralytics, ONNX Runtime or TorchScript",
+    "monitor": "how a run stands, live or afterwards",
     "prepare": "pack the frames into a store, check one, or count what is in a dataset",
+    "submission": "what is wrong with an answer file for the challenge, and what it would score",
 }
 """Name and purpose."""
+
+WITHOUT_TORCH = frozenset({"doctor"})
+"""Those whose process loads no torch: they start in a third of a second, and work where torch does not."""

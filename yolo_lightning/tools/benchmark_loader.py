@@ -20,8 +20,7 @@ from yolo_lightning.batch import collate
 from yolo_lightning.benchmarking.timing import Spread, rounds
 from yolo_lightning.benchmarking.worker_start import Start, floor_of, watch_start
 from yolo_lightning.data.datamodule import LTDv2DataModule
-from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
-from yolo_lightning.data.frame_sources import FrameStorage, open_frames
+from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.files import replacing
 
 PIPE_COLUMNS = 120
@@ -30,7 +29,6 @@ PIPE_COLUMNS = 120
 STARTS = 3
 """Starts of each number of workers; the first may find cold files, or no fork server yet."""
 
-STORAGES: tuple[FrameStorage, ...] = ("packed", "folder", "zip")
 MIB = 1024**2
 ALL_EPOCHS = 2**31
 """Mosaic in any epoch."""
@@ -106,17 +104,15 @@ def our_datasets(data: LTDv2DataModule) -> dict[str, TrainingDataset]:
     Raises:
         ValueError: If they are stored in none.
     """
-    index = data.files.open("train", data.root, data.index_root)
     settings = replace(data.augmentation, mosaic=1.0)
     datasets: dict[str, TrainingDataset] = {}
     problems = []
-    for storage in STORAGES:
+    for storage in data.source.storages:
         try:
-            source = open_frames(data.root, storage, index_root=data.index_root, store=data.store)
+            frames = data.open("train", storage)
         except ValueError as error:
             problems.append(f"{storage}: {error}")
             continue
-        frames = LabelledFrames(index, source)
         datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
     if not datasets:
         raise ValueError("; ".join(problems))

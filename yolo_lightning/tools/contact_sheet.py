@@ -13,7 +13,6 @@ from matplotlib.lines import Line2D
 from yolo_lightning.batch import Sample
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
-from yolo_lightning.data.frame_sources import open_frames
 from yolo_lightning.evaluation.plots import COLOURS, DOTS_PER_INCH, outline
 
 CELL_INCHES = 2.6
@@ -57,8 +56,7 @@ def contact_sheet(
         raise ValueError(f"epoch is {epoch}, allowed are 0 and more")
     if output.suffix.lower() != ".png":
         raise ValueError(f"output is {output}, allowed are names that end in .png")
-    source = open_frames(data.root, data.frames, index_root=data.index_root, store=data.store)
-    frames = LabelledFrames(data.files.open("train", data.root, data.index_root), source)
+    frames = data.open("train")
     if frame is not None and not 0 <= frame < len(frames):
         raise ValueError(f"frame is {frame}, allowed are 0 to {len(frames) - 1}")
     chosen = spread_frames(frames, samples)
@@ -126,7 +124,7 @@ def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: P
 
 def draw_sample(cell: Axes, sample: Sample, class_names: Sequence[str]) -> None:
     """Draw one network input with its boxes into one cell."""
-    height, width = sample.image.shape
+    height, width = sample.image.shape[:2]
     cell.imshow(sample.image, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0), interpolation="antialiased")
     cell.set_axis_off()
     named = len(sample.labels) <= NAMED_BOXES

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Literal, get_args
 
-import yaml
 from rich.console import Console
 
 from yolo_lightning.checkpoint_file import find_damage
@@ -12,12 +11,11 @@ from yolo_lightning.exporting.onnx_file import require_packages, write_onnx_file
 from yolo_lightning.exporting.suppression import Suppression
 from yolo_lightning.exporting.torchscript_file import write_torchscript_file
 from yolo_lightning.exporting.ultralytics_file import write_ultralytics_file
-from yolo_lightning.run_folder import checkpoint_to_evaluate, config_name, run_of
+from yolo_lightning.run_folder import checkpoint_to_evaluate, trained_image_size
 
 Format = Literal["pt", "onnx", "torchscript"]
 
 STRIDE = 32
-USUAL_IMAGE_SIZE = 640
 
 
 def export(
@@ -61,7 +59,7 @@ def export(
         raise ValueError(f"nms is part of a file of format onnx only, format is {format}")
     if channels == 1 and format == "pt":
         raise ValueError("channels is 1, allowed is 3 for format pt, as others build the network anew with 3")
-    side = image_size or image_size_of(file)
+    side = image_size or trained_image_size(file)
     if side < STRIDE or side % STRIDE:
         raise ValueError(f"image_size is {side}, allowed are multiples of {STRIDE}")
     if format == "onnx":
@@ -86,13 +84,3 @@ def export(
         gap = write_torchscript_file(InferenceNetwork(graph, channels), target, names=names, image_size=side)
         say(f"batches of 1, 2, 8: outputs within {gap:.1e}")
     say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")
-
-
-def image_size_of(checkpoint: Path) -> int:
-    """Side of the input that the checkpoint's run trained with, pixels; YOLO's usual one where that is not known."""
-    folder = run_of(checkpoint)
-    path = folder / config_name("fit") if folder else None
-    if path is None or not path.is_file():
-        return USUAL_IMAGE_SIZE
-    data = (yaml.safe_load(path.read_text()) or {}).get("data", {})
-    return int(data.get("image_size", USUAL_IMAGE_SIZE))

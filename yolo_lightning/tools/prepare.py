@@ -98,7 +98,10 @@ def open_indexes(root: Path, annotations: Sequence[str] | None, index_root: Path
     if annotations is None:
         annotations = [name for name in OFFICIAL_FILES if (root / name).is_file()]
     if not annotations:
-        raise ValueError(f"dataset root {root} holds none of {', '.join(OFFICIAL_FILES)}: name others with annotations")
+        raise ValueError(
+            f"dataset root {root} holds none of {', '.join(OFFICIAL_FILES)}: name others with annotations; COCO and "
+            "YOLO datasets (data.source) are not packed, they are read as they are"
+        )
     return {name: open_index(root / name, index_root) for name in annotations}
 
 

@@ -1,0 +1,77 @@
+"""What a path means, and what comes out of it."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from yolo_lightning.data.frames import FrameError
+from yolo_lightning.detecting.pictures import find_files, frames_per_second, read_pictures
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> Path:
+    (tmp_path / "deep").mkdir()
+    colour = np.zeros((6, 8, 3), np.uint8)
+    colour[..., 2] = 200  # red, in OpenCV's order
+    for name in ("b.png", "a.PNG", "deep/c.png"):
+        cv2.imwrite(str(tmp_path / name), colour)
+    cv2.imwrite(str(tmp_path / "gray.png"), colour[..., 2])
+    (tmp_path / "notes.txt").write_text("no picture")
+    writer = cv2.VideoWriter(str(tmp_path / "film.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 5, (32, 32))
+    for number in range(4):
+        writer.write(np.full((32, 32, 3), 60 * number, np.uint8))
+    writer.release()
+    return tmp_path
+
+
+def test_folder_counts_with_all_below_it(album: Path) -> None:
+    assert [path.relative_to(album).as_posix() for path in find_files([str(album)])] == [
+        "a.PNG",
+        "b.png",
+        "deep/c.png",
+        "film.mp4",
+        "gray.png",
+    ]
+
+
+def test_sources_keep_their_order_and_count_once(album: Path) -> None:
+    found = find_files([str(album / "gray.png"), str(album / "*.png"), str(album / "**" / "c.png")])
+    assert [path.name for path in found] == ["gray.png", "b.png", "c.png"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("absent.png", "does not exist"),
+        ("notes.txt", "is no image or video, known endings are .avi"),
+        ("*.bmp", "holds no image or video"),
+    ],
+)
+def test_source_without_pictures_is_named(album: Path, source: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_files([str(album / "b.png"), str(album / source)])
+
+
+def test_colours_are_rgb_and_gray_is_known(album: Path) -> None:
+    (colour,) = read_pictures(album / "b.png")
+    (gray,) = read_pictures(album / "gray.png")
+    assert colour.pixels[0, 0].tolist() == [200, 0, 0]
+    assert not colour.is_gray()
+    assert gray.is_gray()
+
+
+def test_video_gives_its_frames_in_order(album: Path) -> None:
+    frames = list(read_pictures(album / "film.mp4"))
+    assert [frame.frame for frame in frames] == [0, 1, 2, 3]
+    levels = [float(frame.pixels.mean()) for frame in frames]
+    assert levels == pytest.approx([0, 60, 120, 180], abs=6)
+    assert frames_per_second(album / "film.mp4") == 5
+
+
+@pytest.mark.parametrize(("name", "error"), [("bad.png", FrameError), ("bad.mp4", ValueError)])
+def test_damaged_file_is_named(album: Path, name: str, error: type[Exception]) -> None:
+    (album / name).write_bytes(b"torn")
+    with pytest.raises(error, match=name):
+        list(read_pictures(album / name))

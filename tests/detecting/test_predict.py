@@ -1,0 +1,160 @@
+"""The command, from a checkpoint and pictures to files."""
+
+import csv
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from yolo_lightning.batch import Prediction
+from yolo_lightning.checkpoint_file import write_checkpoint
+from yolo_lightning.cli import main
+from yolo_lightning.detecting.pictures import Picture
+from yolo_lightning.detecting.results import Results, annotated
+from yolo_lightning.module import YOLOModule
+from yolo_lightning.tools.predict import predict
+
+NAMES = ("cat", "dog")
+SIDE = 64
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network that finds something everywhere."""
+    torch.manual_seed(0)
+    module = YOLOModule(class_names=NAMES)
+    for layer in module.graph.modules():
+        if isinstance(layer, torch.nn.Conv2d) and layer.weight.requires_grad:
+            torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    for head in module.graph.model[-1].cv3:  # type: ignore[index,union-attr]
+        torch.nn.init.zeros_(head[-1].bias)
+    path = tmp_path_factory.mktemp("weights") / "best.ckpt"
+    parameters = {name: module.hparams[name] for name in ("variant", "class_names", "class_width")}
+    write_checkpoint({"state_dict": module.state_dict(), "hyper_parameters": parameters}, path)
+    return path
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> Path:
+    root = tmp_path / "album"
+    (root / "day").mkdir(parents=True)
+    for number, name in enumerate(("day/x.png", "x.png")):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 60 + 20 * number, 3), dtype=np.uint8)
+        cv2.imwrite(str(root / name), pixels)
+    writer = cv2.VideoWriter(str(root / "film.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 5, (48, 48))
+    for number in range(3):
+        writer.write(np.random.default_rng(number).integers(0, 256, (48, 48, 3), dtype=np.uint8))
+    writer.release()
+    return root
+
+
+def test_all_results_of_images_and_videos(
+    album: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (album / "torn.jpg").write_bytes(b"\xff\xd8 torn")
+    output = tmp_path / "out"
+    words = ["predict", str(album), "--weights", str(weights), "--output", str(output), "--image_size", str(SIDE)]
+    main([*words, "--save", "[pictures,json,csv,txt]", "--confidence", "0.4", "--batch_size", "2"])
+    assert "left out 1 that cannot be read" in (printed := capsys.readouterr().out)
+    assert "torn.jpg" in printed
+    entries = json.loads((output / "predictions.json").read_text())
+    seen = [(Path(entry["source"]).relative_to(album).as_posix(), entry["frame"]) for entry in entries]
+    assert seen == [("day/x.png", None), ("film.mp4", 0), ("film.mp4", 1), ("film.mp4", 2), ("x.png", None)]
+    assert sum(len(entry["detections"]) for entry in entries) > 0, "the case shows nothing"
+    with (output / "predictions.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == sum(len(entry["detections"]) for entry in entries)
+    made = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
+    assert made == [
+        *("labels/day/x.txt", "labels/film_0.txt", "labels/film_1.txt", "labels/film_2.txt", "labels/x.txt"),
+        *("pictures/day/x.jpg", "pictures/film.mp4", "pictures/x.jpg", "predictions.csv", "predictions.json"),
+    ]
+    film = cv2.VideoCapture(str(output / "pictures" / "film.mp4"))
+    assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (3, 5)
+
+
+def test_results_do_not_depend_on_the_batch(album: Path, weights: Path, tmp_path: Path) -> None:
+    found = []
+    for batch_size in (1, 5):
+        output = tmp_path / str(batch_size)
+        predict(
+            [str(album)],
+            weights=str(weights),
+            output=str(output),
+            save="json",
+            image_size=SIDE,
+            batch_size=batch_size,
+        )
+        found.append([entry["detections"] for entry in json.loads((output / "predictions.json").read_text())])
+    assert len(found[0]) == len(found[1]) == 5
+    for one, other in zip(*found, strict=True):
+        assert [entry["label"] for entry in one] == [entry["label"] for entry in other]
+        assert [entry["score"] for entry in one] == pytest.approx([entry["score"] for entry in other], abs=1e-4)
+
+
+def test_earlier_results_stay(album: Path, weights: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        predict([str(album / "x.png")], weights=str(weights), output=str(tmp_path / "out"), image_size=SIDE)
+    assert (tmp_path / "out-2" / "pictures" / "x.jpg").is_file()
+
+
+@pytest.fixture
+def one() -> tuple[Picture, Prediction]:
+    pixels = np.full((100, 200, 3), 90, np.uint8)
+    boxes = torch.tensor([[20.0, 10.0, 120.0, 60.0]])
+    prediction = Prediction("a", boxes, torch.tensor([0.75]), torch.tensor([1]))
+    return Picture(Path("/in/a.png"), None, pixels), prediction
+
+
+def test_text_file_holds_shares_of_the_picture(one: tuple[Picture, Prediction], tmp_path: Path) -> None:
+    with Results(tmp_path, ["txt"], NAMES, Path("/in")) as results:
+        results.write(*one)
+    text = (tmp_path / "labels" / "a.txt").read_text()
+    assert text == "1 0.350000 0.350000 0.500000 0.500000 0.750000\n"
+
+
+def test_files_are_complete_when_an_error_ends_it(one: tuple[Picture, Prediction], tmp_path: Path) -> None:
+    results = Results(tmp_path, ["json", "csv"], NAMES, Path("/in"))
+    with suppress(RuntimeError), results:
+        results.write(*one)
+        raise RuntimeError
+    (entry,) = json.loads((tmp_path / "predictions.json").read_text())
+    assert entry["detections"] == [{"box": [20.0, 10.0, 120.0, 60.0], "score": 0.75, "label": 1, "name": "dog"}]
+    assert (tmp_path / "predictions.csv").read_text().splitlines()[
+        1
+    ] == "/in/a.png,,20.00,10.00,120.00,60.00,0.75000,1,dog"
+
+
+def test_box_is_drawn_where_it_lies(one: tuple[Picture, Prediction]) -> None:
+    scene = annotated(*one, NAMES)
+    changed = np.argwhere((scene != 90).any(-1))
+    assert scene.shape == (100, 200, 3)
+    assert (scene[60, 30:110] != 90).any(-1).all(), "no lower edge"
+    assert changed[:, 1].min() >= 15
+    assert changed[:, 0].max() <= 65
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
+        ({"weights": "no.pt"}, "no.pt cannot be used: it does not exist"),
+        ({"save": "gif"}, "save is 'gif', allowed are pictures, json, csv, txt"),
+        ({"image_size": 50}, "image_size is 50, allowed are multiples of 32"),
+        ({"confidence": -1.0}, "confidence is -1.0, allowed are 0 to 1"),
+        ({"batch_size": 0}, "batch_size is 0, allowed are 1 and more"),
+        ({"device": "tpu9"}, "device is 'tpu9', which cannot be used"),
+        ({"conv": "magic"}, "conv is 'magic', allowed are auto, gemm, native"),
+    ],
+)
+def test_bad_option_is_named(
+    album: Path, weights: Path, tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    call: Callable[..., None] = predict
+    with pytest.raises(ValueError, match=message):
+        call([str(album)], **({"weights": str(weights), "output": str(tmp_path / "out")} | options))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,1 @@
+"""Detects objects in anybody's pictures and videos: pictures -> detector -> results."""
