@@ -2,23 +2,28 @@
 
 When each hook runs, and who acts there::
 
-    all                        ProgressRecord, first: writes what the loop does for whoever watches
+    all                        ProgressRecord, first: writes what the loop does for whoever watches; StatusFile
     setup                      StallMonitor arms; EMA copies the network
+    on_fit_start               EnvironmentFile
     on_train_start             MetricsFile cuts its file back to the resumed step; RandomState restores the generators
       on_train_batch_start     StallMonitor: fetch is over, step begins; FinalValidation
       on_train_batch_end       EMA averages after an update; MetricsFile; LastCheckpoint every N steps
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves
-      on_train_epoch_end       LastCheckpoint
+      on_train_epoch_end       LastCheckpoint; EpochCheckpoint
     on_train_end               EMA leaves its weights in the network
-    on_test_*, on_predict_*    MeanAP, PredictionPictures, SubmissionWriter
+    on_test_*, on_predict_*    MeanAP, FrameGallery, PredictionPictures, SubmissionWriter
     teardown, on_exception     StallMonitor disarms; EMA swaps back
 
 `__all__` holds the short names that YAML files use.
 """
 
 from callbacks.checkpoint import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from callbacks.curves import Curves
 from callbacks.ema import EMA
+from callbacks.environment_file import EnvironmentFile
+from callbacks.epoch_checkpoint import EpochCheckpoint
 from callbacks.final_validation import FinalValidation
+from callbacks.frame_gallery import FrameGallery
 from callbacks.mean_ap import MeanAP
 from callbacks.metrics_file import MetricsFile
 from callbacks.pictures import PredictionPictures
@@ -26,13 +31,18 @@ from callbacks.progress import ProgressLines, RunProgressBar
 from callbacks.progress_record import ProgressRecord
 from callbacks.random_state import RandomState
 from callbacks.stall import StallMonitor
+from callbacks.status import StatusFile
 from callbacks.submission import SubmissionWriter
 
 __all__ = [
     "AtomicCheckpointIO",
     "BestCheckpoint",
+    "Curves",
     "EMA",
+    "EnvironmentFile",
+    "EpochCheckpoint",
     "FinalValidation",
+    "FrameGallery",
     "LastCheckpoint",
     "MeanAP",
     "MetricsFile",
@@ -42,5 +52,6 @@ __all__ = [
     "RandomState",
     "RunProgressBar",
     "StallMonitor",
+    "StatusFile",
     "SubmissionWriter",
 ]

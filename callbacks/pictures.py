@@ -85,10 +85,11 @@ class PredictionPictures(Callback):
 
 
 def original_frame(batch: Batch, position: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The frame `(H, W)` uint8 in its original size, cut out of the letterboxed image."""
+    """The frame, `(H, W)` or `(H, W, 3)` uint8, in its original size, cut out of the letterboxed image."""
     height, width = batch.frame_shapes[position]
     placement = batch.letterboxes[position]
-    image = batch.images[position, 0].cpu().numpy()
+    channels = batch.images[position].cpu().numpy()
+    image = channels[0] if len(channels) == 1 else np.moveaxis(channels, 0, -1)
     rows, columns = scaled_shape(height, width, placement.gain)
     inside = image[placement.top : placement.top + rows, placement.left : placement.left + columns]
     return np.asarray(cv2.resize(inside, (width, height)), dtype=np.uint8)

@@ -2,9 +2,10 @@
 
 import json
 import pickle
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -160,3 +161,10 @@ def test_sample_survives_pickling() -> None:
     assert np.array_equal(copy.image, original.image)
     assert np.array_equal(copy.boxes, original.boxes)
     assert (copy.image_id, copy.letterbox) == (original.image_id, original.letterbox)
+
+
+def test_month_of_a_sample_reaches_its_target() -> None:
+    samples = [replace(sample(name, []), month=month) for name, month in (("1", 202005), ("2", 0), ("3", 202101))]
+    batch = collate(samples)
+    assert [target.month for target in targets(batch)] == [202005, 0, 202101]
+    assert [target.month for target in targets(msgspec.structs.replace(batch, months=()))] == [0, 0, 0]

@@ -24,9 +24,9 @@ def prediction(image_id: str, boxes: Any = HIT, scores: Sequence[float] = (0.9,)
     return Prediction(image_id, corners, torch.tensor(scores), torch.full((len(corners),), label))
 
 
-def target(image_id: str, boxes: Any = HIT, label: int = 0) -> Target:
+def target(image_id: str, boxes: Any = HIT, label: int = 0, month: int = 0) -> Target:
     corners = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
-    return Target(image_id, corners, torch.full((len(corners),), label))
+    return Target(image_id, corners, torch.full((len(corners),), label), month)
 
 
 def sample(number: int, readable: bool = True) -> Sample:

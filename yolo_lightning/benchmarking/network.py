@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.batch import Batch
 from yolo_lightning.benchmarking.rivals import Variant, convert_graph
@@ -103,7 +104,7 @@ def step_pass(module: YOLOModule, batches: list[Batch], autocast: Autocast) -> P
         return mean.detach()
 
     def update(mean: Tensor) -> Tensor:
-        module.on_before_optimizer_step(optimizer)
+        clip_grad_norm_(module.graph.parameters(), module.recipe.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
         return mean

@@ -1,0 +1,208 @@
+"""Keeps the frames that the network does best and worst at, as pictures for the report."""
+
+import json
+from bisect import insort
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+
+from callbacks.frame_pictures import encode, side_by_side
+from callbacks.pictures import original_frame
+from yolo_lightning.batch import Batch, Prediction, Target
+from yolo_lightning.evaluation.matching import match
+from yolo_lightning.files import remove_leftovers, replacing
+from yolo_lightning.run_folder import FRAMES
+
+STAGES = {"fit": "val", "validate": "val", "test": "test"}
+"""By the function of Trainer: how its frames are named."""
+
+MIDDLE = 0.5
+"""Of a frame that is among the best and the worst, as there are few: from this score on it is one of the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameScore:
+    """How well one frame went.
+
+    Attributes:
+        image_id: Id of the frame.
+        score: F1, 0 to 1: twice the right detections over objects plus detections.
+        objects: Annotated ones.
+        misses: Objects that no detection is right about.
+        false_alarms: Detections that are not right.
+    """
+
+    image_id: str
+    score: float
+    objects: int
+    misses: int
+    false_alarms: int
+
+    def from_best(self) -> tuple[float, int, str]:
+        """Sorts the best first; of equals the one with most objects, then by id."""
+        return -self.score, -self.objects, self.image_id
+
+    def from_worst(self) -> tuple[float, int, str]:
+        """Sorts the worst first; of equals the one with most errors, then by id."""
+        return self.score, -(self.misses + self.false_alarms), self.image_id
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kept:
+    """A frame with what was annotated and found in it; compares by `key` alone."""
+
+    key: tuple[float, int, str]
+    score: FrameScore = field(compare=False)
+    frame: npt.NDArray[np.uint8] = field(compare=False)
+    prediction: Prediction = field(compare=False)
+    target: Target = field(compare=False)
+
+
+class FrameGallery(Callback):
+    """Writes the best and the worst frames, truth beside prediction, with a list of them, into `evaluations/frames`.
+
+    It looks at the last epoch's validation of a fit, at `validate` and at `test`. A frame's score is F1 at IoU 0.5 over
+    all classes, of the detections that score `confidence` and more; a frame with neither objects nor such detections
+    does not count. At most `best + worst` frames are held in memory. Among several processes those of the first count.
+    A full disk costs the pictures, never the run.
+
+    Args:
+        best: How many of the best frames are kept.
+        worst: How many of the worst.
+        confidence: Least score of a detection that counts and is drawn, 0 to 1.
+    """
+
+    def __init__(self, best: int = 6, worst: int = 6, confidence: float = 0.25) -> None:
+        if best < 0 or worst < 0 or best + worst < 1:
+            raise ValueError(f"best is {best} and worst is {worst}, allowed are 0 and more, and not both 0")
+        if not 0 <= confidence <= 1:
+            raise ValueError(f"confidence is {confidence}, allowed are 0 to 1")
+        self.best, self.worst, self.confidence = best, worst, confidence
+        self._best: list[Kept] = []
+        self._worst: list[Kept] = []
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin without frames."""
+        self._best, self._worst = [], []
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the frames that are better or worse than those kept so far."""
+        if not trainer.is_global_zero or not looks_at(trainer):
+            return
+        classes = len(pl_module.hparams["class_names"])
+        positions = batch.readable_positions()
+        for position, prediction, target in zip(positions, outputs["preds"], outputs["targets"], strict=True):
+            counted = above(prediction, self.confidence)
+            score = frame_score(counted, target, classes)
+            if score is not None:
+                self._consider(score, batch, position, counted, target)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw and write."""
+        if not trainer.is_global_zero or not looks_at(trainer):
+            return
+        assert trainer.state.fn is not None
+        folder = Path(trainer.default_root_dir) / FRAMES
+        try:
+            self._write(folder, STAGES[trainer.state.fn.value], list(pl_module.hparams["class_names"]))
+        except OSError as error:
+            rank_zero_warn(f"could not write pictures into {folder} ({error.strerror}); the run goes on")
+        self._best, self._worst = [], []
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
+
+    def _consider(self, score: FrameScore, batch: Batch, position: int, prediction: Prediction, target: Target) -> None:
+        enters_best = score.score > 0 and enters(self._best, score.from_best(), self.best)
+        enters_worst = score.score < 1 and enters(self._worst, score.from_worst(), self.worst)
+        if not (enters_best or enters_worst):
+            return
+        frame = original_frame(batch, position)
+        if enters_best:
+            insort(self._best, Kept(score.from_best(), score, frame, prediction, target))
+            del self._best[self.best :]
+        if enters_worst:
+            insort(self._worst, Kept(score.from_worst(), score, frame, prediction, target))
+            del self._worst[self.worst :]
+
+    def _write(self, folder: Path, stage: str, class_names: list[str]) -> None:
+        """The list goes first and comes last: a run that is killed in between leaves no list of wrong pictures."""
+        both = {one.score.image_id for one in self._best} & {one.score.image_id for one in self._worst}
+        groups = {
+            "best": [one for one in self._best if one.score.image_id not in both or one.score.score >= MIDDLE],
+            "worst": [one for one in self._worst if one.score.image_id not in both or one.score.score < MIDDLE],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        index = folder / f"{stage}.json"
+        index.unlink(missing_ok=True)
+        for stale in folder.glob(f"{stage}-*.jpg"):
+            stale.unlink()
+        listed = []
+        for group, frames in groups.items():
+            for number, one in enumerate(frames, 1):
+                path = folder / f"{stage}-{group}-{number}.jpg"
+                with replacing(path) as temporary:
+                    temporary.write_bytes(encode(side_by_side(one.frame, one.target, one.prediction)))
+                listed.append({"group": group, "file": path.name, **asdict(one.score)})
+        content = {"stage": stage, "confidence": self.confidence, "class_names": class_names, "frames": listed}
+        with replacing(index) as temporary:
+            temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def looks_at(trainer: Trainer) -> bool:
+    """Whether this validation is one whose frames are kept: of a fit, only that of the last epoch."""
+    if trainer.sanity_checking:
+        return False
+    if trainer.state.fn != "fit":
+        return True
+    return trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
+
+
+def enters(kept: list[Kept], key: tuple[float, int, str], count: int) -> bool:
+    """Whether a frame belongs to the first `count`; one that is there already does not come in again."""
+    if any(one.score.image_id == key[-1] for one in kept):
+        return False
+    return len(kept) < count or (count > 0 and key < kept[-1].key)
+
+
+def above(prediction: Prediction, confidence: float) -> Prediction:
+    """The detections that score `confidence` and more, on the CPU."""
+    chosen = prediction.scores >= confidence
+    return Prediction(
+        prediction.image_id,
+        prediction.boxes[chosen].cpu(),
+        prediction.scores[chosen].cpu(),
+        prediction.labels[chosen].cpu(),
+    )
+
+
+def frame_score(prediction: Prediction, target: Target, classes: int) -> FrameScore | None:
+    """F1 at IoU 0.5 of one frame; None where nothing is annotated and nothing detected.
+
+    Args:
+        prediction: The detections that count.
+        target: What is annotated in the same frame.
+        classes: Number of classes; labels are below it.
+    """
+    matches = match([prediction], [target], classes)
+    objects, detections = int(matches.annotated.sum()), len(matches.hits)
+    if not objects + detections:
+        return None
+    right = int((matches.hits & 1).sum())  # the lowest bit is IoU 0.5
+    score = 2 * right / (objects + detections)
+    return FrameScore(target.image_id, score, objects, objects - right, detections - right)
