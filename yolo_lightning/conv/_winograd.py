@@ -7,17 +7,19 @@ would lose too much in the transforms. What float32 loses depends on the points 
 
 Every 6x6 patch of the padded input, four pixels from the next, becomes 36 numbers per channel. Number by number, the
 patches of some rows are multiplied with the transformed weight, and each 36 products give 4x4 outputs. The numbers of a
-few rows at a time stay in the cache of a CPU between the transforms and the products. All tiles but the last have one
-shape, so what a transform reads and writes is prepared once.
+few rows at a time stay in the cache of a CPU between the transforms and the products. What a transform reads and writes
+is prepared once for all tiles of a shape, and kept for the next call.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from yolo_lightning.conv._arguments import Problem
 from yolo_lightning.conv._mirror import correlation
+from yolo_lightning.conv._scratch import scratch_of
 from yolo_lightning.conv._shared import items_per_tile
 from yolo_lightning.conv._tiles import Tile, tiles
 from yolo_lightning.conv._winograd_transforms import KERNEL_TRANSFORM, NUMBERS, OUTPUTS, Workspace
@@ -87,16 +89,22 @@ def _convolve(
 
 
 def _tiles_with_workspace(images: Tensor, problem: Problem) -> Iterator[tuple[Tile, Workspace]]:
-    """Tiles of rows of patches, each with the scratch memory that tiles of its shape share."""
+    """Tiles of rows of patches, each with the prepared steps that tiles of its shape share."""
     patch_rows, columns = (-(-size // OUTPUTS) for size in problem.output_size[2:])
-    numbers = NUMBERS * columns * max(images.size(3), problem.output_size[1])
+    channels, outputs = images.size(3), problem.output_size[1]
+    numbers = NUMBERS * columns * max(channels, outputs)
     step = items_per_tile(numbers, images.size(0) * patch_rows, images.device)
-    by_shape: dict[tuple[int, int], Workspace] = {}
+    scratch = scratch_of(images)
+    used: dict[tuple[int, int], Workspace] = {}
     for tile in tiles(images.size(0), patch_rows, step):
         shape = tile.samples.stop - tile.samples.start, tile.rows.stop - tile.rows.start
-        if shape not in by_shape:
-            by_shape[shape] = Workspace(images, (*shape, columns), problem)
-        yield tile, by_shape[shape]
+        if shape not in used:
+            width, padding = images.size(2), problem.padding
+            key = (*shape, columns, width, channels, outputs, padding[0], padding[2])
+            make = partial(Workspace, scratch, (*shape, columns), width, channels, problem)
+            used[shape] = scratch.prepared(key, make)
+            used[shape].clear_borders()
+        yield tile, used[shape]
 
 
 def _matrices(weight: Tensor, transform: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv._arguments import Problem
+from yolo_lightning.conv._scratch import Scratch
 from yolo_lightning.conv._tiles import overlap
 
 OUTPUTS = 4
@@ -30,6 +31,8 @@ _A = 2 / 3
 _B = 1 / _A
 
 _Step = Callable[[], Tensor]
+_Spare = Callable[..., Tensor]
+"""Gives scratch memory of a shape."""
 
 
 def _evaluation() -> list[list[float]]:
@@ -50,31 +53,42 @@ KERNEL_TRANSFORM = [
 
 
 class Workspace:
-    """Scratch memory for tiles of one shape, and the steps of the transforms on it.
+    """The steps of the transforms on tiles of one shape, and the scratch memory that they work on.
 
     Args:
-        images: `(N, height, width, C)` of the dtype and on the device to work with.
+        scratch: Gives the memory.
         shape: Samples, rows and columns of patches.
+        width: Columns of the images.
+        channels: Of the images.
         problem: The convolution.
     """
 
-    def __init__(self, images: Tensor, shape: tuple[int, int, int], problem: Problem) -> None:
+    def __init__(
+        self, scratch: Scratch, shape: tuple[int, int, int], width: int, channels: int, problem: Problem
+    ) -> None:
         count, rows, columns = self._shape = shape
-        channels, self._outputs = images.size(3), problem.output_size[1]
-        self._like = images
+        self._scratch, self._outputs = scratch, problem.output_size[1]
         top, _, left, _ = problem.padding
         self._top = top
-        height, width = OUTPUTS * rows + 2, OUTPUTS * columns + 2
-        self._columns, self._source_columns = overlap(-left, 1, width, images.size(2))
-        # Columns outside the image are never written: they stay zero.
-        self._band = images.new_zeros(count, height, width, channels)
-        half = images.new_empty(PATCH, count, rows, width, channels)
-        patches = images.new_empty(PATCH, PATCH, *shape, channels)
+        band_height, band_width = OUTPUTS * rows + 2, OUTPUTS * columns + 2
+        self._columns, self._source_columns = overlap(-left, 1, band_width, width)
+        self._band = scratch("band", count, band_height, band_width, channels)
+        self._borders = [self._band[:, :, : self._columns.start], self._band[:, :, self._columns.stop :]]
+        half = scratch("half", PATCH, count, rows, band_width, channels)
+        patches = scratch("patches", PATCH, PATCH, *shape, channels)
         self._patches = patches.view(NUMBERS, -1, channels)
+        self._transposed = self._patches.transpose(1, 2)
+        spare = partial(scratch, "spare")
         self._transform_steps = [
-            *_transform_steps(self._band.unfold(1, PATCH, OUTPUTS).unbind(-1), half.unbind()),
-            *_transform_steps(half.unfold(3, PATCH, OUTPUTS).unbind(-1), patches.unbind(1)),
+            *_transform_steps(self._band.unfold(1, PATCH, OUTPUTS).unbind(-1), half.unbind(), spare),
+            *_transform_steps(half.unfold(3, PATCH, OUTPUTS).unbind(-1), patches.unbind(1), spare),
         ]
+
+    def clear_borders(self) -> None:
+        """Zero the columns outside the image, which no transform writes; others have used the memory meanwhile."""
+        for border in self._borders:
+            if border.numel():
+                border.zero_()
 
     def transform(self, images: Tensor, first_row: int) -> Tensor:
         """The numbers `(36, patches, C)` of the patches from output row `first_row` on; the next call overwrites them.
@@ -96,14 +110,18 @@ class Workspace:
     @cached_property
     def products(self) -> Tensor:
         """`(36, patches, O)`, to be written before `collect`, which overwrites them."""
-        return self._like.new_empty(NUMBERS, prod(self._shape), self._outputs)
+        return self._scratch("products", NUMBERS, prod(self._shape), self._outputs)
 
     @cached_property
     def _collected(self) -> tuple[list[_Step], tuple[Tensor, ...]]:
         """The steps of `collect` along rows, and what they leave for those along columns."""
-        half = self._like.new_empty(OUTPUTS, PATCH, *self._shape, self._outputs)
+        with torch.inference_mode(False):  # a view made in it could not be written to in training
+            return self._prepare_collected()
+
+    def _prepare_collected(self) -> tuple[list[_Step], tuple[Tensor, ...]]:
+        half = self._scratch("collected", OUTPUTS, PATCH, *self._shape, self._outputs)
         numbers = self.products.view(PATCH, PATCH, *self._shape, self._outputs)
-        return _collect_steps(numbers.unbind(), half.unbind()), half.unbind(1)
+        return _collect_steps(numbers.unbind(), half.unbind(), partial(self._scratch, "spare")), half.unbind(1)
 
     def collect(self, target: Tensor) -> None:
         """Turn the products into output pixels: `target (count, up to 4 * rows, up to 4 * columns, O)`."""
@@ -113,17 +131,21 @@ class Workspace:
         squares = pixels.view(count, rows, OUTPUTS, columns, OUTPUTS, self._outputs).movedim(2, 0)
         along_rows, half = self._collected
         _run(along_rows)
-        _run(_collect_steps(half, squares.unbind(4)))
+        _run(_collect_steps(half, squares.unbind(4), partial(self._scratch, "spare")))
         if not whole:
             target.copy_(pixels[:, : target.size(1), : target.size(2)])
 
     @cached_property
     def _spread(self) -> tuple[tuple[Tensor, ...], list[_Step], Tensor]:
         """Where `spread` along rows writes, its steps along columns, and their result."""
+        with torch.inference_mode(False):
+            return self._prepare_spread()
+
+    def _prepare_spread(self) -> tuple[tuple[Tensor, ...], list[_Step], Tensor]:
         count, rows, columns = self._shape
-        half = self._like.new_empty(PATCH, count, rows, columns, OUTPUTS, self._outputs)
-        spread = self._like.new_empty(PATCH, PATCH, *self._shape, self._outputs)
-        steps = _spread_steps(half.unbind(4), spread.unbind(1))
+        half = self._scratch("scattered", PATCH, count, rows, columns, OUTPUTS, self._outputs)
+        spread = self._scratch("spread", PATCH, PATCH, *self._shape, self._outputs)
+        steps = _spread_steps(half.unbind(4), spread.unbind(1), partial(self._scratch, "spare"))
         return half.flatten(3, 4).unbind(), steps, spread.view(NUMBERS, -1, self._outputs)
 
     def spread(self, grads: Tensor) -> Tensor:
@@ -134,7 +156,7 @@ class Workspace:
             padded[:, : grads.size(1), : grads.size(2)] = grads
             grads = padded
         half, along_columns, spread = self._spread
-        _run(_spread_steps(grads.unfold(1, OUTPUTS, OUTPUTS).unbind(-1), half))
+        _run(_spread_steps(grads.unfold(1, OUTPUTS, OUTPUTS).unbind(-1), half, partial(self._scratch, "spare")))
         _run(along_columns)
         return spread
 
@@ -149,9 +171,9 @@ def _add(first: Tensor, factor: float, second: Tensor, into: Tensor) -> _Step:
     return partial(torch.add, first, second, alpha=factor, out=into)
 
 
-def _transform_steps(pixels: Sequence[Tensor], into: Sequence[Tensor]) -> list[_Step]:
+def _transform_steps(pixels: Sequence[Tensor], into: Sequence[Tensor], spare_of: _Spare) -> list[_Step]:
     """The six numbers of six neighbouring pixels."""
-    spare = torch.empty_like(pixels[0], memory_format=torch.contiguous_format)
+    spare = spare_of(*pixels[0].shape)
     steps = []
     for outer, middle, target in ((0, 2, 0), (1, 3, 5)):
         steps += [
@@ -168,10 +190,10 @@ def _transform_steps(pixels: Sequence[Tensor], into: Sequence[Tensor]) -> list[_
     return steps
 
 
-def _collect_steps(numbers: Sequence[Tensor], into: Sequence[Tensor]) -> list[_Step]:
+def _collect_steps(numbers: Sequence[Tensor], into: Sequence[Tensor], spare_of: _Spare) -> list[_Step]:
     """The four outputs of six products, which are overwritten."""
     at_zero, first, second, third, fourth, at_infinity = numbers
-    spare = torch.empty_like(at_zero, memory_format=torch.contiguous_format)
+    spare = spare_of(*at_zero.shape)
     return [
         _add(first, -1, second, spare),
         _add(first, 1, second, first),
@@ -186,10 +208,10 @@ def _collect_steps(numbers: Sequence[Tensor], into: Sequence[Tensor]) -> list[_S
     ]
 
 
-def _spread_steps(grads: Sequence[Tensor], into: Sequence[Tensor]) -> list[_Step]:
+def _spread_steps(grads: Sequence[Tensor], into: Sequence[Tensor], spare_of: _Spare) -> list[_Step]:
     """The adjoint of `_collect_steps`: what four output gradients give to each of six products."""
     first, second, third, fourth = grads
-    spare = torch.empty_like(first, memory_format=torch.contiguous_format)
+    spare = spare_of(*first.shape)
     return [
         partial(into[0].copy_, first),
         _add(first, _A**2, third, spare),

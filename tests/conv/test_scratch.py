@@ -1,0 +1,106 @@
+"""Memory that calls share: no call may see what another left, whatever came between."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d as native
+
+from yolo_lightning.conv import _winograd, conv2d
+from yolo_lightning.conv._scratch import MOST_PREPARED, Scratch, scratch_of
+
+SHAPES = [(2, 32, 40, 24), (1, 48, 9, 70), (3, 32, 8, 8), (2, 32, 40, 24), (1, 32, 100, 100)]
+
+
+def results(shape: tuple[int, ...], padding: int, operator: object) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(sum(shape))
+    input = torch.randn(shape, generator=generator).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = (torch.randn(32, shape[1], 3, 3, generator=generator) / 17).requires_grad_()
+    output = operator(input, weight, padding=padding)  # type: ignore[operator]
+    output.backward(torch.ones_like(output))
+    assert input.grad is not None
+    assert weight.grad is not None
+    return [output.detach(), input.grad, weight.grad]
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """These shapes are computed by Winograd's filtering, or the tests show nothing."""
+    counted: list[int] = []
+    convolve = _winograd._convolve
+
+    def counting(*arguments: Any) -> Any:
+        counted.append(1)
+        return convolve(*arguments)
+
+    monkeypatch.setattr(_winograd, "_convolve", counting)
+    return counted
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_calls_of_many_shapes_do_not_see_each_other(padding: int, calls: list[int]) -> None:
+    for shape in SHAPES * 2:
+        for found, expected in zip(results(shape, padding, conv2d), results(shape, padding, native), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert len(calls) == 2 * len(SHAPES * 2)
+
+
+def test_border_is_zero_after_a_wider_image() -> None:
+    results((1, 32, 64, 64), 0, conv2d)  # fills what is border in the next
+    for found, expected in zip(results((1, 32, 9, 9), 1, conv2d), results((1, 32, 9, 9), 1, native), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_training_after_inference_mode() -> None:
+    """Lightning validates in inference mode, whose tensors cannot be written to outside."""
+    shape = (1, 40, 24, 24)
+    with torch.inference_mode():
+        conv2d(torch.rand(shape).contiguous(memory_format=torch.channels_last), torch.rand(32, 40, 3, 3), padding=1)
+    results(shape, 1, conv2d)
+
+
+def test_threads_do_not_share() -> None:
+    expected = [results(shape, 1, conv2d) for shape in SHAPES]
+    wrong: list[int] = []
+
+    def work() -> None:
+        for number, shape in enumerate(SHAPES * 3):
+            found = results(shape, 1, conv2d)
+            if not all(map(torch.equal, found, expected[number % len(SHAPES)])):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_buffers_grow_to_the_largest_use_and_drop_what_held_the_smaller() -> None:
+    scratch = Scratch(torch.float32, torch.device("cpu"))
+    small = scratch.prepared("a", lambda: scratch("x", 2, 3))
+    assert scratch.prepared("a", lambda: scratch("x", 9)) is small
+    large = scratch("x", 100)
+    again = scratch.prepared("a", lambda: scratch("x", 2, 3))
+    assert again is not small
+    assert again.data_ptr() == large.data_ptr()
+
+
+def test_prepared_objects_do_not_pile_up() -> None:
+    scratch = Scratch(torch.float32, torch.device("cpu"))
+    for number in range(3 * MOST_PREPARED):
+        scratch.prepared(number, object)
+    assert len(scratch._prepared) <= MOST_PREPARED
+
+
+def test_dtypes_have_their_own_and_pretended_tensors_leave_none() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    assert scratch_of(torch.zeros(1)) is scratch_of(torch.ones(2))
+    assert scratch_of(torch.zeros(1)) is not scratch_of(torch.zeros(1, dtype=torch.float64))
+    with FakeTensorMode():
+        fake = torch.empty(1)
+        assert scratch_of(fake) is not scratch_of(fake)
