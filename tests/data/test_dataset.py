@@ -244,3 +244,13 @@ def test_evaluation_sample_is_the_letterboxed_frame_with_its_boxes(frames: Label
 def test_evaluation_goes_through_the_file_in_order(frames: LabelledFrames) -> None:
     dataset = EvaluationDataset(frames, 64)
     assert [dataset[index].image_id for index in range(len(dataset))] == frames.index.image_ids()
+
+
+def test_error_that_nobody_expects_names_the_image(frames: LabelledFrames, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> npt.NDArray[np.uint8]:
+        raise RuntimeError(f"broken codec at {name}")
+
+    monkeypatch.setattr(frames.source, "read", fail)
+    with pytest.raises(RuntimeError) as caught:
+        frames.read(2)
+    assert caught.value.__notes__ == [f"while reading image id={frames.index.image_id(2)}"]

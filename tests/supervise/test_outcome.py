@@ -78,3 +78,19 @@ def test_timer_of_the_trainer_says_where_it_stood(function: str, kind: StallClas
 def test_worker_without_memory_moves_down_at_once(line: str) -> None:
     found = diagnose_exit(1, (*TRACE, line))
     assert (found.kind, found.moves_down, found.sentence) == (StallClass.LOADER_CRASH, True, line)
+
+
+def test_error_at_a_sample_names_it_and_is_worth_another_try() -> None:
+    lines = [
+        "ValueError: Caught ValueError in DataLoader worker process 0.",
+        "Original Traceback (most recent call last):",
+        "ValueError: broken codec",
+        "while reading image id=20200502114223915",
+        "",
+    ]
+    diagnosis = diagnose_exit(1, lines)
+    assert diagnosis.suspect == "id=20200502114223915"
+    assert "at the sample id=20200502114223915" in diagnosis.sentence
+    assert can_be_mended(1, lines)
+    assert not can_be_mended(1, lines[:3])
+    assert not diagnose_exit(1, lines[:3]).suspect

@@ -72,6 +72,9 @@ class LabelledFrames:
             shape = (height, width) if self.channels == 1 else (height, width, self.channels)
             empty = np.full(shape, PADDING, dtype=np.uint8)
             return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64)), str(error)
+        except Exception as error:
+            error.add_note(f"while reading image id={image_id}")  # a supervisor reads it in the log
+            raise
         return Labelled(image, self.index.boxes(index), self.index.labels(index)), None
 
 

@@ -36,6 +36,8 @@ STALLED_BY_ITSELF = 75
 """Exit code of a trainer that has noticed its own stall."""
 
 STARVED_WORKER = re.compile(r"Caught MemoryError in DataLoader worker|insufficient shared memory")
+AT_SAMPLE = re.compile(r"^while reading image (id=\S+)$")
+"""The note that the data room adds to an error it does not expect."""
 EXIT_BY_TIMER = 1
 """Exit code of a trainer that faulthandler's timer has ended."""
 
@@ -63,6 +65,8 @@ def can_be_mended(code: int, log_lines: Sequence[str]) -> bool:
     """Whether a trainer that ended with `code` is worth another try. A worker's death is, whatever it raised."""
     if code == ExitCode.USAGE:
         return False
+    if sample_at_hand(log_lines):  # which can be left out
+        return True
     if code <= 0 or code == STALLED_BY_ITSELF or any(DEAD_WORKER.search(line) for line in log_lines):
         return True
     match = ERROR_LINE.match(error_of(log_lines))
@@ -81,8 +85,15 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
         return Diagnosis(StallClass.UNKNOWN, "the trainer ended without having finished (exit code 0)")
     if code < 0:
         return Diagnosis(StallClass.UNKNOWN, f"the trainer was ended by {signal_name(-code)}")
-    error = error_of(log_lines)
-    return Diagnosis(StallClass.UNKNOWN, f"the trainer ended with exit code {code}" + (f": {error}" if error else ""))
+    error, sample = error_of(log_lines), sample_at_hand(log_lines)
+    sentence = f"the trainer ended with exit code {code}" + (f": {error}" if error else "")
+    return Diagnosis(StallClass.UNKNOWN, sentence + (f", at the sample {sample}" if sample else ""), suspect=sample)
+
+
+def sample_at_hand(log_lines: Sequence[str]) -> str:
+    """What names the frame whose reading raised the error that ended the trainer; empty if none did."""
+    found = (AT_SAMPLE.match(line.strip()) for line in reversed(log_lines))
+    return next((match[1] for match in found if match), "")
 
 
 def diagnose_timer(process: int, stacks: str) -> Diagnosis:
