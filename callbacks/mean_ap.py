@@ -1,4 +1,4 @@
-"""Mean average precision and its drift over the months, over the whole split, at every validation and test."""
+"""Average precision, precision, recall, and drift over the months, of the whole split, at validations and tests."""
 
 import json
 import math
@@ -9,30 +9,45 @@ from typing import Any
 import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from yolo_lightning.evaluation.drift import DriftScores, named_scores, organisers_scores
-from yolo_lightning.evaluation.metric import DetectionScores
-from yolo_lightning.evaluation.score_table import score_table
+from callbacks.evaluation_files import draw_record, write_record
+from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
+from yolo_lightning.evaluation.metric import Collected, EvaluationCollection
+from yolo_lightning.evaluation.record import EvaluationRecord, Stage
+from yolo_lightning.evaluation.score_table import class_table, score_table
+from yolo_lightning.evaluation.ultralytics_metrics import named_ultralytics_scores, ultralytics_scores
 from yolo_lightning.files import replacing
+from yolo_lightning.position import steps_begun
 from yolo_lightning.ranks import gather
 from yolo_lightning.run_folder import CHALLENGE_SCORES, SCORES
 
 
 class MeanAP(Callback):
-    """Logs `val/map`, `val/map_50`, `val/balanced`, ... and, in a test, `test/map`, ...; also per class and month.
+    """Logs `val/map`, `val/map_50`, `val/balanced`, `val/precision`, ... and, in a test, `test/map`, ...
 
-    Names and definitions are in docs/scores.md; `BestCheckpoint` can watch any of them. Validation and test steps must
-    return `{"preds": list[Prediction], "targets": list[Target]}`. Scores are computed once over all frames: a mean over
-    batches is another number. `validate` and `test` print a table; `test` also writes `test_scores.json`, and
-    `scores.json` as the challenge's organisers write it. How often there is a validation says Trainer's
-    `check_val_every_n_epoch`.
+    Also per class and month. Names and definitions are in docs/scores.md; `BestCheckpoint` can watch any of them.
+    Validation and test steps must return `{"preds": list[Prediction], "targets": list[Target]}`. Scores are computed
+    once over all frames: a mean over batches is another number. `validate` and `test` print tables; `test` also writes
+    `test_scores.json`, and `scores.json` as the challenge's organisers write it. How often there is a validation says
+    Trainer's `check_val_every_n_epoch`.
+
+    Every validation and test leaves an `EvaluationRecord` in `evaluations` of the run folder; at the end of a fit, and
+    after `validate` and `test`, curves and confusion matrices are drawn from it. A full disk costs these files, never
+    the run.
     """
 
     def __init__(self) -> None:
-        self._metric: DetectionScores | None = None
+        self._metric: EvaluationCollection | None = None
+        self._trained: dict[str, int] = {}
+        """`epoch` and `steps` of the checkpoint that was loaded."""
+        self._has_record = False
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note how long the weights were trained."""
+        self._trained = {name: checkpoint[name] for name in ("epoch", "steps") if name in checkpoint}
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start an empty collection, on the CPU."""
-        self._metric = DetectionScores(len(pl_module.hparams["class_names"]), dist_sync_fn=gather)
+        self._metric = EvaluationCollection(len(pl_module.hparams["class_names"]), dist_sync_fn=gather)
 
     def on_validation_batch_end(
         self,
@@ -66,17 +81,42 @@ class MeanAP(Callback):
             write_json(folder / SCORES, finite)
             write_json(folder / CHALLENGE_SCORES, organisers_scores(scores))
 
-    def _score(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> tuple[DriftScores, dict[str, float]]:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the last validation."""
+        if self._has_record:
+            draw_record(trainer, "val")
+
+    def _score(
+        self, trainer: Trainer, pl_module: LightningModule, stage: Stage
+    ) -> tuple[DriftScores, dict[str, float]]:
         assert self._metric is not None
         class_names = pl_module.hparams["class_names"]
-        scores: DriftScores = self._metric.compute()
-        logged = {f"{stage}/{name}": value for name, value in named_scores(scores, class_names).items()}
+        collected: Collected = self._metric.compute()
+        scores, ultralytics = drift_scores(collected.matches), ultralytics_scores(collected.ultralytics)
+        named = named_scores(scores, class_names) | named_ultralytics_scores(ultralytics, class_names)
+        logged = {f"{stage}/{name}": value for name, value in named.items()}
         shown = f"{stage}/map_50"
         pl_module.log(shown, logged[shown], prog_bar=True)
         pl_module.log_dict({name: value for name, value in logged.items() if name != shown})
+        if trainer.is_global_zero:
+            self._keep(trainer, collected, class_names, stage)
         if trainer.state.fn != "fit" and trainer.is_global_zero:
-            rich.print(score_table(scores, class_names))
+            rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
+            draw_record(trainer, stage)
         return scores, logged
+
+    def _keep(self, trainer: Trainer, collected: Collected, class_names: list[str], stage: Stage) -> None:
+        if trainer.state.fn == "fit":
+            self._trained = {"epoch": trainer.current_epoch, "steps": steps_begun(trainer)}
+        record = EvaluationRecord(
+            stage,
+            tuple(class_names),
+            collected.image_ids,
+            collected.matches,
+            collected.ultralytics,
+            **self._trained,
+        )
+        self._has_record = write_record(trainer, record)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from tiny_detection import MISS, DetectionModule, Frames, numbers, prediction, t
 from tiny_training import loader, tiny_trainer
 
 from callbacks import EMA, BestCheckpoint, MeanAP
+from yolo_lightning.evaluation.record import EvaluationRecord
 
 TWO_BATCHES = [
     ([prediction("a", scores=[0.5])], [target("a")]),
@@ -164,10 +165,82 @@ def test_validation_writes_no_scores(tmp_path: Path) -> None:
     tiny_trainer(tmp_path, MeanAP()).validate(
         DetectionModule(TWO_BATCHES), datamodule=Frames(numbers(2)), verbose=False
     )
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluations"]
+
+
+def test_ultralytics_scores_are_logged_under_names_of_their_own(tmp_path: Path) -> None:
+    (values,) = tiny_trainer(tmp_path, MeanAP()).validate(
+        DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False
+    )
+    assert values["val/precision"] == values["val/precision/person"] == 1
+    assert values["val/recall"] == pytest.approx(2 / 3)
+    assert values["val/f1"] == pytest.approx(0.8)
+    area = (66 * 1.0 + 1.0 * 0.5) / 100  # precision 1 up to recall 0.66, then 0 from 0.67 on
+    assert values["val/ultralytics_map_50"] == pytest.approx(area)
+    assert values["val/map_50"] == pytest.approx(67 / 101)
+    assert {"val/ultralytics_map", "val/ultralytics_map/person", "val/f1/person", "val/recall/person"} < set(values)
 
 
 def test_predictions_and_targets_of_other_frames_are_refused(tmp_path: Path) -> None:
     mixed: list[Any] = [([prediction("a"), prediction("b")], [target("b"), target("a")])]
     with pytest.raises(AssertionError):
         tiny_trainer(tmp_path, MeanAP()).validate(DetectionModule(mixed), datamodule=Frames(numbers(1)), verbose=False)
+
+
+PICTURES = [*(f"{name}_curve" for name in ("f1", "pr", "precision", "recall")), "confusion_matrix"]
+PICTURES.append("confusion_matrix_normalized")
+
+
+def evaluations(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "evaluations").iterdir()}
+
+
+@pytest.mark.parametrize(("command", "stage"), [("validate", "val"), ("test", "test")])
+def test_an_evaluation_leaves_a_record_and_pictures(tmp_path: Path, command: str, stage: str) -> None:
+    trainer = tiny_trainer(tmp_path, MeanAP())
+    getattr(trainer, command)(DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False)
+    assert evaluations(tmp_path) == {f"{stage}.npz", *(f"{stage}_{name}.png" for name in PICTURES)}
+    record = EvaluationRecord.load(tmp_path / f"evaluations/{stage}.npz")
+    assert (record.stage, record.epoch, record.steps) == (stage, None, None)
+    assert record.class_names == ("person", "bicycle")
+    assert record.image_ids == ("a", "b", "c")
+    assert record.matches.annotated.sum() == 3
+    assert record.ultralytics.confusion().tolist() == [[2, 0, 0], [0, 0, 0], [1, 0, 0]]
+
+
+def test_a_fit_leaves_the_record_of_its_last_validation(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, MeanAP(), AnswersFrom(1, TWO_BATCHES[:1]), epochs=2)
+    trainer.fit(DetectionModule(TWO_MONTHS[:1]), loader(3), Frames(numbers(1)).val_dataloader())
+    record = EvaluationRecord.load(tmp_path / "evaluations/val.npz")
+    assert (record.epoch, record.steps) == (1, 6)
+    assert record.matches.months.tolist() == [0]
+    assert {f"val_{name}.png" for name in PICTURES} < evaluations(tmp_path)
+
+
+def test_record_says_how_long_its_weights_were_trained(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, MeanAP(), BestCheckpoint())
+    trainer.fit(DetectionModule(TWO_MONTHS), loader(3), Frames(numbers(2)).val_dataloader())
+    other = tiny_trainer(tmp_path, MeanAP())
+    other.test(
+        DetectionModule(TWO_MONTHS),
+        datamodule=Frames(numbers(2)),
+        ckpt_path=tmp_path / "checkpoints/best.ckpt",
+        verbose=False,
+    )
+    record = EvaluationRecord.load(tmp_path / "evaluations/test.npz")
+    assert (record.epoch, record.steps) == (0, 3)
+
+
+def test_a_file_that_cannot_be_written_costs_the_record_not_the_run(tmp_path: Path) -> None:
+    (tmp_path / "evaluations").write_text("")
+    trainer = tiny_trainer(tmp_path, MeanAP())
+    with pytest.warns(UserWarning, match=r"could not write .*val.npz"):
+        trainer.fit(DetectionModule(TWO_MONTHS), loader(1), Frames(numbers(2)).val_dataloader())
+    assert trainer.state.finished
+
+
+def test_the_table_of_classes_names_both_kinds_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_trainer(tmp_path, MeanAP()).validate(DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["objects", "precision", "recall", "f1", "map_50", "map", "map_50", "map"] in lines
+    assert ["person", "3", "1.0000", "0.6667", "0.8000", "0.6650", "0.6650", "0.6634", "0.6634"] in lines

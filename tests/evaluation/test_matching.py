@@ -122,7 +122,7 @@ def test_frames_matched_together_or_apart_are_the_same() -> None:
     found, truth = [one for one, _ in frames], [one for _, one in frames]
     together = match(found, truth, 4)
     apart = Matches.join([match(found[at : at + 5], truth[at : at + 5], 4) for at in range(0, len(frames), 5)])
-    for name in Matches.__slots__:
+    for name in Matches.names():
         torch.testing.assert_close(getattr(apart, name), getattr(together, name), rtol=0, atol=0)
 
 
@@ -133,7 +133,7 @@ def test_repeated_frames_count_once() -> None:
     def of(some: Sequence[tuple[Prediction, Target]]) -> Matches:
         return match([one for one, _ in some], [one for _, one in some], 4)
 
-    for name in Matches.__slots__:
+    for name in Matches.names():
         one, other = getattr(of(repeated).without_repeats(), name), getattr(of(frames), name)
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 

@@ -6,10 +6,10 @@ as torchmetrics' `MeanAveragePrecision` calls it, with its default thresholds, a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Self
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.batch import Prediction, Target
+from yolo_lightning.evaluation.frame_records import FrameRecords
 
 COUNTED_PER_CLASS = 100
 """Detections per frame and class that the evaluation looks at, best first."""
@@ -24,66 +25,32 @@ COUNTED_PER_CLASS = 100
 IOU_THRESHOLDS = tuple(torch.linspace(0.5, 0.95, 10).tolist())
 """Intersection over union from which a detection may be right; rounded to float32, as in torchmetrics."""
 
-BY_FRAME = ("keys", "months", "annotated", "counts")
-"""Fields of `Matches` that hold one entry per frame; the others hold one per detection."""
-
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Matches:
-    """F frames and their D counted detections, as plain CPU tensors that several processes can gather field by field.
+class Matches(FrameRecords):
+    """F frames and their D counted detections.
 
     Attributes:
-        keys: `(F,)` int64, names the frame; see `frame_key`.
         months: `(F,)` int32, YYYYMM, 0 where unknown.
         annotated: `(F, C)` int32, annotated objects of each class.
-        counts: `(F,)` int32, how many of the detections belong to the frame.
         labels: `(D,)` uint8, class index from 0; detections go by frame, class and rank.
         scores: `(D,)` float32, as predicted.
         ranks: `(D,)` uint8, 0 is the best of its frame and class, below `COUNTED_PER_CLASS`.
         hits: `(D,)` int16, bit `t` is set where the detection is right at `IOU_THRESHOLDS[t]`.
     """
 
-    keys: Tensor
+    BY_FRAME: ClassVar[frozenset[str]] = frozenset({"keys", "months", "annotated", "counts"})
+
     months: Tensor
     annotated: Tensor
-    counts: Tensor
     labels: Tensor
     scores: Tensor
     ranks: Tensor
     hits: Tensor
-
-    @classmethod
-    def join(cls, parts: Sequence[Self]) -> Self:
-        """All frames of one or more parts, in their order."""
-        return cls(**{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)})
-
-    def in_order(self, order: Tensor) -> Self:
-        """The frames rearranged: `order` is `(F,)` int64, the present place of each."""
-        ends = self.counts.cumsum(0)
-        counts = self.counts[order]
-        # Of each detection: where those of its frame began, and how many of them come before it.
-        begin = (ends - self.counts)[order].repeat_interleave(counts)
-        before = torch.arange(len(self.labels)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-        chosen = {True: order, False: begin + before}
-        return type(self)(
-            **{field.name: getattr(self, field.name)[chosen[field.name in BY_FRAME]] for field in fields(self)}
-        )
-
-    def without_repeats(self) -> Self:
-        """Each frame once, where it came first: samplers of several processes repeat frames to share them evenly."""
-        _, first = np.unique(self.keys.numpy(), return_index=True)
-        if len(first) == len(self.keys):
-            return self
-        frames = torch.zeros(len(self.keys), dtype=torch.bool)
-        frames[first] = True
-        chosen = {True: frames, False: frames.repeat_interleave(self.counts)}
-        return type(self)(
-            **{field.name: getattr(self, field.name)[chosen[field.name in BY_FRAME]] for field in fields(self)}
-        )
 
 
 def frame_key(image_id: str) -> int:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH, PartScores
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, DriftScores, month_name
+from yolo_lightning.evaluation.ultralytics_metrics import GRID, UltralyticsScores
 
 
 def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table:
@@ -25,6 +26,35 @@ def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table:
     table.add_row("all", *cells(scores.overall))
     for month, part in scores.monthly.items():
         table.add_row(month_name(month), *cells(part))
+    return table
+
+
+def class_table(scores: DriftScores, ultralytics: UltralyticsScores, class_names: Sequence[str]) -> Table:
+    """One row for all classes and one per class: Ultralytics' numbers beside COCO's, each under its own name."""
+    confidence = GRID[ultralytics.best_point()]
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
+        caption=f"precision, recall and f1 at confidence {confidence:.3f}, IoU 0.5",
+        caption_justify="left",
+    )
+    table.add_column("")  # a long name takes a second line, a number never
+    precision_and_such = ("precision", "recall", "f1")
+    averages = (f"{source}\n{name}" for source in ("ultra-\nlytics", "\ncoco") for name in ("map_50", "map"))
+    for name in ("objects", *precision_and_such, *averages):
+        table.add_column(name, justify="right", no_wrap=True)
+    coco = scores.overall.scalars()
+    table.add_row(
+        "all",
+        f"{scores.overall.annotated.sum():,}",
+        *map(shown, (*ultralytics.scalars().values(), coco["map_50"], coco["map"])),
+    )
+    for label in ultralytics.labels.tolist():
+        of_class = scores.overall.of_class(label)
+        values = (*ultralytics.of_class(label).values(), of_class["map_50"], of_class["map"])
+        table.add_row(class_names[label], f"{scores.overall.annotated[label]:,}", *map(shown, values))
     return table
 
 

@@ -1,0 +1,33 @@
+"""Writes what an evaluation leaves behind; a full disk does not end the run."""
+
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+
+from yolo_lightning.evaluation.record import EvaluationRecord, Stage
+from yolo_lightning.evaluation.score_pictures import draw_evaluation
+from yolo_lightning.run_folder import EVALUATIONS, evaluation_record
+
+
+def write_record(trainer: Trainer, record: EvaluationRecord) -> bool:
+    """Write a record into the run folder; whether that went well. Call it in the first process alone."""
+    path = Path(trainer.default_root_dir) / evaluation_record(record.stage)
+    try:
+        record.save(path)
+    except OSError as error:
+        rank_zero_warn(f"could not write {path} ({error.strerror}); the run goes on")
+        return False
+    return True
+
+
+@rank_zero_only
+def draw_record(trainer: Trainer, stage: Stage) -> None:
+    """Draw curves and confusion matrices of the record in the run folder."""
+    folder = Path(trainer.default_root_dir)
+    try:
+        paths = draw_evaluation(EvaluationRecord.load(folder / evaluation_record(stage)), folder / EVALUATIONS)
+    except (OSError, ValueError) as error:
+        rank_zero_warn(f"could not draw the evaluation ({error}); the run goes on")
+    else:
+        rank_zero_info(f"pictures: {len(paths)} of precision, recall and confusion in {folder / EVALUATIONS}")

@@ -1,0 +1,145 @@
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from detections import CLASS_NAMES, Frame, random_frames
+
+from yolo_lightning.evaluation.frame_records import FrameRecords
+from yolo_lightning.evaluation.matching import match
+from yolo_lightning.evaluation.metric import EvaluationCollection
+from yolo_lightning.evaluation.record import EvaluationRecord
+from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
+
+
+def record_of(frames: list[Frame], **numbers: int) -> EvaluationRecord:
+    found, truth = [one for one, _ in frames], [one for _, one in frames]
+    classes = len(CLASS_NAMES)
+    return EvaluationRecord(
+        "test",
+        tuple(CLASS_NAMES),
+        tuple(one.image_id for one in truth),
+        match(found, truth, classes),
+        match_as_ultralytics(found, truth, classes),
+        **numbers,
+    )
+
+
+def assert_same(one: FrameRecords, other: FrameRecords) -> None:
+    for name in one.names():
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=0)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "evaluations/test.npz"
+    record_of(random_frames(3, months=(202101, 202005)), epoch=4, steps=900).save(path)
+    return path
+
+
+@pytest.mark.parametrize("frames", [random_frames(3, months=(202101, 202005)), []], ids=["frames", "none"])
+def test_what_was_saved_is_loaded(tmp_path: Path, frames: list[Frame]) -> None:
+    record = record_of(frames, epoch=4, steps=900)
+    record.save(tmp_path / "a.npz")
+    loaded = EvaluationRecord.load(tmp_path / "a.npz")
+    assert_same(loaded.matches, record.matches)
+    assert_same(loaded.ultralytics, record.ultralytics)
+    assert (loaded.stage, loaded.epoch, loaded.steps) == ("test", 4, 900)
+    assert (loaded.class_names, loaded.image_ids) == (record.class_names, record.image_ids)
+
+
+def test_saving_leaves_nothing_else(saved: Path) -> None:
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_numpy_alone_can_read_it(saved: Path) -> None:
+    with np.load(saved, allow_pickle=False) as arrays:
+        assert arrays["matches.scores"].dtype == np.float32
+
+
+def test_missing_file_is_no_damaged_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        EvaluationRecord.load(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.999])
+def test_torn_file_is_refused(saved: Path, share: float) -> None:
+    content = saved.read_bytes()
+    saved.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match=r"test.npz is not a whole evaluation record"):
+        EvaluationRecord.load(saved)
+
+
+def test_flipped_bytes_are_refused_or_do_no_harm(saved: Path) -> None:
+    """A byte that nobody reads, as a time in the archive, may be anything."""
+    content, before = saved.read_bytes(), EvaluationRecord.load(saved)
+    refused = 0
+    for place in range(0, len(content), 37):
+        saved.write_bytes(content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :])
+        try:
+            after = EvaluationRecord.load(saved)
+        except ValueError:
+            refused += 1
+            continue
+        assert_same(after.matches, before.matches)
+        assert_same(after.ultralytics, before.ultralytics)
+        assert after.image_ids == before.image_ids
+    assert refused > 50
+
+
+def changed(path: Path, name: str, content: np.ndarray) -> None:  # type: ignore[type-arg]
+    with np.load(path) as arrays:
+        others = dict(arrays)
+    np.savez(path, **(others | {name: content}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("matches.scores", np.zeros(3, np.float32)),
+        ("matches.hits", np.zeros(3, np.float64)),
+        ("ultralytics.annotated", np.zeros((12, 5), np.int32)),
+        ("header", np.frombuffer(b'{"format": 2}', np.uint8)),
+        ("header", np.frombuffer(b"[]", np.uint8)),
+        ("header", np.frombuffer(b"{", np.uint8)),
+        ("matches.keys", np.array([None])),
+    ],
+)
+def test_file_of_another_content_is_refused(saved: Path, name: str, content: np.ndarray) -> None:  # type: ignore[type-arg]
+    changed(saved, name, content)
+    with pytest.raises(ValueError, match=r"test.npz is not a whole evaluation record"):
+        EvaluationRecord.load(saved)
+
+
+def test_file_that_lacks_an_array_is_refused(saved: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(saved) as whole, zipfile.ZipFile(tmp_path / "a.npz", "w") as part:
+        for name in whole.namelist():
+            if name != "ultralytics.found.npy":
+                part.writestr(name, whole.read(name))
+    with pytest.raises(ValueError, match=r"a.npz is not a whole evaluation record: .*ultralytics.found"):
+        EvaluationRecord.load(tmp_path / "a.npz")
+
+
+def test_collection_holds_ids_and_both_matches_without_repeats() -> None:
+    frames = random_frames(9, frames=20)
+    collection = EvaluationCollection(len(CLASS_NAMES))
+    for part in (frames[:6], frames[6:], frames[4:9]):  # the last batch repeats frames, as a distributed sampler does
+        collection.update([one for one, _ in part], [one for _, one in part])
+    collected, expected = collection.compute(), record_of(frames)
+    assert collected.image_ids == expected.image_ids
+    assert_same(collected.matches, expected.matches)
+    assert_same(collected.ultralytics, expected.ultralytics)
+
+
+def test_collection_of_several_processes_is_brought_together() -> None:
+    """As if two processes had been dealt the same frames."""
+    frames = random_frames(9, frames=8)
+    collection = EvaluationCollection(
+        len(CLASS_NAMES), distributed_available_fn=lambda: True, dist_sync_fn=lambda state, group: [state, state]
+    )
+    for part in (frames[:5], frames[5:]):
+        collection.update([one for one, _ in part], [one for _, one in part])
+    collected, expected = collection.compute(), record_of(frames)
+    assert collected.image_ids == expected.image_ids
+    assert_same(collected.ultralytics, expected.ultralytics)

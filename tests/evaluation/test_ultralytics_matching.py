@@ -1,0 +1,113 @@
+"""Ultralytics' own matching and confusion matrix say what ours must find."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from detections import CLASS_NAMES, OBJECT, Frame, drawn_frames, prediction, random_frames, target
+from hypothesis import given, settings
+from torch import Tensor
+from ultralytics.engine.validator import BaseValidator
+from ultralytics.utils.metrics import ConfusionMatrix, box_iou
+
+from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, match
+from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
+
+CLASSES = len(CLASS_NAMES)
+
+
+def matched(frames: Sequence[Frame]) -> UltralyticsMatches:
+    return match_as_ultralytics([one for one, _ in frames], [one for _, one in frames], CLASSES)
+
+
+class Matcher(BaseValidator):
+    """Their matching without the rest of a validation."""
+
+    def __init__(self) -> None:
+        self.iouv = torch.linspace(0.5, 0.95, 10)
+
+
+def best_first(frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
+    found = frame[0]
+    order = torch.argsort(-found.scores, stable=True)
+    return found.boxes[order], found.scores[order], found.labels[order]
+
+
+def their_hits(frame: Frame) -> list[int]:
+    boxes, _, labels = best_first(frame)
+    truth = frame[1]
+    if not len(truth.labels) or not len(labels):
+        return [0] * len(labels)
+    right = Matcher().match_predictions(labels.float(), truth.labels.float(), box_iou(truth.boxes, boxes))
+    return [int(sum(int(bit) << place for place, bit in enumerate(row))) for row in right.tolist()]
+
+
+def their_confusion(frames: Sequence[Frame]) -> list[list[float]]:
+    matrix = ConfusionMatrix(dict(enumerate(CLASS_NAMES)))
+    for frame in frames:
+        boxes, scores, labels = best_first(frame)
+        matrix.process_batch(
+            {"cls": labels.float(), "conf": scores, "bboxes": boxes},
+            {"cls": frame[1].labels.float(), "bboxes": frame[1].boxes},
+        )
+    values: list[list[float]] = matrix.matrix.tolist()
+    return values
+
+
+@pytest.mark.parametrize("digits", [9, 1], ids=["distinct", "ties"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_matches_of_random_frames_are_theirs(seed: int, digits: int) -> None:
+    frames = random_frames(seed, digits=digits)
+    ours = matched(frames)
+    assert int((ours.hits > 0).sum()) > 20, "the case is too easy"
+    assert ours.hits.tolist() == [bits for frame in frames for bits in their_hits(frame)]
+    assert ours.scores.tolist() == torch.cat([best_first(frame)[1] for frame in frames]).tolist()
+    assert ours.counts.tolist() == [len(found.labels) for found, _ in frames]
+
+
+@pytest.mark.parametrize("digits", [9, 1], ids=["distinct", "ties"])
+def test_confusions_of_random_frames_are_theirs(digits: int) -> None:
+    frames = random_frames(1, frames=30, digits=digits)
+    ours = matched(frames).confusion()
+    assert np.count_nonzero(ours - np.diag(ours.diagonal())) > 6
+    assert ours.tolist() == their_confusion(frames)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(frames=drawn_frames())
+def test_matches_of_any_frames_are_theirs(frames: list[Frame]) -> None:
+    ours = matched(frames)
+    assert ours.hits.tolist() == [bits for frame in frames for bits in their_hits(frame)]
+    assert ours.confusion().tolist() == their_confusion(frames)
+
+
+def test_every_detection_of_a_class_counts() -> None:
+    """COCO stops at the hundredth."""
+    alarms = torch.cat([OBJECT + 200 + number for number in range(100)])
+    frame = (prediction("a", torch.cat([alarms, OBJECT]), [0.9] * 100 + [0.5], [0] * 101), target("a", OBJECT, [0]))
+    assert matched([frame]).hits.tolist() == [0] * 100 + [(1 << len(IOU_THRESHOLDS)) - 1]
+    assert not match([frame[0]], [frame[1]], CLASSES).hits.any()
+
+
+def test_of_equal_overlaps_the_first_object_is_taken() -> None:
+    """COCO takes the last; only if the first detection takes the second object does the other find one."""
+    objects = [[0, 0, 100, 100], [20, 0, 120, 100]]
+    found = prediction("a", [[10, 0, 110, 100], [-30, 0, 70, 100]], [0.9, 0.5], [0, 0])
+    assert [bits & 1 for bits in matched([(found, target("a", objects, [0, 0]))]).hits.tolist()] == [1, 0]
+
+
+def test_confusion_counts_each_object_and_detection_once() -> None:
+    """A vehicle taken for a person, a person missed, and a false alarm; what scores 0.25 does not count."""
+    found = prediction("a", torch.cat([OBJECT, OBJECT + 500, OBJECT + 900]), [0.9, 0.8, 0.25], [0, 1, 0])
+    frame = (found, target("a", torch.cat([OBJECT, OBJECT + 900]), [3, 0]))
+    expected = np.zeros((5, 5), int)
+    expected[0, 3] = expected[1, 4] = expected[4, 0] = 1
+    assert matched([frame]).confusion().tolist() == expected.tolist()
+
+
+def test_frames_matched_together_or_apart_are_the_same() -> None:
+    frames = random_frames(3)
+    together, apart = matched(frames), UltralyticsMatches.join([matched(frames[:5]), matched(frames[5:])])
+    for name in UltralyticsMatches.names():
+        torch.testing.assert_close(getattr(apart, name), getattr(together, name), rtol=0, atol=0)

@@ -1,0 +1,106 @@
+"""Ultralytics' `ap_per_class` says what our numbers must be."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from detections import CLASS_NAMES, OBJECT, Frame, drawn_frames, prediction, random_frames, target
+from hypothesis import given, settings
+from ultralytics.utils.metrics import ap_per_class, smooth
+
+from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
+from yolo_lightning.evaluation.ultralytics_metrics import (
+    GRID,
+    SMOOTHED_POINTS,
+    UltralyticsScores,
+    running_mean,
+    ultralytics_scores,
+)
+
+NAMES = {"precision", "recall", "f1", "ultralytics_map_50", "ultralytics_map"}
+
+
+def matched(frames: Sequence[Frame]) -> UltralyticsMatches:
+    return match_as_ultralytics([one for one, _ in frames], [one for _, one in frames], len(CLASS_NAMES))
+
+
+def theirs(matches: UltralyticsMatches) -> tuple[Any, ...]:
+    annotated = matches.annotated.numpy().sum(axis=0)
+    right = (matches.hits.numpy()[:, None] >> np.arange(10)) & 1
+    result: tuple[Any, ...] = ap_per_class(
+        right.astype(bool),
+        matches.scores.numpy(),
+        matches.labels.numpy().astype(float),
+        np.repeat(np.arange(len(annotated)), annotated).astype(float),
+    )
+    return result
+
+
+def assert_as_theirs(matches: UltralyticsMatches) -> UltralyticsScores:
+    ours = ultralytics_scores(matches)
+    _, _, precision, recall, f1, ap, labels, p_curve, r_curve, f1_curve, grid, by_recall = theirs(matches)
+    close = partial(np.testing.assert_allclose, rtol=0, atol=1e-9)
+    assert ours.labels.tolist() == labels.tolist()
+    close(GRID, grid)
+    close(ours.average_precision, ap)
+    close(ours.precision_by_confidence, p_curve)
+    close(ours.recall_by_confidence, r_curve)
+    close(ours.f1_by_confidence(), f1_curve)
+    if len(labels):
+        close(ours.precision_by_recall, by_recall)
+    for row, label in enumerate(labels.tolist()):
+        expected = [precision[row], recall[row], f1[row], ap[row, 0], ap[row].mean()]
+        close(list(ours.of_class(label).values()), expected)
+    return ours
+
+
+@pytest.fixture
+def stable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sort leaves open which of equal scores comes first."""
+    monkeypatch.setattr(np, "argsort", partial(np.argsort, kind="stable"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_numbers_and_curves_are_theirs(seed: int) -> None:
+    ours = assert_as_theirs(matched(random_frames(seed, frames=20)))
+    assert 0.1 < ours.scalars()["ultralytics_map"] < 0.9, "the case is too easy"
+    assert 0.1 < ours.scalars()["f1"] < 0.95
+
+
+@pytest.mark.usefixtures("stable")
+@pytest.mark.parametrize("seed", range(2))
+def test_equal_scores_rank_by_frame(seed: int) -> None:
+    assert_as_theirs(matched(random_frames(seed, frames=20, digits=1)))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(frames=drawn_frames())
+def test_numbers_of_any_frames_are_theirs(frames: list[Frame]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "argsort", partial(np.argsort, kind="stable"))
+        assert_as_theirs(matched(frames))
+
+
+def test_scalars_are_means_of_the_annotated_classes() -> None:
+    ours = ultralytics_scores(matched(random_frames(2)))
+    of_classes = [ours.of_class(label) for label in ours.labels.tolist()]
+    assert ours.scalars() == pytest.approx({name: np.mean([one[name] for one in of_classes]) for name in NAMES})
+    assert 2 not in ours.labels  # predicted, never annotated
+
+
+def test_nothing_annotated_is_minus_one() -> None:
+    ours = ultralytics_scores(matched([(prediction("a", OBJECT, [0.9], [0]), target("a"))]))
+    assert ours.scalars() == dict.fromkeys(NAMES, -1.0)
+
+
+def test_annotated_class_that_is_never_found_scores_zero() -> None:
+    ours = assert_as_theirs(matched([(prediction("a", OBJECT, [0.9], [0]), target("a", OBJECT.repeat(2, 1), [0, 3]))]))
+    assert ours.of_class(3) == dict.fromkeys(NAMES, 0.0)
+    assert ours.of_class(0)["ultralytics_map"] == pytest.approx(0.995)
+
+
+def test_running_mean_is_their_smoothing() -> None:
+    values = np.random.default_rng(0).random(len(GRID))
+    np.testing.assert_allclose(running_mean(values, SMOOTHED_POINTS), smooth(values, 0.1), rtol=0, atol=1e-12)

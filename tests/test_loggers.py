@@ -1,0 +1,56 @@
+"""Any logger of Lightning, or several, by class path; TensorBoard where none is named."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+RUN = Path("runs/yolo")
+ONE_STEP = [
+    *("--model.nominal_batch", "16", "--trainer.max_epochs", "1", "--trainer.log_every_n_steps", "1"),
+    *("--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
+]
+
+
+def logged_names(path: Path) -> list[str]:
+    with path.open(newline="") as file:
+        return next(csv.reader(file))
+
+
+def event_files(folder: Path) -> list[Path]:
+    return list(folder.rglob("events.out.tfevents.*"))
+
+
+def test_a_logger_by_class_path_takes_the_place_of_tensorboard(run: Callable[..., None]) -> None:
+    options = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "logs"]
+    run("fit", *ONE_STEP, *options)
+    assert {"train/box_loss", "val/map_50", "val/f1"} < set(
+        logged_names(Path("logs/lightning_logs/version_0/metrics.csv"))
+    )
+    assert event_files(RUN) == []
+
+
+def test_two_loggers_and_the_files_that_need_none(run: Callable[..., None], tmp_path: Path) -> None:
+    """TensorBoard is the default, and one of two here; `results.csv` comes from a callback."""
+    loggers = [
+        {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "logs", "name": "csv"}},
+        {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": {"save_dir": "logs", "name": "tb"}},
+    ]
+    config = tmp_path / "loggers.yaml"
+    config.write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
+    run("fit", *ONE_STEP, config=config)
+    assert "val/ultralytics_map" in logged_names(Path("logs/csv/version_0/metrics.csv"))
+    assert len(event_files(Path("logs/tb/version_0"))) == 1
+    assert event_files(RUN) == []
+    assert "metrics/mAP50-95(B)" in logged_names(RUN / "results.csv")
+
+
+def test_tensorboard_is_the_default(run: Callable[..., None]) -> None:
+    run("fit", *ONE_STEP)
+    assert len(event_files(RUN / "tensorboard")) == 1
+    (row,) = csv.DictReader((RUN / "results.csv").open(newline=""))
+    assert all(value != "" for value in row.values()), "every column of a real run has its value"
+    assert {"val.npz", "val_pr_curve.png", "val_confusion_matrix.png"} < {
+        path.name for path in (RUN / "evaluations").iterdir()
+    }
