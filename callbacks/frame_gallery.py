@@ -1,4 +1,4 @@
-"""Keeps the frames that the network does best and worst at, as pictures for the report."""
+"""Keeps the frames that the network does best and worst at, as pictures, and the sizes of all boxes, for the report."""
 
 import json
 from bisect import insort
@@ -12,9 +12,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from callbacks.frame_pictures import encode, side_by_side
+from callbacks.frame_scores import FrameScore, SizeCounts, above, frame_scores
 from callbacks.pictures import original_frame
 from yolo_lightning.batch import Batch, Prediction, Target
-from yolo_lightning.evaluation.matching import match
 from yolo_lightning.files import remove_leftovers, replacing
 from yolo_lightning.run_folder import FRAMES
 
@@ -23,33 +23,6 @@ STAGES = {"fit": "val", "validate": "val", "test": "test"}
 
 MIDDLE = 0.5
 """Of a frame that is among the best and the worst, as there are few: from this score on it is one of the best."""
-
-
-@dataclass(frozen=True, slots=True)
-class FrameScore:
-    """How well one frame went.
-
-    Attributes:
-        image_id: Id of the frame.
-        score: F1, 0 to 1: twice the right detections over objects plus detections.
-        objects: Annotated ones.
-        misses: Objects that no detection is right about.
-        false_alarms: Detections that are not right.
-    """
-
-    image_id: str
-    score: float
-    objects: int
-    misses: int
-    false_alarms: int
-
-    def from_best(self) -> tuple[float, int, str]:
-        """Sorts the best first; of equals the one with most objects, then by id."""
-        return -self.score, -self.objects, self.image_id
-
-    def from_worst(self) -> tuple[float, int, str]:
-        """Sorts the worst first; of equals the one with most errors, then by id."""
-        return self.score, -(self.misses + self.false_alarms), self.image_id
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,6 +38,8 @@ class Kept:
 
 class FrameGallery(Callback):
     """Writes the best and the worst frames, truth beside prediction, with a list of them, into `evaluations/frames`.
+
+    The list also counts the boxes of all frames by size.
 
     It looks at the last epoch's validation of a fit, at `validate` and at `test`. A frame's score is F1 at IoU 0.5 over
     all classes, of the detections that score `confidence` and more; a frame with neither objects nor such detections
@@ -85,10 +60,11 @@ class FrameGallery(Callback):
         self.best, self.worst, self.confidence = best, worst, confidence
         self._best: list[Kept] = []
         self._worst: list[Kept] = []
+        self._sizes = SizeCounts()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin without frames."""
-        self._best, self._worst = [], []
+        self._best, self._worst, self._sizes = [], [], SizeCounts()
 
     def on_validation_batch_end(
         self,
@@ -103,12 +79,13 @@ class FrameGallery(Callback):
         if not trainer.is_global_zero or not looks_at(trainer):
             return
         classes = len(pl_module.hparams["class_names"])
-        positions = batch.readable_positions()
-        for position, prediction, target in zip(positions, outputs["preds"], outputs["targets"], strict=True):
-            counted = above(prediction, self.confidence)
-            score = frame_score(counted, target, classes)
+        found = [above(prediction, self.confidence) for prediction in outputs["preds"]]
+        scores = frame_scores(found, outputs["targets"], classes)
+        frames = zip(batch.readable_positions(), found, outputs["targets"], scores, strict=True)
+        for position, prediction, target, score in frames:
+            self._sizes.add(prediction, target)
             if score is not None:
-                self._consider(score, batch, position, counted, target)
+                self._consider(score, batch, position, prediction, target)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw and write."""
@@ -120,7 +97,7 @@ class FrameGallery(Callback):
             self._write(folder, STAGES[trainer.state.fn.value], list(pl_module.hparams["class_names"]))
         except OSError as error:
             rank_zero_warn(f"could not write pictures into {folder} ({error.strerror}); the run goes on")
-        self._best, self._worst = [], []
+        self._best, self._worst, self._sizes = [], [], SizeCounts()
 
     on_test_epoch_start = on_validation_epoch_start
     on_test_batch_end = on_validation_batch_end
@@ -159,7 +136,13 @@ class FrameGallery(Callback):
                 with replacing(path) as temporary:
                     temporary.write_bytes(encode(side_by_side(one.frame, one.target, one.prediction)))
                 listed.append({"group": group, "file": path.name, **asdict(one.score)})
-        content = {"stage": stage, "confidence": self.confidence, "class_names": class_names, "frames": listed}
+        content = {
+            "stage": stage,
+            "confidence": self.confidence,
+            "class_names": class_names,
+            "frames": listed,
+            "sizes": self._sizes.as_json(),
+        }
         with replacing(index) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n")
 
@@ -178,31 +161,3 @@ def enters(kept: list[Kept], key: tuple[float, int, str], count: int) -> bool:
     if any(one.score.image_id == key[-1] for one in kept):
         return False
     return len(kept) < count or (count > 0 and key < kept[-1].key)
-
-
-def above(prediction: Prediction, confidence: float) -> Prediction:
-    """The detections that score `confidence` and more, on the CPU."""
-    chosen = prediction.scores >= confidence
-    return Prediction(
-        prediction.image_id,
-        prediction.boxes[chosen].cpu(),
-        prediction.scores[chosen].cpu(),
-        prediction.labels[chosen].cpu(),
-    )
-
-
-def frame_score(prediction: Prediction, target: Target, classes: int) -> FrameScore | None:
-    """F1 at IoU 0.5 of one frame; None where nothing is annotated and nothing detected.
-
-    Args:
-        prediction: The detections that count.
-        target: What is annotated in the same frame.
-        classes: Number of classes; labels are below it.
-    """
-    matches = match([prediction], [target], classes)
-    objects, detections = int(matches.annotated.sum()), len(matches.hits)
-    if not objects + detections:
-        return None
-    right = int((matches.hits & 1).sum())  # the lowest bit is IoU 0.5
-    score = 2 * right / (objects + detections)
-    return FrameScore(target.image_id, score, objects, objects - right, detections - right)

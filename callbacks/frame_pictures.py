@@ -38,7 +38,7 @@ def side_by_side(frame: Image, target: Target, prediction: Prediction) -> Image:
     size = (max(1, round(frame.shape[1] * gain)), max(1, round(frame.shape[0] * gain)))
     method = cv2.INTER_AREA if gain < 1 else cv2.INTER_CUBIC
     code = cv2.COLOR_GRAY2BGR if frame.ndim == 2 else cv2.COLOR_RGB2BGR
-    plain = cv2.resize(cv2.cvtColor(frame, code), size, interpolation=method)
+    plain = np.asarray(cv2.resize(cv2.cvtColor(frame, code), size, interpolation=method), dtype=np.uint8)
     left = with_boxes(plain, target.boxes * gain, target.labels, [""] * len(target.labels))
     words = [f"{score:.2f}" for score in prediction.scores.tolist()]
     right = with_boxes(plain, prediction.boxes * gain, prediction.labels, words)

@@ -1,0 +1,191 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from tiny_detection import HIT, MISS, DetectionModule, Frames, frame_batch, prediction, target
+from tiny_training import loader, tiny_trainer
+
+from callbacks import FrameGallery
+from callbacks.frame_pictures import GAP, enlargement, side_by_side
+from callbacks.frame_scores import SIZE_EDGES, SizeCounts, above, frame_scores
+from yolo_lightning.batch import Prediction, Target
+from yolo_lightning.run_folder import FRAMES
+
+
+def right(number: int) -> tuple[Prediction, Target]:
+    """One object, found."""
+    return prediction(f"id-{number}"), target(f"id-{number}")
+
+
+def wrong(number: int) -> tuple[Prediction, Target]:
+    """One object, missed, and a false alarm."""
+    return prediction(f"id-{number}", MISS), target(f"id-{number}")
+
+
+def half(number: int) -> tuple[Prediction, Target]:
+    """Two objects, one of them found: F1 2/3."""
+    return prediction(f"id-{number}"), target(f"id-{number}", HIT + MISS)
+
+
+def empty(number: int) -> tuple[Prediction, Target]:
+    """Neither an object nor a detection that counts."""
+    return prediction(f"id-{number}", scores=(0.1,)), target(f"id-{number}", [])
+
+
+def answers(*frames: tuple[Prediction, Target]) -> Any:
+    return [([found], [truth]) for found, truth in frames]
+
+
+def run(folder: Path, gallery: FrameGallery, *frames: tuple[Prediction, Target], stage: str = "validate") -> Any:
+    """Evaluates frames numbered from 0, one to a batch; returns the list that was written, None where there is none."""
+    module, data = DetectionModule(answers(*frames)), Frames([frame_batch(number) for number in range(len(frames))])
+    trainer = tiny_trainer(folder, gallery)
+    getattr(trainer, stage)(module, datamodule=data, verbose=False)
+    return listed(folder, "test" if stage == "test" else "val")
+
+
+def listed(folder: Path, stage: str = "val") -> Any:
+    path = folder / FRAMES / f"{stage}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def ids(content: Any, group: str) -> list[str]:
+    return [one["image_id"] for one in content["frames"] if one["group"] == group]
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_best_and_worst_frames_are_listed_and_drawn(tmp_path: Path, stage: str) -> None:
+    content = run(tmp_path, FrameGallery(1, 1), half(0), right(1), wrong(2), stage=stage)
+    assert (ids(content, "best"), ids(content, "worst")) == (["id-1"], ["id-2"])
+    worst = content["frames"][1]
+    assert (worst["score"], worst["objects"], worst["misses"], worst["false_alarms"]) == (0, 1, 1, 1)
+    picture = cv2.imread(str(tmp_path / FRAMES / worst["file"]))
+    assert picture is not None
+    assert picture.shape == (480, 2 * 640 + GAP, 3)
+
+
+def test_frames_with_nothing_in_them_count_neither_way(tmp_path: Path) -> None:
+    content = run(tmp_path, FrameGallery(), empty(0), right(1), empty(2))
+    assert [one["image_id"] for one in content["frames"]] == ["id-1"]
+    assert content["sizes"]["frames"] == 3
+
+
+def test_equals_go_by_id_whatever_the_order_of_the_frames(tmp_path: Path) -> None:
+    chosen = []
+    for order in ((3, 1, 2, 0), (0, 2, 1, 3)):
+        module = DetectionModule(answers(*(right(number) for number in order)))
+        data = Frames([frame_batch(number) for number in order])
+        tiny_trainer(tmp_path, FrameGallery(2, 2)).validate(module, datamodule=data, verbose=False)
+        chosen.append(ids(listed(tmp_path), "best"))
+    assert chosen == [["id-0", "id-1"]] * 2
+
+
+def test_a_frame_is_shown_once_on_the_side_where_it_belongs(tmp_path: Path) -> None:
+    content = run(tmp_path, FrameGallery(3, 3), half(0), right(1), wrong(2))
+    assert (ids(content, "best"), ids(content, "worst")) == (["id-1", "id-0"], ["id-2"])
+
+
+def test_a_frame_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
+    module, data = DetectionModule(answers(wrong(0), wrong(0))), Frames([frame_batch(0), frame_batch(0)])
+    tiny_trainer(tmp_path, FrameGallery()).validate(module, datamodule=data, verbose=False)
+    assert ids(listed(tmp_path), "worst") == ["id-0"]
+
+
+def test_no_more_frames_are_held_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery, held = FrameGallery(2, 3), []
+    original = FrameGallery.on_validation_batch_end
+
+    def count(self: FrameGallery, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        held.append(len(self._best) + len(self._worst))
+
+    monkeypatch.setattr(FrameGallery, "on_validation_batch_end", count)
+    run(tmp_path, gallery, *(half(number) for number in range(12)))
+    assert max(held) == 5
+    assert gallery._best == gallery._worst == []
+
+
+def test_fit_keeps_those_of_the_last_epoch_alone(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    class Look(FrameGallery):
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            super().on_validation_epoch_end(trainer, pl_module)
+            seen.append(listed(tmp_path) is not None)
+
+    class Module(DetectionModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layers(batch).mean()
+
+    trainer = tiny_trainer(tmp_path, Look(), epochs=2)
+    trainer.fit(Module(answers(right(0))), loader(2), Frames([frame_batch(0)]).val_dataloader())
+    assert seen == [False, True]
+
+
+def test_frames_that_are_not_there_any_more_leave_no_picture(tmp_path: Path) -> None:
+    run(tmp_path, FrameGallery(), wrong(0), wrong(1))
+    run(tmp_path, FrameGallery(), wrong(0))
+    assert [path.name for path in (tmp_path / FRAMES).glob("*.jpg")] == ["val-worst-1.jpg"]
+
+
+def test_disk_that_is_full_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "evaluations").write_text("a file where the folder belongs")
+    with pytest.warns(UserWarning, match="could not write pictures"):
+        assert run(tmp_path, FrameGallery(), right(0)) is None
+
+
+def test_colour_and_gray_frames_are_drawn_on_both_sides() -> None:
+    truth, found = target("a"), prediction("a", MISS)
+    for frame in (np.full((60, 80), 100, np.uint8), np.full((60, 80, 3), (10, 20, 200), np.uint8)):
+        picture = side_by_side(frame, truth, found)
+        left, other = picture[:, :640], picture[:, 640 + GAP :]
+        background = frame[0, 0][::-1] if frame.ndim == 3 else np.full(3, 100)
+        np.testing.assert_array_equal(left[5, 5], background)
+        changed = [np.argwhere((side != background).any(axis=2)) for side in (left, other)]
+        assert changed[0][:, 1].min() == pytest.approx(8 * 10, abs=3)
+        assert changed[1][:, 1].max() == pytest.approx(8 * 70, abs=3)
+
+
+@pytest.mark.parametrize(("width", "gain"), [(80, 8), (384, 1), (320, 2), (640, 1), (1280, 0.5)])
+def test_small_frames_grow_by_whole_factors(width: int, gain: float) -> None:
+    assert enlargement(width) == gain
+
+
+def test_each_object_is_found_once_at_most() -> None:
+    found = prediction("a", HIT + HIT + MISS, (0.9, 0.8, 0.7))
+    (score,) = frame_scores([found], [target("a")], 2)
+    assert score is not None
+    assert (score.score, score.misses, score.false_alarms) == (2 / 4, 0, 2)
+
+
+def test_frames_of_a_batch_are_scored_apart() -> None:
+    found, truth = zip(right(0), empty(1), wrong(2), half(3), strict=True)
+    counted = [above(one, 0.25) for one in found]
+    assert frame_scores(counted, truth, 2) == [
+        frame_scores([a], [b], 2)[0] for a, b in zip(counted, truth, strict=True)
+    ]
+    assert [one and one.image_id for one in frame_scores(counted, truth, 2)] == ["id-0", None, "id-2", "id-3"]
+
+
+def test_sizes_are_counted_between_the_edges() -> None:
+    counts = SizeCounts()
+    boxes = [[0.0, 0.0, 16.0, 16.0], [0.0, 0.0, 15.9, 15.9], [0.0, 0.0, 5000.0, 5000.0], [3.0, 3.0, 3.0, 3.0]]
+    counts.add(prediction("a", [], ()), target("a", boxes))
+    content = counts.as_json()
+    at = SIZE_EDGES.index(16.0)
+    assert {edge: number for edge, number in enumerate(content["objects"]) if number} == {
+        0: 1,
+        at - 1: 1,
+        at: 1,
+        len(SIZE_EDGES) - 1: 1,
+    }
+    assert sum(content["detections"]) == 0
+
+
+@pytest.mark.parametrize("options", [{"best": 0, "worst": 0}, {"best": -1}, {"confidence": 1.5}])
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="allowed are"):
+        FrameGallery(**options)
