@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.checkpoint_file import find_damage, training_age
-from yolo_lightning.run_folder import CHECKPOINTS, STEP_CHECKPOINTS
+from yolo_lightning.run_folder import STEP_CHECKPOINTS
 
 AVERAGED = "averaged"
 """Key of a checkpoint that is an average: names of the files that it was made of, in order of training."""
@@ -64,19 +64,19 @@ def mean(tensors: Sequence[Tensor]) -> Tensor:
     return (total / len(tensors)).to(tensors[-1].dtype)
 
 
-def newest_steps(run: Path, count: int) -> list[Path]:
-    """The `count` checkpoints of a run folder that have trained longest, oldest first.
+def newest_steps(folder: Path, count: int) -> list[Path]:
+    """The `count` checkpoints of a folder that have trained longest, oldest first.
 
     Only those that are numbered by steps: `last.ckpt` is another name of the newest, `best.ckpt` a copy of any.
 
     Raises:
         ValueError: If there are fewer.
     """
-    found = sorted((run / CHECKPOINTS).glob(STEP_CHECKPOINTS), key=training_age)
+    found = sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)
     if len(found) < count:
         raise ValueError(
-            f"last is {count}, but {run / CHECKPOINTS} holds {len(found)} of {STEP_CHECKPOINTS}; how many a fit keeps "
-            "says LastCheckpoint's `keep`"
+            f"last is {count}, but {folder} holds {len(found)} of {STEP_CHECKPOINTS}; how many a fit keeps says `keep` "
+            "of LastCheckpoint"
         )
     return found[-count:]
 
@@ -123,12 +123,9 @@ def read(file: Path) -> dict[str, Any]:
     """The parts of a checkpoint that an average needs; optimizer states are let go at once.
 
     Raises:
-        ValueError: If the file has gone, as those of a run in progress do.
+        ValueError: If it is an average itself.
     """
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise ValueError(f"{file} is gone: a fit in progress keeps only its newest checkpoints") from error
+    content = torch.load(file, map_location="cpu", weights_only=True)
     if AVERAGED in content:
         raise ValueError(f"{file} is an average of {', '.join(content[AVERAGED])} already")
     return {name: content[name] for name in ("state_dict", *OF_NETWORK) if name in content}

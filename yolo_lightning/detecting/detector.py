@@ -45,15 +45,10 @@ class Detector:
         max_detections: int = 300,
         trust: bool = False,
     ) -> None:
-        graph = read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file, trust=trust)
-        self.names = [str(graph.names[number]) for number in range(len(graph.names))]
+        self._graph, self.names = folded_network(file, device, convolution, trust=trust)
         self.image_size = image_size
         self.device = device
         self.confidence, self.overlap, self.max_detections = confidence, overlap, max_detections
-        graph.to(device).requires_grad_(False)
-        chosen = choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else convolution
-        arrange(graph, chosen)
-        self._graph = FoldedGraph(graph)
 
     def __call__(self, pictures: Sequence[Picture]) -> list[Prediction]:
         """Detections of each picture, xyxy in its pixels, best first."""
@@ -74,3 +69,24 @@ class Detector:
         placed, placement = letterbox(nothing, self.image_size, shrink_by_area=True)
         height, width = pixels.shape[:2]
         return Sample(placed.image, placed.boxes, placed.labels, str(picture.source), (height, width), placement)
+
+
+def folded_network(
+    file: Path, device: torch.device, convolution: Convolution, *, trust: bool = False
+) -> tuple[FoldedGraph, list[str]]:
+    """The network of a file, ready to infer on a device, and the names of its classes, index 0 first.
+
+    Args:
+        file: One of our checkpoints, or an Ultralytics `.pt` file.
+        device: Where to compute.
+        convolution: As `model.conv`.
+        trust: Open a `.pt` file whatever code it refers to.
+
+    Raises:
+        ValueError: If `file` cannot be used.
+    """
+    graph = read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file, trust=trust)
+    graph.to(device).requires_grad_(False)
+    chosen = choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else convolution
+    arrange(graph, chosen)
+    return FoldedGraph(graph), [str(graph.names[number]) for number in range(len(graph.names))]
