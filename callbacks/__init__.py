@@ -5,11 +5,11 @@ When each hook runs, and who acts there::
     all                        ProgressRecord, first: writes what the loop does for whoever watches; StatusFile
     setup                      StallMonitor arms; EMA copies the network
     on_fit_start               EnvironmentFile
-    on_train_start             MetricsFile cuts its file back to the resumed step; RandomState restores the generators
+    on_train_start             MetricsFile and ResultsFile cut back to the resumed step; RandomState restores generators
       on_train_batch_start     StallMonitor: fetch is over, step begins; FinalValidation
-      on_train_batch_end       EMA averages after an update; MetricsFile; LastCheckpoint every N steps
+      on_train_batch_end       EMA averages after an update; MetricsFile; ResultsFile; LastCheckpoint every N steps
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves
-      on_train_epoch_end       LastCheckpoint; EpochCheckpoint
+      on_train_epoch_end       ResultsFile; LastCheckpoint; EpochCheckpoint
     on_train_end               EMA leaves its weights in the network
     on_test_*, on_predict_*    MeanAP, FrameGallery, PredictionPictures, SubmissionWriter
     teardown, on_exception     StallMonitor disarms; EMA swaps back
@@ -30,6 +30,7 @@ from callbacks.pictures import PredictionPictures
 from callbacks.progress import ProgressLines, RunProgressBar
 from callbacks.progress_record import ProgressRecord
 from callbacks.random_state import RandomState
+from callbacks.results_file import ResultsFile
 from callbacks.stall import StallMonitor
 from callbacks.status import StatusFile
 from callbacks.submission import SubmissionWriter
@@ -50,6 +51,7 @@ __all__ = [
     "ProgressLines",
     "ProgressRecord",
     "RandomState",
+    "ResultsFile",
     "RunProgressBar",
     "StallMonitor",
     "StatusFile",

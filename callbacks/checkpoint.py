@@ -41,7 +41,8 @@ def failing_together(trainer: Trainer) -> Iterator[None]:
     except OSError as error:
         failure = error
         trainer.strategy.barrier("Trainer.save_checkpoint")
-    told = trainer.strategy.broadcast(failure and (failure.errno, failure.strerror))
+    own = None if failure is None else (failure.errno, failure.strerror)
+    told: tuple[int | None, str | None] | None = trainer.strategy.broadcast(own)
     if failure is not None:
         raise failure
     if told is not None:

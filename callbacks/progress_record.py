@@ -84,9 +84,10 @@ class ProgressRecord(Callback):
             return
         folder = Path(trainer.default_root_dir)
         self._writer, self._any_batch = progress.current(), False
+        is_supervised = self._writer is not None or progress.PROGRESS_VARIABLE in os.environ
         if self._writer is None:
             self._begin_own(folder, trainer.global_rank)
-        if self._writer is not None and progress.PROGRESS_VARIABLE in os.environ:
+        if is_supervised:
             self._allowances = Allowances.read(folder / ALLOWANCES_FILE) or Allowances(Floors(), {})
         if trainer.is_global_zero:
             try:

@@ -41,7 +41,7 @@ class RandomState(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore."""
         if trainer.global_rank:
-            seed_process(torch.initial_seed(), trainer.global_rank, steps_begun(trainer) - 1)
+            seed_process(torch.initial_seed(), trainer.global_rank, steps_begun(trainer))
         if self._loaded is None or trainer.global_rank:
             return
         random.setstate(self._loaded["python"])

@@ -34,6 +34,10 @@ GRACE_S = 20.0
 """How much later than the thread faulthandler's timer fires."""
 
 
+OTHERS_REPORT_S = 5.0
+"""How long a process waits after its report for those of others: the first to end takes all down with it."""
+
+
 class Phase(StrEnum):
     """What the loop is waiting for."""
 
@@ -92,13 +96,14 @@ class StallMonitor(Callback):
         self._folder: Path | None = None
         self._stacks: TextIO | None = None
         self._stop = threading.Event()
+        self._has_others = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Arm."""
         if stage != "fit":
             return
         incidents = Path(trainer.default_root_dir) / INCIDENTS
-        suffix = rank_suffix(trainer.global_rank)
+        suffix, self._has_others = rank_suffix(trainer.global_rank), trainer.world_size > 1
         for earlier in incidents.glob(f"{'[0-9]' * 8}-{'[0-9]' * 6}{suffix}"):  # of runs that were killed, not by us
             remove_incident_without_stacks(earlier)
         self._folder = incidents / f"{time.strftime('%Y%m%d-%H%M%S')}{suffix}"
@@ -186,6 +191,8 @@ class StallMonitor(Callback):
         (self._folder / "incident.json").write_text(json.dumps(report, indent=2) + "\n")
         hint = "continue with fit --resume" if has_checkpoint(self._folder.parent.parent) else "nothing was saved yet"
         print(f"\nstalled: {reason}; stacks in {self._folder}; {hint}", file=sys.stderr, flush=True)
+        if self._has_others:
+            time.sleep(OTHERS_REPORT_S)
         for process in workers.values():
             if process is not None:
                 os.kill(process, signal.SIGKILL)

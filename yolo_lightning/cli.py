@@ -32,7 +32,7 @@ from yolo_lightning.continuation import (
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
-from yolo_lightning.ranks import launch_id
+from yolo_lightning.ranks import launch_id, restarts_are_unsafe
 from yolo_lightning.supervise import SuperviseSettings, become_supervisor, is_supervised, quarantined, run_lock
 from yolo_lightning.supervised_fit import job
 from yolo_lightning.tools import TOOLS
@@ -161,6 +161,8 @@ class YOLOCLI(LightningCLI):
             if launch_id() is None:
                 self._become_supervisor(folder)
             rank_zero_info("supervise: not under torchrun, which starts all processes again (--max-restarts)")
+        if restarts_are_unsafe():
+            rank_zero_warn("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before it starts")
         progress.enter(Phase.INDEX)
 
     def _leave_out(self, suspects: Sequence[str]) -> None:
@@ -253,6 +255,7 @@ def usual_callbacks() -> list[Callback]:
         callbacks.MeanAP(),
         callbacks.FinalValidation(),
         callbacks.MetricsFile(),
+        callbacks.ResultsFile(),
         callbacks.RandomState(),
         callbacks.StallMonitor(),
         callbacks.FrameGallery(),

@@ -8,6 +8,7 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning import run_folder
+from yolo_lightning.averaging import AVERAGED
 from yolo_lightning.checkpoint_file import find_damage, training_age
 from yolo_lightning.ranks import launch_id, was_restarted
 
@@ -26,15 +27,29 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
         exactly: Whether only `base` itself counts, not `base-2` and so on.
 
     Raises:
-        ValueError: If there is none though one was asked for, or it is damaged.
+        ValueError: If there is none though one was asked for, or it is damaged or an average.
     """
     if resume and ckpt_path is not None:
         raise ValueError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
     if not resume and ckpt_path != "last":
-        return checked(ckpt_path, base)
+        return trainable(checked(ckpt_path, base))
     path, damaged = run_folder.checkpoint_to_resume(base, exactly=exactly)
     for file, reason in damaged.items():
         rank_zero_warn(f"passed over {file}: {reason}")
+    return trainable(path)
+
+
+def trainable(path: Path | None) -> Path | None:
+    """A checkpoint to continue from, which an average is not: it has neither optimizer nor place in the training.
+
+    Raises:
+        ValueError: If it is one.
+    """
+    if path is not None and AVERAGED in torch.load(path, map_location="meta", weights_only=True):
+        raise ValueError(
+            f"checkpoint {path} is an average of several, which training cannot continue from; start a new run from it "
+            f"with --model.weights {path}"
+        )
     return path
 
 

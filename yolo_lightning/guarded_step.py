@@ -110,7 +110,7 @@ class GuardedStep:
             earlier = self._set_gradients_aside()
             self._copy(self._buffers, self._copies)
             try:
-                losses = self._gradients_of_share(batch, processes) if processes.count > 1 else self._gradients_of(batch)
+                losses = self._gradients_of(batch) if processes.count == 1 else self._of_share(batch, processes)
             except torch.OutOfMemoryError as error:
                 failure = error.with_traceback(None)  # its frames hold the maps that filled the memory
             else:
@@ -131,7 +131,7 @@ class GuardedStep:
             self.backward(total)
         return Losses(total.detach(), named, is_finite)
 
-    def _gradients_of_share(self, batch: Batch, processes: Processes) -> Losses:
+    def _of_share(self, batch: Batch, processes: Processes) -> Losses:
         """The loss of the global batch is divided by its sum of target scores: known when all have told theirs."""
         total, named, scores = self.compute(batch)
         divisor = scores.clamp(min=1)

@@ -67,7 +67,8 @@ class DetectionLoss:
 
         A batch without boxes gives the box branch no gradient, while other processes wait for it.
         """
-        return total + 0 * (raw["boxes"].sum() + raw["scores"].sum())
+        outputs: Tensor = raw["boxes"].sum() + raw["scores"].sum()
+        return total + 0 * outputs
 
     def _note_target_scores(self, assigner: nn.Module, inputs: Any, assigned: tuple[Tensor, ...]) -> None:
         _, _, scores, _, _ = assigned

@@ -18,6 +18,16 @@ def launch_id() -> str | None:
     return os.environ.get(LAUNCH_VARIABLE)
 
 
+def restarts_are_unsafe() -> bool:
+    """Whether torchrun may restart processes that then read in its store where their dead predecessors listened.
+
+    It keeps one store over all restarts unless told otherwise, and PyTorch 2.15 tells the attempts apart no more, so
+    that a restarted group sometimes waits for ever. May go when PyTorch does.
+    """
+    may_restart = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+    return may_restart and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def was_restarted() -> bool:
     """Whether torchrun has started all processes again after one of them had ended."""
     return int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0

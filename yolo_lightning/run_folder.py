@@ -11,9 +11,11 @@ from yolo_lightning.checkpoint_file import newest_checkpoint
 CHECKPOINTS = "checkpoints"
 BEST_CHECKPOINT = "best.ckpt"
 LAST_CHECKPOINT = "last.ckpt"
+AVERAGE_CHECKPOINT = "average.ckpt"
 STEP_CHECKPOINT = "step-{steps:09d}.ckpt"
 STEP_CHECKPOINTS = "step-*.ckpt"
 METRICS = "metrics.csv"
+RESULTS = "results.csv"
 TENSORBOARD = "tensorboard"
 INCIDENTS = "incidents"
 SCORES = "test_scores.json"
@@ -40,6 +42,11 @@ def config_name(subcommand: str) -> str:
 def picture_name(stage: str) -> str:
     """File of the picture of predictions that `stage` draws."""
     return f"{stage}.png"
+
+
+def evaluation_record(stage: str) -> str:
+    """File that keeps all detections of an evaluation; `stage` is `val` or `test`."""
+    return f"{EVALUATIONS}/{stage}.npz"
 
 
 def prepare(folder: Path) -> None:

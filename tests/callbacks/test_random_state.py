@@ -1,5 +1,6 @@
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import Interrupt, StopAt, fit
 
 from callbacks import LastCheckpoint, RandomState
+
+FIRST = SimpleNamespace(global_rank=0)
+"""All that is asked of the trainer of the first process."""
 
 
 def draw() -> list[float]:
@@ -39,7 +43,7 @@ def test_next_draws_of_every_generator_are_restored(tmp_path: Path) -> None:
     assert draw() != expected
     callback = RandomState()
     callback.load_state_dict(state)
-    callback.on_train_start(None, None)  # type: ignore[arg-type]
+    callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
     assert draw() == expected
 
 
@@ -54,9 +58,9 @@ def test_nothing_is_restored_before_training_starts(tmp_path: Path) -> None:
 def test_state_is_restored_once(tmp_path: Path) -> None:
     callback = RandomState()
     callback.load_state_dict(saved_and_loaded(tmp_path / "state.pt"))
-    callback.on_train_start(None, None)  # type: ignore[arg-type]
+    callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
     first = draw()
-    callback.on_train_start(None, None)  # type: ignore[arg-type]
+    callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
     assert draw() != first
 
 
@@ -66,7 +70,7 @@ def test_state_of_other_gpus_is_left_out(tmp_path: Path) -> None:
     expected = draw()
     callback = RandomState()
     callback.load_state_dict(state)
-    callback.on_train_start(None, None)  # type: ignore[arg-type]
+    callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
     assert draw() == expected
 
 

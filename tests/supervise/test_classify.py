@@ -57,6 +57,17 @@ def test_batch_that_no_idle_worker_could_hand_over_is_explained_by_the_log() -> 
     assert "lost" not in judge(main_process(*WAITING), *workers, log_lines=("epoch 1/2",)).sentence
 
 
+def test_trainer_that_reads_itself_is_named_with_the_sample_it_stands_at() -> None:
+    reading = Frame("read", "data/dataset.py:60", {"image_id": "'20200502114223915'"})
+    trainer = main_process("sleep (codec.py:3)", "read (data/dataset.py:60)", f"_next_data ({TORCH})")
+    trainer = replace(trainer, stack=(trainer.stack[0], reading, trainer.stack[2]))
+    found = judge(trainer)
+    assert (found.kind, found.suspect) == (StallClass.LOADER_STALL, "id=20200502114223915")
+    assert found.sentence.endswith(
+        "it has no workers and stands in sleep (codec.py:3) at the sample id=20200502114223915"
+    )
+
+
 def test_stall_at_an_epochs_begin_says_so() -> None:
     frames = (*WAITING, f"_reset ({TORCH})", f"__iter__ ({TORCH})")
     found = judge(main_process(*frames), worker(11, *IDLE, *LOOP, state="T"))

@@ -165,9 +165,14 @@ def loader_stall(evidence: Evidence) -> Diagnosis | None:
     where = f"the trainer (process {evidence.trainer.pid}) waits for a batch in {waiting}"
     if any(frame.function == "_reset" for frame in evidence.trainer.stack):
         where += ", at an epoch's begin in _reset: its workers were idle before"
+    if not workers:
+        suspect = sample_of(evidence.trainer)
+        named = f" at the sample {suspect}" if suspect else ""
+        sentence = f"{where}; it has no workers and stands in {evidence.trainer.function}{named}"
+        return Diagnosis(StallClass.LOADER_STALL, sentence, moves_down=down, suspect=suspect)
     if not busy:
-        idle = f"; its {len(workers)} workers wait for work" if workers else "; it has no workers"
-        lost = [line.strip() for line in evidence.log_lines if LOST_BATCH.match(line)] if workers else []
+        idle = f"; its {len(workers)} workers wait for work"
+        lost = [line.strip() for line in evidence.log_lines if LOST_BATCH.match(line)]
         idle += f"; a batch may have been lost on its way: {lost[-1]}" if lost else ""
         return Diagnosis(StallClass.LOADER_STALL, where + idle, moves_down=down)
     owing = busy[0]

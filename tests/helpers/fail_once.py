@@ -1,0 +1,53 @@
+"""The command line in one of several processes: torchrun ... fail_once.py fit --config ...
+
+Each process writes the ids that it has trained on into RECORD/<attempt>-<rank>.txt, a line for each batch. In the first
+attempt the last process fails before batch FAIL_AT, as FAILURE says.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+TIMEOUT_S = 25.0
+"""After which a stall counts."""
+
+
+class FailOnce(Callback):
+    def __init__(self) -> None:
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.failure, self.fail_at = os.environ.get("FAILURE", "none"), int(os.environ.get("FAIL_AT", "-1"))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        step = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
+        if self.attempt or step != self.fail_at or trainer.global_rank != trainer.world_size - 1:
+            return
+        if self.failure == "kill":
+            os._exit(137)
+        if self.failure == "hang":
+            time.sleep(1000)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        record = Path(os.environ["RECORD"]) / f"{self.attempt}-{trainer.global_rank}.txt"
+        with record.open("a") as file:
+            print(trainer.current_epoch, ",".join(batch.image_ids), file=file)
+
+
+if __name__ == "__main__":
+    import callbacks
+    from yolo_lightning import cli
+
+    usual = cli.usual_callbacks()[:-1]
+    usual = [one for one in usual if not isinstance(one, callbacks.StallMonitor)]
+    cli.usual_callbacks = lambda: [
+        *usual,
+        callbacks.StallMonitor(TIMEOUT_S),
+        FailOnce(),
+        callbacks.LastCheckpoint(interval_steps=1),
+    ]
+    cli.main(sys.argv[1:])

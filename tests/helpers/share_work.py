@@ -1,0 +1,138 @@
+"""What each of some processes finds as they work together: torchrun ... share_work.py FOLDER writes FOLDER/RANK.pt."""
+
+import errno
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS.parent), str(TESTS / "callbacks"), str(TESTS / "evaluation")]
+
+from detections import CLASS_NAMES, random_frames  # noqa: E402
+from tiny_training import TinyModule, loader  # noqa: E402
+
+from callbacks import EMA, AtomicCheckpointIO, BestCheckpoint, LastCheckpoint  # noqa: E402
+from callbacks.submission import apart, compact  # noqa: E402
+from tests.test_guarded_step import Rig, make_batch  # noqa: E402
+from yolo_lightning.batch import Batch, _slice  # noqa: E402
+from yolo_lightning.data.global_batches import GlobalBatches  # noqa: E402
+from yolo_lightning.evaluation.drift import named_scores  # noqa: E402
+from yolo_lightning.evaluation.metric import DetectionScores  # noqa: E402
+from yolo_lightning.guarded_step import Processes  # noqa: E402
+from yolo_lightning.ranks import gather, gather_on_first  # noqa: E402
+
+FRAMES = 21
+FRAMES_PER_BATCH = 4
+EDGES = {"equal": (0, 3, 6), "unequal, one without boxes": (0, 4, 5)}
+"""How the images of a batch are dealt to two processes."""
+
+
+class SharingNetwork(nn.Module):
+    """A rig whose network and loss run inside DistributedDataParallel's forward pass, as Lightning runs a step."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__()
+        self.rig, self.graph = rig, rig.graph
+
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        raw = self.graph(batch.images / 255)
+        total, parts = self.rig.loss(raw, batch)
+        return self.rig.loss.reaching_all_outputs(total, raw), parts, self.rig.loss.target_scores
+
+
+def own_share(edges: tuple[int, ...]) -> Batch:
+    """Images of this process."""
+    return _slice(make_batch(), edges[dist.get_rank()], edges[dist.get_rank() + 1])
+
+
+def summed(tensor: Tensor) -> Tensor:
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def gradients_of_share(batch: Batch) -> dict[str, Any]:
+    """Gradients and losses of a step, to which each process brings its part of a batch."""
+    rig = Rig(batch_norm=False)
+    network = DistributedDataParallel(SharingNetwork(rig))
+    rig.step.compute, rig.step.backward = network, torch.Tensor.backward
+    losses = rig.step.run(batch, Processes(dist.get_world_size(), summed))
+    return {"gradients": rig.gradients(), "losses": losses.parts, "total": losses.total / len(batch)}
+
+
+def scores_of_share() -> dict[str, Any]:
+    """Scores of frames that are dealt to the processes, and what a gather in their order holds."""
+    frames = random_frames(9, frames=FRAMES, months=(202005, 202101), digits=1)  # many ties: their order counts
+    metric = DetectionScores(len(CLASS_NAMES), dist_sync_fn=gather)
+    deal = GlobalBatches(FRAMES_PER_BATCH, dist.get_rank(), dist.get_world_size())
+    predictions = []
+    for own in deal.slices(0, FRAMES):
+        metric.update([one for one, _ in frames[own]], [one for _, one in frames[own]])
+        predictions += [one for one, _ in frames[own]]
+    gathered = gather_on_first(compact(predictions))
+    with metric.sync_context(dist_sync_fn=gather):
+        keys = metric.table("matches").keys
+    return {
+        "scores": named_scores(metric.compute(), CLASS_NAMES),
+        "keys": keys,
+        "ids": None if gathered is None else [one.image_id for share in gathered for one in apart(share)],
+        "uneven": gather(torch.arange(3 * dist.get_rank(), dtype=torch.int16).view(-1, 3)),
+    }
+
+
+class FullDisk(AtomicCheckpointIO):
+    """Cannot write the first two checkpoints."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        self.tries += 1
+        if self.tries <= 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+
+class Unequal(Callback):
+    """Gives each process other frames, and so other statistics."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        batch += trainer.global_rank
+
+
+def fit_on_a_full_disk(folder: Path) -> dict[str, Any]:
+    """Three epochs; the first two scores are lost to a disk that is full."""
+    module, best = TinyModule(val_scores=(0.5, 0.3, 0.4)), BestCheckpoint()
+    Trainer(
+        accelerator="cpu",
+        devices=dist.get_world_size(),
+        strategy=DDPStrategy(),
+        use_distributed_sampler=False,
+        default_root_dir=folder,
+        max_epochs=3,
+        callbacks=[EMA(decay=0.5, tau=1.0), Unequal(), best, LastCheckpoint()],
+        plugins=[FullDisk()],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    ).fit(module, loader(), loader(1))
+    return {"best": float(best.best_model_score or 0), "weights": module.state_dict()}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    to = Path(sys.argv[1])
+    found = {
+        "gradients": {name: gradients_of_share(own_share(edges)) for name, edges in EDGES.items()},
+        "scores": scores_of_share(),
+        "full_disk": fit_on_a_full_disk(to / "run"),
+    }
+    torch.save(found, to / f"{dist.get_rank()}.pt")

@@ -1,0 +1,151 @@
+"""Fits of several processes by the command line, by Lightning's launcher and by torchrun, with and without failures."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, TINY
+
+HELPER = str(REPOSITORY / "tests" / "helpers" / "fail_once.py")
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Else a restarted process may read the address of one that is dead; see docs/scaling.md."""
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+EPOCHS, FRAMES, GLOBAL_BATCH, STEPS = 2, 16, 6, 6
+"""Three global batches in an epoch, the last of four frames."""
+FIT = [
+    *("fit", "--trainer.max_epochs", str(EPOCHS), "--trainer.strategy", "ddp", "--trainer.accelerator", "cpu"),
+    *("--trainer.default_root_dir", "run", "--data.loader.workers", "0", *TINY),
+    *("--model.nominal_batch", str(GLOBAL_BATCH)),
+]
+Fit = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Fit:
+    """Runs a command line of several processes in an empty folder, to its end."""
+    (tmp_path / "record").mkdir()
+
+    def call(launcher: list[str], *options: str, processes: int = 2, **environment: str) -> Fit:
+        data = ["--data.root", str(look_alike), "--data.index_root", str(index_root)]
+        size = ["--data.batch_size", str(GLOBAL_BATCH // processes)]
+        words = [*launcher, HELPER, *FIT, *data, *size, *options]
+        settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "RECORD": str(tmp_path / "record")}
+        return subprocess.run(  # type: ignore[return-value]
+            words,
+            cwd=tmp_path,
+            env=os.environ | FRESH_STORE | settings | environment,
+            check=False,
+            timeout=170,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    return call  # type: ignore[return-value]
+
+
+def trained(record: Path) -> list[Counter[str]]:
+    """How often each frame was trained on in each epoch, over all processes and attempts."""
+    counts = [Counter[str]() for _ in range(EPOCHS)]
+    for path in record.glob("*.txt"):
+        for line in path.read_text().splitlines():
+            epoch, ids = line.split(" ")
+            counts[int(epoch)].update(ids.split(","))
+    return counts
+
+
+def assert_each_once(record: Path) -> None:
+    for counts in trained(record):
+        assert set(counts.values()) == {1}
+        assert len(counts) == FRAMES
+
+
+def test_killed_process_ends_all_and_torchrun_restarts_them_at_the_newest_checkpoint(fit: Fit, tmp_path: Path) -> None:
+    agent = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    done = fit(agent, "--trainer.devices", "2", FAILURE="kill", FAIL_AT="4")
+    assert done.returncode == 0, done.stdout[-12000:]
+    assert_each_once(tmp_path / "record")
+    assert {path.name for path in (tmp_path / "record").iterdir()} == {"0-0.txt", "0-1.txt", "1-0.txt", "1-1.txt"}
+    assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS
+    assert not (tmp_path / "run-2").exists()
+
+
+@pytest.mark.slow
+def test_stalled_process_leaves_its_stacks_and_all_are_restarted(fit: Fit, tmp_path: Path) -> None:
+    agent = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    done = fit(agent, "--trainer.devices", "2", FAILURE="hang", FAIL_AT="4")
+    assert done.returncode == 0, done.stdout[-12000:]
+    assert_each_once(tmp_path / "record")
+    stacks = [path.read_text() for path in (tmp_path / "run/incidents").glob("*-rank1/stacks.txt")]
+    assert len(stacks) == 1
+    assert "fail_once.py" in stacks[0]
+    assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_fit_goes_on_with_another_number_of_processes(fit: Fit, tmp_path: Path, before: int, after: int) -> None:
+    agent = [*TORCHRUN, "--standalone", "--nproc-per-node"]
+    killed = fit([*agent, str(before)], "--trainer.devices", str(before), processes=before, FAILURE="kill", FAIL_AT="2")
+    assert killed.returncode != 0
+    for path in (tmp_path / "record").glob("0-*.txt"):
+        path.rename(path.with_name(f"before-{path.name}"))
+    done = fit([*agent, str(after)], "--trainer.devices", str(after), "--resume", processes=after)
+    assert done.returncode == 0, done.stdout[-12000:]
+    assert_each_once(tmp_path / "record")
+
+
+@pytest.mark.slow
+def test_two_agents_on_one_machine_are_two_nodes(tmp_path: Path, look_alike: Path, index_root: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "record").mkdir()
+    settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "RECORD": str(tmp_path / "record")}
+    data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.batch_size", "3"]
+    agents = [
+        subprocess.Popen(
+            [
+                *(*TORCHRUN, "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", "--rdzv-id", "test"),
+                *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "-m", "yolo_lightning", *FIT),
+                *(*data, "--trainer.num_nodes", "2", "--trainer.devices", "1"),
+            ],
+            cwd=tmp_path,
+            env=os.environ | settings,
+        )
+        for node in range(2)
+    ]
+    assert [agent.wait(timeout=170) for agent in agents] == [0, 0]
+    assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS
+    assert {path.name for path in (tmp_path / "run").glob("progress*")} >= {"progress", "progress-rank1"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_answers_of_two_processes_are_those_of_one(
+    fit: Fit, tmp_path: Path, look_alike: Path, index_root: Path
+) -> None:
+    """Trained by Lightning's own launcher; four processes where one has two frames."""
+    assert fit([sys.executable], "--trainer.devices", "2").returncode == 0
+    assert_each_once(tmp_path / "record")
+    data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.batch_size", "1", *TINY]
+    answers = {}
+    for processes, subcommands in ((1, ("test", "predict")), (2, ("test",)), (4, ("test", "predict"))):
+        for subcommand in subcommands:
+            words = [sys.executable, "-m", "yolo_lightning", subcommand, *data, "--trainer.accelerator", "cpu"]
+            words += ["--data.loader.workers", "0", "--trainer.devices", str(processes)]
+            words += ["--trainer.strategy", "ddp"] if processes > 1 else []
+            words += ["--model.weights", "run/checkpoints/last.ckpt", "--trainer.default_root_dir", f"of-{processes}"]
+            settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+            subprocess.run(words, cwd=tmp_path, env=os.environ | settings, check=True, timeout=170)
+            name = {"test": "scores.json", "predict": "predictions.json"}[subcommand]
+            answers[processes, subcommand] = json.loads((tmp_path / f"of-{processes}" / name).read_text())
+    assert answers[1, "test"] == answers[2, "test"] == answers[4, "test"]
+    assert answers[1, "predict"] == answers[4, "predict"]

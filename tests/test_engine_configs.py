@@ -1,0 +1,62 @@
+"""The configurations of configs/engine go on top of the recipe, and their headers say how."""
+
+import re
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import REPOSITORY
+
+ENGINES = sorted((REPOSITORY / "configs" / "engine").glob("*.yaml"))
+RECIPE = REPOSITORY / "configs" / "ltdv2.yaml"
+
+
+@pytest.fixture(autouse=True)
+def no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
+
+
+def resolved(config: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The configuration that fit would use."""
+    from yolo_lightning.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", str(RECIPE), "--config", str(config), "--print_config"])
+    assert ended.value.code == 0
+    content: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    return content
+
+
+def test_there_are_four() -> None:
+    assert [path.stem for path in ENGINES] == ["ddp", "ray", "single", "slurm"]
+
+
+@pytest.mark.parametrize("config", ENGINES, ids=lambda path: path.stem)
+def test_what_the_file_says_is_used(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if config.stem == "ray" and find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    wanted = yaml.safe_load(config.read_text())["trainer"]
+    found = resolved(config, capsys)["trainer"]
+    assert {name: found[name] for name in wanted if name != "plugins"} | {
+        name: wanted[name] for name in wanted if name == "plugins"
+    } == wanted
+
+
+@pytest.mark.parametrize("config", ENGINES, ids=lambda path: path.stem)
+def test_header_names_the_file_in_a_command_line(config: Path) -> None:
+    header = "".join(line for line in config.read_text().splitlines(True) if line.startswith("#"))
+    assert re.search(rf"fit --config configs/ltdv2.yaml --config configs/engine/{config.name}", header)
+
+
+def test_distributed_sampler_of_lightning_is_refused(
+    run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("fit", "--trainer.use_distributed_sampler", "true")
+    assert ended.value.code == 2
+    assert "trainer.use_distributed_sampler is true, allowed is false" in capsys.readouterr().err

@@ -1,0 +1,76 @@
+"""Two processes find what one finds: gradients, scores, what is gathered; and they fail together."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY
+from tests.test_guarded_step import Rig, make_batch
+from yolo_lightning.batch import _slice
+
+HELPER = REPOSITORY / "tests" / "helpers" / "share_work.py"
+EDGES = {"equal": (0, 6), "unequal, one without boxes": (0, 5)}
+
+sys.path.insert(0, str(REPOSITORY / "tests" / "evaluation"))
+from detections import CLASS_NAMES, random_frames  # noqa: E402
+
+from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
+from yolo_lightning.evaluation.matching import frame_key, match  # noqa: E402
+
+FRAMES = random_frames(9, frames=21, months=(202005, 202101), digits=1)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes found."""
+    folder = tmp_path_factory.mktemp("shared")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*torchrun, str(HELPER), str(folder)], check=False, timeout=150, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_gradients_and_losses_are_those_of_one_process(found: list[dict[str, Any]], name: str) -> None:
+    """With normalisation by running statistics; those of a batch differ, as each process has its own."""
+    rig = Rig(batch_norm=False)
+    batch = _slice(make_batch(), *EDGES[name])
+    losses = rig.step.run(batch)
+    for of_rank in found:
+        of_share = of_rank["gradients"][name]
+        torch.testing.assert_close(of_share["gradients"], rig.gradients(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(of_share["losses"], losses.parts, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(of_share["total"], losses.total / len(batch), rtol=1e-5, atol=1e-5)
+
+
+def test_scores_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
+    matches = match([one for one, _ in FRAMES], [one for _, one in FRAMES], len(CLASS_NAMES))
+    expected = named_scores(drift_scores(matches), CLASS_NAMES)
+    for of_rank in found:
+        assert of_rank["scores"]["scores"] == pytest.approx(expected, abs=1e-6, nan_ok=True)
+        assert of_rank["scores"]["keys"].tolist() == [frame_key(one.image_id) for one, _ in FRAMES]
+
+
+def test_predictions_reach_the_first_process_once_each(found: list[dict[str, Any]]) -> None:
+    first, second = (of_rank["scores"]["ids"] for of_rank in found)
+    assert sorted(first) == sorted(one.image_id for one, _ in FRAMES)
+    assert second is None
+
+
+def test_gather_carries_any_dtype_and_unequal_lengths(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        assert [one.tolist() for one in of_rank["scores"]["uneven"]] == [[], [[0, 1, 2]]]
+        assert {one.dtype for one in of_rank["scores"]["uneven"]} == {torch.int16}
+
+
+def test_checkpoint_that_the_first_cannot_write_counts_for_none(found: list[dict[str, Any]]) -> None:
+    """The score of the first epoch, 0.5, and its checkpoint are lost; the later 0.3 and 0.4 are saved."""
+    assert [of_rank["full_disk"]["best"] for of_rank in found] == pytest.approx([0.4, 0.4])
+
+
+def test_averaged_weights_are_equal_in_all_processes(found: list[dict[str, Any]]) -> None:
+    first, second = (of_rank["full_disk"]["weights"] for of_rank in found)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
