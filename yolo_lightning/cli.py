@@ -84,7 +84,8 @@ def run_trainer(args: ArgsType) -> None:
         trainer_defaults={"default_root_dir": DEFAULT_RUN, "max_epochs": 100, "use_distributed_sampler": False},
         parser_kwargs={
             "prog": PROGRAM,
-            "description": f"Train YOLOv8 on LTDv2. Further commands: {'; '.join(map(': '.join, TOOLS.items()))}.",
+            "description": "Train YOLOv8 on LTDv2 or your own images. Further commands: predict PICTURES: boxes in "
+            f"images and videos; {'; '.join(map(': '.join, TOOLS.items()))}.",
             "default_env": True,
             "env_prefix": "YOLO_LIGHTNING",
         },
