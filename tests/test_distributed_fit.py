@@ -67,6 +67,7 @@ def assert_each_once(record: Path) -> None:
         assert len(counts) == FRAMES
 
 
+@pytest.mark.slow
 def test_killed_process_ends_all_and_torchrun_restarts_them_at_the_newest_checkpoint(fit: Fit, tmp_path: Path) -> None:
     agent = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     done = fit(agent, "--trainer.devices", "2", FAILURE="kill", FAIL_AT="4")

@@ -94,7 +94,7 @@ def assert_resumed_is_same(
 
 @pytest.mark.parametrize(
     ("where", "workers"),
-    [("batch:6", 0), ("batch:6", 2), ("validation:1", 0), ("batch:4", 0)],
+    [("batch:6", 0), pytest.param("batch:6", 2, marks=pytest.mark.slow), ("validation:1", 0), ("batch:4", 0)],
     ids=["within an epoch", "within an epoch, two workers", "within a validation", "between two epochs"],
 )
 def test_killed_and_resumed_equals_uninterrupted(

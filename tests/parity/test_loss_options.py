@@ -57,6 +57,7 @@ def test_one_class_keeps_everything_but_the_labels() -> None:
     assert one.boxes is batch.boxes
 
 
+@pytest.mark.slow
 def test_network_of_one_class_trains_resumes_and_is_scored(run: Callable[..., None]) -> None:
     run("fit", *ONE_STEP, "--model.single_class", "true")
     checkpoint = torch.load("runs/yolo/checkpoints/last.ckpt", weights_only=True)

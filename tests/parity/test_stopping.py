@@ -71,6 +71,7 @@ def test_patience_stops_at_the_epoch_where_ultralytics_does(
     assert next((epoch for epoch, stop in enumerate(stopped, start=1) if stop), len(scores)) == expected
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_the_run_as_finished_and_resume_keeps_its_count(fit: Callable[..., None]) -> None:
     fit(patient(3), "--trainer.max_epochs", "2", *UNREACHABLE)
     (kept,) = [state for name, state in last()["callbacks"].items() if name.startswith("EarlyStopping")]
@@ -95,6 +96,7 @@ def test_time_limit_ends_the_run_as_finished_validated_and_resumable(fit: Callab
     assert finished()["epochs"] == trained + 1
 
 
+@pytest.mark.slow
 def test_every_epoch_is_kept_whole_and_under_its_own_name(fit: Callable[..., None]) -> None:
     fit("epoch_checkpoints.yaml", "--trainer.max_epochs", "2")
     fit("epoch_checkpoints.yaml", "--trainer.max_epochs", "3", "--resume")

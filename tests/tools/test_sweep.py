@@ -71,7 +71,7 @@ def sweep(
     return call
 
 
-@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("augment", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_scores_are_those_of_validate(
     augment: bool,
     weights: Path,
