@@ -120,6 +120,12 @@ class TestCheckpointAndFlags:
         assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["quarantine"] == ["index=0"]
         assert saved_config["data"]["quarantine"] == []
 
+    def test_the_configuration_of_a_resumed_run_serves_any_subcommand(self, trained: Run) -> None:
+        trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        trained("validate", "--config", str(RUN / "config.yaml"))
+        assert (RUN / "config.validate.yaml").is_file()
+        assert not {"resume", "ckpt_path"} & yaml.safe_load((RUN / "config.yaml").read_text()).keys()
+
     def test_resume_without_a_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         assert "nothing to resume" in fails(run, capsys, "fit", "--resume", *ONE_STEP)
 

@@ -41,6 +41,8 @@ from yolo_lightning.tools.command_line import PROGRAM, ShortErrors, run_tool, us
 DEFAULT_RUN = "runs/yolo"
 FROM_DATA = frozenset({"class_names"})
 """Model arguments that the data decide."""
+START = frozenset({"resume", "ckpt_path"})
+"""Arguments that say where a command begins, not what it does."""
 
 HARMLESS_WARNINGS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and newer
@@ -240,13 +242,14 @@ class ShortErrorParser(ShortErrors, LightningArgumentParser):
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Writes the resolved configuration of the subcommand into the run folder."""
+    """Writes the resolved configuration of the subcommand into the run folder, for any subcommand to read."""
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Overwrite the file: a resumed run is described by what it was resumed with."""
+        """Overwrite the file: a resumed run is described by what it was resumed with, not by where it went on."""
         assert trainer.state.fn is not None
         path = Path(trainer.default_root_dir) / run_folder.config_name(trainer.state.fn.value)
-        path.write_text(self.parser.dump(self.config, skip_none=False))
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        path.write_text(yaml.safe_dump({key: config[key] for key in config if key not in START}, sort_keys=False))
 
 
 def usual_callbacks() -> list[Callback]:
