@@ -12,13 +12,13 @@ from torch import Tensor
 
 from yolo_lightning.backend import FoldedGraph
 from yolo_lightning.batch import Batch, Prediction, Sample, collate
-from yolo_lightning.boxes import Letterbox
+from yolo_lightning.boxes import STRIDE, Letterbox
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.graph import build_graph
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.postprocess import predictions
-from yolo_lightning.test_time_augmentation import ORIGINAL, STRIDE, VIEWS, View, augmented, mapped_back, seen, show
+from yolo_lightning.test_time_augmentation import ORIGINAL, VIEWS, View, augmented, mapped_back, seen, show
 
 SHAPE = (64, 96)
 OVERLAP = 0.6

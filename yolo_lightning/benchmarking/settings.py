@@ -9,6 +9,8 @@ from typing import Literal, get_args
 
 import torch
 
+from yolo_lightning.boxes import STRIDE, check_image_size
+
 Section = Literal["layers", "graph", "step", "stability"]
 Rival = Literal["native", "slow", "unfold", "gemm"]
 Layers = Literal["six", "all"]
@@ -16,9 +18,6 @@ Precision = Literal["32-true", "bf16-mixed"]
 ConvPlan = Literal["fixed", "timed", "fused"]
 
 CHART_SUFFIXES = (".png", ".svg", ".pdf")
-STRIDE = 32
-"""The image size must be divisible by the network's largest stride."""
-
 LEAST_STABILITY_STEPS = 10
 CPU_STABILITY_PIXELS = 160
 
@@ -82,9 +81,7 @@ class Settings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, allowed are 1 and more")
         for name in ("image_size", "stability_image_size"):
-            size = getattr(self, name)
-            if size < 2 * STRIDE or size % STRIDE:
-                raise ValueError(f"{name} is {size}, allowed are multiples of {STRIDE} from {2 * STRIDE}")
+            check_image_size(name, getattr(self, name), least=2 * STRIDE)
         if not 0 < self.conv_plan_budget_s < math.inf:
             raise ValueError(f"conv_plan_budget_s is {self.conv_plan_budget_s}, allowed are finite values above 0")
         if 0 != self.stability_steps < LEAST_STABILITY_STEPS:

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from rich.console import Console
 
+from yolo_lightning.boxes import check_image_size
 from yolo_lightning.checkpoint_file import find_damage
 from yolo_lightning.exporting.network import InferenceNetwork, plain_network
 from yolo_lightning.exporting.onnx_file import require_packages, write_onnx_file
@@ -14,8 +15,6 @@ from yolo_lightning.exporting.ultralytics_file import write_ultralytics_file
 from yolo_lightning.run_folder import checkpoint_to_evaluate, trained_image_size
 
 Format = Literal["pt", "onnx", "torchscript"]
-
-STRIDE = 32
 
 
 def export(
@@ -60,8 +59,7 @@ def export(
     if channels == 1 and format == "pt":
         raise ValueError("channels is 1, allowed is 3 for format pt, as others build the network anew with 3")
     side = image_size or trained_image_size(file)
-    if side < STRIDE or side % STRIDE:
-        raise ValueError(f"image_size is {side}, allowed are multiples of {STRIDE}")
+    check_image_size("image_size", side)
     if format == "onnx":
         require_packages()
     target = Path(output) if output else file.with_suffix(f".{format}")

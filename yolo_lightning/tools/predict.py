@@ -8,6 +8,7 @@ from typing import TypeVar, get_args
 import torch
 
 from yolo_lightning.backend import Convolution
+from yolo_lightning.boxes import check_image_size
 from yolo_lightning.checkpoint_file import find_damage
 from yolo_lightning.data.frames import FrameError
 from yolo_lightning.detecting.detector import Detector
@@ -16,7 +17,6 @@ from yolo_lightning.detecting.results import Result, Results
 from yolo_lightning.run_folder import checkpoint_to_evaluate, trained_image_size
 from yolo_lightning.tools.console import counter, name_some
 
-STRIDE = 32
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
 
@@ -72,8 +72,7 @@ def predict(
     if damage is not None:
         raise ValueError(f"weights {file} cannot be used: {damage}")
     side = image_size or trained_image_size(file)
-    if side < STRIDE or side % STRIDE:
-        raise ValueError(f"image_size is {side}, allowed are multiples of {STRIDE}")
+    check_image_size("image_size", side)
     detector = Detector(
         file,
         image_size=side,
