@@ -100,6 +100,17 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
+def require_whole(path: Path, what: str = "checkpoint") -> None:
+    """Refuse a checkpoint that cannot be used.
+
+    Raises:
+        ValueError: If it is damaged or missing; the message calls it `what`.
+    """
+    damage = find_damage(path)
+    if damage is not None:
+        raise ValueError(f"{what} {path} cannot be used: {damage}")
+
+
 def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """The whole checkpoint in `folder` that has trained longest, and why newer ones were passed over."""
     damaged: dict[Path, str] = {}

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from rich.console import Console
 
 from yolo_lightning.boxes import check_image_size
-from yolo_lightning.checkpoint_file import find_damage
+from yolo_lightning.checkpoint_file import require_whole
 from yolo_lightning.exporting.network import InferenceNetwork, plain_network
 from yolo_lightning.exporting.onnx_file import require_packages, write_onnx_file
 from yolo_lightning.exporting.suppression import Suppression
@@ -48,9 +48,7 @@ def export(
         ValueError: If there is no such checkpoint, or a value is not allowed.
     """
     file = Path(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
-    damage = find_damage(file)
-    if damage is not None:
-        raise ValueError(f"checkpoint {file} cannot be used: {damage}")
+    require_whole(file)
     suppression = Suppression(confidence, overlap, max_detections)
     if format not in get_args(Format):
         raise ValueError(f"format is {format!r}, allowed are {', '.join(get_args(Format))}")

@@ -9,7 +9,7 @@ import torch
 
 from yolo_lightning.backend import Convolution
 from yolo_lightning.boxes import check_image_size
-from yolo_lightning.checkpoint_file import find_damage
+from yolo_lightning.checkpoint_file import require_whole
 from yolo_lightning.data.frames import FrameError
 from yolo_lightning.detecting.detector import Detector
 from yolo_lightning.detecting.pictures import Picture, find_files, read_pictures
@@ -68,9 +68,8 @@ def predict(
         if count < 1:
             raise ValueError(f"{name} is {count}, allowed are 1 and more")
     file = Path(weights).expanduser() if weights else checkpoint_to_evaluate(Path(run))
-    damage = find_damage(file) if file.suffix == ".ckpt" else None if file.is_file() else "it does not exist"
-    if damage is not None:
-        raise ValueError(f"weights {file} cannot be used: {damage}")
+    if file.suffix == ".ckpt" or not file.is_file():
+        require_whole(file, "weights")
     side = image_size or trained_image_size(file)
     check_image_size("image_size", side)
     detector = Detector(

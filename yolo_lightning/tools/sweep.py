@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from yolo_lightning.backend import Convolution
-from yolo_lightning.checkpoint_file import find_damage
+from yolo_lightning.checkpoint_file import require_whole
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.detecting.detector import folded_network
 from yolo_lightning.files import replacing
@@ -109,9 +109,7 @@ def checkpoint_file(run: str, checkpoint: str | None) -> Path:
         ValueError: If there is none, or it is damaged.
     """
     file = Path(checkpoint).expanduser() if checkpoint else checkpoint_to_evaluate(Path(run))
-    damage = find_damage(file)
-    if damage is not None:
-        raise ValueError(f"checkpoint {file} cannot be used: {damage}")
+    require_whole(file)
     return file
 
 
