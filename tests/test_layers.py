@@ -33,7 +33,7 @@ ROOMS = {
     "batch": {"boxes"},
     "files": set(),
     "checkpoint_file": {"files"},
-    "run_folder": {"checkpoint_file"},
+    "run_folder": {"checkpoint_file", "files"},
     "averaging": {"checkpoint_file", "run_folder"},
     "progress": set(),
     "allowances": {"progress"},
@@ -69,7 +69,7 @@ ROOMS = {
         *("detecting", "test_time_augmentation", "postprocess", "device_transforms"),
         *("evaluation", "batch", "data"),
     },
-    "detecting": {"graph", "backend", "postprocess", "batch", "boxes", "data"},
+    "detecting": {"graph", "backend", "postprocess", "batch", "boxes", "data", "files"},
     "diagnosis": {"supervise", "sensors", "conv", "data", "files"},
     "tools": {
         "averaging",

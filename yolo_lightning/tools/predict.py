@@ -14,6 +14,7 @@ from yolo_lightning.data.frames import FrameError
 from yolo_lightning.detecting.detector import Detector
 from yolo_lightning.detecting.pictures import Picture, find_files, read_pictures
 from yolo_lightning.detecting.results import Result, Results
+from yolo_lightning.files import first_free
 from yolo_lightning.run_folder import checkpoint_to_evaluate, trained_image_size
 from yolo_lightning.tools.console import counter, name_some
 
@@ -82,7 +83,8 @@ def predict(
         max_detections=max_detections,
         trust=trust,
     )
-    folder = fresh_folder(Path(output).expanduser())
+    folder = first_free(Path(output).expanduser())
+    folder.mkdir(parents=True)
     bad: dict[str, str] = {}
     pictures = detections = 0
     base = Path(commonpath([file.parent for file in files]))
@@ -133,16 +135,6 @@ def chosen_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device is {name!r}, which cannot be used: {str(error).splitlines()[0]}") from error
     return device
-
-
-def fresh_folder(base: Path) -> Path:
-    """Make `base`, or `base-2`, ... where it is taken."""
-    folder, number = base, 1
-    while folder.exists():
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
-    folder.mkdir(parents=True)
-    return folder
 
 
 def check_choices(name: str, given: Sequence[ChoiceT], allowed: tuple[str, ...]) -> None:
