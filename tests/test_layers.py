@@ -28,6 +28,7 @@ ULTRALYTICS = {f"{PACKAGE}/{name}.py" for name in ("graph", "loss", "postprocess
 ROOMS = {
     # room: rooms that it may import besides itself
     "conv": set(),
+    "choices": set(),
     "ranks": set(),
     "boxes": set(),
     "batch": {"boxes"},
@@ -52,7 +53,7 @@ ROOMS = {
     "device_transforms": {"batch", "boxes"},
     "optim": set(),
     "backend": {"conv", "files"},
-    "graph": {"conv", "backend"},
+    "graph": {"conv", "backend", "choices"},
     "loss": {"batch"},
     "postprocess": {"batch", "boxes"},
     "module": {
@@ -62,7 +63,7 @@ ROOMS = {
     },
     "__init__": set(),
     "__main__": {"cli", "progress", "tools"},
-    "benchmarking": {"module", "backend", "conv", "data", "batch", "boxes", "files"},
+    "benchmarking": {"module", "backend", "conv", "choices", "data", "batch", "boxes", "files"},
     "exporting": {"graph", "backend", "boxes", "files"},
     "test_time_augmentation": {"boxes"},
     "sweeping": {
@@ -79,6 +80,7 @@ ROOMS = {
         "exporting",
         "detecting",
         "backend",
+        "choices",
         "monitoring",
         "reporting",
         "run_folder",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -10,6 +10,7 @@ from torch import nn
 from ultralytics.nn.tasks import DetectionModel, torch_safe_load
 
 from yolo_lightning.backend import Activations, Convolution, MemoryFormat, arrange
+from yolo_lightning.choices import check_choices
 from yolo_lightning.conv import FIXED, Plan
 
 Variant = Literal["yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x"]
@@ -56,8 +57,7 @@ def build_graph(
         ("memory_format", memory_format, MemoryFormat),
     )
     for name, value, allowed in choices:
-        if value not in get_args(allowed):
-            raise ValueError(f"model.{name} is {value!r}, allowed are {', '.join(get_args(allowed))}")
+        check_choices(f"model.{name}", [value], allowed)
     if not class_names:
         raise ValueError("model.class_names is empty")
     graph = plain_graph(variant, len(class_names))

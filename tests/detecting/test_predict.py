@@ -147,7 +147,7 @@ def test_box_is_drawn_where_it_lies(one: tuple[Picture, Prediction]) -> None:
         ({"image_size": 50}, "image_size is 50, allowed are multiples of 32"),
         ({"confidence": -1.0}, "confidence is -1.0, allowed are 0 to 1"),
         ({"batch_size": 0}, "batch_size is 0, allowed are 1 and more"),
-        ({"device": "tpu9"}, "device is 'tpu9', which cannot be used"),
+        ({"device": "tpu9"}, "device is 'tpu9', allowed are auto, cpu"),
         ({"conv": "magic"}, "conv is 'magic', allowed are auto, gemm, native"),
     ],
 )

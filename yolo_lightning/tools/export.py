@@ -1,12 +1,13 @@
 """`python -m yolo_lightning export`: the trained network as a file for others."""
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from rich.console import Console
 
 from yolo_lightning.boxes import check_image_size
 from yolo_lightning.checkpoint_file import require_whole
+from yolo_lightning.choices import check_choices
 from yolo_lightning.exporting.network import InferenceNetwork, plain_network
 from yolo_lightning.exporting.onnx_file import require_packages, write_onnx_file
 from yolo_lightning.exporting.suppression import Suppression
@@ -50,8 +51,7 @@ def export(
     file = Path(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
     require_whole(file)
     suppression = Suppression(confidence, overlap, max_detections)
-    if format not in get_args(Format):
-        raise ValueError(f"format is {format!r}, allowed are {', '.join(get_args(Format))}")
+    check_choices("format", [format], Format)
     if nms and format != "onnx":
         raise ValueError(f"nms is part of a file of format onnx only, format is {format}")
     if channels == 1 and format == "pt":

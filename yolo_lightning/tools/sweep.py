@@ -10,6 +10,7 @@ from rich.console import Console
 
 from yolo_lightning.backend import Convolution
 from yolo_lightning.checkpoint_file import require_whole
+from yolo_lightning.choices import chosen_device
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.detecting.detector import folded_network
 from yolo_lightning.files import replacing
@@ -21,7 +22,6 @@ from yolo_lightning.sweeping.settings import Setting, best
 from yolo_lightning.sweeping.sweep import half_of, sweep_candidates
 from yolo_lightning.tools.benchmark_loader import wide_console
 from yolo_lightning.tools.console import counter, gigabytes
-from yolo_lightning.tools.predict import chosen_device
 
 CONFIDENCES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 OVERLAPS = (0.4, 0.5, 0.6, 0.7, 0.8)
