@@ -9,6 +9,7 @@ import yaml
 from yolo_lightning.checkpoint_file import newest_checkpoint
 from yolo_lightning.files import first_free
 
+DEFAULT_RUN = "runs/yolo"
 CHECKPOINTS = "checkpoints"
 BEST_CHECKPOINT = "best.ckpt"
 LAST_CHECKPOINT = "last.ckpt"

@@ -13,13 +13,13 @@ from yolo_lightning.exporting.onnx_file import require_packages, write_onnx_file
 from yolo_lightning.exporting.suppression import Suppression
 from yolo_lightning.exporting.torchscript_file import write_torchscript_file
 from yolo_lightning.exporting.ultralytics_file import write_ultralytics_file
-from yolo_lightning.run_folder import checkpoint_to_evaluate, trained_image_size
+from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate, trained_image_size
 
 Format = Literal["pt", "onnx", "torchscript"]
 
 
 def export(
-    run: str = "runs/yolo",
+    run: str = DEFAULT_RUN,
     checkpoint: str | None = None,
     format: Format = "pt",
     output: str | None = None,

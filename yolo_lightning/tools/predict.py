@@ -14,14 +14,14 @@ from yolo_lightning.detecting.pictures import Picture, find_files, read_pictures
 from yolo_lightning.detecting.results import Result, Results
 from yolo_lightning.exporting.suppression import Suppression
 from yolo_lightning.files import first_free
-from yolo_lightning.run_folder import checkpoint_to_evaluate, trained_image_size
+from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate, trained_image_size
 from yolo_lightning.tools.console import counter, name_some
 
 
 def predict(
     sources: list[str],
     *,
-    run: str = "runs/yolo",
+    run: str = DEFAULT_RUN,
     weights: str | None = None,
     trust: bool = False,
     output: str = "runs/predictions",

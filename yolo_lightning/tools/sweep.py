@@ -14,7 +14,7 @@ from yolo_lightning.choices import chosen_device
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.detecting.detector import folded_network
 from yolo_lightning.files import replacing
-from yolo_lightning.run_folder import checkpoint_to_evaluate
+from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
 from yolo_lightning.sweeping.candidates import Candidates, size_bytes
 from yolo_lightning.sweeping.collecting import collect
 from yolo_lightning.sweeping.report import Sweep, content, held_out_table, points_table, settings_table
@@ -34,7 +34,7 @@ LEAST_CANDIDATES = 100
 def sweep(
     *,
     data: LTDv2DataModule,
-    run: str = "runs/yolo",
+    run: str = DEFAULT_RUN,
     checkpoint: str | None = None,
     confidences: tuple[float, ...] = CONFIDENCES,
     overlaps: tuple[float, ...] = OVERLAPS,
