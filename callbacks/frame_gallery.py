@@ -16,6 +16,7 @@ from callbacks.frame_scores import FrameScore, SizeCounts, above, frame_scores
 from callbacks.pictures import original_frame
 from yolo_lightning.batch import Batch, Prediction, Target
 from yolo_lightning.files import remove_leftovers, replacing
+from yolo_lightning.position import is_last_epoch
 from yolo_lightning.run_folder import FRAMES
 
 STAGES = {"fit": "val", "validate": "val", "test": "test"}
@@ -149,11 +150,7 @@ class FrameGallery(Callback):
 
 def looks_at(trainer: Trainer) -> bool:
     """Whether this validation is one whose frames are kept: of a fit, only that of the last epoch."""
-    if trainer.sanity_checking:
-        return False
-    if trainer.state.fn != "fit":
-        return True
-    return trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
+    return not trainer.sanity_checking and (trainer.state.fn != "fit" or is_last_epoch(trainer))
 
 
 def enters(kept: list[Kept], key: tuple[float, int, str], count: int) -> bool:
