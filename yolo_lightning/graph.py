@@ -103,7 +103,7 @@ def load_weights(graph: Any, path: str, *, trust: bool = False) -> None:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"model.weights {path} does not exist (nothing is downloaded)")
-    source = read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file, trust=trust)
+    source = read_network(file, trust=trust)
     theirs = source.state_dict()
     graph.load(source, verbose=False)
     own = graph.state_dict()
@@ -112,6 +112,11 @@ def load_weights(graph: Any, path: str, *, trust: bool = False) -> None:
         raise ValueError(f"model.weights {path}: none of its {len(theirs)} tensors fits this network")
     kept = matching_classes(graph, source)
     rank_zero_info(f"weights: {fitting} of {len(own)} tensors from {path}; head rows kept for {kept or 'no class'}")
+
+
+def read_network(file: Path, *, trust: bool = False) -> Any:
+    """The network in one of our `.ckpt` files or an Ultralytics `.pt`; see `load_weights`."""
+    return read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file, trust=trust)
 
 
 def read_ultralytics(file: Path, *, trust: bool = False) -> Any:
