@@ -1,8 +1,6 @@
 """Average precision, precision, recall, and drift over the months, of the whole split, at validations and tests."""
 
-import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from yolo_lightning.evaluation.metric import Collected, EvaluationCollection
 from yolo_lightning.evaluation.record import EvaluationRecord, Stage
 from yolo_lightning.evaluation.score_table import class_table, score_table
 from yolo_lightning.evaluation.ultralytics_metrics import named_ultralytics_scores, ultralytics_scores
-from yolo_lightning.files import replacing
+from yolo_lightning.files import write_json
 from yolo_lightning.position import steps_begun
 from yolo_lightning.ranks import gather
 from yolo_lightning.run_folder import CHALLENGE_SCORES, SCORES
@@ -78,8 +76,9 @@ class MeanAP(Callback):
         if trainer.is_global_zero:
             folder = Path(trainer.default_root_dir)
             finite = {name: value if math.isfinite(value) else None for name, value in logged.items()}
-            write_json(folder / SCORES, finite)
-            write_json(folder / CHALLENGE_SCORES, organisers_scores(scores))
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / SCORES, finite, allow_nan=False)
+            write_json(folder / CHALLENGE_SCORES, organisers_scores(scores), allow_nan=False)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the last validation."""
@@ -117,10 +116,3 @@ class MeanAP(Callback):
             **self._trained,
         )
         self._has_record = write_record(trainer, record)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object for people and programs, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import itertools
+import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -48,6 +49,17 @@ def replacing(path: Path) -> Iterator[Path]:
         flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any, *, indent: int | None = 2, allow_nan: bool = True) -> None:
+    """Write `content` as one JSON value, whole or not at all.
+
+    Raises:
+        OSError: If the file cannot be written.
+        ValueError: Without `allow_nan`, if a number is not finite.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=indent, allow_nan=allow_nan) + "\n")
 
 
 def flush(path: Path) -> None:

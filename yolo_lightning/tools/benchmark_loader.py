@@ -1,6 +1,5 @@
 """`benchmark_loader`: how fast training samples are made, how soon workers deliver, and what they hold in memory."""
 
-import json as json_format
 import pickle
 import sys
 import time
@@ -21,7 +20,7 @@ from yolo_lightning.benchmarking.timing import Spread, rounds
 from yolo_lightning.benchmarking.worker_start import Start, floor_of, watch_start
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.data.dataset import TrainingDataset
-from yolo_lightning.files import replacing
+from yolo_lightning.files import write_json
 
 PIPE_COLUMNS = 120
 """Width of the tables where there is no terminal."""
@@ -89,8 +88,7 @@ def benchmark_loader(
             "starts": {name: [asdict(start) for start in own] for name, own in starts.items()},
             "floors": {name: asdict(floor) for name, floor in floors.items()},
         }
-        with replacing(json) as temporary:
-            temporary.write_text(json_format.dumps(content, indent=2) + "\n")
+        write_json(json, content)
 
 
 def wide_console() -> Console:

@@ -1,6 +1,5 @@
 """`python -m yolo_lightning sweep`: which confidence and overlap score best on the validation split."""
 
-import json as json_format
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from yolo_lightning.checkpoint_file import require_whole
 from yolo_lightning.choices import chosen_device
 from yolo_lightning.data.datamodule import LTDv2DataModule
 from yolo_lightning.detecting.detector import folded_network
-from yolo_lightning.files import replacing
+from yolo_lightning.files import write_json
 from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
 from yolo_lightning.sweeping.candidates import Candidates, size_bytes
 from yolo_lightning.sweeping.collecting import collect
@@ -179,7 +178,6 @@ def write(path: Path, values: dict[str, Any]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(json_format.dumps(values, indent=2, allow_nan=False) + "\n")
+        write_json(path, values, allow_nan=False)
     except OSError as error:
         raise ValueError(f"json {path} cannot be written: {error.strerror}") from error
