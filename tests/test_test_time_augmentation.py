@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from tests.helpers.networks import enliven
 from yolo_lightning.backend import FoldedGraph
 from yolo_lightning.batch import Batch, Prediction, Sample, collate
 from yolo_lightning.boxes import STRIDE, Letterbox
@@ -29,11 +30,7 @@ def network() -> FoldedGraph:
     """A network that finds something everywhere, with scores that differ."""
     torch.manual_seed(0)
     graph: Any = build_graph("yolov8n", ("a", "b"), "native")
-    for layer in graph.modules():
-        if isinstance(layer, torch.nn.Conv2d) and layer.weight.requires_grad:
-            torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    for head in graph.model[-1].cv3:
-        torch.nn.init.zeros_(head[-1].bias)
+    enliven(graph)
     return FoldedGraph(graph)
 
 
