@@ -14,7 +14,7 @@ from tests.helpers.networks import enliven
 from yolo_lightning.backend import FoldedGraph
 from yolo_lightning.batch import Batch, Prediction, Sample, collate
 from yolo_lightning.boxes import STRIDE, Letterbox
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.graph import build_graph
 from yolo_lightning.module import YOLOModule
@@ -113,13 +113,13 @@ def suppressed(decoded: Tensor, batch: Batch) -> list[Prediction]:
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_module_augments_in_evaluation(
-    stage: str, data: LTDv2DataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: str, data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(stage, YOLOModule(augment=True), data, tmp_path, monkeypatch) == 1
     assert run(stage, YOLOModule(), data, tmp_path, monkeypatch) == 0
 
 
-def test_a_fit_does_not_pay_for_it(data: LTDv2DataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_does_not_pay_for_it(data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("fit", YOLOModule(augment=True), data, tmp_path, monkeypatch) == 0
 
 
@@ -128,13 +128,15 @@ def test_checkpoints_do_not_remember_it() -> None:
 
 
 @pytest.fixture
-def data(look_alike: Path, index_root: Path) -> LTDv2DataModule:
-    return LTDv2DataModule(
+def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
+    return DetectionDataModule(
         str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(workers=0)
     )
 
 
-def run(stage: str, module: YOLOModule, data: LTDv2DataModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def run(
+    stage: str, module: YOLOModule, data: DetectionDataModule, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> int:
     """Run one batch; returns how often views were merged."""
     calls = []
 

@@ -29,7 +29,7 @@ from yolo_lightning.continuation import (
     remembered,
     report_differences,
 )
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
 from yolo_lightning.ranks import launch_id, restarts_are_unsafe
@@ -73,7 +73,7 @@ def run_trainer(args: ArgsType) -> None:
     """A subcommand of LightningCLI."""
     YOLOCLI(
         YOLOModule,
-        LTDv2DataModule,
+        DetectionDataModule,
         args=args,
         parser_class=ShortErrorParser,
         save_config_callback=SaveRunConfig,

@@ -295,7 +295,3 @@ class DetectionDataModule(LightningDataModule):
     def _generator(self) -> torch.Generator:
         """A generator of the loader's own: an iterator without one draws from the global stream when it is made."""
         return torch.Generator().manual_seed(self.seed)
-
-
-LTDv2DataModule = DetectionDataModule
-"""The same, where the dataset is LTDv2."""

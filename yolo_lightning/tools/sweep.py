@@ -10,7 +10,7 @@ from rich.console import Console
 from yolo_lightning.backend import Convolution
 from yolo_lightning.checkpoint_file import require_whole
 from yolo_lightning.choices import chosen_device
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.detecting.detector import folded_network
 from yolo_lightning.files import write_json
 from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
@@ -32,7 +32,7 @@ LEAST_CANDIDATES = 100
 
 def sweep(
     *,
-    data: LTDv2DataModule,
+    data: DetectionDataModule,
     run: str = DEFAULT_RUN,
     checkpoint: str | None = None,
     confidences: tuple[float, ...] = CONFIDENCES,
@@ -114,7 +114,7 @@ def checkpoint_file(run: str, checkpoint: str | None) -> Path:
 
 def try_settings(
     parts: Sequence[Candidates],
-    data: LTDv2DataModule,
+    data: DetectionDataModule,
     known: Mapping[str, Any],
     *,
     classes: int,
