@@ -1,6 +1,5 @@
 """Notes on which machine and with which software a fit ran."""
 
-import json
 import os
 import platform
 import socket
@@ -13,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from yolo_lightning.files import replacing
+from yolo_lightning.files import write_json
 from yolo_lightning.run_folder import ENVIRONMENT
 
 PACKAGES = (
@@ -39,8 +38,7 @@ class EnvironmentFile(Callback):
         path = Path(trainer.default_root_dir) / ENVIRONMENT
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary:
-                temporary.write_text(json.dumps(environment(trainer.strategy.root_device), indent=2) + "\n")
+            write_json(path, environment(trainer.strategy.root_device))
         except OSError as error:
             rank_zero_warn(f"could not write {path} ({error.strerror}); training goes on")
 

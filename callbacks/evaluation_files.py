@@ -7,6 +7,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zer
 
 from yolo_lightning.evaluation.record import EvaluationRecord, Stage
 from yolo_lightning.evaluation.score_pictures import draw_evaluation
+from yolo_lightning.evaluation.ultralytics_metrics import UltralyticsScores
 from yolo_lightning.run_folder import EVALUATIONS, evaluation_record
 
 
@@ -22,11 +23,12 @@ def write_record(trainer: Trainer, record: EvaluationRecord) -> bool:
 
 
 @rank_zero_only
-def draw_record(trainer: Trainer, stage: Stage) -> None:
-    """Draw curves and confusion matrices of the record in the run folder."""
+def draw_record(trainer: Trainer, stage: Stage, scores: UltralyticsScores) -> None:
+    """Draw curves and confusion matrices of the record in the run folder, which has these scores."""
     folder = Path(trainer.default_root_dir)
     try:
-        paths = draw_evaluation(EvaluationRecord.load(folder / evaluation_record(stage)), folder / EVALUATIONS)
+        record = EvaluationRecord.load(folder / evaluation_record(stage))
+        paths = draw_evaluation(record, scores, folder / EVALUATIONS)
     except (OSError, ValueError) as error:
         rank_zero_warn(f"could not draw the evaluation ({error}); the run goes on")
     else:

@@ -4,6 +4,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from yolo_lightning.position import is_last_epoch
+
 
 class FinalValidation(Callback):
     """Sets `check_val_every_n_epoch` to 1 for the last epoch, so that a finished run is a scored run."""
@@ -13,8 +15,7 @@ class FinalValidation(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Act in the last epoch; not in `on_train_epoch_start`, which a run resumed within an epoch never reaches."""
-        is_last = trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
-        if is_last and self._interval is None and trainer.check_val_every_n_epoch is not None:
+        if is_last_epoch(trainer) and self._interval is None and trainer.check_val_every_n_epoch is not None:
             self._interval, trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch, 1
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,6 +1,5 @@
 """Keeps the frames that the network does best and worst at, as pictures, and the sizes of all boxes, for the report."""
 
-import json
 from bisect import insort
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +14,8 @@ from callbacks.frame_pictures import encode, side_by_side
 from callbacks.frame_scores import FrameScore, SizeCounts, above, frame_scores
 from callbacks.pictures import original_frame
 from yolo_lightning.batch import Batch, Prediction, Target
-from yolo_lightning.files import remove_leftovers, replacing
+from yolo_lightning.files import remove_leftovers, replacing, write_json
+from yolo_lightning.position import is_last_epoch
 from yolo_lightning.run_folder import FRAMES
 
 STAGES = {"fit": "val", "validate": "val", "test": "test"}
@@ -143,17 +143,12 @@ class FrameGallery(Callback):
             "frames": listed,
             "sizes": self._sizes.as_json(),
         }
-        with replacing(index) as temporary:
-            temporary.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(index, content)
 
 
 def looks_at(trainer: Trainer) -> bool:
     """Whether this validation is one whose frames are kept: of a fit, only that of the last epoch."""
-    if trainer.sanity_checking:
-        return False
-    if trainer.state.fn != "fit":
-        return True
-    return trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
+    return not trainer.sanity_checking and (trainer.state.fn != "fit" or is_last_epoch(trainer))
 
 
 def enters(kept: list[Kept], key: tuple[float, int, str], count: int) -> bool:

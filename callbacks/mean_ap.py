@@ -1,8 +1,6 @@
 """Average precision, precision, recall, and drift over the months, of the whole split, at validations and tests."""
 
-import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,12 @@ from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_sco
 from yolo_lightning.evaluation.metric import Collected, EvaluationCollection
 from yolo_lightning.evaluation.record import EvaluationRecord, Stage
 from yolo_lightning.evaluation.score_table import class_table, score_table
-from yolo_lightning.evaluation.ultralytics_metrics import named_ultralytics_scores, ultralytics_scores
-from yolo_lightning.files import replacing
+from yolo_lightning.evaluation.ultralytics_metrics import (
+    UltralyticsScores,
+    named_ultralytics_scores,
+    ultralytics_scores,
+)
+from yolo_lightning.files import write_json
 from yolo_lightning.position import steps_begun
 from yolo_lightning.ranks import gather
 from yolo_lightning.run_folder import CHALLENGE_SCORES, SCORES
@@ -39,7 +41,8 @@ class MeanAP(Callback):
         self._metric: EvaluationCollection | None = None
         self._trained: dict[str, int] = {}
         """`epoch` and `steps` of the checkpoint that was loaded."""
-        self._has_record = False
+        self._recorded: UltralyticsScores | None = None
+        """Of the last record, if it could be written."""
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Note how long the weights were trained."""
@@ -78,13 +81,14 @@ class MeanAP(Callback):
         if trainer.is_global_zero:
             folder = Path(trainer.default_root_dir)
             finite = {name: value if math.isfinite(value) else None for name, value in logged.items()}
-            write_json(folder / SCORES, finite)
-            write_json(folder / CHALLENGE_SCORES, organisers_scores(scores))
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / SCORES, finite, allow_nan=False)
+            write_json(folder / CHALLENGE_SCORES, organisers_scores(scores), allow_nan=False)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the last validation."""
-        if self._has_record:
-            draw_record(trainer, "val")
+        if self._recorded is not None:
+            draw_record(trainer, "val", self._recorded)
 
     def _score(
         self, trainer: Trainer, pl_module: LightningModule, stage: Stage
@@ -99,13 +103,14 @@ class MeanAP(Callback):
         pl_module.log(shown, logged[shown], prog_bar=True)
         pl_module.log_dict({name: value for name, value in logged.items() if name != shown})
         if trainer.is_global_zero:
-            self._keep(trainer, collected, class_names, stage)
+            self._recorded = ultralytics if self._keep(trainer, collected, class_names, stage) else None
         if trainer.state.fn != "fit" and trainer.is_global_zero:
             rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
-            draw_record(trainer, stage)
+            if self._recorded is not None:
+                draw_record(trainer, stage, self._recorded)
         return scores, logged
 
-    def _keep(self, trainer: Trainer, collected: Collected, class_names: list[str], stage: Stage) -> None:
+    def _keep(self, trainer: Trainer, collected: Collected, class_names: list[str], stage: Stage) -> bool:
         if trainer.state.fn == "fit":
             self._trained = {"epoch": trainer.current_epoch, "steps": steps_begun(trainer)}
         record = EvaluationRecord(
@@ -116,11 +121,4 @@ class MeanAP(Callback):
             collected.ultralytics,
             **self._trained,
         )
-        self._has_record = write_record(trainer, record)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object for people and programs, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+        return write_record(trainer, record)

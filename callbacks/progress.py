@@ -29,8 +29,8 @@ def finish_time(now: datetime, started: datetime, done_share: float, started_sha
     return now + (now - started) * ((1 - done_share) / gained)
 
 
-class Pace:
-    """Measures a fit's pace over all its work, validation and checkpoints included."""
+class FinishEstimate:
+    """When a fit will be done, by its pace over all its work, validation and checkpoints included."""
 
     def __init__(self) -> None:
         self._started = datetime.now()
@@ -50,7 +50,7 @@ class RunProgressBar(RichProgressBar):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pace = Pace()
+        self._estimate = FinishEstimate()
         self._batches = 0
 
     def on_train_batch_end(
@@ -65,7 +65,7 @@ class RunProgressBar(RichProgressBar):
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            finish = self._pace.finish(trainer, self._batches)
+            finish = self._estimate.finish(trainer, self._batches)
             metrics |= {"done": describe_time(finish)} if finish else {}
         return metrics
 
@@ -81,7 +81,7 @@ class ProgressLines(Callback):
         if interval_s < 0:
             raise ValueError(f"interval_s is {interval_s}, allowed are 0 and more")
         self.interval_s = interval_s
-        self._pace = Pace()
+        self._estimate = FinishEstimate()
         self._printed_s = 0.0
 
     @rank_zero_only
@@ -89,7 +89,7 @@ class ProgressLines(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Print if it is time."""
-        finish = self._pace.finish(trainer, batch_idx + 1)
+        finish = self._estimate.finish(trainer, batch_idx + 1)
         if time.monotonic() - self._printed_s < self.interval_s and not trainer.is_last_batch:
             return
         self._printed_s = time.monotonic()

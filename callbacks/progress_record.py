@@ -1,7 +1,6 @@
 """Tells the world outside what training does, and that it has finished."""
 
 import faulthandler
-import json
 import os
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from yolo_lightning import progress
 from yolo_lightning.allowances import Allowances, Floors
 from yolo_lightning.batch import Batch
-from yolo_lightning.files import replacing
+from yolo_lightning.files import write_json
 from yolo_lightning.position import steps_begun
 from yolo_lightning.progress import ALLOWANCES_FILE, FINISHED_FILE, PROGRESS_FILE, Phase, ProgressWriter
 from yolo_lightning.ranks import rank_suffix
@@ -177,8 +176,7 @@ class ProgressRecord(Callback):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         try:
-            with replacing(path) as temporary:
-                temporary.write_text(json.dumps(report) + "\n")
+            write_json(path, report, indent=None)
         except OSError as error:
             rank_zero_warn(f"could not write {path} ({error.strerror}); a supervisor will start this run once more")
 

@@ -23,7 +23,7 @@ SCORES_KEPT = 5
 MAP_50, MAP = "val/map_50", "val/map"
 
 
-class Pace:
+class StepPace:
     """How long a step takes lately.
 
     The median over blocks of the mean within each. Workers deliver in bursts, so that a median over single steps would
@@ -68,7 +68,7 @@ class StatusFile(Callback):
         if not interval_s >= 1:
             raise ValueError(f"interval_s is {interval_s}, allowed are 1 and more")
         self.interval_s = interval_s
-        self._pace = Pace()
+        self._pace = StepPace()
         self._trained_s = 0.0
         self._validation_s: float | None = None
         self._scores: deque[Scores] = deque(maxlen=SCORES_KEPT)
@@ -98,7 +98,7 @@ class StatusFile(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say where training stands, also before the first batch has come."""
         self._began_s = self._waiting_since_s = time.monotonic()
-        self._pace, self._any_batch = Pace(), False
+        self._pace, self._any_batch = StepPace(), False
         self._epoch, self._step = trainer.current_epoch, steps_begun(trainer)
         self._batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         self._write(trainer)

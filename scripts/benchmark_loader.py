@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from yolo_lightning.data.datamodule import LTDv2DataModule
+    from yolo_lightning.data.datamodule import DetectionDataModule
 
 WORKERS = 4
 
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def compare(
-    *, data: "LTDv2DataModule", work: Path = Path("runs/benchmark_loader"), samples: int = 60, repeats: int = 7
+    *, data: "DetectionDataModule", work: Path = Path("runs/benchmark_loader"), samples: int = 60, repeats: int = 7
 ) -> None:
     """Compare Ultralytics' dataset and loader with ours on the same frames.
 
@@ -62,7 +62,7 @@ def compare(
     console.print(start_table(starts, {f"{WORKERS} workers": floor_of(WORKERS)}, data))
 
 
-def rival_dataset(data: "LTDv2DataModule", work: Path, channels: int) -> Any:
+def rival_dataset(data: "DetectionDataModule", work: Path, channels: int) -> Any:
     """Ultralytics' training dataset over the same frames, with its default augmentation: mosaic in every sample."""
     settings = work / "settings"
     settings.mkdir(parents=True, exist_ok=True)

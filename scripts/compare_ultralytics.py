@@ -27,7 +27,7 @@ from rich.table import Table
 import callbacks
 from yolo_lightning import run_folder
 from yolo_lightning.data.annotation_file import decode
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.ltdv2 import CLASS_NAMES
 from yolo_lightning.module import YOLOModule
@@ -151,7 +151,7 @@ def measure(arguments: argparse.Namespace, arm: str, folder: Path) -> dict[str, 
         weights = folder / run_folder.CHECKPOINTS / run_folder.LAST_CHECKPOINT
         times = column(folder / run_folder.METRICS, "time_s", where="val/map_50")
     epochs_s = [after - before for before, after in zip([0.0, *times], times, strict=False)]
-    data = LTDv2DataModule(
+    data = DetectionDataModule(
         str(arguments.root), image_size=arguments.image_size, batch_size=16, loader=LoaderSettings(workers=0)
     )
     trainer = Trainer(

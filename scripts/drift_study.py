@@ -25,7 +25,7 @@ from typing import Any
 
 from yolo_lightning import run_folder
 from yolo_lightning.data.synthetic import draw_dataset
-from yolo_lightning.files import replacing
+from yolo_lightning.files import replacing, write_json
 
 MONTH_SHARES = {202006: 1.0, 202007: 1.0, 202008: 1.0, 202005: 0.25, 202104: 0.1}
 """Share of the clips drawn for a month that is trained on; months that are not named are unseen."""
@@ -80,8 +80,7 @@ def main() -> None:
     finally:
         pool.shutdown(cancel_futures=True)  # where one fails, those that have not begun need not begin
     content = {"options": conditions(options), "arms": outcomes}
-    with replacing(options.work / "drift-study.json") as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
+    write_json(options.work / "drift-study.json", content)
     text = markdown(outcomes, options)
     with replacing(options.work / "drift-study.md") as temporary:
         temporary.write_text(text)
@@ -173,8 +172,7 @@ def outcome(arm: Arm, data: Path, options: argparse.Namespace) -> dict[str, Any]
     train(arm, data, options)
     scores = last_scores(arm.folder(options.work) / run_folder.METRICS)
     found = {**asdict(arm), "name": arm.name, "scores": scores, "conditions": conditions(options)}
-    with replacing(file) as temporary:
-        temporary.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(file, found)
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
 from callbacks import EMA
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.module import YOLOModule
@@ -42,7 +42,7 @@ def train(root: Path, index_root: Path, run: Path) -> list[float]:
         default_root_dir=run,
         callbacks=[losses, EMA()],
     )
-    data = LTDv2DataModule(
+    data = DetectionDataModule(
         str(root), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(workers=0)
     )
     trainer.fit(YOLOModule(conv="gemm", nominal_batch=8, warmup_epochs=1.0), data)

@@ -14,14 +14,14 @@ from yolo_lightning import module as module_file
 from yolo_lightning.backend import FoldedGraph
 from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.conv.recompute import BatchNormSiLU2d
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.module import YOLOModule
 
 
 @pytest.fixture
-def data(look_alike: Path, index_root: Path) -> LTDv2DataModule:
-    return LTDv2DataModule(
+def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
+    return DetectionDataModule(
         str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(workers=0)
     )
 
@@ -97,7 +97,7 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return asked
 
 
-def test_auto_is_the_default_and_native_on_a_cpu(tmp_path: Path, data: LTDv2DataModule) -> None:
+def test_auto_is_the_default_and_native_on_a_cpu(tmp_path: Path, data: DetectionDataModule) -> None:
     module, watch = YOLOModule(nominal_batch=4), Watch()
     trainer(tmp_path, watch).fit(module, data)
     assert watch.gemm == [False] * 3
@@ -105,7 +105,7 @@ def test_auto_is_the_default_and_native_on_a_cpu(tmp_path: Path, data: LTDv2Data
 
 
 def test_auto_takes_the_probe_s_choice_before_anything_computes(
-    tmp_path: Path, data: LTDv2DataModule, choice: list[Any]
+    tmp_path: Path, data: DetectionDataModule, choice: list[Any]
 ) -> None:
     module, watch = YOLOModule(nominal_batch=4, activations="recompute", probe_timeout_s=9.0), Watch()
     assert not is_gemm(module)
@@ -121,7 +121,7 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
     assert is_gemm(module)
 
 
-def test_explicit_choice_is_not_probed(tmp_path: Path, data: LTDv2DataModule, choice: list[Any]) -> None:
+def test_explicit_choice_is_not_probed(tmp_path: Path, data: DetectionDataModule, choice: list[Any]) -> None:
     module = YOLOModule(conv="native")
     trainer(tmp_path).validate(module, data, verbose=False)
     assert choice == []
@@ -158,7 +158,7 @@ def test_synchronised_normalisation_would_drop_activations_and_is_refused() -> N
 @pytest.mark.parametrize("first", ["native", "gemm"])
 @pytest.mark.parametrize("second", ["native", "gemm"])
 def test_run_continues_under_another_convolution(
-    tmp_path: Path, data: LTDv2DataModule, first: Any, second: Any
+    tmp_path: Path, data: DetectionDataModule, first: Any, second: Any
 ) -> None:
     torch.manual_seed(0)
     started = trainer(tmp_path, EMA(), limit_val_batches=0)
@@ -171,7 +171,7 @@ def test_run_continues_under_another_convolution(
     assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
 
 
-def test_only_evaluation_outside_of_a_fit_is_folded(tmp_path: Path, data: LTDv2DataModule) -> None:
+def test_only_evaluation_outside_of_a_fit_is_folded(tmp_path: Path, data: DetectionDataModule) -> None:
     module, watch = YOLOModule(conv="gemm", nominal_batch=4), Watch()
     run = trainer(tmp_path, watch)
     run.fit(module, data)
@@ -195,7 +195,7 @@ def test_only_evaluation_outside_of_a_fit_is_folded(tmp_path: Path, data: LTDv2D
 
 @pytest.mark.parametrize("conv", ["native", "gemm"])
 def test_folded_evaluation_scores_the_checkpoint_s_average(
-    conv: Any, tmp_path: Path, data: LTDv2DataModule, monkeypatch: pytest.MonkeyPatch
+    conv: Any, tmp_path: Path, data: DetectionDataModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     file = tmp_path / "run.ckpt"
@@ -231,7 +231,7 @@ def test_folded_predictions_equal_those_of_the_graph() -> None:
         torch.testing.assert_close(one.scores, other.scores, rtol=1e-4, atol=1e-6)
 
 
-def test_folded_copy_of_a_failed_evaluation_does_not_train(tmp_path: Path, data: LTDv2DataModule) -> None:
+def test_folded_copy_of_a_failed_evaluation_does_not_train(tmp_path: Path, data: DetectionDataModule) -> None:
     class Fail(Callback):
         def on_test_batch_start(self, *arguments: Any) -> None:
             raise RuntimeError("on purpose")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from callbacks import EMA, AtomicCheckpointIO, LastCheckpoint, MetricsFile
 from yolo_lightning.batch import Batch
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervise.outcome import can_be_mended
@@ -83,7 +83,7 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Callable[..., tup
     def run(
         faults: dict[int, Fault], *callbacks: Callback, resume: bool = False, folder: str = "run", **options: Any
     ) -> tuple[Faulty, Weights]:
-        data = LTDv2DataModule(
+        data = DetectionDataModule(
             str(look_alike),
             index_root=str(index_root),
             image_size=64,

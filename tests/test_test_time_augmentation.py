@@ -10,15 +10,16 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from tests.helpers.networks import enliven
 from yolo_lightning.backend import FoldedGraph
 from yolo_lightning.batch import Batch, Prediction, Sample, collate
-from yolo_lightning.boxes import Letterbox
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.boxes import STRIDE, Letterbox
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.graph import build_graph
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.postprocess import predictions
-from yolo_lightning.test_time_augmentation import ORIGINAL, STRIDE, VIEWS, View, augmented, mapped_back, seen, show
+from yolo_lightning.test_time_augmentation import ORIGINAL, VIEWS, View, augmented, mapped_back, seen, show
 
 SHAPE = (64, 96)
 OVERLAP = 0.6
@@ -29,11 +30,7 @@ def network() -> FoldedGraph:
     """A network that finds something everywhere, with scores that differ."""
     torch.manual_seed(0)
     graph: Any = build_graph("yolov8n", ("a", "b"), "native")
-    for layer in graph.modules():
-        if isinstance(layer, torch.nn.Conv2d) and layer.weight.requires_grad:
-            torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    for head in graph.model[-1].cv3:
-        torch.nn.init.zeros_(head[-1].bias)
+    enliven(graph)
     return FoldedGraph(graph)
 
 
@@ -116,13 +113,13 @@ def suppressed(decoded: Tensor, batch: Batch) -> list[Prediction]:
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_module_augments_in_evaluation(
-    stage: str, data: LTDv2DataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: str, data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(stage, YOLOModule(augment=True), data, tmp_path, monkeypatch) == 1
     assert run(stage, YOLOModule(), data, tmp_path, monkeypatch) == 0
 
 
-def test_a_fit_does_not_pay_for_it(data: LTDv2DataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_does_not_pay_for_it(data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("fit", YOLOModule(augment=True), data, tmp_path, monkeypatch) == 0
 
 
@@ -131,13 +128,15 @@ def test_checkpoints_do_not_remember_it() -> None:
 
 
 @pytest.fixture
-def data(look_alike: Path, index_root: Path) -> LTDv2DataModule:
-    return LTDv2DataModule(
+def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
+    return DetectionDataModule(
         str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(workers=0)
     )
 
 
-def run(stage: str, module: YOLOModule, data: LTDv2DataModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def run(
+    stage: str, module: YOLOModule, data: DetectionDataModule, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> int:
     """Run one batch; returns how often views were merged."""
     calls = []
 

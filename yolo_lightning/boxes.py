@@ -9,6 +9,20 @@ from torch import stack as torch_stack
 
 FloatArray = npt.NDArray[np.float32]
 
+STRIDE = 32
+"""Pixels. The coarsest stride of YOLOv8; sides of the input are multiples of it."""
+
+
+def check_image_size(name: str, side: int, least: int = STRIDE) -> None:
+    """Refuse a side of the input, pixels, that the network cannot take.
+
+    Raises:
+        ValueError: If it is no multiple of the stride, or below `least`.
+    """
+    if side < least or side % STRIDE:
+        bound = f" from {least}" if least > STRIDE else ""
+        raise ValueError(f"{name} is {side}, allowed are multiples of {STRIDE}{bound}")
+
 
 @dataclass(frozen=True, slots=True)
 class Letterbox:

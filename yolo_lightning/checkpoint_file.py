@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from yolo_lightning.files import flush, replacing
+from yolo_lightning.files import flush, replacing, write_json
 
 CHECKSUM_SUFFIX = ".json"
 
@@ -57,8 +57,7 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
         flush(temporary)
         # Without sidecar a file counts as whole if it loads; with a stale one it would be refused.
         checksum_path(path).unlink(missing_ok=True)
-    with replacing(checksum_path(path)) as temporary:
-        temporary.write_text(json.dumps(asdict(checksum)) + "\n")
+    write_json(checksum_path(path), asdict(checksum), indent=None)
 
 
 def link_checkpoint(source: Path, target: Path) -> None:
@@ -98,6 +97,17 @@ def find_damage(path: Path) -> str | None:
         if file_digest(file, "sha256").hexdigest() != checksum.sha256:
             return "its content does not match its checksum"
     return None
+
+
+def require_whole(path: Path, what: str = "checkpoint") -> None:
+    """Refuse a checkpoint that cannot be used.
+
+    Raises:
+        ValueError: If it is damaged or missing; the message calls it `what`.
+    """
+    damage = find_damage(path)
+    if damage is not None:
+        raise ValueError(f"{what} {path} cannot be used: {damage}")
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:

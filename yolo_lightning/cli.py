@@ -29,7 +29,7 @@ from yolo_lightning.continuation import (
     remembered,
     report_differences,
 )
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
 from yolo_lightning.ranks import launch_id, restarts_are_unsafe
@@ -38,7 +38,6 @@ from yolo_lightning.supervised_fit import job
 from yolo_lightning.tools import TOOLS
 from yolo_lightning.tools.command_line import PROGRAM, ShortErrors, run_tool, user_errors
 
-DEFAULT_RUN = "runs/yolo"
 FROM_DATA = frozenset({"class_names"})
 """Model arguments that the data decide."""
 START = frozenset({"resume", "ckpt_path"})
@@ -76,14 +75,18 @@ def run_trainer(args: ArgsType) -> None:
     """A subcommand of LightningCLI."""
     YOLOCLI(
         YOLOModule,
-        LTDv2DataModule,
+        DetectionDataModule,
         args=args,
         parser_class=ShortErrorParser,
         save_config_callback=SaveRunConfig,
         save_config_kwargs={"save_to_log_dir": False},
         seed_everything_default=0,
         auto_configure_optimizers=False,
-        trainer_defaults={"default_root_dir": DEFAULT_RUN, "max_epochs": 100, "use_distributed_sampler": False},
+        trainer_defaults={
+            "default_root_dir": run_folder.DEFAULT_RUN,
+            "max_epochs": 100,
+            "use_distributed_sampler": False,
+        },
         parser_kwargs={
             "prog": PROGRAM,
             "description": "Train YOLOv8 on LTDv2 or your own images. Further commands: predict PICTURES: boxes in "

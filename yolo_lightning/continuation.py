@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning import run_folder
 from yolo_lightning.averaging import AVERAGED
-from yolo_lightning.checkpoint_file import find_damage, training_age
+from yolo_lightning.checkpoint_file import find_damage, require_whole, training_age
 from yolo_lightning.ranks import launch_id, was_restarted
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
@@ -73,9 +73,7 @@ def checked(ckpt_path: str | None, base: Path) -> Path | None:
     if ckpt_path is None:
         return None
     path = run_folder.checkpoint_to_evaluate(base) if ckpt_path == "best" else Path(ckpt_path)
-    damage = find_damage(path)
-    if damage is not None:
-        raise ValueError(f"checkpoint {path} cannot be used: {damage}")
+    require_whole(path)
     return path
 
 

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.batch import Batch
-
-STRIDE = 32
-"""Pixels. The coarsest stride of YOLOv8; sides of the input are multiples of it."""
+from yolo_lightning.boxes import STRIDE
 
 SIZE_STREAM = 4
 """Keeps the random numbers of input sizes apart from those of the order and of the samples."""

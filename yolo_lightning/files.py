@@ -2,9 +2,11 @@
 
 import errno
 import fcntl
+import itertools
+import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -19,6 +21,12 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def cache_folder() -> Path:
     """`yolo_lightning` in the user's cache folder: what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "yolo_lightning"
+
+
+def first_free(base: Path, ending: str = "", is_taken: Callable[[Path], bool] = Path.exists) -> Path:
+    """`base`, or the first of `base-2`, `base-3`, ... that is not taken; all with `ending` behind."""
+    names = itertools.chain([base.name], (f"{base.name}-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not is_taken(path := base.with_name(name + ending)))
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -41,6 +49,17 @@ def replacing(path: Path) -> Iterator[Path]:
         flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any, *, indent: int | None = 2, allow_nan: bool = True) -> None:
+    """Write `content` as one JSON value, whole or not at all.
+
+    Raises:
+        OSError: If the file cannot be written.
+        ValueError: Without `allow_nan`, if a number is not finite.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=indent, allow_nan=allow_nan) + "\n")
 
 
 def flush(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -10,6 +10,7 @@ from torch import nn
 from ultralytics.nn.tasks import DetectionModel, torch_safe_load
 
 from yolo_lightning.backend import Activations, Convolution, MemoryFormat, arrange
+from yolo_lightning.choices import check_choices
 from yolo_lightning.conv import FIXED, Plan
 
 Variant = Literal["yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x"]
@@ -56,8 +57,7 @@ def build_graph(
         ("memory_format", memory_format, MemoryFormat),
     )
     for name, value, allowed in choices:
-        if value not in get_args(allowed):
-            raise ValueError(f"model.{name} is {value!r}, allowed are {', '.join(get_args(allowed))}")
+        check_choices(f"model.{name}", [value], allowed)
     if not class_names:
         raise ValueError("model.class_names is empty")
     graph = plain_graph(variant, len(class_names))
@@ -103,7 +103,7 @@ def load_weights(graph: Any, path: str, *, trust: bool = False) -> None:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"model.weights {path} does not exist (nothing is downloaded)")
-    source = read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file, trust=trust)
+    source = read_network(file, trust=trust)
     theirs = source.state_dict()
     graph.load(source, verbose=False)
     own = graph.state_dict()
@@ -112,6 +112,11 @@ def load_weights(graph: Any, path: str, *, trust: bool = False) -> None:
         raise ValueError(f"model.weights {path}: none of its {len(theirs)} tensors fits this network")
     kept = matching_classes(graph, source)
     rank_zero_info(f"weights: {fitting} of {len(own)} tensors from {path}; head rows kept for {kept or 'no class'}")
+
+
+def read_network(file: Path, *, trust: bool = False) -> Any:
+    """The network in one of our `.ckpt` files or an Ultralytics `.pt`; see `load_weights`."""
+    return read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file, trust=trust)
 
 
 def read_ultralytics(file: Path, *, trust: bool = False) -> Any:

@@ -15,6 +15,11 @@ def steps_begun(trainer: Trainer) -> int:
     return int(trainer.fit_loop.total_batch_idx) + 1
 
 
+def is_last_epoch(trainer: Trainer) -> bool:
+    """Whether the current epoch is the last that the fit will train."""
+    return trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
+
+
 def recount(trainer: Trainer, batches: int) -> None:
     """Let the Trainer take `batches` for those done in the epoch that it resumes; the count since the start stays.
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import yaml
 
 from yolo_lightning.checkpoint_file import newest_checkpoint
+from yolo_lightning.files import first_free
 
+DEFAULT_RUN = "runs/yolo"
 CHECKPOINTS = "checkpoints"
 BEST_CHECKPOINT = "best.ckpt"
 LAST_CHECKPOINT = "last.ckpt"
@@ -69,11 +71,7 @@ def prepare(folder: Path) -> None:
 def fresh_run(base: Path) -> Path:
     """`base`, or the first of `base-2`, `base-3`, ... that holds no checkpoint: a new run never overwrites one."""
     base = base.absolute() if not base.name else base
-    number, folder = 1, base
-    while has_checkpoint(folder):
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
-    return folder
+    return first_free(base, is_taken=has_checkpoint)
 
 
 def note_launch(folder: Path, launch: str) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-STRIDE = 32
-"""Pixels. The coarsest stride of YOLOv8; sides of the input are multiples of it."""
+from yolo_lightning.boxes import STRIDE
 
 PADDING_LEVEL = 114 / 255
 """Gray of the padding, that of the letterbox."""

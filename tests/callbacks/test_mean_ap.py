@@ -2,6 +2,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -237,6 +238,18 @@ def test_a_file_that_cannot_be_written_costs_the_record_not_the_run(tmp_path: Pa
     with pytest.warns(UserWarning, match=r"could not write .*val.npz"):
         trainer.fit(DetectionModule(TWO_MONTHS), loader(1), Frames(numbers(2)).val_dataloader())
     assert trainer.state.finished
+
+
+def test_record_of_an_earlier_evaluation_is_not_drawn_as_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fails in (False, True):
+        if fails:
+            monkeypatch.setattr(EvaluationRecord, "save", Mock(side_effect=OSError(28, "No space left on device")))
+        trainer = tiny_trainer(tmp_path, MeanAP())
+        trainer.validate(DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False)
+        drawn = [path.unlink() for path in (tmp_path / "evaluations").glob("*.png")]
+        assert len(drawn) == (0 if fails else len(PICTURES))
 
 
 def test_the_table_of_classes_names_both_kinds_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from tiny_training import Interrupt, StopAt, TinyModule, fit
 
 from callbacks import LastCheckpoint, StatusFile
 from callbacks import status as status_file
-from callbacks.status import BLOCK_STEPS, BLOCKS, Pace
+from callbacks.status import BLOCK_STEPS, BLOCKS, StepPace
 from yolo_lightning.status import Status, read_status
 
 
@@ -155,26 +155,26 @@ def test_other_stages_write_nothing(tmp_path: Path) -> None:
 
 
 def test_pace_is_unknown_before_a_step() -> None:
-    assert Pace().typical() is None
+    assert StepPace().typical() is None
 
 
 def test_bursts_of_a_loader_are_averaged() -> None:
     """Four workers deliver four batches at once: three steps wait for nothing, the fourth for all."""
-    pace = Pace()
+    pace = StepPace()
     for step in range(64):
         pace.add(4.0 if step % 4 == 3 else 0.0, 1.0)
     assert pace.typical() == (2.0, 0.5)  # a median over steps would say 1.0 and 0.0
 
 
 def test_a_checkpoint_or_a_stall_does_not_count() -> None:
-    pace = Pace()
+    pace = StepPace()
     for step in range(5 * BLOCK_STEPS):
         pace.add(900.0 if step == 20 else 1.0, 1.0)
     assert pace.typical() == (2.0, 0.5)
 
 
 def test_pace_follows_what_changed() -> None:
-    pace = Pace()
+    pace = StepPace()
     for _ in range(BLOCKS * BLOCK_STEPS):
         pace.add(1.0, 1.0)
     for _ in range((BLOCKS // 2 + 1) * BLOCK_STEPS):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from callbacks import AtomicCheckpointIO, LastCheckpoint, MetricsFile
 from yolo_lightning.batch import Batch
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.position import place_in_schedule, steps_begun
 
@@ -58,7 +58,7 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Callable[..., Dia
     """Trains with a batch size until a step begins, continuing from `last.ckpt` where there is one."""
 
     def run(batch_size: int, until: int | None = None, **options: Any) -> Diary:
-        data = LTDv2DataModule(
+        data = DetectionDataModule(
             str(look_alike),
             index_root=str(index_root),
             image_size=32,

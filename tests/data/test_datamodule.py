@@ -21,7 +21,7 @@ from lightning.pytorch import Trainer
 
 from yolo_lightning.batch import Batch, collate
 from yolo_lightning.data.augmentation import Augmentation
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
 from yolo_lightning.data.frames import FolderFrames
 from yolo_lightning.data.index import SplitIndex, default_index_root, open_index
@@ -30,7 +30,7 @@ from yolo_lightning.data.sampler import limited
 from yolo_lightning.data.sampling import Sampling
 
 Split = Callable[..., LabelledFrames]
-Make = Callable[..., LTDv2DataModule]
+Make = Callable[..., DetectionDataModule]
 
 SERIAL = LoaderSettings(workers=0)
 
@@ -49,9 +49,9 @@ def make_trainer(**options: Any) -> Trainer:
 def make(look_alike: Path, index_root: Path) -> Make:
     """Builds a data module over the drawn frames, with a trainer, set up for fitting."""
 
-    def build(stage: str = "fit", trainer: Trainer | None = None, **options: Any) -> LTDv2DataModule:
+    def build(stage: str = "fit", trainer: Trainer | None = None, **options: Any) -> DetectionDataModule:
         values = {"root": str(look_alike), "index_root": str(index_root), "image_size": 64, "batch_size": 4}
-        datamodule = LTDv2DataModule(**{**values, "loader": SERIAL, **options})
+        datamodule = DetectionDataModule(**{**values, "loader": SERIAL, **options})
         datamodule.trainer = trainer or make_trainer()
         datamodule.setup(stage)
         return datamodule
@@ -66,23 +66,23 @@ def clip_names(index: SplitIndex) -> set[str]:
 @pytest.mark.parametrize("image_size", [0, -32, 16, 33, 650])
 def test_image_size_off_the_stride_is_refused(image_size: int) -> None:
     with pytest.raises(ValueError, match=rf"data\.image_size is {image_size}, allowed are multiples of 32"):
-        LTDv2DataModule("nowhere", image_size=image_size)
+        DetectionDataModule("nowhere", image_size=image_size)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_batch_size_below_one_is_refused(batch_size: int) -> None:
     with pytest.raises(ValueError, match=rf"data\.batch_size is {batch_size}"):
-        LTDv2DataModule("nowhere", batch_size=batch_size)
+        DetectionDataModule("nowhere", batch_size=batch_size)
 
 
 def test_negative_number_of_bad_frames_is_refused() -> None:
     with pytest.raises(ValueError, match=r"data\.max_bad_frames is -1"):
-        LTDv2DataModule("nowhere", max_bad_frames=-1)
+        DetectionDataModule("nowhere", max_bad_frames=-1)
 
 
 def test_negative_seed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"data\.seed is -1"):
-        LTDv2DataModule("nowhere", seed=-1)
+        DetectionDataModule("nowhere", seed=-1)
 
 
 @pytest.mark.parametrize(("name", "value"), [("workers", -1), ("prefetch_factor", 0), ("timeout_s", -1.0)])
@@ -152,13 +152,13 @@ def test_training_epoch_holds_every_frame_once(make: Make) -> None:
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.01, float("nan")])
 def test_subset_out_of_range_is_refused(name: str, share: float) -> None:
     with pytest.raises(ValueError, match=rf"data\.{name} is {share}, allowed are values above 0 up to 1"):
-        LTDv2DataModule("nowhere", **{name: share})  # type: ignore[arg-type]
+        DetectionDataModule("nowhere", **{name: share})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
 def test_share_to_hold_out_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match=rf"data\.valid_share is {share}, allowed are values between 0 and 1, or null"):
-        LTDv2DataModule("nowhere", valid_file=None, valid_share=share)
+        DetectionDataModule("nowhere", valid_file=None, valid_share=share)
 
 
 @pytest.mark.parametrize(("valid_file", "valid_share"), [("Valid.json", 0.1), (None, None)])
@@ -166,7 +166,7 @@ def test_exactly_one_source_of_validation_frames_is_asked_for(
     valid_file: str | None, valid_share: float | None
 ) -> None:
     with pytest.raises(ValueError, match=f"valid_file is {valid_file} and data.valid_share {valid_share}: exactly one"):
-        LTDv2DataModule("nowhere", valid_file=valid_file, valid_share=valid_share)
+        DetectionDataModule("nowhere", valid_file=valid_file, valid_share=valid_share)
 
 
 def test_without_validation_file_clips_are_held_out(make: Make) -> None:
@@ -455,7 +455,7 @@ def test_limit_counts_batches_or_is_a_share(limit: float | int | None, batches: 
 def test_index_goes_to_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_index_root() == tmp_path / "yolo_lightning" / "index"
-    assert LTDv2DataModule("nowhere").index_root == tmp_path / "yolo_lightning" / "index"
+    assert DetectionDataModule("nowhere").index_root == tmp_path / "yolo_lightning" / "index"
 
 
 def test_loader_settings_are_frozen() -> None:

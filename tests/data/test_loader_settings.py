@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser
 from torch.utils.data import DataLoader, Dataset
 
 from tests.conftest import REPOSITORY
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import (
     THREADS_VARIABLE,
     ForkServingContext,
@@ -200,7 +200,7 @@ def test_rung_names_every_loader_setting_and_nothing_else(path: Path) -> None:
 def test_rung_lies_over_the_recipe(path: Path) -> None:
     parser = ArgumentParser()
     parser.add_argument("--config", action="config")
-    parser.add_class_arguments(LTDv2DataModule, "data")
+    parser.add_class_arguments(DetectionDataModule, "data")
     recipe = yaml.safe_load((REPOSITORY / "configs" / "ltdv2.yaml").read_text())
     first_config = parser.parse_object({"data": recipe["data"]})
     both = parser.parse_object(yaml.safe_load(path.read_text()), cfg_base=first_config)

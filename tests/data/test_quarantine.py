@@ -11,14 +11,14 @@ from lightning.pytorch import Trainer
 
 from yolo_lightning.batch import Batch
 from yolo_lightning.data.augmentation import Augmentation
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
 from yolo_lightning.data.frames import FrameSource
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.quarantine import places
 
 Split = Callable[..., LabelledFrames]
-Make = Callable[..., LTDv2DataModule]
+Make = Callable[..., DetectionDataModule]
 
 FRAMES, LEFT_OUT = 6, 2
 MIXED = Augmentation(mosaic=1.0)
@@ -45,8 +45,8 @@ def frames(split: Split) -> LabelledFrames:
 
 @pytest.fixture
 def make(look_alike: Path, index_root: Path) -> Make:
-    def build(**options: Any) -> LTDv2DataModule:
-        data = LTDv2DataModule(
+    def build(**options: Any) -> DetectionDataModule:
+        data = DetectionDataModule(
             str(look_alike),
             index_root=str(index_root),
             image_size=64,
@@ -117,18 +117,18 @@ def test_quarantined_validation_frame_is_not_scored(make: Make) -> None:
 @pytest.mark.filterwarnings("ignore:train")
 def test_frames_are_not_looked_at_before_training_either(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     name = make().index("train").file_name(0)  # the first of those that are tried
-    opened = LTDv2DataModule.open
+    opened = DetectionDataModule.open
 
-    def trapped(self: LTDv2DataModule, split: Any, storage: Any = None) -> LabelledFrames:
+    def trapped(self: DetectionDataModule, split: Any, storage: Any = None) -> LabelledFrames:
         found = opened(self, split, storage)
         found.source = Trap(found.source, name)
         return found
 
-    monkeypatch.setattr(LTDv2DataModule, "open", trapped)
+    monkeypatch.setattr(DetectionDataModule, "open", trapped)
     make(quarantine=("index=0",))
 
 
 @pytest.mark.parametrize("suspect", ["", "7", "id=", "index=-1", "index=x", "key=(0, 7)"])
 def test_entry_that_names_no_frame_is_refused(suspect: str) -> None:
     with pytest.raises(ValueError, match=r"data\.quarantine holds .*allowed are id=<image id> and index="):
-        LTDv2DataModule("nowhere", quarantine=(suspect,))
+        DetectionDataModule("nowhere", quarantine=(suspect,))

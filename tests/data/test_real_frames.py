@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from tests.helpers.annotations import assert_boxes_of_the_json
 from yolo_lightning.batch import Batch, targets
 from yolo_lightning.data.checks import BadFrames, check_frames
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.frames import FolderFrames
 from yolo_lightning.data.index import open_index
 from yolo_lightning.data.loader import LoaderSettings
@@ -27,8 +27,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def datamodule(real_frames: Path, index_root: Path) -> LTDv2DataModule:
-    datamodule = LTDv2DataModule(
+def datamodule(real_frames: Path, index_root: Path) -> DetectionDataModule:
+    datamodule = DetectionDataModule(
         str(real_frames),
         index_root=str(index_root),
         image_size=320,
@@ -65,7 +65,7 @@ def test_frames_decode_to_pictures(real_frames: Path, index_root: Path) -> None:
         assert frame.std() > 5
 
 
-def test_training_batch_holds_objects_inside_the_input(datamodule: LTDv2DataModule) -> None:
+def test_training_batch_holds_objects_inside_the_input(datamodule: DetectionDataModule) -> None:
     batch: Batch = next(iter(datamodule.train_dataloader()))
     assert (batch.images.shape, batch.images.dtype) == ((BATCH_SIZE, 1, 320, 320), torch.uint8)
     assert len(batch.boxes) > 0
@@ -75,7 +75,7 @@ def test_training_batch_holds_objects_inside_the_input(datamodule: LTDv2DataModu
     assert batch.bad_frames == ()
 
 
-def test_evaluation_batch_gives_back_the_boxes_of_the_json(datamodule: LTDv2DataModule, real_frames: Path) -> None:
+def test_evaluation_batch_gives_back_the_boxes_of_the_json(datamodule: DetectionDataModule, real_frames: Path) -> None:
     content = read(real_frames / "Valid.json")
     batch: Batch = next(iter(datamodule.val_dataloader()))
     found = targets(batch)

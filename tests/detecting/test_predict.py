@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.batch import Prediction
-from yolo_lightning.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
 from yolo_lightning.detecting.pictures import Picture
 from yolo_lightning.detecting.results import Results, annotated
-from yolo_lightning.module import YOLOModule
 from yolo_lightning.tools.predict import predict
 
 NAMES = ("cat", "dog")
@@ -26,17 +25,7 @@ SIDE = 64
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network that finds something everywhere."""
-    torch.manual_seed(0)
-    module = YOLOModule(class_names=NAMES)
-    for layer in module.graph.modules():
-        if isinstance(layer, torch.nn.Conv2d) and layer.weight.requires_grad:
-            torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    for head in module.graph.model[-1].cv3:  # type: ignore[index,union-attr]
-        torch.nn.init.zeros_(head[-1].bias)
-    path = tmp_path_factory.mktemp("weights") / "best.ckpt"
-    parameters = {name: module.hparams[name] for name in ("variant", "class_names", "class_width")}
-    write_checkpoint({"state_dict": module.state_dict(), "hyper_parameters": parameters}, path)
-    return path
+    return lively_checkpoint(tmp_path_factory.mktemp("weights"), class_names=NAMES)
 
 
 @pytest.fixture
@@ -147,7 +136,7 @@ def test_box_is_drawn_where_it_lies(one: tuple[Picture, Prediction]) -> None:
         ({"image_size": 50}, "image_size is 50, allowed are multiples of 32"),
         ({"confidence": -1.0}, "confidence is -1.0, allowed are 0 to 1"),
         ({"batch_size": 0}, "batch_size is 0, allowed are 1 and more"),
-        ({"device": "tpu9"}, "device is 'tpu9', which cannot be used"),
+        ({"device": "tpu9"}, "device is 'tpu9', allowed are auto, cpu"),
         ({"conv": "magic"}, "conv is 'magic', allowed are auto, gemm, native"),
     ],
 )

@@ -29,6 +29,10 @@ def record_of(frames: list[Frame]) -> EvaluationRecord:
     return EvaluationRecord("val", tuple(CLASS_NAMES), ids, matches, ultralytics)
 
 
+def drawn(record: EvaluationRecord, folder: Path) -> list[Path]:
+    return draw_evaluation(record, ultralytics_scores(record.ultralytics), folder)
+
+
 def texts(figure: Figure) -> set[str]:
     (axis, *_) = figure.axes
     legend = [text.get_text() for one in figure.legends for text in one.get_texts()]
@@ -36,7 +40,7 @@ def texts(figure: Figure) -> set[str]:
 
 
 def test_all_pictures_are_drawn(tmp_path: Path) -> None:
-    paths = draw_evaluation(record_of(random_frames(2)), tmp_path / "evaluations")
+    paths = drawn(record_of(random_frames(2)), tmp_path / "evaluations")
     assert {path.name for path in paths} == CURVES | MATRICES
     assert set((tmp_path / "evaluations").iterdir()) == set(paths)
     for path in paths:
@@ -45,7 +49,7 @@ def test_all_pictures_are_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("frames", [[], [(prediction("a", OBJECT, [0.9], [0]), target("a"))]], ids=["none", "alarms"])
 def test_without_ground_truth_there_are_no_curves(tmp_path: Path, frames: list[Frame]) -> None:
-    assert {path.name for path in draw_evaluation(record_of(frames), tmp_path)} == MATRICES
+    assert {path.name for path in drawn(record_of(frames), tmp_path)} == MATRICES
 
 
 def test_curves_are_named_with_their_scores() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 from training_twins import SIZE, Frames, Recorder, make_trainer, random_batches
 from ultralytics.models.yolo.detect import DetectionTrainer
 
-from yolo_lightning.device_transforms import STRIDE, resized, training_size
+from yolo_lightning.boxes import STRIDE
+from yolo_lightning.device_transforms import resized, training_size
 from yolo_lightning.module import YOLOModule
 
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.index import SplitIndex
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.sweeping.halves import first_half
 
 
 def index_of(root: Path, folder: Path, share: float = 1.0) -> SplitIndex:
-    return LTDv2DataModule(str(root), valid_subset=share, index_root=str(folder)).open("valid").index
+    return DetectionDataModule(str(root), valid_subset=share, index_root=str(folder)).open("valid").index
 
 
 def test_clips_stay_whole_and_each_month_is_in_both_halves(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from yolo_lightning.benchmarking.timing import Spread
 from yolo_lightning.benchmarking.worker_start import Start, memory_of
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.tools.benchmark_loader import (
     benchmark_loader,
@@ -25,13 +25,13 @@ from yolo_lightning.tools.benchmark_loader import (
 
 
 @pytest.fixture
-def data(look_alike: Path, index_root: Path) -> LTDv2DataModule:
+def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
     loader = LoaderSettings(start_method="forkserver")
-    return LTDv2DataModule(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)
+    return DetectionDataModule(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)
 
 
 def test_numbers_are_printed_and_written(
-    data: LTDv2DataModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: DetectionDataModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "loader.json"
     benchmark_loader(data=data, workers=(0, 1), samples=3, repeats=2, json=output)
@@ -80,7 +80,7 @@ def test_measurement_runs_on_one_thread_and_gives_the_threads_back() -> None:
         torch.set_num_threads(1)
 
 
-def test_every_sample_is_a_mosaic(data: LTDv2DataModule) -> None:
+def test_every_sample_is_a_mosaic(data: DetectionDataModule) -> None:
     (dataset,) = our_datasets(data).values()
     assert dataset.augmentation.mosaic == 1
     assert dataset.mosaic_epochs > 1000
@@ -104,14 +104,14 @@ def test_ratio_says_how_many_times_as_fast() -> None:
         ({"workers": (2, -1)}, r"workers are \(2, -1\), allowed are 0 and more"),
     ],
 )
-def test_option_out_of_range_is_refused(data: LTDv2DataModule, changed: dict[str, Any], message: str) -> None:
+def test_option_out_of_range_is_refused(data: DetectionDataModule, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         benchmark_loader(data=data, **changed)
 
 
 def test_data_without_frames_are_refused(tmp_path: Path, look_alike: Path, index_root: Path) -> None:
     (tmp_path / "Train.json").write_bytes((look_alike / "Train.json").read_bytes())
-    data = LTDv2DataModule(str(tmp_path), index_root=str(index_root))
+    data = DetectionDataModule(str(tmp_path), index_root=str(index_root))
     with pytest.raises(ValueError, match=r"packed: .*folder: .*zip: "):
         our_datasets(data)
 

@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 from yolo_lightning.batch import Sample
 from yolo_lightning.boxes import Letterbox
 from yolo_lightning.data.augmentation import Augmentation
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import LabelledFrames
 from yolo_lightning.data.frames import FolderFrames
 from yolo_lightning.data.index import open_index
@@ -21,13 +21,13 @@ from yolo_lightning.tools import contact_sheet as tool
 from yolo_lightning.tools.contact_sheet import contact_sheet, draw_sample, sample_rows, spread_frames
 from yolo_lightning.tools.data_options import call_with_data
 
-Make = Callable[..., LTDv2DataModule]
+Make = Callable[..., DetectionDataModule]
 
 
 @pytest.fixture
 def make(look_alike: Path, index_root: Path) -> Make:
-    def build(**changed: Any) -> LTDv2DataModule:
-        return LTDv2DataModule(str(look_alike), index_root=str(index_root), image_size=96, **changed)
+    def build(**changed: Any) -> DetectionDataModule:
+        return DetectionDataModule(str(look_alike), index_root=str(index_root), image_size=96, **changed)
 
     return build
 
@@ -117,7 +117,7 @@ def test_unreadable_frame_is_named() -> None:
 def options(*arguments: str) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
-    def show(*, data: LTDv2DataModule, samples: int = 8) -> None:
+    def show(*, data: DetectionDataModule, samples: int = 8) -> None:
         """Show.
 
         Args:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
 from yolo_lightning.data.ltdv2 import CLASS_NAMES
 from yolo_lightning.detecting.detector import Detector
 from yolo_lightning.detecting.pictures import read_pictures
-from yolo_lightning.module import YOLOModule
 
 SETTING = {"confidence": 0.002, "overlap": 0.6, "max_detections": 40}
 
@@ -21,18 +21,7 @@ SETTING = {"confidence": 0.002, "overlap": 0.6, "max_detections": 40}
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network that finds something everywhere."""
-    torch.manual_seed(0)
-    module: Any = YOLOModule(**SETTING)  # type: ignore[arg-type]
-    for layer in module.graph.modules():
-        if isinstance(layer, torch.nn.Conv2d) and layer.weight.requires_grad:
-            torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    for head in module.graph.model[-1].cv3:
-        torch.nn.init.zeros_(head[-1].bias)
-    path = tmp_path_factory.mktemp("weights") / "best.ckpt"
-    parameters = {name: module.hparams[name] for name in ("variant", "class_names", "class_width", *SETTING)}
-    version = {"pytorch-lightning_version": "2.6.0"}
-    write_checkpoint({"state_dict": module.state_dict(), "hyper_parameters": parameters, **version}, path)
-    return path
+    return lively_checkpoint(tmp_path_factory.mktemp("weights"), *SETTING, **SETTING)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,9 @@ from typing import Literal, get_args
 
 import torch
 
+from yolo_lightning.boxes import STRIDE, check_image_size
+from yolo_lightning.choices import check_choices
+
 Section = Literal["layers", "graph", "step", "stability"]
 Rival = Literal["native", "slow", "unfold", "gemm"]
 Layers = Literal["six", "all"]
@@ -16,9 +19,6 @@ Precision = Literal["32-true", "bf16-mixed"]
 ConvPlan = Literal["fixed", "timed", "fused"]
 
 CHART_SUFFIXES = (".png", ".svg", ".pdf")
-STRIDE = 32
-"""The image size must be divisible by the network's largest stride."""
-
 LEAST_STABILITY_STEPS = 10
 CPU_STABILITY_PIXELS = 160
 
@@ -69,11 +69,11 @@ class Settings:
     epochs: int
 
     def __post_init__(self) -> None:
-        _check_choices("sections", self.sections, get_args(Section))
-        _check_choices("skip", self.skip, get_args(Rival))
-        _check_choices("layers", (self.layers,), get_args(Layers))
-        _check_choices("conv_plan", (self.conv_plan,), get_args(ConvPlan))
-        _check_choices("precision", (self.precision,), get_args(Precision))
+        check_choices("sections", self.sections, Section)
+        check_choices("skip", self.skip, Rival)
+        check_choices("layers", (self.layers,), Layers)
+        check_choices("conv_plan", (self.conv_plan,), ConvPlan)
+        check_choices("precision", (self.precision,), Precision)
         if not self.sections:
             raise ValueError(f"sections is empty, allowed are {', '.join(get_args(Section))}")
         if set(self.skip) == set(get_args(Rival)):
@@ -82,35 +82,13 @@ class Settings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, allowed are 1 and more")
         for name in ("image_size", "stability_image_size"):
-            size = getattr(self, name)
-            if size < 2 * STRIDE or size % STRIDE:
-                raise ValueError(f"{name} is {size}, allowed are multiples of {STRIDE} from {2 * STRIDE}")
+            check_image_size(name, getattr(self, name), least=2 * STRIDE)
         if not 0 < self.conv_plan_budget_s < math.inf:
             raise ValueError(f"conv_plan_budget_s is {self.conv_plan_budget_s}, allowed are finite values above 0")
         if 0 != self.stability_steps < LEAST_STABILITY_STEPS:
             raise ValueError(
                 f"stability_steps is {self.stability_steps}, allowed are 0 (off) and {LEAST_STABILITY_STEPS} and more"
             )
-
-
-def parse_device(name: str) -> torch.device:
-    """The device of that name, `auto` being the accelerator where there is one; it is tried out.
-
-    Raises:
-        ValueError: If there is no such device here.
-    """
-    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if name == "auto":
-        return torch.device("cpu") if available is None else available
-    allowed = "auto, cpu" + (f", {available}" if available is not None else "; no accelerator was found")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device is {name!r}, allowed are {allowed}") from error
-    if device.type not in ("cpu", "cuda", "xpu", "mps"):
-        raise ValueError(f"device is {name!r}, allowed are {allowed}")
-    return device
 
 
 def stability_size(asked: int | None, image_size: int, device: torch.device) -> int:
@@ -134,9 +112,3 @@ def check_output(name: str, path: Path | None, suffixes: Sequence[str] = ()) -> 
         raise ValueError(f"{name} is {path}, which is a folder; a file is needed")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ValueError(f"{name} is {path}, but {path.parent} is no folder that can be written to")
-
-
-def _check_choices(name: str, values: Sequence[str], allowed: Sequence[str]) -> None:
-    for value in values:
-        if value not in allowed:
-            raise ValueError(f"{name} holds {value!r}, allowed are {', '.join(allowed)}")

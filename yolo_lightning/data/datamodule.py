@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from yolo_lightning.batch import Batch, Sample, collate
+from yolo_lightning.boxes import check_image_size
 from yolo_lightning.data.augmentation import Augmentation
 from yolo_lightning.data.checks import BadFrames, check_frames, needed_channels
 from yolo_lightning.data.data_source import LTDV2, TRAIN_FILE, VALID_FILE, choose_source
@@ -25,9 +26,6 @@ from yolo_lightning.data.sampler import EpochBatchSampler, ResumableLoader, limi
 from yolo_lightning.data.sampling import SampledOrder, Sampling
 from yolo_lightning.data.splits import Shares, Split, describe_split, frame_table
 from yolo_lightning.position import recount
-
-STRIDE = 32
-"""Pixels. The coarsest stride of YOLOv8; the input side must be a multiple of it."""
 
 
 class DetectionDataModule(LightningDataModule):
@@ -99,8 +97,7 @@ class DetectionDataModule(LightningDataModule):
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
-        if image_size < STRIDE or image_size % STRIDE:
-            raise ValueError(f"data.image_size is {image_size}, allowed are multiples of {STRIDE}")
+        check_image_size("data.image_size", image_size)
         if batch_size < 1:
             raise ValueError(f"data.batch_size is {batch_size}, allowed are 1 and more")
         if seed < 0:
@@ -298,7 +295,3 @@ class DetectionDataModule(LightningDataModule):
     def _generator(self) -> torch.Generator:
         """A generator of the loader's own: an iterator without one draws from the global stream when it is made."""
         return torch.Generator().manual_seed(self.seed)
-
-
-LTDv2DataModule = DetectionDataModule
-"""The same, where the dataset is LTDv2."""

@@ -10,7 +10,7 @@ from yolo_lightning.backend import Convolution, FoldedGraph, arrange, choose_con
 from yolo_lightning.batch import Prediction, Sample, collate
 from yolo_lightning.data.geometry import Labelled, letterbox
 from yolo_lightning.detecting.pictures import Picture
-from yolo_lightning.graph import read_checkpoint, read_ultralytics
+from yolo_lightning.graph import read_network
 from yolo_lightning.postprocess import predictions
 
 PROBE_TIMEOUT_S = 60.0
@@ -85,7 +85,7 @@ def folded_network(
     Raises:
         ValueError: If `file` cannot be used.
     """
-    graph = read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file, trust=trust)
+    graph = read_network(file, trust=trust)
     graph.to(device).requires_grad_(False)
     chosen = choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else convolution
     arrange(graph, chosen)

@@ -14,6 +14,7 @@ import supervision as sv
 from yolo_lightning.batch import Prediction
 from yolo_lightning.boxes import corners_to_centres
 from yolo_lightning.detecting.pictures import Picture, frames_per_second
+from yolo_lightning.files import first_free
 
 Result = Literal["pictures", "json", "csv", "txt"]
 """Annotated pictures and videos; one `predictions.json`; one `predictions.csv`; a text file for each picture."""
@@ -206,9 +207,4 @@ def place(source: Path, base: Path, folder: Path, ending: str) -> Path:
     """Where the result of `source` goes: below `folder` as it lies below `base`; numbered where a name is taken."""
     path = folder / source.relative_to(base).with_suffix("")
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = path.with_name(path.name + ending)
-    number = 1
-    while result.exists():  # one.jpg and one.png
-        number += 1
-        result = path.with_name(f"{path.name}-{number}{ending}")
-    return result
+    return first_free(path, ending)  # one.jpg and one.png

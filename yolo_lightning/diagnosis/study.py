@@ -14,7 +14,7 @@ from yolo_lightning.diagnosis.child import Child
 from yolo_lightning.diagnosis.probes import Probe, run_probe
 from yolo_lightning.diagnosis.study_table import ARMS, Arm, ArmResult, Copy, End, conclude, markdown
 from yolo_lightning.diagnosis.study_watch import Limits, Watch
-from yolo_lightning.files import replacing, sole_writer
+from yolo_lightning.files import replacing, sole_writer, write_json
 
 TABLE = "hang-study.md"
 STAGING = {"GPU_PINNED_MIN_XFER_SIZE": "131072"}
@@ -184,8 +184,7 @@ def read_result(study: Study, arm: Arm, title: str) -> ArmResult | None:
 
 def write_result(study: Study, result: ArmResult, title: str) -> None:
     """Keep a result, whole or not at all."""
-    with replacing(study.folder / f"{result.arm}.json") as temporary:
-        temporary.write_text(json.dumps({"conditions": title, "result": asdict(result)}, indent=2) + "\n")
+    write_json(study.folder / f"{result.arm}.json", {"conditions": title, "result": asdict(result)})
 
 
 def write_table(folder: Path, results: list[ArmResult], title: str) -> None:

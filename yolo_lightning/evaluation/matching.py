@@ -167,13 +167,18 @@ def close_pairs(
     detections: Floats, groups: Integers, objects: Floats, object_groups: Integers
 ) -> tuple[Integers, Integers, Floats]:
     """Pairs of one group that overlap by the lowest threshold or more: detection, object, intersection over union."""
-    first, behind = np.searchsorted(object_groups, groups), np.searchsorted(object_groups, groups, side="right")
-    counts = behind - first
-    finder = np.repeat(np.arange(len(groups)), counts)
-    found = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(finder))
+    finder, found = pairs_of_group(groups, object_groups)
     overlaps = intersection_over_union(detections[finder], objects[found])
     close = overlaps >= IOU_THRESHOLDS[0]
     return finder[close], found[close], overlaps[close]
+
+
+def pairs_of_group(groups: Integers, object_groups: Integers) -> tuple[Integers, Integers]:
+    """All pairs of a detection and an object of one group, by detection, then by object; both arrays are ascending."""
+    first, behind = np.searchsorted(object_groups, groups), np.searchsorted(object_groups, groups, side="right")
+    counts = behind - first
+    finder = np.repeat(np.arange(len(groups)), counts)
+    return finder, np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(finder))
 
 
 def intersection_over_union(one: Floats, other: Floats) -> Floats:

@@ -18,7 +18,6 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
     SMOOTHED_POINTS,
     UltralyticsScores,
     running_mean,
-    ultralytics_scores,
 )
 from yolo_lightning.files import replacing
 
@@ -33,8 +32,8 @@ NUMBERED_CLASSES = 30
 DOTS_PER_INCH = 150
 
 
-def draw_evaluation(record: EvaluationRecord, folder: Path) -> list[Path]:
-    """Draw the pictures of one evaluation into `folder`; their names begin with the stage.
+def draw_evaluation(record: EvaluationRecord, scores: UltralyticsScores, folder: Path) -> list[Path]:
+    """Draw the pictures of one evaluation, whose scores are known, into `folder`; their names begin with the stage.
 
     `<stage>_pr_curve.png`, `_f1_curve.png`, `_precision_curve.png`, `_recall_curve.png`, where anything was annotated,
     and `_confusion_matrix.png`, `_confusion_matrix_normalized.png`.
@@ -42,8 +41,7 @@ def draw_evaluation(record: EvaluationRecord, folder: Path) -> list[Path]:
     Raises:
         OSError: If a file cannot be written.
     """
-    scores, names = ultralytics_scores(record.ultralytics), record.class_names
-    confusion = record.ultralytics.confusion()
+    names, confusion = record.class_names, record.ultralytics.confusion()
     figures = {
         "confusion_matrix": confusion_figure(confusion, names),
         "confusion_matrix_normalized": confusion_figure(shares(confusion), names),

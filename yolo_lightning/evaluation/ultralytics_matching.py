@@ -23,6 +23,7 @@ from yolo_lightning.evaluation.matching import (
     distinct,
     frame_key,
     numbers_within,
+    pairs_of_group,
     segment_starts,
 )
 
@@ -125,10 +126,7 @@ def overlapping_pairs(
         objects: `(G, 4)` xyxy.
         object_owners: `(G,)` ascending.
     """
-    first, behind = np.searchsorted(object_owners, owners), np.searchsorted(object_owners, owners, side="right")
-    counts = behind - first
-    finder = np.repeat(np.arange(len(owners)), counts)
-    other = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(finder))
+    finder, other = pairs_of_group(owners, object_owners)
     overlaps = overlap(objects[other], boxes[finder])
     close = overlaps > np.float32(CONFUSION_OVERLAP)
     return finder[close], other[close], overlaps[close]

@@ -4,7 +4,7 @@ import json
 from importlib.metadata import version
 from typing import Any
 
-STRIDE = 32
+from yolo_lightning.boxes import STRIDE
 
 
 def metadata(

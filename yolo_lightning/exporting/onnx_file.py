@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yolo_lightning.exporting.metadata import STRIDE, metadata
+from yolo_lightning.boxes import STRIDE
+from yolo_lightning.exporting.metadata import metadata
 from yolo_lightning.exporting.network import InferenceNetwork, sample_images
 from yolo_lightning.exporting.suppression import Suppression, suppress, suppression_model
 from yolo_lightning.files import replacing

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from yolo_lightning.files import replacing
+from yolo_lightning.files import write_json
 from yolo_lightning.supervise.classify import Diagnosis, StallClass
 
 STATE_FILE = "supervision.json"
@@ -113,8 +113,7 @@ class LadderState:
         Raises:
             OSError: If it cannot be written.
         """
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        write_json(path, asdict(self))
 
 
 def quarantined(run: Path) -> tuple[str, ...]:

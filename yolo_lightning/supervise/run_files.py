@@ -5,6 +5,7 @@ import re
 import time
 from pathlib import Path
 
+from yolo_lightning.files import first_free
 from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, stacks_path
 
 TIMER_HEADLINE = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!$", re.MULTILINE)
@@ -71,9 +72,4 @@ def clear(run: Path) -> None:
 
 def incident_folder(run: Path) -> Path:
     """A name that is free for what is about to be kept."""
-    first = run / INCIDENTS_FOLDER / time.strftime("%Y%m%d-%H%M%S")
-    folder, number = first, 1
-    while folder.exists():
-        number += 1
-        folder = first.with_name(f"{first.name}-{number}")
-    return folder
+    return first_free(run / INCIDENTS_FOLDER / time.strftime("%Y%m%d-%H%M%S"))

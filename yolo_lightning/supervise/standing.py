@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from yolo_lightning.files import replacing
+from yolo_lightning.files import write_json
 from yolo_lightning.progress import started_ticks
 
 STANDING_FILE = "supervisor.json"
@@ -90,8 +90,7 @@ class Standing:
         Raises:
             OSError: If it cannot be written.
         """
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> "Standing | None":

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from yolo_lightning.batch import collate
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.quarantine import places
 from yolo_lightning.device_transforms import as_one_class
@@ -20,7 +20,7 @@ Network = Callable[[Tensor], Any]
 
 def collect(
     network: Network,
-    data: LTDv2DataModule,
+    data: DetectionDataModule,
     device: torch.device,
     advance: Callable[[int], None],
     *,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.sweeping.candidates import Candidates, suppressed
 from yolo_lightning.sweeping.halves import first_half
@@ -66,7 +66,7 @@ def sweep_candidates(
     )
 
 
-def half_of(parts: Sequence[Candidates], data: LTDv2DataModule) -> Mask:
+def half_of(parts: Sequence[Candidates], data: DetectionDataModule) -> Mask:
     """`(frames,)` which frames of `parts`, those that could be read, are of the first half of the clips."""
     index = data.index("valid")
     is_first = dict(zip(index.image_ids(), first_half(index).tolist(), strict=True))

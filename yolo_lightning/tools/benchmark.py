@@ -20,10 +20,10 @@ from yolo_lightning.benchmarking.settings import (
     Section,
     Settings,
     check_output,
-    parse_device,
     stability_size,
 )
 from yolo_lightning.benchmarking.tables import show
+from yolo_lightning.choices import chosen_device
 
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
@@ -93,7 +93,7 @@ def benchmark(
         raise ValueError(f"threads is {threads}, allowed are 1 and more, or null")
     check_output("json", json)
     check_output("chart", chart, CHART_SUFFIXES)
-    chosen = parse_device(device)
+    chosen = chosen_device(device)
     settings = Settings(
         device=chosen,
         sections=_several(sections),

@@ -1,6 +1,5 @@
 """`benchmark_loader`: how fast training samples are made, how soon workers deliver, and what they hold in memory."""
 
-import json as json_format
 import pickle
 import sys
 import time
@@ -19,9 +18,9 @@ from torch.utils.data import DataLoader
 from yolo_lightning.batch import collate
 from yolo_lightning.benchmarking.timing import Spread, rounds
 from yolo_lightning.benchmarking.worker_start import Start, floor_of, watch_start
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
-from yolo_lightning.files import replacing
+from yolo_lightning.files import write_json
 
 PIPE_COLUMNS = 120
 """Width of the tables where there is no terminal."""
@@ -41,7 +40,7 @@ Arm = Callable[[int], object]
 
 def benchmark_loader(
     *,
-    data: LTDv2DataModule,
+    data: DetectionDataModule,
     workers: tuple[int, ...] = (0, 2, 4),
     samples: int = 60,
     repeats: int = 7,
@@ -89,8 +88,7 @@ def benchmark_loader(
             "starts": {name: [asdict(start) for start in own] for name, own in starts.items()},
             "floors": {name: asdict(floor) for name, floor in floors.items()},
         }
-        with replacing(json) as temporary:
-            temporary.write_text(json_format.dumps(content, indent=2) + "\n")
+        write_json(json, content)
 
 
 def wide_console() -> Console:
@@ -98,7 +96,7 @@ def wide_console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
 
 
-def our_datasets(data: LTDv2DataModule) -> dict[str, TrainingDataset]:
+def our_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
     """A training dataset with mosaic in each sample for each way in which the frames are stored.
 
     Raises:
@@ -169,7 +167,7 @@ def single_thread() -> Iterator[None]:
         cv2.setNumThreads(before[1])
 
 
-def start_of(data: LTDv2DataModule, dataset: TrainingDataset, workers: int) -> Start:
+def start_of(data: DetectionDataModule, dataset: TrainingDataset, workers: int) -> Start:
     """Start `workers` workers with the settings of `data`, wait for the first batch, look at them, end them."""
     settings = replace(data.loader, workers=workers, timeout_s=FIRST_BATCH_LIMIT_S)
     order = shuffled(dataset)
@@ -196,7 +194,7 @@ def speed_table(speeds: Mapping[str, Spread], title: str, against: Sequence[str]
     return table
 
 
-def start_table(starts: Mapping[str, Sequence[Start]], floors: Mapping[str, Start], data: LTDv2DataModule) -> Table:
+def start_table(starts: Mapping[str, Sequence[Start]], floors: Mapping[str, Start], data: DetectionDataModule) -> Table:
     """A row per kind of start: seconds to the first batch, memory per worker, beside the floor."""
     table = Table(
         title=f"start by {data.loader.start_method}, batches of {data.batch_size}: median (longest), largest worker",

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from yolo_lightning.batch import Sample
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
 from yolo_lightning.evaluation.plots import COLOURS, DOTS_PER_INCH, outline
 
@@ -28,7 +28,7 @@ ALL_EPOCHS = 2**31
 
 def contact_sheet(
     *,
-    data: LTDv2DataModule,
+    data: DetectionDataModule,
     output: Path = Path("contact_sheet.png"),
     samples: int = 8,
     epoch: int = 0,
@@ -77,7 +77,7 @@ def busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:
 
 
 def sample_rows(
-    data: LTDv2DataModule, frames: LabelledFrames, chosen: Sequence[int], shown: int, epoch: int
+    data: DetectionDataModule, frames: LabelledFrames, chosen: Sequence[int], shown: int, epoch: int
 ) -> dict[str, list[Sample]]:
     """The samples of each row under its heading."""
     size, augmentation = data.image_size, data.augmentation

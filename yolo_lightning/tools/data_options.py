@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser
 
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.data.datamodule import DetectionDataModule
 
 SECTION = "data"
 
@@ -35,7 +35,7 @@ def call_with_data(
         metavar="FILE",
         help="Configuration of a run, several lie over one another; only its `data` section counts.",
     )
-    parser.add_class_arguments(LTDv2DataModule, SECTION)
+    parser.add_class_arguments(DetectionDataModule, SECTION)
     parser.add_function_arguments(function, skip={SECTION}, as_group=False)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", action="append", default=[], type=Path)

@@ -1,25 +1,25 @@
 """`python -m yolo_lightning export`: the trained network as a file for others."""
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from rich.console import Console
 
-from yolo_lightning.checkpoint_file import find_damage
+from yolo_lightning.boxes import check_image_size
+from yolo_lightning.checkpoint_file import require_whole
+from yolo_lightning.choices import check_choices
 from yolo_lightning.exporting.network import InferenceNetwork, plain_network
 from yolo_lightning.exporting.onnx_file import require_packages, write_onnx_file
 from yolo_lightning.exporting.suppression import Suppression
 from yolo_lightning.exporting.torchscript_file import write_torchscript_file
 from yolo_lightning.exporting.ultralytics_file import write_ultralytics_file
-from yolo_lightning.run_folder import checkpoint_to_evaluate, trained_image_size
+from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate, trained_image_size
 
 Format = Literal["pt", "onnx", "torchscript"]
 
-STRIDE = 32
-
 
 def export(
-    run: str = "runs/yolo",
+    run: str = DEFAULT_RUN,
     checkpoint: str | None = None,
     format: Format = "pt",
     output: str | None = None,
@@ -49,19 +49,15 @@ def export(
         ValueError: If there is no such checkpoint, or a value is not allowed.
     """
     file = Path(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
-    damage = find_damage(file)
-    if damage is not None:
-        raise ValueError(f"checkpoint {file} cannot be used: {damage}")
+    require_whole(file)
     suppression = Suppression(confidence, overlap, max_detections)
-    if format not in get_args(Format):
-        raise ValueError(f"format is {format!r}, allowed are {', '.join(get_args(Format))}")
+    check_choices("format", [format], Format)
     if nms and format != "onnx":
         raise ValueError(f"nms is part of a file of format onnx only, format is {format}")
     if channels == 1 and format == "pt":
         raise ValueError("channels is 1, allowed is 3 for format pt, as others build the network anew with 3")
     side = image_size or trained_image_size(file)
-    if side < STRIDE or side % STRIDE:
-        raise ValueError(f"image_size is {side}, allowed are multiples of {STRIDE}")
+    check_image_size("image_size", side)
     if format == "onnx":
         require_packages()
     target = Path(output) if output else file.with_suffix(f".{format}")

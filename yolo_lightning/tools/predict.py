@@ -3,27 +3,25 @@
 from collections.abc import Callable, Iterator, Sequence
 from os.path import commonpath
 from pathlib import Path
-from typing import TypeVar, get_args
-
-import torch
 
 from yolo_lightning.backend import Convolution
-from yolo_lightning.checkpoint_file import find_damage
+from yolo_lightning.boxes import check_image_size
+from yolo_lightning.checkpoint_file import require_whole
+from yolo_lightning.choices import check_choices, chosen_device
 from yolo_lightning.data.frames import FrameError
 from yolo_lightning.detecting.detector import Detector
 from yolo_lightning.detecting.pictures import Picture, find_files, read_pictures
 from yolo_lightning.detecting.results import Result, Results
-from yolo_lightning.run_folder import checkpoint_to_evaluate, trained_image_size
+from yolo_lightning.exporting.suppression import Suppression
+from yolo_lightning.files import first_free
+from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate, trained_image_size
 from yolo_lightning.tools.console import counter, name_some
-
-STRIDE = 32
-ChoiceT = TypeVar("ChoiceT", bound=str)
 
 
 def predict(
     sources: list[str],
     *,
-    run: str = "runs/yolo",
+    run: str = DEFAULT_RUN,
     weights: str | None = None,
     trust: bool = False,
     output: str = "runs/predictions",
@@ -59,21 +57,16 @@ def predict(
     """
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
-    check_choices("save", kinds, get_args(Result))
-    check_choices("conv", [conv], get_args(Convolution))
-    for name, value in (("confidence", confidence), ("overlap", overlap)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} is {value}, allowed are 0 to 1")
-    for name, count in (("max_detections", max_detections), ("batch_size", batch_size)):
-        if count < 1:
-            raise ValueError(f"{name} is {count}, allowed are 1 and more")
+    check_choices("save", kinds, Result)
+    check_choices("conv", [conv], Convolution)
+    Suppression(confidence, overlap, max_detections)  # checks
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}, allowed are 1 and more")
     file = Path(weights).expanduser() if weights else checkpoint_to_evaluate(Path(run))
-    damage = find_damage(file) if file.suffix == ".ckpt" else None if file.is_file() else "it does not exist"
-    if damage is not None:
-        raise ValueError(f"weights {file} cannot be used: {damage}")
+    if file.suffix == ".ckpt" or not file.is_file():
+        require_whole(file, "weights")
     side = image_size or trained_image_size(file)
-    if side < STRIDE or side % STRIDE:
-        raise ValueError(f"image_size is {side}, allowed are multiples of {STRIDE}")
+    check_image_size("image_size", side)
     detector = Detector(
         file,
         image_size=side,
@@ -84,7 +77,8 @@ def predict(
         max_detections=max_detections,
         trust=trust,
     )
-    folder = fresh_folder(Path(output).expanduser())
+    folder = first_free(Path(output).expanduser())
+    folder.mkdir(parents=True)
     bad: dict[str, str] = {}
     pictures = detections = 0
     base = Path(commonpath([file.parent for file in files]))
@@ -119,40 +113,3 @@ def groups(pictures: Iterator[Picture], size: int) -> Iterator[list[Picture]]:
             group = []
     if group:
         yield group
-
-
-def chosen_device(name: str) -> torch.device:
-    """The device of a name, `auto` a GPU where there is one.
-
-    Raises:
-        ValueError: If it is unknown or absent.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device is {name!r}, which cannot be used: {str(error).splitlines()[0]}") from error
-    return device
-
-
-def fresh_folder(base: Path) -> Path:
-    """Make `base`, or `base-2`, ... where it is taken."""
-    folder, number = base, 1
-    while folder.exists():
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
-    folder.mkdir(parents=True)
-    return folder
-
-
-def check_choices(name: str, given: Sequence[ChoiceT], allowed: tuple[str, ...]) -> None:
-    """Refuse what is not allowed.
-
-    Raises:
-        ValueError: If one is not.
-    """
-    for value in given:
-        if value not in allowed:
-            raise ValueError(f"{name} is {value!r}, allowed are {', '.join(allowed)}")

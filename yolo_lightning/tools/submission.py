@@ -1,6 +1,5 @@
 """`submission check` and `submission score`: what is wrong with an answer file, and what it would score."""
 
-import json
 from pathlib import Path
 
 import rich
@@ -12,7 +11,7 @@ from yolo_lightning.evaluation.score_table import score_table
 from yolo_lightning.evaluation.submission import entries, write_submission
 from yolo_lightning.evaluation.submission_check import Report, check_submission, repaired
 from yolo_lightning.evaluation.submission_content import Certainty, Problem, Template
-from yolo_lightning.files import replacing
+from yolo_lightning.files import write_json
 from yolo_lightning.tools.split_truth import read_truth
 
 WRONG = 1
@@ -78,8 +77,7 @@ def write_scores(content: dict[str, float | list[float] | None], path: Path) -> 
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(content, indent=4) + "\n")
+        write_json(path, content, indent=4)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from error
 

@@ -1,6 +1,5 @@
 """`python -m yolo_lightning sweep`: which confidence and overlap score best on the validation split."""
 
-import json as json_format
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,12 @@ import torch
 from rich.console import Console
 
 from yolo_lightning.backend import Convolution
-from yolo_lightning.checkpoint_file import find_damage
-from yolo_lightning.data.datamodule import LTDv2DataModule
+from yolo_lightning.checkpoint_file import require_whole
+from yolo_lightning.choices import chosen_device
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.detecting.detector import folded_network
-from yolo_lightning.files import replacing
-from yolo_lightning.run_folder import checkpoint_to_evaluate
+from yolo_lightning.files import write_json
+from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
 from yolo_lightning.sweeping.candidates import Candidates, size_bytes
 from yolo_lightning.sweeping.collecting import collect
 from yolo_lightning.sweeping.report import Sweep, content, held_out_table, points_table, settings_table
@@ -21,7 +21,6 @@ from yolo_lightning.sweeping.settings import Setting, best
 from yolo_lightning.sweeping.sweep import half_of, sweep_candidates
 from yolo_lightning.tools.benchmark_loader import wide_console
 from yolo_lightning.tools.console import counter, gigabytes
-from yolo_lightning.tools.predict import chosen_device
 
 CONFIDENCES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 OVERLAPS = (0.4, 0.5, 0.6, 0.7, 0.8)
@@ -33,8 +32,8 @@ LEAST_CANDIDATES = 100
 
 def sweep(
     *,
-    data: LTDv2DataModule,
-    run: str = "runs/yolo",
+    data: DetectionDataModule,
+    run: str = DEFAULT_RUN,
     checkpoint: str | None = None,
     confidences: tuple[float, ...] = CONFIDENCES,
     overlaps: tuple[float, ...] = OVERLAPS,
@@ -109,15 +108,13 @@ def checkpoint_file(run: str, checkpoint: str | None) -> Path:
         ValueError: If there is none, or it is damaged.
     """
     file = Path(checkpoint).expanduser() if checkpoint else checkpoint_to_evaluate(Path(run))
-    damage = find_damage(file)
-    if damage is not None:
-        raise ValueError(f"checkpoint {file} cannot be used: {damage}")
+    require_whole(file)
     return file
 
 
 def try_settings(
     parts: Sequence[Candidates],
-    data: LTDv2DataModule,
+    data: DetectionDataModule,
     known: Mapping[str, Any],
     *,
     classes: int,
@@ -181,7 +178,6 @@ def write(path: Path, values: dict[str, Any]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(json_format.dumps(values, indent=2, allow_nan=False) + "\n")
+        write_json(path, values, allow_nan=False)
     except OSError as error:
         raise ValueError(f"json {path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,36 @@
+"""Networks with random weights that find something everywhere."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from yolo_lightning.checkpoint_file import write_checkpoint
+from yolo_lightning.module import YOLOModule
+
+
+def enliven(graph: Any) -> None:
+    """Draw weights with which boxes and scores differ from place to place, and scores are high."""
+    for layer in graph.modules():
+        if isinstance(layer, torch.nn.Conv2d) and layer.weight.requires_grad:
+            torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")  # signals do not fade
+    for head in graph.model[-1].cv3:
+        torch.nn.init.zeros_(head[-1].bias)
+
+
+def lively_checkpoint(folder: Path, *remembered: str, **arguments: Any) -> Path:
+    """A checkpoint of such a network in a folder.
+
+    Args:
+        folder: Exists.
+        remembered: Arguments that the checkpoint keeps, besides those that say how to build the network.
+        arguments: Of `YOLOModule`.
+    """
+    torch.manual_seed(0)
+    module = YOLOModule(**arguments)
+    enliven(module.graph)
+    names = ("variant", "class_names", "class_width", *remembered)
+    parameters = {name: module.hparams[name] for name in names}
+    content = {"state_dict": module.state_dict(), "hyper_parameters": parameters}
+    write_checkpoint(content | {"pytorch-lightning_version": "2.6.0"}, folder / "best.ckpt")
+    return folder / "best.ckpt"
