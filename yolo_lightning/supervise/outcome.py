@@ -73,6 +73,17 @@ def can_be_mended(code: int, log_lines: Sequence[str]) -> bool:
     return match is None or match[1].rpartition(".")[2] not in CANNOT_BE_MENDED
 
 
+def hopeless(code: int, log_lines: Sequence[str]) -> tuple[int, str] | None:
+    """The supervisor's exit code and the reason where a restart cannot help a trainer that ended with `code`."""
+    if can_be_mended(code, log_lines):
+        return None
+    error = error_of(log_lines)
+    return (
+        ExitCode.USAGE if code == ExitCode.USAGE else ExitCode.FAILED,
+        "failed; a restart cannot mend that" + (f": {error}" if error else ""),
+    )
+
+
 def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
     """Why a trainer ended by itself, from its exit code (negative: a signal) and the last lines of its log."""
     starved = [line.strip() for line in log_lines if STARVED_WORKER.search(line)]

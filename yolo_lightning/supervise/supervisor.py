@@ -22,10 +22,9 @@ from yolo_lightning.supervise.outcome import (
     EXIT_BY_TIMER,
     FAULTS,
     ExitCode,
-    can_be_mended,
     diagnose_exit,
     diagnose_timer,
-    error_of,
+    hopeless,
     signal_name,
 )
 from yolo_lightning.supervise.output import LOG_FILE, append, pass_on
@@ -127,7 +126,9 @@ class Supervisor:
         code, lines = trainer.process.returncode, trainer.output.lines()
         if incident is None and not self.signals:
             incident = self._incident_of_exit(trainer)
-        outcome = self._stopped(killed) or self._hopeless(incident, code, lines)
+        outcome = self._stopped(killed)
+        if outcome is None and code is not None and not (incident and incident.waited_s):
+            outcome = hopeless(code, lines)
         if outcome is None:
             assert incident is not None
             return self._decide(
@@ -149,17 +150,6 @@ class Supervisor:
             hint = "continue with fit --resume" if saved else "nothing was saved yet: start again without --resume"
             return 128 + self.signals[0], f"stopped by {signal_name(self.signals[0])}; {hint}"
         return None
-
-    @staticmethod
-    def _hopeless(incident: Incident | None, code: int | None, lines: tuple[str, ...]) -> tuple[int, str] | None:
-        """Why a restart cannot help a trainer that ended by itself."""
-        if code is None or (incident is not None and incident.waited_s) or can_be_mended(code, lines):
-            return None
-        error = error_of(lines)
-        return (
-            ExitCode.USAGE if code == ExitCode.USAGE else ExitCode.FAILED,
-            "failed; a restart cannot mend that" + (f": {error}" if error else ""),
-        )
 
     def _decide(self, incident: Incident, code: int | None, saved: bool) -> int | None:
         kind = EndKind.STALL if incident.waited_s else EndKind.CRASH if code else EndKind.EXIT_WITHOUT_MARKER
