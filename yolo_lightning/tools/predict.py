@@ -13,6 +13,7 @@ from yolo_lightning.data.frames import FrameError
 from yolo_lightning.detecting.detector import Detector
 from yolo_lightning.detecting.pictures import Picture, find_files, read_pictures
 from yolo_lightning.detecting.results import Result, Results
+from yolo_lightning.remote_checkpoints import local_checkpoint
 from yolo_lightning.run_folder import checkpoint_to_evaluate, trained_image_size
 from yolo_lightning.tools.console import counter, name_some
 
@@ -41,7 +42,7 @@ def predict(
     Args:
         sources: Images, videos, folders, patterns.
         run: Run folder; its newest run's best checkpoint is taken.
-        weights: A `.ckpt` of ours or an Ultralytics `.pt`, instead of the checkpoint of `run`.
+        weights: A `.ckpt` of ours (a file or an address) or an Ultralytics `.pt`, instead of the checkpoint of `run`.
         trust: Open a `.pt` file whatever code it refers to.
         output: Folder for the results; a number is added where it is taken.
         save: What to write: `pictures` (annotated images and videos), `json`, `csv`, `txt` (YOLO's); one, or a
@@ -67,7 +68,7 @@ def predict(
     for name, count in (("max_detections", max_detections), ("batch_size", batch_size)):
         if count < 1:
             raise ValueError(f"{name} is {count}, allowed are 1 and more")
-    file = Path(weights).expanduser() if weights else checkpoint_to_evaluate(Path(run))
+    file = local_checkpoint(weights) if weights else checkpoint_to_evaluate(Path(run))
     damage = find_damage(file) if file.suffix == ".ckpt" else None if file.is_file() else "it does not exist"
     if damage is not None:
         raise ValueError(f"weights {file} cannot be used: {damage}")
