@@ -3,7 +3,7 @@
 When each hook runs, and who acts there::
 
     all                        ProgressRecord, first: writes what the loop does for whoever watches; StatusFile
-    setup                      StallMonitor arms; EMA copies the network
+    setup                      StallMonitor arms; EMA copies the network; CheckpointMirror begins
     on_fit_start               EnvironmentFile
     on_train_start             MetricsFile and ResultsFile cut back to the resumed step; RandomState restores generators
       on_train_batch_start     StallMonitor: fetch is over, step begins; FinalValidation
@@ -12,12 +12,13 @@ When each hook runs, and who acts there::
       on_train_epoch_end       ResultsFile; LastCheckpoint; EpochCheckpoint
     on_train_end               EMA leaves its weights in the network
     on_test_*, on_predict_*    MeanAP, FrameGallery, PredictionPictures, SubmissionWriter
-    teardown, on_exception     StallMonitor disarms; EMA swaps back
+    teardown, on_exception     StallMonitor disarms; EMA swaps back; CheckpointMirror copies what is left
 
 `__all__` holds the short names that YAML files use.
 """
 
 from callbacks.checkpoint import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from callbacks.checkpoint_mirror import CheckpointMirror
 from callbacks.curves import Curves
 from callbacks.ema import EMA
 from callbacks.environment_file import EnvironmentFile
@@ -38,6 +39,7 @@ from callbacks.submission import SubmissionWriter
 __all__ = [
     "AtomicCheckpointIO",
     "BestCheckpoint",
+    "CheckpointMirror",
     "Curves",
     "EMA",
     "EnvironmentFile",

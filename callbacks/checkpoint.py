@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from yolo_lightning.checkpoint_file import link_checkpoint, remove_checkpoint, write_checkpoint
+from yolo_lightning.checkpoint_file import link_checkpoint, remove_checkpoint, time_of_writing_ns, write_checkpoint
 from yolo_lightning.files import remove_leftovers
 from yolo_lightning.position import steps_begun
 from yolo_lightning.run_folder import BEST_CHECKPOINT, CHECKPOINTS, LAST_CHECKPOINT, STEP_CHECKPOINT, STEP_CHECKPOINTS
@@ -176,8 +176,3 @@ class LastCheckpoint(Checkpoint):
     @staticmethod
     def _folder(trainer: Trainer) -> Path:
         return Path(trainer.default_root_dir) / CHECKPOINTS
-
-
-def time_of_writing_ns(path: Path) -> int:
-    """Order in which checkpoints are given up: a damaged one of a later step must not outlive what replaces it."""
-    return path.stat().st_mtime_ns

@@ -74,3 +74,11 @@ def test_checkpoint_that_the_first_cannot_write_counts_for_none(found: list[dict
 def test_averaged_weights_are_equal_in_all_processes(found: list[dict[str, Any]]) -> None:
     first, second = (of_rank["full_disk"]["weights"] for of_rank in found)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_each_process_of_a_resumed_fit_draws_what_it_would_have(found: list[dict[str, Any]]) -> None:
+    first, second = (of_rank["draws"] for of_rank in found)
+    assert first["whole"] != second["whole"]
+    for draws in (first, second):
+        assert len(draws["whole"]) == 4
+        assert draws["resumed"] == draws["whole"][2:]

@@ -64,6 +64,8 @@ def link_checkpoint(source: Path, target: Path) -> None:
     """Make `target` another name of the checkpoint `source`; a copy where the file system has no hard links."""
     checksum_path(target).unlink(missing_ok=True)
     for original, name in ((source, target), (checksum_path(source), checksum_path(target))):
+        if name != target and not original.is_file():  # a sidecar is no must
+            continue
         with replacing(name) as temporary:
             try:
                 os.link(original, temporary)
@@ -125,6 +127,17 @@ def training_age(path: Path) -> tuple[int, int, str]:
     """Sort key: batches trained, as the sidecar records; then time of writing, for files without one."""
     checksum = read_checksum(path)
     return (checksum.steps if checksum else 0, path.stat().st_mtime_ns, path.name)
+
+
+def time_of_writing_ns(path: Path) -> int:
+    """Sort key, as checkpoints are given up: a damaged one of a later step must not outlive what replaces it.
+
+    0 where it has just been deleted.
+    """
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def read_checksum(path: Path) -> Checksum | None:

@@ -23,6 +23,7 @@ from yolo_lightning import progress, run_folder
 from yolo_lightning.continuation import (
     checkpoint_to_fit,
     checkpoint_to_score,
+    fetch_from_mirror,
     folder_after_restart,
     folder_to_fit,
     hyper_parameters,
@@ -33,6 +34,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
 from yolo_lightning.ranks import launch_id, restarts_are_unsafe
+from yolo_lightning.remote_checkpoints import is_address
 from yolo_lightning.supervise import SuperviseSettings, become_supervisor, is_supervised, quarantined, run_lock
 from yolo_lightning.supervised_fit import job
 from yolo_lightning.tools import TOOLS
@@ -124,6 +126,12 @@ class YOLOCLI(LightningCLI):
             help="Let fit train in a child process that is watched, and started again after a hang or a crash.",
         )
         parser.add_argument("--supervision", type=SuperviseSettings, default=SuperviseSettings())
+        parser.add_argument(
+            "--mirror",
+            type=str | None,
+            default=None,
+            help="Let fit copy its checkpoints to this address, such as s3://bucket/runs, below the name of the run.",
+        )
         if subcommand == "predict":
             parser.set_defaults({"return_predictions": False})
         elif subcommand != "fit":
@@ -138,14 +146,22 @@ class YOLOCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Find run folder and checkpoint. Replaces Lightning's version, which lets checkpoints override the user."""
         config = self.config[self.config.subcommand]
+        if is_address(config.trainer.default_root_dir):
+            raise ValueError(
+                f"trainer.default_root_dir is {config.trainer.default_root_dir}, allowed are local folders: "
+                "--mirror copies their checkpoints to an address"
+            )
         base = Path(config.trainer.default_root_dir)
         if self.config.subcommand == "fit":
             restarted = folder_after_restart(base)
             if restarted is not None and run_folder.has_checkpoint(restarted):
                 checkpoint = checkpoint_to_fit(restarted, None, True, exactly=True)
             else:
+                if config.mirror is not None and (config.resume or config.ckpt_path == "last"):
+                    fetch_from_mirror(base, config.mirror, exactly=is_supervised())
                 checkpoint = checkpoint_to_fit(base, config.ckpt_path, config.resume, exactly=is_supervised())
-            folder = restarted or folder_to_fit(base, checkpoint)
+            # The folder that a supervisor has chosen is as good as fresh.
+            folder = restarted or folder_to_fit(base, checkpoint, None if is_supervised() else config.mirror)
             self._leave_out(quarantined(folder))
             if checkpoint is not None:
                 saved = hyper_parameters(checkpoint)
@@ -226,6 +242,9 @@ class YOLOCLI(LightningCLI):
                 chosen.insert(0, callbacks.StatusFile())
             if not any(isinstance(one, callbacks.EnvironmentFile) for one in chosen):
                 chosen.append(callbacks.EnvironmentFile())
+            mirror = self._get(self.config_init, "mirror")
+            if mirror is not None:
+                chosen.append(callbacks.CheckpointMirror(mirror))
             chosen.insert(0, callbacks.ProgressRecord())
         kwargs["callbacks"] = chosen
         return super().instantiate_trainer(**kwargs)

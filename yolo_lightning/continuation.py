@@ -11,9 +11,10 @@ from yolo_lightning import run_folder
 from yolo_lightning.averaging import AVERAGED
 from yolo_lightning.checkpoint_file import find_damage, require_whole, training_age
 from yolo_lightning.ranks import launch_id, was_restarted
+from yolo_lightning.remote_checkpoints import RemoteFolder, below, fetch_run, local_checkpoint
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
-NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config"} | ADDRESSES
+NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
 """What says where to continue, not how; and what holds secrets."""
 
 
@@ -22,7 +23,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
 
     Args:
         base: Configured run folder.
-        ckpt_path: What the user names.
+        ckpt_path: What the user names, a file or the address of one.
         resume: Whether to look for it.
         exactly: Whether only `base` itself counts, not `base-2` and so on.
 
@@ -37,6 +38,46 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     for file, reason in damaged.items():
         rank_zero_warn(f"passed over {file}: {reason}")
     return trainable(path)
+
+
+def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None:
+    """Where no run folder holds a checkpoint, as on another machine, fill one from the newest run of the mirror.
+
+    Args:
+        base: Configured run folder.
+        mirror: Address of the folder that run folders are mirrored to.
+        exactly: Whether only `base` itself counts, not `base-2` and so on.
+
+    Raises:
+        ValueError: If the mirror cannot be read, or the run folder not be written.
+    """
+    if run_folder.has_checkpoint(base) if exactly else run_folder.runs(base):
+        return
+    names = [name for name in mirrored_runs(base, mirror) if name == base.absolute().name or not exactly]
+    for name in names[:1]:
+        try:
+            path, damaged = fetch_run(below(mirror, name), base.absolute().with_name(name) / run_folder.CHECKPOINTS)
+        except OSError as error:
+            raise ValueError(f"nothing could be fetched from mirror {mirror}/{name}: {error}") from error
+        for file, reason in damaged.items():
+            rank_zero_warn(f"passed over {file}: {reason}")
+        if path is not None:
+            rank_zero_info(f"fetched {path} from {mirror}")
+
+
+def mirrored_runs(base: Path, mirror: str) -> list[str]:
+    """Names of the runs `base`, `base-2`, ... that a mirror holds checkpoints of, the last one first.
+
+    Raises:
+        ValueError: If the mirror cannot be read.
+    """
+    pattern = run_folder.numbered(base)
+    try:
+        found = {name: match for name in RemoteFolder(mirror).names() if (match := pattern.fullmatch(name)) is not None}
+        held = [name for name in found if below(mirror, name).whole()]
+    except OSError as error:
+        raise ValueError(f"mirror {mirror} cannot be read: {error}") from error
+    return sorted(held, key=lambda name: int(found[name][1] or 1), reverse=True)
 
 
 def trainable(path: Path | None) -> Path | None:
@@ -72,23 +113,31 @@ def checked(ckpt_path: str | None, base: Path) -> Path | None:
     """A given checkpoint, if it is whole; `best` means that of the newest run."""
     if ckpt_path is None:
         return None
-    path = run_folder.checkpoint_to_evaluate(base) if ckpt_path == "best" else Path(ckpt_path)
+    path = run_folder.checkpoint_to_evaluate(base) if ckpt_path == "best" else local_checkpoint(ckpt_path)
     require_whole(path)
     return path
 
 
-def folder_to_fit(base: Path, checkpoint: Path | None) -> Path:
+def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None) -> Path:
     """Continue in the checkpoint's own run folder.
 
     A new run gets a fresh folder, and so does a checkpoint from elsewhere or one that its run has gone beyond: what
-    came after it is kept.
+    came after it is kept. A folder is fresh that has no checkpoints here, nor any in the mirror.
+
+    Raises:
+        ValueError: If the mirror cannot be read.
     """
     own = run_folder.run_of(checkpoint) if checkpoint is not None else None
     if checkpoint is None or own is None or own.resolve() not in [folder.resolve() for folder in run_folder.runs(base)]:
-        return run_folder.fresh_run(base)
+        return fresh_run(base, mirror)
     steps = training_age(checkpoint)[0]
     further = [path for path in checkpoint.parent.glob("*.ckpt") if training_age(path)[0] > steps]
-    return run_folder.fresh_run(base) if any(find_damage(path) is None for path in further) else own
+    return fresh_run(base, mirror) if any(find_damage(path) is None for path in further) else own
+
+
+def fresh_run(base: Path, mirror: str | None) -> Path:
+    """See `folder_to_fit`."""
+    return run_folder.fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else ())
 
 
 def hyper_parameters(checkpoint: Path) -> dict[str, Any]:

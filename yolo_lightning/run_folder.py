@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 import yaml
@@ -68,10 +69,20 @@ def prepare(folder: Path) -> None:
         ) from error
 
 
-def fresh_run(base: Path) -> Path:
-    """`base`, or the first of `base-2`, `base-3`, ... that holds no checkpoint: a new run never overwrites one."""
+def numbered(base: Path) -> re.Pattern[str]:
+    """What the names of `base`, `base-2`, ... match."""
+    return re.compile(re.escape(base.absolute().name) + r"(?:-(\d+))?")
+
+
+def fresh_run(base: Path, taken: Collection[str] = ()) -> Path:
+    """`base`, or the first of `base-2`, `base-3`, ... that holds no checkpoint: a new run never overwrites one.
+
+    Args:
+        base: Configured run folder.
+        taken: Names that runs have elsewhere.
+    """
     base = base.absolute() if not base.name else base
-    return first_free(base, is_taken=has_checkpoint)
+    return first_free(base, is_taken=lambda folder: has_checkpoint(folder) or folder.name in taken)
 
 
 def note_launch(folder: Path, launch: str) -> None:
@@ -82,7 +93,7 @@ def note_launch(folder: Path, launch: str) -> None:
 def run_of_launch(base: Path, launch: str) -> Path | None:
     """The folder among `base`, `base-2`, ... that `launch` trained in last, if there is one."""
     base = base.absolute() if not base.name else base
-    pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
+    pattern = numbered(base)
     notes = [
         folder / LAUNCH
         for folder in (base.parent.iterdir() if base.parent.is_dir() else ())
@@ -100,7 +111,7 @@ def has_checkpoint(folder: Path) -> bool:
 def runs(base: Path) -> list[Path]:
     """`base`, `base-2`, ... as far as they hold checkpoints, the one written last first."""
     base = base.absolute() if not base.name else base
-    pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
+    pattern = numbered(base)
     written = {
         folder: max(path.stat().st_mtime_ns for path in checkpoints)
         for folder in (base.parent.iterdir() if base.parent.is_dir() else ())

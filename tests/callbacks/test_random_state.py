@@ -9,10 +9,16 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import Interrupt, StopAt, fit
 
-from callbacks import LastCheckpoint, RandomState
+from callbacks import LastCheckpoint, RandomState, random_state
+from callbacks.random_state import generators, restore, seed_process
 
-FIRST = SimpleNamespace(global_rank=0)
-"""All that is asked of the trainer of the first process."""
+
+def of_rank(rank: int, processes: int) -> Any:
+    """All that is asked of a trainer."""
+    return SimpleNamespace(global_rank=rank, world_size=processes)
+
+
+FIRST = of_rank(0, 1)
 
 
 def draw() -> list[float]:
@@ -72,6 +78,50 @@ def test_state_of_other_gpus_is_left_out(tmp_path: Path) -> None:
     callback.load_state_dict(state)
     callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
     assert draw() == expected
+
+
+def test_each_process_gets_its_own_generators_back(tmp_path: Path) -> None:
+    first, second = generators(), [draw(), generators()][1]
+    callback = RandomState()
+    for rank, state in enumerate((first, second)):
+        callback.load_state_dict(first | {"others": [second]})
+        callback.on_train_start(of_rank(rank, 2), None)  # type: ignore[arg-type]
+        drawn = draw()
+        restore(state)
+        assert drawn == draw()
+
+
+@pytest.mark.parametrize(("rank", "processes"), [(0, 1), (0, 3), (1, 3), (2, 3)])
+def test_other_number_of_processes_is_said_and_unknown_ranks_draw_apart(
+    rank: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_state, "steps_begun", lambda trainer: 7)
+    said: list[str] = []
+    monkeypatch.setattr(random_state, "rank_zero_info", said.append)
+    states = [generators(), [draw(), generators()][1]]
+    expected = []
+    for state in states:
+        restore(state)
+        expected.append(draw())
+    seed_process(3, 2, 7)
+    expected.append(draw())
+    torch.manual_seed(3)
+    callback = RandomState()
+    callback.load_state_dict(states[0] | {"others": states[1:]})
+    callback.on_train_start(of_rank(rank, processes), None)  # type: ignore[arg-type]
+    assert draw() == expected[rank]
+    assert len({tuple(one) for one in expected}) == 3
+    assert said == [
+        f"random generators: the checkpoint holds those of 2 processes, there are now {processes}; "
+        "those it does not know draw other numbers"
+    ]
+
+
+def test_nothing_is_said_where_the_number_of_processes_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_state, "rank_zero_info", lambda text: pytest.fail(text))
+    callback = RandomState()
+    callback.load_state_dict(RandomState().state_dict())
+    callback.on_train_start(FIRST, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("steps", [2, 4])

@@ -10,9 +10,12 @@ import callbacks
 
 NAMES = [name for name in callbacks.__all__ if issubclass(getattr(callbacks, name), Callback)]
 
+ARGUMENTS = {"CheckpointMirror": ("memory://bucket",)}
+"""Of those that need some."""
+
 
 def make(name: str) -> Callback:
-    callback: Callback = getattr(callbacks, name)()
+    callback: Callback = getattr(callbacks, name)(*ARGUMENTS.get(name, ()))
     return callback
 
 

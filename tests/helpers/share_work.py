@@ -18,7 +18,7 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS / "callbacks"), str(TESTS / "evalua
 from detections import CLASS_NAMES, random_frames  # noqa: E402
 from tiny_training import TinyModule, loader  # noqa: E402
 
-from callbacks import EMA, AtomicCheckpointIO, BestCheckpoint, LastCheckpoint  # noqa: E402
+from callbacks import EMA, AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, RandomState  # noqa: E402
 from callbacks.submission import apart, compact  # noqa: E402
 from tests.test_guarded_step import Rig, make_batch  # noqa: E402
 from yolo_lightning.batch import Batch, _slice  # noqa: E402
@@ -109,21 +109,47 @@ class Unequal(Callback):
 def fit_on_a_full_disk(folder: Path) -> dict[str, Any]:
     """Three epochs; the first two scores are lost to a disk that is full."""
     module, best = TinyModule(val_scores=(0.5, 0.3, 0.4)), BestCheckpoint()
-    Trainer(
+    acts = [EMA(decay=0.5, tau=1.0), Unequal(), best, LastCheckpoint()]
+    trainer(folder, FullDisk(), acts, epochs=3).fit(module, loader(), loader(1))
+    return {"best": float(best.best_model_score or 0), "weights": module.state_dict()}
+
+
+def trainer(folder: Path, writer: AtomicCheckpointIO, acts: list[Callback], epochs: int = 1) -> Trainer:
+    return Trainer(
         accelerator="cpu",
         devices=dist.get_world_size(),
         strategy=DDPStrategy(),
         use_distributed_sampler=False,
         default_root_dir=folder,
-        max_epochs=3,
-        callbacks=[EMA(decay=0.5, tau=1.0), Unequal(), best, LastCheckpoint()],
-        plugins=[FullDisk()],
+        max_epochs=epochs,
+        callbacks=acts,
+        plugins=[writer],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-    ).fit(module, loader(), loader(1))
-    return {"best": float(best.best_model_score or 0), "weights": module.state_dict()}
+    )
+
+
+class Draws(Callback):
+    """Draws a number at each batch."""
+
+    def __init__(self) -> None:
+        self.drawn: list[float] = []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.drawn.append(float(torch.rand(())))
+
+
+def draws_of_a_resumed_fit(folder: Path) -> dict[str, Any]:
+    """What a fit of four batches draws, and what one does that goes on after the second."""
+    whole, resumed = Draws(), Draws()
+    acts = [RandomState(), whole, LastCheckpoint(1, keep=9)]
+    trainer(folder, AtomicCheckpointIO(), acts).fit(TinyModule(), loader(), loader(1))
+    torch.rand(dist.get_rank() + 1)
+    goes_on = trainer(folder, AtomicCheckpointIO(), [RandomState(), resumed])
+    goes_on.fit(TinyModule(), loader(), loader(1), ckpt_path=folder / "checkpoints/step-000000002.ckpt")
+    return {"whole": whole.drawn, "resumed": resumed.drawn}
 
 
 if __name__ == "__main__":
@@ -134,5 +160,6 @@ if __name__ == "__main__":
         "gradients": {name: gradients_of_share(own_share(edges)) for name, edges in EDGES.items()},
         "scores": scores_of_share(),
         "full_disk": fit_on_a_full_disk(to / "run"),
+        "draws": draws_of_a_resumed_fit(to / "drawing"),
     }
     torch.save(found, to / f"{dist.get_rank()}.pt")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from yolo_lightning.averaging import AVERAGED, average_checkpoints, newest_steps
 from yolo_lightning.checkpoint_file import write_checkpoint
+from yolo_lightning.remote_checkpoints import local_checkpoint
 from yolo_lightning.run_folder import AVERAGE_CHECKPOINT, CHECKPOINTS
 
 
@@ -13,7 +14,8 @@ def average(run: str, *, last: int = 3, checkpoints: str | None = None, output: 
     Args:
         run: Run folder.
         last: So many of its checkpoints `step-*.ckpt`, the newest ones; 2 and more.
-        checkpoints: Others instead, as in `a.ckpt,b.ckpt`: names in the run's folder of checkpoints, or paths.
+        checkpoints: Others instead, as in `a.ckpt,b.ckpt`: names in the run's folder of checkpoints, paths, or
+            addresses.
         output: File to write, ending in .ckpt; null takes `average.ckpt` among the run's checkpoints.
 
     Raises:
@@ -44,4 +46,4 @@ def average(run: str, *, last: int = 3, checkpoints: str | None = None, output: 
 def named(folder: Path, names: str) -> list[Path]:
     """The files that a list separated by commas names, those that exist in `folder` taken from there."""
     given = [name.strip() for name in names.split(",") if name.strip()]
-    return [folder / name if (folder / name).is_file() else Path(name).expanduser() for name in given]
+    return [folder / name if (folder / name).is_file() else local_checkpoint(name) for name in given]

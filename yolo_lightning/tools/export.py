@@ -13,6 +13,7 @@ from yolo_lightning.exporting.onnx_file import require_packages, write_onnx_file
 from yolo_lightning.exporting.suppression import Suppression
 from yolo_lightning.exporting.torchscript_file import write_torchscript_file
 from yolo_lightning.exporting.ultralytics_file import write_ultralytics_file
+from yolo_lightning.remote_checkpoints import is_address, local_checkpoint
 from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate, trained_image_size
 
 Format = Literal["pt", "onnx", "torchscript"]
@@ -34,10 +35,11 @@ def export(
 
     Args:
         run: Run folder; its newest run's best checkpoint is taken.
-        checkpoint: A checkpoint file, instead of the best one of `run`.
+        checkpoint: A checkpoint file or address, instead of the best one of `run`.
         format: `pt` opens with plain `YOLO("file.pt")`, for prediction, validation, fine-tuning; `onnx` is a single
             file for any batch size; `torchscript` runs without Python.
-        output: File to write; null takes the checkpoint's name with the format's ending, beside it.
+        output: File to write; null takes the checkpoint's name with the format's ending, beside it;
+            of an address, in the working folder.
         image_size: Side of the square input, pixels, a multiple of 32; null takes that of the run.
         channels: Channels of the input, 1 for gray images; `pt` always has 3.
         nms: Put non-maximum suppression into the file (`onnx`).
@@ -48,7 +50,7 @@ def export(
     Raises:
         ValueError: If there is no such checkpoint, or a value is not allowed.
     """
-    file = Path(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
+    file = local_checkpoint(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
     require_whole(file)
     suppression = Suppression(confidence, overlap, max_detections)
     check_choices("format", [format], Format)
@@ -60,7 +62,8 @@ def export(
     check_image_size("image_size", side)
     if format == "onnx":
         require_packages()
-    target = Path(output) if output else file.with_suffix(f".{format}")
+    beside = Path(file.name) if checkpoint and is_address(checkpoint) else file
+    target = Path(output) if output else beside.with_suffix(f".{format}")
     if target.resolve() == file.resolve():
         raise ValueError(f"output {target} is the checkpoint itself")
     target.parent.mkdir(parents=True, exist_ok=True)

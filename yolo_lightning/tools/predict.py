@@ -14,6 +14,7 @@ from yolo_lightning.detecting.pictures import Picture, find_files, read_pictures
 from yolo_lightning.detecting.results import Result, Results
 from yolo_lightning.exporting.suppression import Suppression
 from yolo_lightning.files import first_free
+from yolo_lightning.remote_checkpoints import local_checkpoint
 from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate, trained_image_size
 from yolo_lightning.tools.console import counter, name_some
 
@@ -39,7 +40,7 @@ def predict(
     Args:
         sources: Images, videos, folders, patterns.
         run: Run folder; its newest run's best checkpoint is taken.
-        weights: A `.ckpt` of ours or an Ultralytics `.pt`, instead of the checkpoint of `run`.
+        weights: A `.ckpt` of ours (a file or an address) or an Ultralytics `.pt`, instead of the checkpoint of `run`.
         trust: Open a `.pt` file whatever code it refers to.
         output: Folder for the results; a number is added where it is taken.
         save: What to write: `pictures` (annotated images and videos), `json`, `csv`, `txt` (YOLO's); one, or a
@@ -62,7 +63,7 @@ def predict(
     Suppression(confidence, overlap, max_detections)  # checks
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, allowed are 1 and more")
-    file = Path(weights).expanduser() if weights else checkpoint_to_evaluate(Path(run))
+    file = local_checkpoint(weights) if weights else checkpoint_to_evaluate(Path(run))
     if file.suffix == ".ckpt" or not file.is_file():
         require_whole(file, "weights")
     side = image_size or trained_image_size(file)

@@ -13,6 +13,7 @@ from yolo_lightning.choices import chosen_device
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.detecting.detector import folded_network
 from yolo_lightning.files import write_json
+from yolo_lightning.remote_checkpoints import local_checkpoint
 from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
 from yolo_lightning.sweeping.candidates import Candidates, size_bytes
 from yolo_lightning.sweeping.collecting import collect
@@ -50,7 +51,7 @@ def sweep(
     Args:
         data: The dataset.
         run: Run folder; its newest run's best checkpoint is taken.
-        checkpoint: A checkpoint file, instead of the best one of `run`.
+        checkpoint: A checkpoint file or address, instead of the best one of `run`.
         confidences: To try, each 0 to 1; the checkpoint's own is added. The lowest decides what is kept of a frame.
         overlaps: To try, each 0 to 1; the checkpoint's own is added.
         candidates: Boxes kept per frame before suppression, best first, 22 bytes each; 100 and more.
@@ -107,7 +108,7 @@ def checkpoint_file(run: str, checkpoint: str | None) -> Path:
     Raises:
         ValueError: If there is none, or it is damaged.
     """
-    file = Path(checkpoint).expanduser() if checkpoint else checkpoint_to_evaluate(Path(run))
+    file = local_checkpoint(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
     require_whole(file)
     return file
 
