@@ -69,7 +69,7 @@ ROOMS = {
         *("detecting", "test_time_augmentation", "postprocess", "device_transforms"),
         *("evaluation", "batch", "data"),
     },
-    "detecting": {"graph", "backend", "postprocess", "batch", "boxes", "data"},
+    "detecting": {"graph", "backend", "postprocess", "test_time_augmentation", "batch", "boxes", "data"},
     "diagnosis": {"supervise", "sensors", "conv", "data", "files"},
     "tools": {
         "averaging",
