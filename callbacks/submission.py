@@ -1,4 +1,4 @@
-"""Writes the challenge's answer file after `predict`."""
+"""Writes what `predict` found: the challenge's answer file for LTDv2, COCO's list of results for other data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +9,17 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.batch import Prediction
+from yolo_lightning.evaluation.coco_results import coco_results, write_coco_results
 from yolo_lightning.evaluation.submission import build_submission, write_submission
 from yolo_lightning.ranks import gather_on_first
 from yolo_lightning.run_folder import PREDICTIONS, PREDICTIONS_ARCHIVE
 
 
 class SubmissionWriter(Callback):
-    """Collects the predictions and writes `predictions.json` and its zip into the run folder.
+    """Collects the predictions and writes `predictions.json` into the run folder; for LTDv2 also its zip.
 
-    The datamodule must offer `predict_image_ids`: every one of them becomes a key.
+    The datamodule must offer `predict_image_ids`, `is_ltdv2` and `category_ids`. For LTDv2 every image id becomes a key
+    of the challenge's form; else the file is COCO's list of results with the numbers of the dataset's own categories.
     """
 
     def __init__(self) -> None:
@@ -43,12 +45,25 @@ class SubmissionWriter(Callback):
             return
         predictions = [prediction for share in gathered for prediction in apart(share)]
         folder = Path(trainer.default_root_dir)
-        image_ids: list[str] = trainer.datamodule.predict_image_ids  # type: ignore[attr-defined]
-        content = build_submission(predictions, image_ids)
-        for name in (PREDICTIONS, PREDICTIONS_ARCHIVE):
-            write_submission(content.items(), folder / name)
-        boxes = sum(len(entry["labels"]) for entry in content.values())
-        rank_zero_info(f"submission: {len(content):,} images, {boxes:,} boxes in {folder / PREDICTIONS} and its zip")
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        write = write_challenge if data.is_ltdv2 else write_results
+        rank_zero_info(write(predictions, data, folder))
+
+
+def write_challenge(predictions: Sequence[Prediction], data: Any, folder: Path) -> str:
+    """The challenge's answer file and its zip; returns what to tell the user."""
+    content = build_submission(predictions, data.predict_image_ids)
+    for name in (PREDICTIONS, PREDICTIONS_ARCHIVE):
+        write_submission(content.items(), folder / name)
+    boxes = sum(len(entry["labels"]) for entry in content.values())
+    return f"submission: {len(content):,} images, {boxes:,} boxes in {folder / PREDICTIONS} and its zip"
+
+
+def write_results(predictions: Sequence[Prediction], data: Any, folder: Path) -> str:
+    """COCO's list of results; returns what to tell the user."""
+    results = coco_results(predictions, data.predict_image_ids, data.category_ids)
+    write_coco_results(results, folder / PREDICTIONS)
+    return f"predictions: {len(data.predict_image_ids):,} images, {len(results):,} boxes in {folder / PREDICTIONS}"
 
 
 def compact(predictions: Sequence[Prediction]) -> dict[str, Any]:

@@ -67,11 +67,11 @@ def rival_dataset(data: "DetectionDataModule", work: Path, channels: int) -> Any
     settings = work / "settings"
     settings.mkdir(parents=True, exist_ok=True)
     os.environ["YOLO_CONFIG_DIR"] = str(settings.resolve())
-    from compare_ultralytics import convert
+    from comparison.dataset import convert
     from ultralytics.cfg import get_cfg  # noqa: TID251
     from ultralytics.data import build_yolo_dataset  # noqa: TID251
 
-    folder = convert(data.root, work / "frames").parent
+    folder = convert(data, work / "frames").parent
     description = {"names": dict(enumerate(data.class_names)), "nc": len(data.class_names), "channels": channels}
     settings_of_run = get_cfg(overrides={"imgsz": data.image_size, "task": "detect"})
     images = str((folder / "images" / "train").resolve())

@@ -1,195 +1,132 @@
-"""Train the same network on the same frames with Ultralytics' trainer and with ours, and compare.
+"""Train the same network on the same images with Ultralytics' trainer and with ours, and compare.
 
-    python scripts/compare_ultralytics.py --root path/to/LTDv2 --epochs 15 --image_size 416 --batch_size 16
+    python scripts/compare_ultralytics.py --root path/to/LTDv2 --epochs 15 --image_size 416
+    python scripts/compare_ultralytics.py --data path/to/data.yaml --arms ultralytics native --turns 5
+    python scripts/compare_ultralytics.py --data path/to/coco --train_file annotations/a.json --valid_file b.json
 
-Arms: `ultralytics`, `native` and `gemm` (ours, by the convolution used). Every arm and seed is a process of its own.
-All final weights are scored by one evaluator (COCO mean AP over the validation split), seconds per epoch are the
-median over epochs, training, validation and checkpoint included. An arm that has finished in the work folder is not
-trained again.
+Arms: `ultralytics`, `native` and `gemm` (ours, by the convolution used). Every arm and seed is a process of its own in
+the work folder; what has finished there is not trained again, and is in the table. So arms and seeds may run apart,
+also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1` in another; with
+`--epochs 0` nothing is trained.
+
+Ultralytics' trainer runs with its defaults but SGD, float32 and random weights; ours with configs/yolo.yaml, which has
+the same, or for LTDv2 with configs/ltdv2.yaml. All final averaged weights are scored by one evaluator (COCO mean AP
+over letterboxed validation images); curves over the epochs are by each trainer's own. `--turns` measures images per
+second by short trainings that take turns.
 """
 
 import argparse
-import csv
 import json
-import os
-import shutil
-import statistics
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import matplotlib
-from lightning.pytorch import Trainer
-from rich.console import Console
-from rich.table import Table
+from comparison.dataset import Dataset, convert, short_list
+from comparison.results import Result, draw, finished, measure, show, speed
+from comparison.training import ARMS, Run, train
 
-import callbacks
-from yolo_lightning import run_folder
-from yolo_lightning.data.annotation_file import decode
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.ltdv2 import CLASS_NAMES
-from yolo_lightning.module import YOLOModule
 
-ARMS = ("ultralytics", "native", "gemm")
-SPLITS = {"train": "Train.json", "val": "Valid.json"}
+TURN_EPOCHS = 3
+"""The first is left out: it allocates and compiles."""
+
+TURNS = "turns.json"
 
 
 def main() -> None:
     """Train what is missing, score everything, print the table."""
     arguments = parse_arguments()
-    if arguments.train_ultralytics is not None:
-        train_ultralytics(arguments, arguments.train_ultralytics)
-        return
-    results = []
-    for seed in arguments.seeds:
+    try:
+        dataset = Dataset.find(arguments.root, arguments.data, arguments.train_file, arguments.valid_file)
+        remember_settings(arguments)
+        module = dataset.module(arguments.image_size, arguments.batch_size)
+        converted = convert(module, arguments.work / "yolo-format")
+    except ValueError as error:
+        sys.exit(f"{Path(__file__).name}: {error}")
+    config = arguments.config or Path(__file__).parents[1] / dataset.config
+    words = ["--config", str(config), *dataset.words()]
+    done = {(result["arm"], result["seed"]) for result in finished(arguments.work)}
+    for seed in arguments.seeds if arguments.epochs else ():
         for arm in arguments.arms:
-            folder = arguments.work / f"{arm}-{seed}"
-            if not (folder / "finished").exists():
-                train(arguments, arm, seed, folder)
-            results.append({"arm": arm, "seed": seed, **measure(arguments, arm, folder)})
-            (arguments.work / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    show(results, arguments.arms)
+            if (arm, seed) not in done:
+                run = make_run(arguments, arm, seed, arguments.work / f"{arm}-{seed}", converted, words)
+                train(run)
+                measure(run, module)
+    turns = take_turns(arguments, module, converted, str(config))
+    if results := finished(arguments.work):
+        (arguments.work / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        print(f"curves: {draw(arguments.work, results)}")
+    show(results, turns)
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, required=True, help="dataset folder in LTDv2's layout")
+    parser.add_argument("--root", type=Path, help="dataset folder in LTDv2's layout")
+    parser.add_argument("--data", type=Path, help="data.yaml of a YOLO dataset, or folder of a COCO dataset")
+    parser.add_argument("--train_file", default="annotations/instances_train2017.json", help="of a COCO dataset")
+    parser.add_argument("--valid_file", default="annotations/instances_val2017.json", help="of a COCO dataset")
+    parser.add_argument("--config", type=Path, help="our recipe; usually the one for data of this kind")
     parser.add_argument("--work", type=Path, default=Path("runs/compare"), help="where everything is written")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--image_size", type=int, default=416, help="pixels")
     parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--nominal_batch", type=int, default=64, help="images whose gradients make one update")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--train_ultralytics", type=int, metavar="SEED", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--turns", type=int, default=0, help="short trainings of each arm that take turns, for images/s"
+    )
+    parser.add_argument("--turn_images", type=int, default=64, help="training images of a turn's epoch")
+    parser.add_argument("--workers", type=int, default=0, help="loader processes")
+    parser.add_argument("--threads", type=int, default=1, help="threads of one process")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     return parser.parse_args()
 
 
-def train(arguments: argparse.Namespace, arm: str, seed: int, folder: Path) -> None:
-    """Train one arm in a process of its own, its output in `<folder>.log`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if arm == "ultralytics":
-        options = ("root", "work", "epochs", "image_size", "batch_size")
-        command = [__file__, *(text for name in options for text in (f"--{name}", str(getattr(arguments, name))))]
-        command += ["--train_ultralytics", str(seed)]
-    else:
-        command = ["-m", "yolo_lightning", "fit", "--model.conv", arm, "--seed_everything", str(seed)]
-        command += ["--data.root", str(arguments.root), "--data.image_size", str(arguments.image_size)]
-        command += ["--data.batch_size", str(arguments.batch_size), "--data.loader.workers", "0"]
-        command += ["--trainer.max_epochs", str(arguments.epochs), "--trainer.default_root_dir", str(folder)]
-        command += ["--trainer.accelerator", "cpu"]
-    Console().print(f"training {arm}, seed {seed}; log in {folder}.log")
-    with Path(f"{folder}.log").open("w") as log:
-        subprocess.run([sys.executable, *command], check=True, stdout=log, stderr=subprocess.STDOUT)
-    (folder / "finished").touch()
+def remember_settings(arguments: argparse.Namespace) -> None:
+    """Note what the runs of a work folder have in common.
+
+    Raises:
+        ValueError: If they were started with other settings.
+    """
+    shared = ("root", "data", "config", "epochs", "image_size", "batch_size", "nominal_batch", "device")
+    settings = {name: str(getattr(arguments, name)) for name in shared if name != "epochs" or arguments.epochs}
+    path: Path = arguments.work / "settings.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    for name, value in settings.items():
+        if known.get(name, value) != value:
+            raise ValueError(
+                f"--{name} is {value}, the runs in {arguments.work} have {known[name]}: take another --work"
+            )
+    path.write_text(json.dumps(known | settings, indent=2) + "\n")
 
 
-def train_ultralytics(arguments: argparse.Namespace, seed: int) -> None:
-    """Ultralytics' own trainer with the recipe that we follow: SGD, no mixed precision, from random weights."""
-    settings = arguments.work / "ultralytics-settings"
-    settings.mkdir(parents=True, exist_ok=True)
-    # Its dataset check downloads this font where it is missing.
-    shutil.copyfile(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", settings / "Arial.ttf")
-    os.environ |= {"YOLO_CONFIG_DIR": str(settings.resolve()), "YOLO_VERBOSE": "1"}
-    from ultralytics import YOLO
-
-    YOLO("yolov8n.yaml").train(
-        data=str(convert(arguments.root, arguments.work / "yolo-format")),
-        epochs=arguments.epochs,
-        imgsz=arguments.image_size,
-        batch=arguments.batch_size,
-        seed=seed,
-        optimizer="SGD",
-        pretrained=False,
-        amp=False,
-        workers=0,
-        device="cpu",
-        plots=False,
-        project=str(arguments.work.resolve()),
-        name=f"ultralytics-{seed}",
-        exist_ok=True,
-    )
+def make_run(
+    arguments: argparse.Namespace, arm: str, seed: int, folder: Path, data: Path, words: list[str], epochs: int = 0
+) -> Run:
+    """A training with the settings of the command line, by default of its length."""
+    same = ("image_size", "batch_size", "nominal_batch", "workers", "threads", "device")
+    settings = {name: getattr(arguments, name) for name in same}
+    return Run(arm, seed, str(folder), str(data), words, epochs=epochs or arguments.epochs, **settings)  # type: ignore[arg-type]
 
 
-def convert(root: Path, target: Path) -> Path:
-    """Write YOLO text labels and links to the frames; returns the data file."""
-    for split, file in SPLITS.items():
-        content = decode(root / file)
-        lines: dict[str, list[str]] = {str(image.id): [] for image in content.images}
-        sizes = {str(image.id): (image.width, image.height) for image in content.images}
-        for annotation in content.annotations:
-            width, height = sizes[str(annotation.image_id)]
-            x, y, box_width, box_height = annotation.bbox
-            centre = ((x + box_width / 2) / width, (y + box_height / 2) / height)
-            numbers = (*centre, box_width / width, box_height / height)
-            label = annotation.category_id - 1
-            lines[str(annotation.image_id)].append(" ".join([str(label), *(f"{number:.8f}" for number in numbers)]))
-        for folder in ("images", "labels"):
-            (target / folder / split).mkdir(parents=True, exist_ok=True)
-        for image in content.images:
-            name = Path(image.file_name.replace("/", "_"))
-            link = target / "images" / split / name
-            link.unlink(missing_ok=True)
-            link.symlink_to((root / image.file_name).resolve())
-            (target / "labels" / split / f"{name.stem}.txt").write_text("\n".join(lines[str(image.id)]))
-    data = target / "data.yaml"
-    data.write_text(
-        f"path: {target.resolve()}\ntrain: images/train\nval: images/val\nnames: {json.dumps(list(CLASS_NAMES))}\n"
-    )
-    return data
-
-
-def measure(arguments: argparse.Namespace, arm: str, folder: Path) -> dict[str, Any]:
-    """Scores of the final averaged weights, and seconds per epoch."""
-    if arm == "ultralytics":
-        weights = folder / "weights" / "last.pt"
-        times = column(folder / "results.csv", "time")
-    else:
-        weights = folder / run_folder.CHECKPOINTS / run_folder.LAST_CHECKPOINT
-        times = column(folder / run_folder.METRICS, "time_s", where="val/map_50")
-    epochs_s = [after - before for before, after in zip([0.0, *times], times, strict=False)]
-    data = DetectionDataModule(
-        str(arguments.root), image_size=arguments.image_size, batch_size=16, loader=LoaderSettings(workers=0)
-    )
-    trainer = Trainer(
-        accelerator="cpu", callbacks=[callbacks.MeanAP()], logger=False, enable_progress_bar=False, barebones=False
-    )
-    (scores,) = trainer.validate(YOLOModule(weights=str(weights)), data, verbose=False)
-    return {
-        "map_50": scores["val/map_50"],
-        "map": scores["val/map"],
-        "epoch_s": statistics.median(epochs_s),
-        "epoch_s_spread": [min(epochs_s), max(epochs_s)],
-    }
-
-
-def column(path: Path, name: str, where: str | None = None) -> list[float]:
-    """A column of a CSV file, of the rows in which column `where` is filled."""
-    with path.open(newline="") as file:
-        rows = [{key.strip(): value for key, value in row.items()} for row in csv.DictReader(file)]
-    return [float(row[name]) for row in rows if where is None or row[where]]
-
-
-def show(results: list[dict[str, Any]], arms: list[str]) -> None:
-    """Print a row per arm: mean over seeds, and from where to where."""
-    table = Table(title="validation split, final weights; mean over seeds (lowest to highest)")
-    for heading in ("trainer", "mAP50", "mAP50-95", "seconds per epoch"):
-        table.add_column(heading, justify="left" if heading == "trainer" else "right")
-    for arm in arms:
-        own = [result for result in results if result["arm"] == arm]
-        cells = [spread([result[name] for result in own], digits) for name, digits in (("map_50", 3), ("map", 3))]
-        table.add_row(arm, *cells, spread([result["epoch_s"] for result in own], 1))
-    Console().print(table)
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Mean and, of several numbers, their range."""
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+def take_turns(
+    arguments: argparse.Namespace, module: DetectionDataModule, converted: Path, config: str
+) -> dict[str, list[Result]]:
+    """Speed of each arm in short trainings that alternate, also those of earlier calls."""
+    path: Path = arguments.work / TURNS
+    turns: dict[str, list[Result]] = json.loads(path.read_text()) if path.is_file() else {}
+    if arguments.turns:
+        data = short_list(converted, module.class_names, arguments.turn_images)
+        words = ["--config", config, "--data.source", str(data), "--data.root", str(data.parent.resolve())]
+    for turn in range(arguments.turns):
+        for arm in arguments.arms if turn % 2 == 0 else arguments.arms[::-1]:
+            folder = arguments.work / "turns" / arm
+            train(make_run(arguments, arm, turn, folder, data, words, TURN_EPOCHS))
+            turns.setdefault(arm, []).append(speed(folder))
+            path.write_text(json.dumps(turns, indent=2) + "\n")
+    return turns
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ ROOMS = {
         *("detecting", "test_time_augmentation", "postprocess", "device_transforms"),
         *("evaluation", "batch", "data"),
     },
-    "detecting": {"graph", "backend", "postprocess", "batch", "boxes", "data", "files"},
+    "detecting": {"graph", "backend", "postprocess", "test_time_augmentation", "batch", "boxes", "data", "files"},
     "diagnosis": {"supervise", "sensors", "conv", "data", "files"},
     "tools": {
         "averaging",

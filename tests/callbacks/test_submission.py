@@ -46,3 +46,14 @@ def test_wrong_frames_are_an_error_and_nothing_is_written(tmp_path: Path, batche
     with pytest.raises(ValueError, match=batches[0][0]):
         predict(tmp_path, *batches)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_other_data_get_cocos_list_of_results_with_their_own_categories(tmp_path: Path) -> None:
+    module = DetectionModule([([prediction("7", scores=(0.8,), label=1)], []), ([prediction("12")], [])])
+    frames = Frames(numbers(2), ["12", "5", "7"], category_ids=(1, 90))
+    tiny_trainer(tmp_path, SubmissionWriter()).predict(module, datamodule=frames, return_predictions=False)
+    assert json.loads((tmp_path / "predictions.json").read_text()) == [
+        {"image_id": 12, "category_id": 1, "bbox": [10.0, 10.0, 20.0, 40.0], "score": 0.9},
+        {"image_id": 7, "category_id": 90, "bbox": [10.0, 10.0, 20.0, 40.0], "score": 0.8},
+    ]
+    assert not (tmp_path / "predictions.zip").exists()

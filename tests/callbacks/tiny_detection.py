@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from yolo_lightning.batch import Batch, Prediction, Sample, Target, collate
 from yolo_lightning.boxes import Letterbox
+from yolo_lightning.data.ltdv2 import CATEGORY_IDS
 
 HEIGHT, WIDTH, SIZE = 60, 80, 64
 HIT = [[10.0, 10.0, 30.0, 50.0]]
@@ -62,12 +63,16 @@ class DetectionModule(TinyModule):
 
 
 class Frames(LightningDataModule):
-    """Serves prepared batches for every stage, and knows the ids of the split to predict."""
+    """Serves prepared batches for every stage, and knows the ids of the split to predict; LTDv2's unless told."""
 
-    def __init__(self, batches: Sequence[Any], image_ids: Sequence[str] = ()) -> None:
+    def __init__(
+        self, batches: Sequence[Any], image_ids: Sequence[str] = (), category_ids: tuple[int, ...] = CATEGORY_IDS
+    ) -> None:
         super().__init__()
         self.batches = list(batches)
         self.predict_image_ids = list(image_ids)
+        self.category_ids = category_ids
+        self.is_ltdv2 = category_ids == CATEGORY_IDS
 
     def test_dataloader(self) -> Any:
         return DataLoader(self.batches, batch_size=None)  # type: ignore[arg-type]

@@ -131,7 +131,7 @@ def test_channels_are_what_the_user_says_else_the_file(
 
 def test_coco_gives_classes_splits_and_batches(coco_set: Callable[..., Path], make: Make) -> None:
     data = make("coco", root=str(coco_set()), **FILES)
-    assert (data.class_names, data.category_ids) == (("dog", "cat"), (1, 3))
+    assert (data.class_names, data.category_ids, data.is_ltdv2) == (("dog", "cat"), (1, 3), False)
     assert (len(data.index("train")), len(data.index("valid"))) == (6, 3)
     batch = next(iter(data.val_dataloader()))
     assert (batch.images.shape, batch.labels.tolist(), batch.image_ids) == ((2, 3, 64, 64), [1, 1], ("0", "1"))

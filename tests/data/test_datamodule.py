@@ -135,6 +135,7 @@ def test_second_setup_keeps_what_is_open(make: Make) -> None:
 def test_predict_image_ids_are_those_of_the_file_in_order(make: Make) -> None:
     datamodule = make("predict")
     batches: list[Batch] = list(datamodule.predict_dataloader())
+    assert datamodule.is_ltdv2
     assert len(datamodule.predict_image_ids) == 4
     assert [image_id for batch in batches for image_id in batch.image_ids] == datamodule.predict_image_ids
 

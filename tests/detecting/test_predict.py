@@ -85,6 +85,23 @@ def test_results_do_not_depend_on_the_batch(album: Path, weights: Path, tmp_path
         assert [entry["score"] for entry in one] == pytest.approx([entry["score"] for entry in other], abs=1e-4)
 
 
+@pytest.mark.parametrize("augment", [False, True])
+def test_augmented_detections_of_a_mirrored_picture_are_the_mirrored_ones(
+    weights: Path, tmp_path: Path, augment: bool
+) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    for name, image in (("plain", pixels), ("mirrored", pixels[:, ::-1])):
+        cv2.imwrite(str(tmp_path / f"{name}.png"), image)
+    words = ["predict", str(tmp_path / "plain.png"), str(tmp_path / "mirrored.png"), "--weights", str(weights)]
+    words += ["--output", str(tmp_path / "out"), "--image_size", str(SIDE), "--save", "json", "--conv", "native"]
+    main([*words, "--augment", str(augment).lower()])
+    plain, mirrored = (entry["detections"] for entry in json.loads((tmp_path / "out" / "predictions.json").read_text()))
+    assert plain, "the case shows nothing"
+    boxes = [[SIDE - x2, y1, SIDE - x1, y2] for x1, y1, x2, y2 in (entry["box"] for entry in mirrored)]
+    is_same = len(plain) == len(mirrored) and np.allclose([entry["box"] for entry in plain], boxes, atol=0.05)
+    assert is_same == augment
+
+
 def test_earlier_results_stay(album: Path, weights: Path, tmp_path: Path) -> None:
     for _ in range(2):
         predict([str(album / "x.png")], weights=str(weights), output=str(tmp_path / "out"), image_size=SIDE)

@@ -20,6 +20,7 @@ from yolo_lightning.data.frame_sources import FrameStorage
 from yolo_lightning.data.frames import Channels
 from yolo_lightning.data.global_batches import FileOrderBatches, GlobalBatches
 from yolo_lightning.data.index import SplitIndex, default_index_root
+from yolo_lightning.data.json_sources import LTDv2Source
 from yolo_lightning.data.loader import LoaderSettings, describe
 from yolo_lightning.data.quarantine import check_names, places
 from yolo_lightning.data.sampler import EpochBatchSampler, ResumableLoader, limited
@@ -207,13 +208,18 @@ class DetectionDataModule(LightningDataModule):
         """Number of each class in the dataset's own files, index 0 first."""
         return self.source.category_ids
 
+    @property
+    def is_ltdv2(self) -> bool:
+        """Whether the dataset is LTDv2, whose challenge has an answer form of its own."""
+        return isinstance(self.source, LTDv2Source)
+
     def index(self, split: Split) -> SplitIndex:
         """The opened index of a split."""
         return self._splits[split].index
 
     @property
     def predict_image_ids(self) -> list[str]:
-        """Ids that a submission must answer for, in file order."""
+        """Ids of the images to predict, in file order; a submission must answer for each."""
         return self.index("predict").image_ids()
 
     def train_dataloader(self) -> ResumableLoader:

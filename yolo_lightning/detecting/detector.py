@@ -12,6 +12,7 @@ from yolo_lightning.data.geometry import Labelled, letterbox
 from yolo_lightning.detecting.pictures import Picture
 from yolo_lightning.graph import read_network
 from yolo_lightning.postprocess import predictions
+from yolo_lightning.test_time_augmentation import augmented
 
 PROBE_TIMEOUT_S = 60.0
 
@@ -28,6 +29,7 @@ class Detector:
         overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
         max_detections: Detections kept per picture.
         trust: Open a `.pt` file whatever code it refers to.
+        augment: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together.
 
     Raises:
         ValueError: If `file` cannot be used.
@@ -44,19 +46,24 @@ class Detector:
         overlap: float = 0.7,
         max_detections: int = 300,
         trust: bool = False,
+        augment: bool = False,
     ) -> None:
         self._graph, self.names = folded_network(file, device, convolution, trust=trust)
         self.image_size = image_size
         self.device = device
         self.confidence, self.overlap, self.max_detections = confidence, overlap, max_detections
+        self._augment = augment
 
     def __call__(self, pictures: Sequence[Picture]) -> list[Prediction]:
         """Detections of each picture, xyxy in its pixels, best first."""
         gray = all(picture.is_gray() for picture in pictures)
         batch = collate([self._sample(picture, gray=gray) for picture in pictures])
         images = batch.images.to(self.device).float() / 255
+        raw = self._graph(images)
+        if self._augment:
+            raw = (augmented(self._graph, images, raw[0]),)
         return predictions(
-            self._graph(images),
+            raw,
             batch,
             confidence=self.confidence,
             overlap=self.overlap,

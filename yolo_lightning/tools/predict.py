@@ -31,6 +31,7 @@ def predict(
     confidence: float = 0.25,
     overlap: float = 0.7,
     max_detections: int = 300,
+    augment: bool = False,
     batch_size: int = 8,
     device: str = "auto",
     conv: Convolution = "auto",
@@ -49,6 +50,8 @@ def predict(
         confidence: Detections must score more than this, 0 to 1.
         overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
         max_detections: Detections kept per picture.
+        augment: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together:
+            4.3 times the work.
         batch_size: Pictures at once.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU where there is one.
         conv: As `model.conv` of `fit`.
@@ -77,6 +80,7 @@ def predict(
         overlap=overlap,
         max_detections=max_detections,
         trust=trust,
+        augment=augment,
     )
     folder = first_free(Path(output).expanduser())
     folder.mkdir(parents=True)

@@ -1,0 +1,82 @@
+"""Times the training part of each epoch, the same way in both trainers."""
+
+import json
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+CLOCK = "clock.json"
+MIB = 2**20
+
+
+class Clock:
+    """Notes images and seconds of each epoch's training, from the first batch's loading to the last one's update."""
+
+    def __init__(self) -> None:
+        self.epochs: list[dict[str, float]] = []
+        self._begun_s = (0.0, 0.0)
+
+    def begin(self) -> None:
+        """An epoch's training begins."""
+        self._begun_s = now_s()
+
+    def end(self, images: int) -> None:
+        """It has ended, after so many images."""
+        wall_s, processor_s = (after - before for after, before in zip(now_s(), self._begun_s, strict=True))
+        self.epochs.append({"images": images, "wall_s": wall_s, "processor_s": processor_s})
+
+    def write(self, folder: Path) -> None:
+        """Write the epochs and the peak memory of the process."""
+        content: dict[str, Any] = {"epochs": self.epochs}
+        content["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB
+        if torch.cuda.is_available():
+            content["peak_gpu_memory_mib"] = torch.cuda.max_memory_allocated() / MIB
+        (folder / CLOCK).write_text(json.dumps(content) + "\n")
+
+
+def now_s() -> tuple[float, float]:
+    """Seconds on the wall and of this process, when the device has done all that was asked of it."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter(), time.process_time()
+
+
+class EpochClock(Callback):
+    """The clock in a run of ours."""
+
+    def __init__(self) -> None:
+        self._clock = Clock()
+        self._images = 0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin."""
+        self._images = 0
+        self._clock.begin()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End with the last batch: Lightning validates before its epoch ends."""
+        self._images += len(batch)
+        if trainer.is_last_batch:
+            self._clock.end(self._images)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write."""
+        self._clock.write(Path(trainer.default_root_dir))
+
+
+def time_ultralytics(model: Any, threads: int) -> None:
+    """Put the clock into a run of Ultralytics, and give it as many threads as ours has.
+
+    On a CPU it sets their number itself, to one less than there are cores.
+    """
+    clock = Clock()
+    model.add_callback("on_train_start", lambda trainer: torch.set_num_threads(threads))
+    model.add_callback("on_train_epoch_start", lambda trainer: clock.begin())
+    model.add_callback("on_train_epoch_end", lambda trainer: clock.end(len(trainer.train_loader.dataset)))
+    model.add_callback("on_train_end", lambda trainer: clock.write(Path(trainer.save_dir)))

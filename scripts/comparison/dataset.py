@@ -1,0 +1,122 @@
+"""One dataset as both trainers are given it: to ours as it lies there, to Ultralytics' as links and text labels."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from yolo_lightning.boxes import corners_to_centres
+from yolo_lightning.data.data_source import COCO, LTDV2
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.frames import ImageFiles
+from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.splits import Split
+
+SPLITS: dict[str, Split] = {"train": "train", "val": "valid"}
+"""By the name of Ultralytics."""
+
+LTDV2_CONFIG, OTHER_CONFIG = "configs/ltdv2.yaml", "configs/yolo.yaml"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Where a dataset is and of which kind.
+
+    Attributes:
+        options: Options of `DetectionDataModule` by name.
+        config: The recipe that this project has for data of this kind.
+    """
+
+    options: dict[str, str]
+    config: str
+
+    @classmethod
+    def find(cls, root: Path | None, data: Path | None, train_file: str, valid_file: str) -> "Dataset":
+        """What the command line means.
+
+        Raises:
+            ValueError: If neither or both of `root` and `data` are given, or `data` is nothing known.
+        """
+        if (root is None) == (data is None):
+            raise ValueError(f"--root is {root} and --data {data}, exactly one must be given")
+        if root is not None:
+            return cls({"source": LTDV2, "root": str(root)}, LTDV2_CONFIG)
+        assert data is not None
+        if data.suffix in (".yaml", ".yml") or (data / "data.yaml").is_file():
+            return cls({"source": str(data)}, OTHER_CONFIG)
+        if (data / train_file).is_file():
+            files = {"train_file": train_file, "valid_file": valid_file}
+            return cls({"source": COCO, "root": str(data), **files}, OTHER_CONFIG)
+        raise ValueError(f"--data is {data}, allowed are a data.yaml and a folder that holds {train_file}")
+
+    def words(self) -> list[str]:
+        """For the command line of `fit`."""
+        return [word for name, value in self.options.items() for word in (f"--data.{name}", value)]
+
+    def module(self, image_size: int, batch_size: int) -> DetectionDataModule:
+        """For scoring, in this process."""
+        options = dict(self.options)
+        source = options.pop("source")
+        return DetectionDataModule(
+            source=source,
+            image_size=image_size,
+            batch_size=batch_size,
+            loader=LoaderSettings(workers=0),
+            **options,  # type: ignore[arg-type]
+        )
+
+
+def convert(module: DetectionDataModule, target: Path) -> Path:
+    """Write YOLO's text labels and links to the images; returns the `data.yaml`. The same data are written once.
+
+    Raises:
+        ValueError: If the images are in no folder.
+    """
+    indexes = {name: module.open(split).index for name, split in SPLITS.items()}
+    head = "# " + " ".join(index.fingerprint for index in indexes.values()) + "\n"
+    description = target / "data.yaml"
+    if description.is_file() and description.read_text().startswith(head):
+        return description
+    shutil.rmtree(target, ignore_errors=True)
+    making = target.with_name(f"{target.name}-{os.getpid()}")
+    shutil.rmtree(making, ignore_errors=True)
+    for name, index in indexes.items():
+        source = module.source.frames(SPLITS[name], module.channels or 3, "folder")
+        for kind in ("images", "labels"):
+            (making / kind / name).mkdir(parents=True)
+        assert isinstance(source, ImageFiles), "what a folder is read by"
+        base = source.base.resolve()
+        for number, file in enumerate(index.file_names()):
+            height, width = index.shape(number)
+            shares = corners_to_centres(index.boxes(number)) / [width, height, width, height]
+            rows = zip(index.labels(number).tolist(), shares.tolist(), strict=True)
+            lines = [f"{label} " + " ".join(f"{share:.8f}" for share in row) + "\n" for label, row in rows]
+            (making / "images" / name / f"{number:06d}{Path(file).suffix}").symlink_to(base / file)
+            (making / "labels" / name / f"{number:06d}.txt").write_text("".join(lines))
+    write_description(making / "data.yaml", target, module.class_names, "images/train", "images/val", head)
+    try:
+        making.rename(target)
+    except OSError:  # another process was faster
+        shutil.rmtree(making)
+    return description
+
+
+def short_list(converted: Path, class_names: tuple[str, ...], images: int) -> Path:
+    """Describe `images` training images, evenly spaced, as a dataset of its own; returns its `data.yaml`."""
+    folder = converted.parent.resolve()
+    every = sorted((folder / "images" / "train").iterdir())
+    count = min(images, len(every))
+    chosen = [every[number * len(every) // count] for number in range(count)]
+    (folder / "short.txt").write_text("".join(f"{path}\n" for path in chosen))
+    description = folder / "short.yaml"
+    write_description(description, folder, class_names, "short.txt", "short.txt")
+    return description
+
+
+def write_description(
+    file: Path, root: Path, class_names: tuple[str, ...], train: str, val: str, head: str = ""
+) -> None:
+    """Write a `data.yaml`; its path is absolute, because a relative one means the working folder to Ultralytics."""
+    names = json.dumps(list(class_names))
+    file.write_text(f"{head}path: {root.resolve()}\ntrain: {train}\nval: {val}\nnames: {names}\n")

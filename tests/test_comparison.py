@@ -1,0 +1,160 @@
+"""The comparison with Ultralytics' trainer: what both are given, what is read back. Only the slow test trains."""
+
+import importlib
+import json
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import REPOSITORY
+from yolo_lightning.data.datamodule import DetectionDataModule
+
+RESULTS_CSV = """epoch,time,train/box_loss,train/cls_loss,train/dfl_loss,metrics/mAP50(B),metrics/mAP50-95(B)
+1,2.5,1,2,3,0.25,0.125
+2,4.5,1,1,1,,
+"""
+
+
+@pytest.fixture(autouse=True)
+def scripts_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
+
+
+def script(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def coco_folder(root: Path) -> Path:
+    (root / "annotations").mkdir(parents=True)
+    (root / "annotations" / "train.json").write_text("{}")
+    return root
+
+
+def find(**given: Path) -> Any:
+    names = {"train_file": "annotations/train.json", "valid_file": "annotations/val.json"}
+    return script("comparison.dataset").Dataset.find(given.get("root"), given.get("data"), **names)
+
+
+def test_kind_of_dataset_decides_reader_and_recipe(tmp_path: Path) -> None:
+    ltdv2, yolo, coco = find(root=tmp_path), find(data=tmp_path / "a.yaml"), find(data=coco_folder(tmp_path / "coco"))
+    assert [one.options["source"] for one in (ltdv2, yolo, coco)] == ["ltdv2", str(tmp_path / "a.yaml"), "coco"]
+    assert [Path(one.config).name for one in (ltdv2, yolo, coco)] == ["ltdv2.yaml", "yolo.yaml", "yolo.yaml"]
+    assert "--data.valid_file" in coco.words()
+    assert all((REPOSITORY / one.config).is_file() for one in (ltdv2, yolo))
+
+
+@pytest.mark.parametrize("names", [(), ("root", "data"), ("data",)], ids=["none", "both", "unknown"])
+def test_unclear_dataset_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="exactly one must be given" if len(names) != 1 else "allowed are"):
+        find(**dict.fromkeys(names, tmp_path))
+
+
+def test_ultralytics_is_given_the_same_images_boxes_and_classes(
+    look_alike: Path, index_root: Path, tmp_path: Path
+) -> None:
+    dataset = script("comparison.dataset")
+    ours = DetectionDataModule(str(look_alike), index_root=str(index_root))
+    file = dataset.convert(ours, tmp_path / "yolo")
+    theirs = DetectionDataModule(source=str(file), index_root=str(index_root))
+    assert theirs.class_names == ours.class_names
+    for split in ("train", "valid"):
+        mine, other = ours.open(split), theirs.open(split)  # type: ignore[arg-type]
+        assert len(mine) == len(other) > 0
+        for number in range(len(mine)):
+            (image, problem), (copy, other_problem) = mine.read(number), other.read(number)
+            assert problem is other_problem is None
+            np.testing.assert_array_equal(image.image, copy.image)
+            np.testing.assert_allclose(image.boxes, copy.boxes, atol=1e-3)
+            np.testing.assert_array_equal(image.labels, copy.labels)
+
+
+def test_other_data_replace_what_was_converted_before(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
+    dataset = script("comparison.dataset")
+    for share, expected in ((1.0, 16), (1.0, 16), (0.5, 8)):
+        module = DetectionDataModule(str(look_alike), index_root=str(index_root), train_subset=share)
+        file = dataset.convert(module, tmp_path / "yolo")
+        assert len(list((file.parent / "images" / "train").iterdir())) == expected == len(module.open("train"))
+
+
+def test_short_list_is_spread_over_the_training_split(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
+    dataset = script("comparison.dataset")
+    module = DetectionDataModule(str(look_alike), index_root=str(index_root))
+    file = dataset.short_list(dataset.convert(module, tmp_path / "yolo"), module.class_names, 4)
+    short = DetectionDataModule(source=str(file), index_root=str(index_root))
+    names = [Path(name).stem for name in short.open("train").index.file_names()]
+    assert names == ["000000", "000004", "000008", "000012"]
+
+
+def test_runs_of_other_settings_do_not_share_a_folder(tmp_path: Path) -> None:
+    same = dict.fromkeys(("root", "data", "config", "image_size", "batch_size", "nominal_batch", "device"))
+    remember = script("compare_ultralytics").remember_settings
+    remember(Namespace(work=tmp_path, epochs=3, **same))
+    remember(Namespace(work=tmp_path, epochs=0, **same))  # shows, trains nothing
+    with pytest.raises(ValueError, match=r"--epochs is 4, the runs in .* have 3"):
+        remember(Namespace(work=tmp_path, epochs=4, **same))
+
+
+def test_finished_runs_of_a_folder_are_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = script("comparison.results")
+    for arm, seed, score in (("native", 1, 0.5), ("native", 0, 0.25), ("ultralytics", 0, 0.125)):
+        folder = tmp_path / f"{arm}-{seed}"
+        folder.mkdir()
+        (folder / "results.csv").write_text(RESULTS_CSV)
+        content = {"arm": arm, "seed": seed, "map_50": score, "map": 0.0625, "epoch_s": 2, "peak_memory_mib": 900}
+        content |= {"images_per_wall_s": 4, "images_per_processor_s": 5}
+        (folder / results.RESULT).write_text(json.dumps(content))
+    (tmp_path / "gemm-0").mkdir()  # still in training
+    found = results.finished(tmp_path)
+    assert [(one["arm"], one["seed"]) for one in found] == [("ultralytics", 0), ("native", 0), ("native", 1)]
+    results.show(found, {"native": [content, content | {"images_per_wall_s": 6}]})
+    printed = capsys.readouterr().out
+    assert "0.375 (0.250 to 0.500)" in printed
+    assert "2 turns, native: median 5.00 images/s (4.00 to 6.00)" in printed
+    assert "GPU" not in printed
+    assert results.draw(tmp_path, found).stat().st_size > 10_000
+    assert results.columns(tmp_path / "native-0", ["metrics/mAP50(B)"]) == [0.25]
+    assert results.columns(tmp_path / "native-0", ["train/box_loss", "train/cls_loss"]) == [3, 2]
+
+
+def test_first_epoch_counts_only_where_it_is_the_only_one(tmp_path: Path) -> None:
+    results = script("comparison.results")
+    epochs = [{"images": 8, "wall_s": wall_s, "processor_s": 1} for wall_s in (8, 4, 2, 1)]
+    for count, expected in ((1, 1), (4, 4)):
+        content = {"epochs": epochs[:count], "peak_memory_mib": 7}
+        (tmp_path / "clock.json").write_text(json.dumps(content))
+        assert results.speed(tmp_path) == {
+            "peak_memory_mib": 7,
+            "images_per_wall_s": expected,
+            "images_per_processor_s": 8,
+        }
+
+
+def test_tile_keeps_what_it_shows_enough_of(tmp_path: Path) -> None:
+    crowns = script("tree_crowns")
+    boxes = np.array([[10.0, 10, 30, 30], [90, 40, 120, 60], [95, 70, 125, 90]])  # 10 and 5 of 30 columns in tile 0
+    counts = crowns.write_tiles(tmp_path, "val", "a", np.zeros((100, 160, 3), np.uint8), boxes, 100, 100)
+    assert counts == [1, 2]
+    assert (tmp_path / "labels" / "val" / "a_0_0.txt").read_text() == "0 0.200000 0.200000 0.200000 0.200000\n"
+    lines = (tmp_path / "labels" / "val" / "a_0_100.txt").read_text().splitlines()
+    assert lines[0] == f"0 {10 / 60:.6f} 0.500000 {20 / 60:.6f} 0.200000"
+    assert sorted(path.name for path in (tmp_path / "images" / "val").iterdir()) == ["a_0_0.png", "a_0_100.png"]
+
+
+@pytest.mark.slow
+def test_both_trainers_take_turns_and_are_compared(
+    look_alike: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--root", str(look_alike), "--work", str(tmp_path), "--epochs", "2", "--image_size", "64", "--seeds", "1"]
+    words += ["--batch_size", "4", "--arms", "ultralytics", "native", "--turns", "1", "--turn_images", "8"]
+    monkeypatch.setattr("sys.argv", ["compare_ultralytics.py", *words])
+    script("compare_ultralytics").main()
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [one["arm"] for one in results] == ["ultralytics", "native"]
+    for one in results:
+        assert one["images_per_wall_s"] > 0
+        assert one["peak_memory_mib"] > 100
+    assert "1 turns, native" in capsys.readouterr().out

@@ -1,0 +1,60 @@
+"""COCO's list of results, for any dataset but LTDv2: what `pycocotools`' `COCO.loadRes` reads."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from yolo_lightning.batch import Prediction
+from yolo_lightning.files import replacing
+
+Detection = dict[str, int | float | str | list[float]]
+
+
+def coco_results(
+    predictions: Iterable[Prediction], image_ids: Sequence[str], category_ids: Sequence[int]
+) -> list[Detection]:
+    """One object for each detection: `image_id`, `category_id`, `bbox` (x, y, width, height, pixels), `score`.
+
+    Boxes are rounded to 1/100 pixel, scores to 5 digits.
+
+    Args:
+        predictions: At most one for each image.
+        image_ids: Of the split as text; results are in their order. Where all are integers, they are written as such.
+        category_ids: Number of each class in the dataset's own files, index 0 first.
+
+    Raises:
+        ValueError: If a prediction is of an image that was not asked for, or of one twice.
+    """
+    found: dict[str, Prediction | None] = dict.fromkeys(image_ids)
+    for prediction in predictions:
+        if found.get(prediction.image_id, prediction) is not None:
+            raise ValueError(f"prediction for image id {prediction.image_id}: not in the split, or there twice")
+        found[prediction.image_id] = prediction
+    are_integers = all(is_integer(image_id) for image_id in image_ids)
+    return [
+        {"image_id": int(image_id) if are_integers else image_id} | detection
+        for image_id, prediction in found.items()
+        if prediction is not None
+        for detection in detections(prediction, category_ids)
+    ]
+
+
+def detections(prediction: Prediction, category_ids: Sequence[int]) -> Iterator[Detection]:
+    """The detections of one image, without its id."""
+    corners, scores, labels = (getattr(prediction, name).tolist() for name in ("boxes", "scores", "labels"))
+    for (left, top, right, bottom), score, label in zip(corners, scores, labels, strict=True):
+        box = [round(side, 2) for side in (left, top, right - left, bottom - top)]
+        yield {"category_id": category_ids[label], "bbox": box, "score": round(score, 5)}
+
+
+def is_integer(text: str) -> bool:
+    """Whether `text` is what an integer id looks like: `7`, not `007`."""
+    return text.isascii() and text.isdecimal() and str(int(text)) == text
+
+
+def write_coco_results(results: Iterable[Detection], path: Path) -> None:
+    """Write the file, whole or not at all; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"[\n" + b",\n".join(msgspec.json.encode(result) for result in results) + b"\n]\n")
