@@ -60,3 +60,12 @@ def test_distributed_sampler_of_lightning_is_refused(
         run("fit", "--trainer.use_distributed_sampler", "true")
     assert ended.value.code == 2
     assert "trainer.use_distributed_sampler is true, allowed is false" in capsys.readouterr().err
+
+
+def test_batch_norm_over_processes_is_refused_on_a_cpu(
+    run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("fit", "--trainer.sync_batchnorm", "true", "--trainer.devices", "2", "--trainer.strategy", "ddp")
+    assert ended.value.code == 2
+    assert "trainer.sync_batchnorm is true, allowed on a CPU is false" in capsys.readouterr().err

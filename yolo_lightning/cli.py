@@ -242,7 +242,11 @@ class YOLOCLI(LightningCLI):
                 chosen.append(callbacks.CheckpointMirror(mirror))
             chosen.insert(0, callbacks.ProgressRecord())
         kwargs["callbacks"] = chosen
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        place = trainer.strategy.root_device.type
+        if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":
+            raise ValueError("trainer.sync_batchnorm is true, allowed on a CPU is false: PyTorch's layer needs GPUs")
+        return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
         """One fit in a run folder at a time; a supervisor holds the folder for its trainers."""
