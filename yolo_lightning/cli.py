@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.distributed import DistStoreError
 
 import callbacks
 from yolo_lightning import progress, run_folder
@@ -255,7 +256,12 @@ class YOLOCLI(LightningCLI):
         with run_lock(folder) if alone else nullcontext():
             if alone and launch is not None:
                 run_folder.note_launch(folder, launch)
-            super()._run_subcommand(subcommand)
+            try:
+                super()._run_subcommand(subcommand)
+            except DistStoreError as error:
+                raise SystemExit(
+                    f"error: a process is missing, or has gone: {error} See configs/engine/ddp.yaml for the time limit"
+                ) from None
 
 
 class ShortErrorParser(ShortErrors, LightningArgumentParser):
