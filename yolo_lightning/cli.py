@@ -36,7 +36,15 @@ from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
 from yolo_lightning.ranks import launch_id, restarts_are_unsafe
 from yolo_lightning.remote_checkpoints import is_address
-from yolo_lightning.supervise import SuperviseSettings, become_supervisor, is_supervised, quarantined, run_lock
+from yolo_lightning.supervise import (
+    SuperviseSettings,
+    become_supervisor,
+    end_with_trainer,
+    is_supervised,
+    quarantined,
+    run_lock,
+    rung_of_launch,
+)
 from yolo_lightning.supervised_fit import job
 from yolo_lightning.tools import TOOLS
 from yolo_lightning.tools.command_line import PROGRAM, ShortErrors, run_tool, user_errors
@@ -75,6 +83,7 @@ def main(args: ArgsType = None) -> None:
 
 def run_trainer(args: ArgsType) -> None:
     """A subcommand of LightningCLI."""
+    end_with_trainer()
     YOLOCLI(
         YOLOModule,
         LTDv2DataModule,
@@ -159,6 +168,7 @@ class YOLOCLI(LightningCLI):
             # The folder that a supervisor has chosen is as good as fresh.
             folder = restarted or folder_to_fit(base, checkpoint, None if is_supervised() else config.mirror)
             self._leave_out(quarantined(folder))
+            self._take_rung(folder)
             if checkpoint is not None:
                 saved = hyper_parameters(checkpoint)
                 self._continue_network(saved)
@@ -190,6 +200,17 @@ class YOLOCLI(LightningCLI):
         if added:
             rank_zero_warn(f"left out, as training ended at them again and again: {', '.join(added)}")
             data.quarantine = (*data.quarantine, *added)
+
+    def _take_rung(self, folder: Path) -> None:
+        """Under torchrun nobody adds a rung's options to the command line."""
+        launch, loader = launch_id(), self.config[self.config.subcommand].data.loader
+        if launch is None:
+            return
+        rung = rung_of_launch(folder, launch, loader.workers)
+        for name, value in rung.settings.items():
+            loader[name] = value
+        if rung.settings:
+            rank_zero_info(f"loader: {rung.name}, as training waited for a batch in vain")
 
     def _become_supervisor(self, folder: Path) -> NoReturn:
         config = self.config[self.config.subcommand]
