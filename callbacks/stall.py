@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from yolo_lightning.ranks import rank_suffix
+from yolo_lightning.ranks import launch_id, rank_suffix, restarts
 from yolo_lightning.run_folder import INCIDENTS, has_checkpoint
 
 EXIT_STALLED = 75
@@ -188,6 +188,7 @@ class StallMonitor(Callback):
         faulthandler.dump_traceback(self._stacks, all_threads=True)
         self._stacks.flush()
         report = asdict(self._progress) | {"reason": reason, "process": os.getpid(), "workers": workers}
+        report |= {"launch": launch_id(), "attempt": restarts()}
         (self._folder / "incident.json").write_text(json.dumps(report, indent=2) + "\n")
         hint = "continue with fit --resume" if has_checkpoint(self._folder.parent.parent) else "nothing was saved yet"
         print(f"\nstalled: {reason}; stacks in {self._folder}; {hint}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,17 +33,24 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Fit:
     """Runs a command line of several processes in an empty folder, to its end."""
     (tmp_path / "record").mkdir()
 
-    def call(launcher: list[str], *options: str, processes: int = 2, **environment: str) -> Fit:
+    def call(
+        launcher: list[str],
+        *options: str,
+        processes: int = 2,
+        program: str = HELPER,
+        timeout_s: float = 170.0,
+        **environment: str,
+    ) -> Fit:
         data = ["--data.root", str(look_alike), "--data.index_root", str(index_root)]
         size = ["--data.batch_size", str(GLOBAL_BATCH // processes)]
-        words = [*launcher, HELPER, *FIT, *data, *size, *options]
+        words = [*launcher, *program.split(), *FIT, *data, *size, *options]
         settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "RECORD": str(tmp_path / "record")}
         return subprocess.run(  # type: ignore[return-value]
             words,
             cwd=tmp_path,
             env=os.environ | FRESH_STORE | settings | environment,
             check=False,
-            timeout=170,
+            timeout=timeout_s,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -88,6 +96,62 @@ def test_stalled_process_leaves_its_stacks_and_all_are_restarted(fit: Fit, tmp_p
     assert len(stacks) == 1
     assert "fail_once.py" in stacks[0]
     assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_process_that_waited_for_a_batch_in_vain_is_restarted_a_rung_down(fit: Fit, tmp_path: Path) -> None:
+    agent = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    options = ["--trainer.devices", "2", "--data.loader.workers", "1"]
+    done = fit(agent, *options, timeout_s=500, FAILURE="hang waiting", FAIL_AT="4")
+    assert done.returncode == 0, done.stdout[-12000:]
+    before, after = done.stdout.split("loader: no workers, as training waited for a batch in vain")
+    assert "train loader: batch 3, 1 worker" in before
+    assert "train loader: batch 3, no workers" in after
+    assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS
+
+
+SUPERVISED = """
+supervise: true
+supervision: {kill_after_s: 1, poll_s: 0.2, floors: {step_s: 20, fetch_s: 20}}
+trainer:
+  callbacks:
+    - class_path: EMA
+    - class_path: MeanAP
+    - class_path: RandomState
+    - class_path: tests.helpers.fail_once.FailOnce
+    - class_path: LastCheckpoint
+      init_args: {interval_steps: 1}
+"""
+
+
+def working_in(folder: Path) -> list[str]:
+    """Command lines of processes whose working folder that is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").resolve() == folder:
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("failure", ["kill", "hang"])
+def test_supervisor_ends_all_processes_of_lightnings_launcher_and_restarts_them(
+    fit: Fit, tmp_path: Path, failure: str
+) -> None:
+    (tmp_path / "supervised.yaml").write_text(SUPERVISED)
+    options = ["--config", "supervised.yaml", "--trainer.devices", "2"]
+    done = fit([sys.executable], *options, program="-m yolo_lightning", timeout_s=500, FAILURE=failure, FAIL_AT="4")
+    assert done.returncode == 0, done.stdout[-12000:]
+    assert_each_once(tmp_path / "record")
+    assert {path.name for path in (tmp_path / "record").iterdir()} == {"0-0.txt", "0-1.txt", "1-0.txt", "1-1.txt"}
+    assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS
+    assert json.loads((tmp_path / "run/supervision.json").read_text())["restarts"] == 1
+    seen = [path.read_text(errors="replace") for path in (tmp_path / "run/incidents").rglob("*") if path.is_file()]
+    assert failure == "kill" or any("fail_once.py" in text for text in seen)  # the stacks of the process that hung
+    assert working_in(tmp_path) == []
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 import re
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from lightning.pytorch.cli import LightningCLI
+from torch.distributed import DistStoreError
 
 from tests.conftest import REPOSITORY
 
@@ -60,3 +63,22 @@ def test_distributed_sampler_of_lightning_is_refused(
         run("fit", "--trainer.use_distributed_sampler", "true")
     assert ended.value.code == 2
     assert "trainer.use_distributed_sampler is true, allowed is false" in capsys.readouterr().err
+
+
+def test_batch_norm_over_processes_is_refused_on_a_cpu(
+    run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("fit", "--trainer.sync_batchnorm", "true", "--trainer.devices", "2", "--trainer.strategy", "ddp")
+    assert ended.value.code == 2
+    assert "trainer.sync_batchnorm is true, allowed on a CPU is false" in capsys.readouterr().err
+
+
+def test_missing_process_is_said_in_a_line(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait_in_vain(cli: LightningCLI, subcommand: str) -> None:
+        assert cli.trainer.strategy._timeout == timedelta(seconds=90)
+        raise DistStoreError("Timed out after 91 seconds waiting for clients. 1/2 clients joined.")
+
+    monkeypatch.setattr(LightningCLI, "_run_subcommand", wait_in_vain)
+    with pytest.raises(SystemExit, match=r"error: a process is missing.*1/2 clients joined.*configs/engine/ddp.yaml"):
+        run("fit", "--trainer.strategy", "DDPStrategy", "--trainer.strategy.timeout", "0:01:30")

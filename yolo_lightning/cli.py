@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.distributed import DistStoreError
 
 import callbacks
 from yolo_lightning import progress, run_folder
@@ -35,7 +36,15 @@ from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
 from yolo_lightning.ranks import launch_id, restarts_are_unsafe
 from yolo_lightning.remote_checkpoints import is_address
-from yolo_lightning.supervise import SuperviseSettings, become_supervisor, is_supervised, quarantined, run_lock
+from yolo_lightning.supervise import (
+    SuperviseSettings,
+    become_supervisor,
+    end_with_trainer,
+    is_supervised,
+    quarantined,
+    run_lock,
+    rung_of_launch,
+)
 from yolo_lightning.supervised_fit import job
 from yolo_lightning.tools import TOOLS
 from yolo_lightning.tools.command_line import PROGRAM, ShortErrors, run_tool, user_errors
@@ -75,6 +84,7 @@ def main(args: ArgsType = None) -> None:
 
 def run_trainer(args: ArgsType) -> None:
     """A subcommand of LightningCLI."""
+    end_with_trainer()
     YOLOCLI(
         YOLOModule,
         DetectionDataModule,
@@ -163,6 +173,7 @@ class YOLOCLI(LightningCLI):
             # The folder that a supervisor has chosen is as good as fresh.
             folder = restarted or folder_to_fit(base, checkpoint, None if is_supervised() else config.mirror)
             self._leave_out(quarantined(folder))
+            self._take_rung(folder)
             if checkpoint is not None:
                 saved = hyper_parameters(checkpoint)
                 self._continue_network(saved)
@@ -194,6 +205,17 @@ class YOLOCLI(LightningCLI):
         if added:
             rank_zero_warn(f"left out, as training ended at them again and again: {', '.join(added)}")
             data.quarantine = (*data.quarantine, *added)
+
+    def _take_rung(self, folder: Path) -> None:
+        """Under torchrun nobody adds a rung's options to the command line."""
+        launch, loader = launch_id(), self.config[self.config.subcommand].data.loader
+        if launch is None:
+            return
+        rung = rung_of_launch(folder, launch, loader.workers)
+        for name, value in rung.settings.items():
+            loader[name] = value
+        if rung.settings:
+            rank_zero_info(f"loader: {rung.name}, as training waited for a batch in vain")
 
     def _become_supervisor(self, folder: Path) -> NoReturn:
         config = self.config[self.config.subcommand]
@@ -247,7 +269,11 @@ class YOLOCLI(LightningCLI):
                 chosen.append(callbacks.CheckpointMirror(mirror))
             chosen.insert(0, callbacks.ProgressRecord())
         kwargs["callbacks"] = chosen
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        place = trainer.strategy.root_device.type
+        if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":
+            raise ValueError("trainer.sync_batchnorm is true, allowed on a CPU is false: PyTorch's layer needs GPUs")
+        return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
         """One fit in a run folder at a time; a supervisor holds the folder for its trainers."""
@@ -256,7 +282,12 @@ class YOLOCLI(LightningCLI):
         with run_lock(folder) if alone else nullcontext():
             if alone and launch is not None:
                 run_folder.note_launch(folder, launch)
-            super()._run_subcommand(subcommand)
+            try:
+                super()._run_subcommand(subcommand)
+            except DistStoreError as error:
+                raise SystemExit(
+                    f"error: a process is missing, or has gone: {error} See configs/engine/ddp.yaml for the time limit"
+                ) from None
 
 
 class ShortErrorParser(ShortErrors, LightningArgumentParser):

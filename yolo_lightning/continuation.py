@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from yolo_lightning import run_folder
 from yolo_lightning.averaging import AVERAGED
 from yolo_lightning.checkpoint_file import find_damage, require_whole, training_age
-from yolo_lightning.ranks import launch_id, was_restarted
+from yolo_lightning.ranks import launch_id, restarts
 from yolo_lightning.remote_checkpoints import RemoteFolder, below, fetch_run, local_checkpoint
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
@@ -97,7 +97,7 @@ def trainable(path: Path | None) -> Path | None:
 def folder_after_restart(base: Path) -> Path | None:
     """The run folder to continue in where torchrun has restarted all processes after one had ended."""
     launch = launch_id()
-    return run_folder.run_of_launch(base, launch) if launch is not None and was_restarted() else None
+    return run_folder.run_of_launch(base, launch) if launch is not None and restarts() else None
 
 
 def checkpoint_to_score(base: Path, ckpt_path: str | None, weights: str | None) -> Path | None:

@@ -28,9 +28,9 @@ def restarts_are_unsafe() -> bool:
     return may_restart and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def was_restarted() -> bool:
-    """Whether torchrun has started all processes again after one of them had ended."""
-    return int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
+def restarts() -> int:
+    """How often torchrun has started all processes again after one of them had ended."""
+    return int(os.environ.get(RESTARTS_VARIABLE, "0"))
 
 
 def rank_suffix(rank: int) -> str:

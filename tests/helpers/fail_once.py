@@ -1,7 +1,7 @@
 """The command line in one of several processes: torchrun ... fail_once.py fit --config ...
 
 Each process writes the ids that it has trained on into RECORD/<attempt>-<rank>.txt, a line for each batch. In the first
-attempt the last process fails before batch FAIL_AT, as FAILURE says.
+attempt the last process fails before batch FAIL_AT, as FAILURE says. The attempt is 1 once the file `failed` is there.
 """
 
 import os
@@ -12,27 +12,33 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+FAILED = Path("failed")
 TIMEOUT_S = 25.0
 """After which a stall counts."""
 
 
 class FailOnce(Callback):
     def __init__(self) -> None:
-        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or FAILED.exists())
         self.failure, self.fail_at = os.environ.get("FAILURE", "none"), int(os.environ.get("FAIL_AT", "-1"))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        step = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
-        if self.attempt or step != self.fail_at or trainer.global_rank != trainer.world_size - 1:
-            return
-        if self.failure == "kill":
-            os._exit(137)
-        if self.failure == "hang":
-            time.sleep(1000)
+        if self.fails(trainer, batch_idx):
+            FAILED.touch()
+            if self.failure == "kill":
+                os._exit(137)
+            if self.failure == "hang":
+                time.sleep(1000)
+
+    def fails(self, trainer: Trainer, batch: int) -> bool:
+        step = trainer.current_epoch * int(trainer.num_training_batches) + batch
+        return not self.attempt and step == self.fail_at and trainer.global_rank == trainer.world_size - 1
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if self.failure == "hang waiting" and self.fails(trainer, batch_idx):  # a batch is awaited from here on
+            time.sleep(1000)
         record = Path(os.environ["RECORD"]) / f"{self.attempt}-{trainer.global_rank}.txt"
         with record.open("a") as file:
             print(trainer.current_epoch, ",".join(batch.image_ids), file=file)

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from yolo_lightning.supervise.ladder import (
     LadderState,
     decide,
     quarantined,
+    rung_of_launch,
     rungs_from,
 )
 
@@ -117,3 +119,34 @@ def test_damaged_state_is_the_beginning(text: str | None, tmp_path: Path) -> Non
 def test_started_by_a_person_the_rung_stays_and_attempts_do_not() -> None:
     state = LadderState(2, 3, 5, 1, {"index=7": 1}, ("id=3",)).begun_anew(2)
     assert state == LadderState(1, 0, 5, 0, {"index=7": 1}, ("id=3",))
+
+
+def report(run: Path, name: str, **content: object) -> None:
+    folder = run / "incidents" / name
+    folder.mkdir(parents=True)
+    whole = {"launch": "a", "attempt": 0, "phase": "wait for a batch"} | content
+    (folder / "incident.json").write_text(json.dumps(whole))
+
+
+def test_each_attempt_of_a_launch_that_waited_for_a_batch_is_a_rung_down(tmp_path: Path) -> None:
+    assert rung_of_launch(tmp_path, "a", 4).workers is None
+    report(tmp_path, "1", phase="training step")
+    report(tmp_path, "2-rank1", launch="another")
+    report(tmp_path, "3", launch=None)
+    assert rung_of_launch(tmp_path, "a", 4).workers is None
+    report(tmp_path, "4")
+    report(tmp_path, "4-rank1")  # of the same attempt
+    assert rung_of_launch(tmp_path, "a", 4).workers == 2
+    report(tmp_path, "5-rank1", attempt=1)
+    assert rung_of_launch(tmp_path, "a", 4).workers == 0
+    report(tmp_path, "6-rank1", attempt=2)
+    assert rung_of_launch(tmp_path, "a", 4).workers == 0
+    assert rung_of_launch(tmp_path, "a", 0).settings == {}
+
+
+def test_supervisors_incidents_and_torn_ones_say_nothing_of_a_launch(tmp_path: Path) -> None:
+    report(tmp_path, "1")
+    (tmp_path / "incidents/1/incident.json").write_text("{")
+    (tmp_path / "incidents/2").mkdir()
+    (tmp_path / "incidents/2/incident.json").write_text('{"phase": "fetch", "class": "loader stall"}')
+    assert rung_of_launch(tmp_path, "a", 4).workers is None

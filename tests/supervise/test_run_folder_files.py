@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from callbacks import stall
 from yolo_lightning import checkpoint_file, run_folder
 from yolo_lightning.allowances import Floors
 from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE
@@ -29,6 +30,7 @@ def save(run: Path, steps: int, written_s: float, name: str = "") -> None:
 def test_names_are_those_of_the_run_folder() -> None:
     assert run_files.CHECKPOINTS_FOLDER == run_folder.CHECKPOINTS
     assert run_files.INCIDENTS_FOLDER == run_folder.INCIDENTS
+    assert run_files.WAITING_FOR_A_BATCH == stall.Phase.FETCH
     assert run_files.SIDECAR_PATTERN == run_folder.STEP_CHECKPOINTS + checkpoint_file.CHECKSUM_SUFFIX
 
 

@@ -21,12 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from yolo_lightning.supervise.ladder import quarantined
+from yolo_lightning.supervise.ladder import quarantined, rung_of_launch
 from yolo_lightning.supervise.notify import NotifySettings
 from yolo_lightning.supervise.outcome import ExitCode
 from yolo_lightning.supervise.run_lock import RunInUseError, run_lock
 from yolo_lightning.supervise.settings import Job, SuperviseSettings
-from yolo_lightning.supervise.trainer import is_supervised
+from yolo_lightning.supervise.trainer import end_with_trainer, is_supervised
 
 __all__ = [
     "ExitCode",
@@ -35,9 +35,11 @@ __all__ = [
     "RunInUseError",
     "SuperviseSettings",
     "become_supervisor",
+    "end_with_trainer",
     "is_supervised",
     "quarantined",
     "run_lock",
+    "rung_of_launch",
 ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from yolo_lightning.files import write_json
 from yolo_lightning.supervise.classify import Diagnosis, StallClass
+from yolo_lightning.supervise.run_files import loader_stalls
 
 STATE_FILE = "supervision.json"
 QUARANTINE_AFTER = 2
@@ -22,31 +23,49 @@ class Rung:
     Attributes:
         name: For the log.
         workers: Processes that it uses; None as configured.
-        overrides: Options that are added to the trainer's command line. The trainer's own threads stay what they are:
+        settings: Of `data.loader`, in the place of those configured. The trainer's own threads stay what they are:
             their number decides the order of sums, and so the last bits of every weight.
     """
 
     name: str
     workers: int | None = None
-    overrides: tuple[str, ...] = ()
+    settings: dict[str, int | bool] = field(default_factory=dict)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The settings as options for the trainer's command line."""
+        return tuple(f"--data.loader.{name}={json.dumps(value)}" for name, value in self.settings.items())
 
 
-def loader_options(workers: int, threads: int) -> tuple[str, ...]:
-    """Options of a rung with workers that end with every epoch, or without any."""
-    settings = {"workers": workers, "persistent_workers": False, "prefetch_factor": 2, "worker_threads": threads}
-    return tuple(f"--data.loader.{name}={json.dumps(value)}" for name, value in settings.items())
+def loader_settings(workers: int, threads: int) -> dict[str, int | bool]:
+    """Settings of a rung with workers that end with every epoch, or without any."""
+    return {"workers": workers, "persistent_workers": False, "prefetch_factor": 2, "worker_threads": threads}
 
 
 RUNGS = (
     Rung("as configured"),
-    Rung("2 workers, not persistent", 2, loader_options(2, 2)),
-    Rung("no workers", 0, loader_options(0, 1)),
+    Rung("2 workers, not persistent", 2, loader_settings(2, 2)),
+    Rung("no workers", 0, loader_settings(0, 1)),
 )
 
 
 def rungs_from(workers: int) -> tuple[Rung, ...]:
     """The ladder below a configuration with `workers`: no rung has as many or more."""
     return tuple(rung for rung in RUNGS if rung.workers is None or rung.workers < workers)
+
+
+def rung_of_launch(run: Path, launch: str, workers: int) -> Rung:
+    """Where the processes that torchrun starts stand on the ladder: each loader stall of the launch is a rung down.
+
+    Nobody watches them from outside, so what their stall monitors report decides; all read the same.
+
+    Args:
+        run: Run folder.
+        launch: Name of torchrun's launch; another one begins at the top.
+        workers: Loader workers as configured.
+    """
+    rungs = rungs_from(workers)
+    return rungs[min(loader_stalls(run, launch), len(rungs) - 1)]
 
 
 class EndKind(StrEnum):

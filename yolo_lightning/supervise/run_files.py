@@ -16,6 +16,7 @@ INCIDENTS_FOLDER = "incidents"
 INCIDENT_FILE = "incident.json"
 CHECKPOINT_PATTERN = "*.ckpt"
 SIDECAR_PATTERN = "step-*.ckpt.json"
+WAITING_FOR_A_BATCH = "wait for a batch"
 """A test holds these equal to the names in `run_folder` and `checkpoint_file`."""
 
 
@@ -57,6 +58,22 @@ def timer_stacks(run: Path) -> tuple[str, float]:
         return "", 0.0
     hours, minutes, seconds = map(float, headlines[-1].groups())
     return text[headlines[-1].start() :], 3600 * hours + 60 * minutes + seconds
+
+
+def loader_stalls(run: Path, launch: str) -> int:
+    """Attempts of torchrun's `launch` in which a process waited for a batch until its stall monitor ended it.
+
+    Its own loader keeps it there, or a checkpoint after the step; where another process stalls, it waits in the step.
+    """
+    attempts = set()
+    for path in (run / INCIDENTS_FOLDER).glob(f"*/{INCIDENT_FILE}"):
+        try:
+            report = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if report.get("launch") == launch and report.get("phase") == WAITING_FOR_A_BATCH:
+            attempts.add(report["attempt"])
+    return len(attempts)
 
 
 def clear(run: Path) -> None:

@@ -16,6 +16,9 @@ from yolo_lightning.supervise.output import LOG_FILE, Output
 MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
 """In the environment of the trainer and of all that it starts; also says that a trainer is supervised."""
 
+RANK_VARIABLE = "LOCAL_RANK"
+"""By which Lightning's launcher tells the processes that it starts their number, from 1."""
+
 PR_SET_PDEATHSIG = 1
 SOCKET_PATH_BYTES = 107
 SOCKET_IN_FOLDER = "/pymp-12345678/listener-12345678"
@@ -59,6 +62,15 @@ def end_with_parent(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return arm
+
+
+def end_with_trainer() -> None:
+    """For a process that a supervised trainer starts to train with it: the kernel ends it when the trainer dies.
+
+    Such a one waits for the dead in communication that may have no end, and holds its GPU.
+    """
+    if is_supervised() and os.environ.get(RANK_VARIABLE, "0") != "0":
+        end_with_parent(os.getppid())()
 
 
 class RunningTrainer:
