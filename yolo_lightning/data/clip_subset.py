@@ -68,6 +68,10 @@ class ClipSubset(SplitIndex):
         """See `SplitIndex`."""
         return super().shape(self._positions[index])
 
+    def pixels(self) -> int:
+        """See `SplitIndex`."""
+        return sum(int(np.prod(self.shape(index))) for index in range(len(self)))
+
     def boxes(self, index: int) -> npt.NDArray[np.float32]:
         """See `SplitIndex`."""
         return super().boxes(self._positions[index])

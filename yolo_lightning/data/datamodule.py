@@ -21,6 +21,7 @@ from yolo_lightning.data.frames import Channels
 from yolo_lightning.data.global_batches import FileOrderBatches, GlobalBatches
 from yolo_lightning.data.index import SplitIndex, default_index_root
 from yolo_lightning.data.json_sources import LTDv2Source
+from yolo_lightning.data.kept_frames import kept_decoded
 from yolo_lightning.data.loader import LoaderSettings, describe
 from yolo_lightning.data.quarantine import check_names, places
 from yolo_lightning.data.sampler import EpochBatchSampler, ResumableLoader, limited
@@ -65,6 +66,8 @@ class DetectionDataModule(LightningDataModule):
             training split, from 0. `fit` adds those at which its supervisor saw training end again and again.
         seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
         loader: Worker processes.
+        keep_decoded_mib: Memory of each process for decoded training frames, MiB. Where all of them fit, none is
+            decoded twice; else none is kept.
         augmentation: Strength of the training augmentation.
         sampling: Which frames of the training split an epoch holds.
 
@@ -94,6 +97,7 @@ class DetectionDataModule(LightningDataModule):
         quarantine: tuple[str, ...] = (),
         seed: int = 0,
         loader: LoaderSettings = LoaderSettings(),  # noqa: B008 - frozen
+        keep_decoded_mib: int = 256,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     ) -> None:
@@ -101,6 +105,8 @@ class DetectionDataModule(LightningDataModule):
         check_image_size("data.image_size", image_size)
         if batch_size < 1:
             raise ValueError(f"data.batch_size is {batch_size}, allowed are 1 and more")
+        if keep_decoded_mib < 0:
+            raise ValueError(f"data.keep_decoded_mib is {keep_decoded_mib}, allowed are 0 and more")
         if seed < 0:
             raise ValueError(f"data.seed is {seed}, allowed are 0 and more")
         if channels not in (None, *get_args(Channels)):
@@ -129,6 +135,7 @@ class DetectionDataModule(LightningDataModule):
         self.batch_size = batch_size
         self.seed = seed
         self.loader = loader
+        self.keep_decoded_mib = keep_decoded_mib
         self.augmentation = augmentation
         self.sampling = sampling
         check_names(quarantine)
@@ -225,13 +232,14 @@ class DetectionDataModule(LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """Augmented batches in an order that depends on (seed, epoch) alone; resumes where it was saved."""
         assert self.trainer is not None
-        frames = self._splits["train"]
+        frames = kept_decoded(self._splits["train"], self.keep_decoded_mib)
         keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
         # A run resumed at an epoch's end restores no loader state, and current_epoch still names the old epoch here.
         keys.epoch = self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
         arguments = self._loader_arguments(persistent=True)
-        rank_zero_info(f"train loader: batch {self.batch_size}, " + describe(arguments))
+        kept = "; frames stay decoded in memory" if frames is not self._splits["train"] else ""
+        rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}{kept}")
         return ResumableLoader(
             TrainingDataset(frames, self.image_size, self.augmentation, mosaic_epochs, self.seed),
             keys,

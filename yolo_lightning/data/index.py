@@ -108,6 +108,10 @@ class SplitIndex:
         height, width = self._arrays["shapes"][index]
         return int(height), int(width)
 
+    def pixels(self) -> int:
+        """Of all frames together, as the annotation file says."""
+        return int(self._arrays["shapes"].prod(axis=1, dtype=np.int64).sum())
+
     def boxes(self, index: int) -> npt.NDArray[np.float32]:
         """`(N, 4)` float32 copy, xyxy, pixels of the frame."""
         return np.array(self._arrays["boxes"][self._slice(index)])
