@@ -27,10 +27,10 @@ demo: environment ## draw a small LTDv2 look-alike, train on it, test, predict (
 	PYTHONPATH="$(CURDIR)" $(PYTHON) scripts/demo.py
 
 test: environment ## the quick tests
-	$(PYTHON) -m pytest -n auto --maxprocesses 4
+	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-all: environment ## all tests, the slow ones too
-	$(PYTHON) -m pytest -n auto --maxprocesses 4 -m "slow or not slow"
+	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow or not slow"
 
 check: environment ## ruff, formatting, mypy --strict
 	$(PYTHON) -m ruff check .

@@ -1,11 +1,13 @@
+import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.helpers.forks import Forks
 from yolo_lightning.data.synthetic import draw_dataset
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -15,11 +17,34 @@ TINY = ["--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
 """Options that make any run small."""
 
 
+def pytest_collection_finish() -> None:
+    """Modules and thousands of tests stay to the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the end it must, or libraries report leaks."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def single_thread() -> None:
     """One thread: bit-for-bit comparisons need a fixed number, and small tensors are slower with more."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture
+def pictures() -> None:
+    """Asks for the pictures of evaluations."""
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations draw no pictures, unless asked: they take longer than the rest of a small run."""
+    if "pictures" not in request.fixturenames and (mean_ap := sys.modules.get("callbacks.mean_ap")):
+        monkeypatch.setattr(mean_ap, "draw_record", lambda *_: None)
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +59,14 @@ def look_alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def index_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where packed indexes go, instead of the user's cache folder."""
     return tmp_path_factory.mktemp("index")
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Starts scripts in processes that have imported Lightning and this package already."""
+    made = Forks()
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.helpers.forks import Forks
+
+PROGRAM = REPOSITORY / "yolo_lightning" / "__main__.py"
+"""What `python -m yolo_lightning` runs."""
 
 NO_NETWORK = """
 import socket, sys
@@ -43,10 +47,10 @@ def call(folder: Path, *arguments: str, python_path: str = "") -> subprocess.Com
 
 
 @pytest.fixture(scope="module")
-def help_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    result = call(tmp_path_factory.mktemp("help"), "fit", "--help")
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def help_text(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> str:
+    folder = tmp_path_factory.mktemp("help")
+    assert forks.start(PROGRAM, "fit", "--help", folder=folder, output=folder / "shown.txt").wait() == 0
+    return (folder / "shown.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -62,11 +66,12 @@ def test_help_explains_our_arguments(help_text: str) -> None:
     assert "one more ends the run" in " ".join(help_text.split())
 
 
-def test_typo_is_told_in_a_few_lines(tmp_path: Path) -> None:
-    result = call(tmp_path, "fit", "--data.rooot", "x")
-    assert result.returncode == 2
-    assert "--data.rooot" in result.stderr
-    assert len(result.stderr.splitlines()) < 6
+def test_typo_is_told_in_a_few_lines(tmp_path: Path, forks: Forks) -> None:
+    typo = forks.start(PROGRAM, "fit", "--data.rooot", "x", folder=tmp_path, output=tmp_path / "shown.txt")
+    assert typo.wait() == 2
+    shown = (tmp_path / "shown.txt").read_text()
+    assert "--data.rooot" in shown
+    assert len(shown.splitlines()) < 6
 
 
 def test_no_command_uses_the_network(tmp_path: Path, look_alike: Path) -> None:

@@ -1,9 +1,6 @@
 """A run that was killed and resumed ends with the weights of one that was not, bit for bit."""
 
 import csv
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.forks import Forks
 from tests.helpers.run_and_die import EXIT_KILLED, with_callbacks
 from yolo_lightning import cli
 
 HELPER = Path(__file__).parent / "helpers" / "run_and_die.py"
 RUN = Path("runs/yolo")
+Die = Callable[..., int]
 EPOCHS, STEPS_PER_EPOCH = 3, 4
 TRAINING = [
     *("--trainer.max_epochs", str(EPOCHS), "--trainer.log_every_n_steps", "1", "--data.batch_size", "4"),
@@ -39,20 +38,23 @@ def restore_callbacks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory, look_alike: Path, index_root: Path) -> dict[str, Any]:
+def die(forks: Forks, look_alike: Path, index_root: Path) -> Die:
+    """Trains in a process of its own until it dies; returns its exit code."""
+
+    def call(folder: Path, where: str, *, workers: int = 0, options: tuple[str, ...] = ()) -> int:
+        words = [where, "1", "fit", *TRAINING, *options]
+        words += ["--trainer.accelerator", "cpu", "--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
+        words += ["--data.root", str(look_alike), "--data.index_root", str(index_root)]
+        return forks.start(HELPER, *words, "--data.loader.workers", str(workers), folder=folder).wait()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, die: Die) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("uninterrupted")
-    assert die(folder, look_alike, index_root, "never", workers=0) == 0
+    assert die(folder, "never") == 0
     return outcome(folder)
-
-
-def die(folder: Path, root: Path, index_root: Path, where: str, *, workers: int, options: tuple[str, ...] = ()) -> int:
-    """Run in a process of its own until it dies; returns its exit code."""
-    command = [sys.executable, str(HELPER), where, "1", "fit", *TRAINING, *options]
-    command += ["--trainer.accelerator", "cpu", "--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
-    command += ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.workers", str(workers)]
-    environment = {"PYTHONPATH": str(HELPER.parents[2]), "OMP_NUM_THREADS": "1"}
-
-    return subprocess.run(command, cwd=folder, env=os.environ | environment, check=False, timeout=170).returncode
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -98,15 +100,9 @@ def assert_resumed_is_same(
     ids=["within an epoch", "within an epoch, two workers", "within a validation", "between two epochs"],
 )
 def test_killed_and_resumed_equals_uninterrupted(
-    where: str,
-    workers: int,
-    run: Callable[..., None],
-    uninterrupted: dict[str, Any],
-    tmp_path: Path,
-    look_alike: Path,
-    index_root: Path,
+    where: str, workers: int, run: Callable[..., None], die: Die, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert die(tmp_path, look_alike, index_root, where, workers=workers) == EXIT_KILLED
+    assert die(tmp_path, where, workers=workers) == EXIT_KILLED
     assert (
         torch.load(tmp_path / RUN / "checkpoints" / "last.ckpt", weights_only=True)["steps"] < EPOCHS * STEPS_PER_EPOCH
     )
@@ -116,35 +112,28 @@ def test_killed_and_resumed_equals_uninterrupted(
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, EPOCHS * STEPS_PER_EPOCH))
 def test_killed_before_every_step(
-    step: int,
-    run: Callable[..., None],
-    uninterrupted: dict[str, Any],
-    tmp_path: Path,
-    look_alike: Path,
-    index_root: Path,
+    step: int, run: Callable[..., None], die: Die, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert die(tmp_path, look_alike, index_root, f"batch:{step}", workers=0) == EXIT_KILLED
+    assert die(tmp_path, f"batch:{step}") == EXIT_KILLED
     assert_resumed_is_same(run, tmp_path, uninterrupted)
 
 
 @pytest.mark.slow
 def test_killed_twice_in_one_epoch_with_changing_workers(
-    run: Callable[..., None], uninterrupted: dict[str, Any], tmp_path: Path, look_alike: Path, index_root: Path
+    run: Callable[..., None], die: Die, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert die(tmp_path, look_alike, index_root, "batch:5", workers=2) == EXIT_KILLED
+    assert die(tmp_path, "batch:5", workers=2) == EXIT_KILLED
     again = ("--resume", "--data.loader.persistent_workers", "false")
-    assert die(tmp_path, look_alike, index_root, "batch:7", workers=1, options=again) == EXIT_KILLED
+    assert die(tmp_path, "batch:7", workers=1, options=again) == EXIT_KILLED
     assert_resumed_is_same(run, tmp_path, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("where", ["batch:4", "batch:6", "validation:1"])
-def test_killed_and_resumed_with_sampling(
-    where: str, run: Callable[..., None], tmp_path: Path, look_alike: Path, index_root: Path
-) -> None:
+def test_killed_and_resumed_with_sampling(where: str, run: Callable[..., None], die: Die, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
-    assert die(whole, look_alike, index_root, "never", workers=0, options=SAMPLING) == 0
-    assert die(tmp_path, look_alike, index_root, where, workers=2, options=SAMPLING) == EXIT_KILLED
+    assert die(whole, "never", options=SAMPLING) == 0
+    assert die(tmp_path, where, workers=2, options=SAMPLING) == EXIT_KILLED
     assert_resumed_is_same(run, tmp_path, outcome(whole), SAMPLING)

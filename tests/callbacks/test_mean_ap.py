@@ -196,6 +196,7 @@ def evaluations(folder: Path) -> set[str]:
     return {path.name for path in (folder / "evaluations").iterdir()}
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize(("command", "stage"), [("validate", "val"), ("test", "test")])
 def test_an_evaluation_leaves_a_record_and_pictures(tmp_path: Path, command: str, stage: str) -> None:
     trainer = tiny_trainer(tmp_path, MeanAP())
@@ -209,6 +210,7 @@ def test_an_evaluation_leaves_a_record_and_pictures(tmp_path: Path, command: str
     assert record.ultralytics.confusion().tolist() == [[2, 0, 0], [0, 0, 0], [1, 0, 0]]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_fit_leaves_the_record_of_its_last_validation(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, MeanAP(), AnswersFrom(1, TWO_BATCHES[:1]), epochs=2)
     trainer.fit(DetectionModule(TWO_MONTHS[:1]), loader(3), Frames(numbers(1)).val_dataloader())
@@ -232,6 +234,7 @@ def test_record_says_how_long_its_weights_were_trained(tmp_path: Path) -> None:
     assert (record.epoch, record.steps) == (0, 3)
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_file_that_cannot_be_written_costs_the_record_not_the_run(tmp_path: Path) -> None:
     (tmp_path / "evaluations").write_text("")
     trainer = tiny_trainer(tmp_path, MeanAP())

@@ -1,7 +1,5 @@
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +10,7 @@ from tiny_training import Interrupt, StopAt, fit
 
 from callbacks import StallMonitor
 from callbacks.stall import EXIT_STALLED, Phase, Progress, remove_incident_without_stacks, stall_reason
-
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
+from tests.helpers.forks import Forks
 
 
 @pytest.mark.parametrize(
@@ -135,22 +132,15 @@ def session_members(session: int) -> list[int]:
 class Run:
     """One script that was started, and what it left."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, forks: Forks) -> None:
         script = folder / "train.py"
         script.write_text(SCRIPT)
         self.folder, self.kind = folder, kind
-        self.output = (folder / "output.txt").open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), kind, str(folder)],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-            stdout=self.output,
-            stderr=self.output,
-            start_new_session=True,
-        )
+        self.process = forks.start(script, kind, folder, folder=folder, output=folder / "output.txt")
         self.code: int | None = None
 
     def wait(self) -> None:
-        self.code = self.process.wait(timeout=90)
+        self.code = self.process.wait()
 
     def left_over(self) -> list[int]:
         """Processes still there; the resource tracker ends a moment after its parent."""
@@ -176,14 +166,12 @@ class Run:
         """Leave nothing behind, whatever failed; these are this test's own processes."""
         for number in session_members(self.process.pid):
             os.kill(number, 9)
-        self.process.wait()
-        self.output.close()
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
+def runs(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[dict[str, Run]]:
     """All four at once, as they mostly wait."""
-    started = {kind: Run(kind, tmp_path_factory.mktemp(kind)) for kind in ("main", "worker", "lock", "healthy")}
+    started = {kind: Run(kind, tmp_path_factory.mktemp(kind), forks) for kind in ("main", "worker", "lock", "healthy")}
     try:
         for run in started.values():
             run.wait()

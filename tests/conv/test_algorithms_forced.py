@@ -1,5 +1,6 @@
 """Every algorithm against `torch.nn.functional.conv2d`, wherever the table offers it."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -61,8 +62,17 @@ def test_the_cases_reach_every_row_of_the_table() -> None:
     assert reached == rows | {"zeros", _algorithms.SEPARATE}
 
 
-@pytest.mark.parametrize("tile", [64, None])
-@pytest.mark.parametrize(("algorithm", "case", "layout"), FORCED)
+SMALL_ENOUGH = 4096
+"""Numbers of an input that tiles of 64 numbers are worth cutting; a larger one has several tiles anyway."""
+TILED = [
+    pytest.param(*forced.values, tile, id=f"{forced.id}-{tile}")
+    for forced in FORCED
+    for tile in (64, None)
+    if tile is None or math.prod(forced.values[1][0]) <= SMALL_ENOUGH
+]
+
+
+@pytest.mark.parametrize(("algorithm", "case", "layout", "tile"), TILED)
 def test_output_and_gradients(
     algorithm: str, case: Case, layout: str, tile: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ def test_batch_size_below_one_is_refused(batch_size: int) -> None:
 
 def test_negative_memory_for_frames_is_refused() -> None:
     with pytest.raises(ValueError, match=r"data\.keep_decoded_mib is -1"):
-        LTDv2DataModule("nowhere", keep_decoded_mib=-1)
+        DetectionDataModule("nowhere", keep_decoded_mib=-1)
 
 
 def test_negative_number_of_bad_frames_is_refused() -> None:

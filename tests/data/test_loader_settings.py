@@ -1,6 +1,5 @@
 """What a real worker process finds, and what the overlays of the loader ladder ask for."""
 
-import atexit
 import os
 import threading
 from itertools import islice
@@ -8,14 +7,13 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-import cv2
 import pytest
-import torch
 import yaml
 from jsonargparse import ArgumentParser
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from tests.conftest import REPOSITORY
+from tests.helpers.in_a_worker import AbortsWhenTornDown, Surroundings, first
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import (
     THREADS_VARIABLE,
@@ -27,41 +25,6 @@ from yolo_lightning.data.loader import (
 )
 
 LADDER = sorted((REPOSITORY / "configs" / "loader").glob("*.yaml"))
-
-
-class Surroundings(Dataset[dict[str, Any]]):
-    """Every item tells about the process that made it."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        import numpy as np
-
-        np.ones((300, 300)) @ np.ones((300, 300))  # wakes the threads of BLAS
-        return {
-            "variable": os.environ.get(THREADS_VARIABLE),
-            "torch": torch.get_num_threads(),
-            "opencv": cv2.getNumThreads(),
-            "threads": len(os.listdir("/proc/self/task")),
-            "process": os.getpid(),
-            "inherited_gpu": torch.cuda.is_initialized(),
-        }
-
-
-def first(samples: list[Any]) -> Any:
-    return samples[0]
-
-
-class AbortsWhenTornDown(Dataset[int]):
-    """Its process dies if the interpreter in it is ever finalised."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        atexit.register(os.abort)
-        return index
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
