@@ -117,9 +117,9 @@ def leading_values(words: list[str]) -> list[str]:
 class YOLOCLI(LightningCLI):
     """LightningCLI that knows run folders, and in which what the user types wins over what a checkpoint remembers."""
 
-    def __init__(self, *positional: Any, args: ArgsType = None, **named: Any) -> None:
-        self._arguments = args
-        super().__init__(*positional, args=args, **named)
+    def __init__(self, *positional: Any, **named: Any) -> None:
+        self._arguments: ArgsType = named.get("args")
+        super().__init__(*positional, **named)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Lightning's, or the one that is asked for: to describe all takes four times as long."""
