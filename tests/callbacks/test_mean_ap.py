@@ -243,6 +243,7 @@ def test_a_file_that_cannot_be_written_costs_the_record_not_the_run(tmp_path: Pa
     assert trainer.state.finished
 
 
+@pytest.mark.usefixtures("pictures")
 def test_record_of_an_earlier_evaluation_is_not_drawn_as_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

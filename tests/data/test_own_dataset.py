@@ -43,7 +43,7 @@ def test_own_dataset_is_trained_on_scored_and_predicted(yolo_set: YoloSet, call:
     assert Path("runs/yolo/test.png").is_file()
     call("predict", *source)
     predicted = json.loads(Path("runs/yolo/predictions.json").read_text())
-    assert set(predicted) == {f"images/val/{number}" for number in range(3)}
+    assert {result["image_id"] for result in predicted} == {f"images/val/{number}" for number in range(3)}
 
 
 @pytest.mark.parametrize(
