@@ -51,6 +51,7 @@ def test_folder_that_somebody_trains_in_is_refused(
     assert f"process {os.getpid()}" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # test_faults does the same in the quick run
 def test_killed_trainer_is_started_again_and_finishes(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
     words = [
         *("fit", "--supervise", "true", "--supervision.pause_s", "0", "--trainer.accelerator", "cpu", *TINY),
