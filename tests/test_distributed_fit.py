@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -167,29 +169,71 @@ def test_fit_goes_on_with_another_number_of_processes(fit: Fit, tmp_path: Path, 
     assert_each_once(tmp_path / "record")
 
 
-@pytest.mark.slow
-def test_two_agents_on_one_machine_are_two_nodes(tmp_path: Path, look_alike: Path, index_root: Path) -> None:
+Agents = Callable[..., list[subprocess.Popen[str]]]
+
+
+@pytest.fixture
+def agents(tmp_path: Path, look_alike: Path, index_root: Path) -> Agents:
+    """Starts two agents, the two machines of one launch, with one process each; they print into `<machine>.log`.
+
+    Named arguments are variables of the second.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     (tmp_path / "record").mkdir()
-    settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "RECORD": str(tmp_path / "record")}
     data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.batch_size", "3"]
-    agents = [
-        subprocess.Popen(
-            [
-                *(*TORCHRUN, "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", "--rdzv-id", "test"),
-                *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "-m", "yolo_lightning", *FIT),
-                *(*data, "--trainer.num_nodes", "2", "--trainer.devices", "1"),
-            ],
-            cwd=tmp_path,
-            env=os.environ | settings,
-        )
-        for node in range(2)
-    ]
-    assert [agent.wait(timeout=170) for agent in agents] == [0, 0]
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
+
+    def start(*options: str, **second: str) -> list[subprocess.Popen[str]]:
+        settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "RECORD": str(tmp_path / "record")}
+        started = []
+        for machine in range(2):
+            words = [*TORCHRUN, "--node-rank", str(machine), "--nproc-per-node", "1", *where, *options]
+            with (tmp_path / f"{machine}.log").open("w") as log:
+                started.append(
+                    subprocess.Popen(
+                        [*words, HELPER, *FIT, *data, "--trainer.devices", "1"],
+                        cwd=tmp_path,
+                        env=os.environ | FRESH_STORE | settings | (second if machine else {}),
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                    )
+                )
+            await_listener(port)  # the first agent holds the store, and must live
+        return started
+
+    return start
+
+
+def await_listener(port: int) -> None:
+    """Wait until somebody listens at the port."""
+    for _ in range(600):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(port)
+
+
+@pytest.mark.slow
+def test_two_agents_on_one_machine_are_two_nodes(agents: Agents, tmp_path: Path) -> None:
+    assert [agent.wait(timeout=170) for agent in agents("--nnodes", "2")] == [0, 0]
+    assert_each_once(tmp_path / "record")
     assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS
     assert {path.name for path in (tmp_path / "run").glob("progress*")} >= {"progress", "progress-rank1"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_machine_that_is_lost_is_done_without(agents: Agents, tmp_path: Path) -> None:
+    elastic = ["--nnodes", "1:2", "--max-restarts", "2", "--rdzv-conf", "keep_alive_interval=1,last_call_timeout=20"]
+    codes = [agent.wait(timeout=500) for agent in agents(*elastic, FAILURE="kill agent", FAIL_AT="4")]
+    assert codes == [0, -signal.SIGKILL], (tmp_path / "0.log").read_text()[-12000:]
+    assert_each_once(tmp_path / "record")
+    assert {path.name for path in (tmp_path / "record").iterdir()} == {"0-0.txt", "0-1.txt", "1-0.txt"}
+    assert (tmp_path / "run/finished.json").is_file()
+    assert working_in(tmp_path) == []
 
 
 @pytest.mark.slow

@@ -34,12 +34,12 @@ from yolo_lightning.continuation import (
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
-from yolo_lightning.ranks import launch_id, restarts_are_unsafe
+from yolo_lightning.ranks import launch_id, machines_of_launch, restarts_are_unsafe
 from yolo_lightning.remote_checkpoints import is_address
 from yolo_lightning.supervise import (
     SuperviseSettings,
     become_supervisor,
-    end_with_trainer,
+    end_with_launcher,
     is_supervised,
     quarantined,
     run_lock,
@@ -84,7 +84,7 @@ def main(args: ArgsType = None) -> None:
 
 def run_trainer(args: ArgsType) -> None:
     """A subcommand of LightningCLI."""
-    end_with_trainer()
+    end_with_launcher(launch_id() is not None)
     YOLOCLI(
         YOLOModule,
         DetectionDataModule,
@@ -251,6 +251,8 @@ class YOLOCLI(LightningCLI):
         folder = config["default_root_dir"]
         if config["use_distributed_sampler"]:
             raise ValueError("trainer.use_distributed_sampler is true, allowed is false: the data module deals frames")
+        if (nodes := machines_of_launch()) is not None:
+            kwargs["num_nodes"] = nodes
         if config["logger"] in (None, True):
             fitting = self.subcommand == "fit"
             kwargs["logger"] = fitting and callbacks.Curves(folder, name="", version=run_folder.TENSORBOARD)

@@ -11,6 +11,7 @@ LAUNCH_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Names the launch that this process belongs to; torchrun sets it, the same for all processes and all restarts."""
 
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+MACHINES_VARIABLE = "GROUP_WORLD_SIZE"
 
 
 def launch_id() -> str | None:
@@ -31,6 +32,14 @@ def restarts_are_unsafe() -> bool:
 def restarts() -> int:
     """How often torchrun has started all processes again after one of them had ended."""
     return int(os.environ.get(RESTARTS_VARIABLE, "0"))
+
+
+def machines_of_launch() -> int | None:
+    """How many of torchrun's agents train together: after the loss of one, fewer than `--nnodes` once allowed.
+
+    None where something else has started this process.
+    """
+    return int(os.environ[MACHINES_VARIABLE]) if launch_id() is not None and MACHINES_VARIABLE in os.environ else None
 
 
 def rank_suffix(rank: int) -> str:

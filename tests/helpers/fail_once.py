@@ -1,10 +1,12 @@
 """The command line in one of several processes: torchrun ... fail_once.py fit --config ...
 
 Each process writes the ids that it has trained on into RECORD/<attempt>-<rank>.txt, a line for each batch. In the first
-attempt the last process fails before batch FAIL_AT, as FAILURE says. The attempt is 1 once the file `failed` is there.
+attempt the last process, or the one that is told to `kill agent`, fails before batch FAIL_AT, as FAILURE says. The
+attempt is 1 once the file `failed` is there.
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -27,12 +29,15 @@ class FailOnce(Callback):
             FAILED.touch()
             if self.failure == "kill":
                 os._exit(137)
-            if self.failure == "hang":
+            if self.failure == "kill agent":
+                os.kill(os.getppid(), signal.SIGKILL)
+            if self.failure in ("hang", "kill agent"):
                 time.sleep(1000)
 
     def fails(self, trainer: Trainer, batch: int) -> bool:
         step = trainer.current_epoch * int(trainer.num_training_batches) + batch
-        return not self.attempt and step == self.fail_at and trainer.global_rank == trainer.world_size - 1
+        is_chosen = self.failure == "kill agent" or trainer.global_rank == trainer.world_size - 1
+        return not self.attempt and step == self.fail_at and is_chosen
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

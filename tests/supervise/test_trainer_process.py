@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from yolo_lightning.supervise import trainer
-from yolo_lightning.supervise.trainer import MARKER_VARIABLE, end_with_trainer, temporary_folder
+from yolo_lightning.supervise.trainer import MARKER_VARIABLE, end_with_launcher, temporary_folder
 
 LISTEN = "from multiprocessing.connection import Listener; Listener(family='AF_UNIX').close()"
 
@@ -39,9 +39,9 @@ def test_temporary_folder_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyP
 
 
 PARTNER = """
-from yolo_lightning.supervise import end_with_trainer
+from yolo_lightning.supervise import end_with_launcher
 import time
-end_with_trainer()
+end_with_launcher(False)
 print("ready", flush=True)
 time.sleep(30)
 print("outlived it")
@@ -68,4 +68,4 @@ def test_first_process_of_a_fit_that_nobody_supervises_lives_on(monkeypatch: pyt
                 patched.delenv(name, raising=False)
             for name, value in variables.items():
                 patched.setenv(name, value)
-            end_with_trainer()
+            end_with_launcher(False)

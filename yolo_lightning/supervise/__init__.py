@@ -26,7 +26,7 @@ from yolo_lightning.supervise.notify import NotifySettings
 from yolo_lightning.supervise.outcome import ExitCode
 from yolo_lightning.supervise.run_lock import RunInUseError, run_lock
 from yolo_lightning.supervise.settings import Job, SuperviseSettings
-from yolo_lightning.supervise.trainer import end_with_trainer, is_supervised
+from yolo_lightning.supervise.trainer import end_with_launcher, is_supervised
 
 __all__ = [
     "ExitCode",
@@ -35,7 +35,7 @@ __all__ = [
     "RunInUseError",
     "SuperviseSettings",
     "become_supervisor",
-    "end_with_trainer",
+    "end_with_launcher",
     "is_supervised",
     "quarantined",
     "run_lock",

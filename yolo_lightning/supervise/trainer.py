@@ -64,12 +64,15 @@ def end_with_parent(parent: int) -> Callable[[], None]:
     return arm
 
 
-def end_with_trainer() -> None:
-    """For a process that a supervised trainer starts to train with it: the kernel ends it when the trainer dies.
+def end_with_launcher(launched: bool) -> None:
+    """For a process that others have started to train with them: the kernel ends it when they die.
 
-    Such a one waits for the dead in communication that may have no end, and holds its GPU.
+    Such a one waits for the dead in communication that may have no end, or trains on with nobody to restart it.
+
+    Args:
+        launched: Whether torchrun's agent has started it, and not a supervised trainer.
     """
-    if is_supervised() and os.environ.get(RANK_VARIABLE, "0") != "0":
+    if launched or (is_supervised() and os.environ.get(RANK_VARIABLE, "0") != "0"):
         end_with_parent(os.getppid())()
 
 
