@@ -1,6 +1,6 @@
 """The contract between the rooms: what a batch, a prediction and a target hold."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -180,3 +180,17 @@ def targets(batch: Batch) -> list[Target]:
         month = batch.months[position] if batch.months else 0
         result.append(Target(batch.image_ids[position], frame_boxes, labels[own], month))
     return result
+
+
+def by_image(predictions: Iterable[Prediction], image_ids: Sequence[str]) -> dict[str, Prediction | None]:
+    """The prediction of each image, in the order of `image_ids`; None where there is none.
+
+    Raises:
+        ValueError: If a prediction is of an image that was not asked for, or of one twice.
+    """
+    found: dict[str, Prediction | None] = dict.fromkeys(image_ids)
+    for prediction in predictions:
+        if found.get(prediction.image_id, prediction) is not None:
+            raise ValueError(f"prediction for image id {prediction.image_id}: not in the split, or there twice")
+        found[prediction.image_id] = prediction
+    return found

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from yolo_lightning.batch import Prediction
+from yolo_lightning.batch import Prediction, by_image
 from yolo_lightning.files import replacing
 
 Detection = dict[str, int | float | str | list[float]]
@@ -26,15 +26,10 @@ def coco_results(
     Raises:
         ValueError: If a prediction is of an image that was not asked for, or of one twice.
     """
-    found: dict[str, Prediction | None] = dict.fromkeys(image_ids)
-    for prediction in predictions:
-        if found.get(prediction.image_id, prediction) is not None:
-            raise ValueError(f"prediction for image id {prediction.image_id}: not in the split, or there twice")
-        found[prediction.image_id] = prediction
     are_integers = all(is_integer(image_id) for image_id in image_ids)
     return [
         {"image_id": int(image_id) if are_integers else image_id} | detection
-        for image_id, prediction in found.items()
+        for image_id, prediction in by_image(predictions, image_ids).items()
         if prediction is not None
         for detection in detections(prediction, category_ids)
     ]

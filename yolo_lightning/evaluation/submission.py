@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
-from yolo_lightning.batch import Prediction
+from yolo_lightning.batch import Prediction, by_image
 from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS
 from yolo_lightning.evaluation.submission_content import FIRST_CATEGORY_ID, Content
 from yolo_lightning.evaluation.submission_reading import MEMBER
@@ -29,14 +29,10 @@ def build_submission(predictions: Iterable[Prediction], image_ids: Sequence[str]
     Raises:
         ValueError: If a prediction is of a frame that was not asked for, or of one twice.
     """
-    content: Submission = {image_id: {"boxes": [], "scores": [], "labels": []} for image_id in image_ids}
-    seen: set[str] = set()
-    for prediction in predictions:
-        if prediction.image_id not in content or prediction.image_id in seen:
-            raise ValueError(f"prediction for image id {prediction.image_id}: not in the split, or there twice")
-        seen.add(prediction.image_id)
-        content[prediction.image_id] = entry(prediction)
-    return content
+    return {
+        image_id: {"boxes": [], "scores": [], "labels": []} if prediction is None else entry(prediction)
+        for image_id, prediction in by_image(predictions, image_ids).items()
+    }
 
 
 def entry(prediction: Prediction) -> Entry:
