@@ -69,3 +69,9 @@ def test_first_process_of_a_fit_that_nobody_supervises_lives_on(monkeypatch: pyt
             for name, value in variables.items():
                 patched.setenv(name, value)
             end_with_launcher(False)
+
+
+def test_other_systems_than_linux_have_no_such_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer.sys, "platform", "darwin")
+    monkeypatch.setattr(trainer.ctypes, "CDLL", lambda *_, **__: pytest.fail("asked the kernel"))
+    trainer.end_with_parent(os.getppid())()

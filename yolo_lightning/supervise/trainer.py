@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,14 +51,15 @@ def remove_temporary_folder(token: str) -> None:
 
 
 def end_with_parent(parent: int) -> Callable[[], None]:
-    """What a child calls before it becomes the trainer: the kernel ends it when the supervisor dies.
+    """What a child calls before it becomes the trainer: the kernel ends it when the supervisor dies; Linux only.
 
     The signal survives exec but is not inherited: workers notice by themselves, or the next supervisor ends them.
     """
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform.startswith("linux") else None
 
     def arm() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
