@@ -63,6 +63,8 @@ class Case:
         environment: Variables of all processes.
         smoke_test: Words of a program that stands for the smoke test of a GPU.
         small_shared_memory: Whether to give it a /dev/shm of its own, of a few MB.
+        typed: Whether the command that a user types starts it, which then becomes the supervisor; else that starts
+            itself, ten seconds of imports earlier. Every `fit --resume` is typed.
         unavailable: Why it cannot be tried on this machine, if so.
         limit_s: Seconds after which it counts as hung itself.
     """
@@ -89,6 +91,7 @@ class Case:
     environment: dict[str, str] = field(default_factory=dict)
     smoke_test: tuple[str, ...] = ()
     small_shared_memory: bool = False
+    typed: bool = False
     unavailable: Callable[[], str] = lambda: ""
     limit_s: float = 600.0
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 
-from faults import outcome
+from faults import outcome, traces
 from faults.case import Case
 from faults.judge import Verdict, judge
-from faults.run import KILLS, Run
+from faults.run import KILLS, WORKSHOP_VARIABLE, Run
 from faults.workshop import EPOCHS, Workshop, epochs_option
 
 
@@ -60,7 +60,7 @@ def run_cases(
     done: Callable[[Verdict], None],
     epochs: int = EPOCHS,
 ) -> list[Verdict]:
-    """All of them; `done` is told each verdict as it comes.
+    """All of them, the longest first; `done` is told each verdict as it comes. Ctrl-C ends them all.
 
     Args:
         cases: In the order of the report.
@@ -74,9 +74,15 @@ def run_cases(
     wanted = list(cases)
     found: dict[str, Verdict] = {}
     with ThreadPoolExecutor(at_a_time) as pool:
-        waiting = [pool.submit(run_case, case, workshop, expected, keep) for case in wanted]
-        for future in as_completed(waiting):
-            verdict = future.result()
-            found[verdict.name] = verdict
-            done(verdict)
+        longest_first = sorted(wanted, key=lambda case: -len(case.reports) - len(case.codes))
+        waiting = [pool.submit(run_case, case, workshop, expected, keep) for case in longest_first]
+        try:
+            for future in as_completed(waiting):
+                verdict = future.result()
+                found[verdict.name] = verdict
+                done(verdict)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            traces.end_marked(WORKSHOP_VARIABLE, str(workshop.root))
+            raise
     return [found[case.name] for case in wanted]

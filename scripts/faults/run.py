@@ -23,6 +23,7 @@ from yolo_lightning.supervise.output import LOG_FILE
 from yolo_lightning.supervised_fit import job
 
 MARK_VARIABLE = "FAULTS_CASE"
+WORKSHOP_VARIABLE = "FAULTS_WORKSHOP"
 LOOK_EVERY_S = 0.004
 KILLS = "kills"
 """Note of a run: of each kill of a soak its moment, phase, epoch and step."""
@@ -103,7 +104,7 @@ class Run:
             self.case.prepare(self)
         self.write_configuration()
         for number in range(len(self.case.codes)):
-            self.supervisor = self.start(self.words(resume=number > 0))
+            self.supervisor = self.start(self.words(typed=self.case.typed or number > 0, resume=number > 0))
             thread = threading.Thread(target=self._read, args=(self.supervisor.stdout,), daemon=True)
             thread.start()
             self._watch()
@@ -111,10 +112,10 @@ class Run:
             thread.join(10)
             self.busyness = max(self.busyness, busyness())
 
-    def words(self, *, resume: bool) -> list[str]:
-        """The command line."""
+    def words(self, *, typed: bool, resume: bool) -> list[str]:
+        """The command line: a user's, or that of the supervisor which the user's becomes after ten seconds."""
         fit = ["fit", "--config", str(self.config_file), *(["--resume"] if resume else [])]
-        if not self.case.smoke_test:
+        if typed or not self.configuration["supervise"]:
             return [self.workshop.python, "-m", "yolo_lightning", *fit]
         given = dict(self.configuration["supervision"])
         settings = SuperviseSettings(**given | {"floors": Floors(**given["floors"])})
@@ -130,6 +131,7 @@ class Run:
             "TMPDIR": str(self.temporary),
             "FAULTS_LIBRARY": str(self.workshop.library),
             MARK_VARIABLE: self.mark,
+            WORKSHOP_VARIABLE: str(self.workshop.root),
         }
         given = {
             name: value.format(folder=self.folder) for name, value in self.case.environment.items() if name != "TMPDIR"
