@@ -83,6 +83,7 @@ def run_cases(
                 done(verdict)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            traces.end_marked(WORKSHOP_VARIABLE, str(workshop.root))
+            while traces.end_marked(WORKSHOP_VARIABLE, str(workshop.root)):
+                time.sleep(0.5)  # some were just being started
             raise
     return [found[case.name] for case in wanted]

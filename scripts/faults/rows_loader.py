@@ -105,7 +105,7 @@ CASES = (
         "worker: hangs before the first batch",
         ("sleep @ worker start",),
         reports=(Report(STALL, ("sleep (",), "first batch"),),
-        short_s={"first_batch_s": 12.0},
+        short_s={"first_batch_s": 20.0},
         workers=2,
     ),
     Case(
@@ -113,7 +113,7 @@ CASES = (
         "worker: hangs before the first batch, always",
         ("sleep @ worker start always",),
         reports=(Report(STALL, ("sleep (",), "first batch"),) * 2,
-        short_s={"first_batch_s": 12.0},
+        short_s={"first_batch_s": 20.0},
         workers=2,
         rung=1,
     ),

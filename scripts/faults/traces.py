@@ -29,13 +29,15 @@ def marked(variable: str, value: str) -> list[int]:
     return found
 
 
-def end_marked(variable: str, value: str) -> None:
-    """End them all."""
-    for pid in marked(variable, value):
+def end_marked(variable: str, value: str) -> bool:
+    """End them all; whether there were any."""
+    found = marked(variable, value)
+    for pid in found:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+    return bool(found)
 
 
 def shared_memory() -> set[str]:

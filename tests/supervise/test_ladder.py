@@ -19,9 +19,15 @@ from yolo_lightning.supervise.ladder import (
 
 
 def step(
-    state: LadderState, kind: StallClass, *, saved: bool = False, down: bool = False, suspect: str = ""
+    state: LadderState,
+    kind: StallClass,
+    *,
+    saved: bool = False,
+    down: bool = False,
+    suspect: str = "",
+    epoch: int = 0,
 ) -> Decision:
-    ending = Ending(EndKind.STALL, Diagnosis(kind, "", moves_down=down), saved, (suspect,) if suspect else ())
+    ending = Ending(EndKind.STALL, Diagnosis(kind, "", moves_down=down), saved, (suspect,) if suspect else (), epoch)
     return decide(state, ending, RUNGS, max_attempts=3, pause_s=10, max_pause_s=15)
 
 
@@ -95,6 +101,13 @@ def test_sample_is_set_aside_when_it_ends_training_twice() -> None:
     assert step(twice.state, StallClass.LOADER_STALL, saved=True, suspect="index=7").state.quarantined == ("index=7",)
 
 
+def test_a_sample_that_was_trained_since_is_not_left_out() -> None:
+    once = step(LadderState(), StallClass.UNKNOWN, suspect="id=7", epoch=0).state
+    next_epoch = step(once, StallClass.UNKNOWN, suspect="id=7", epoch=1)
+    assert next_epoch.state.quarantined == ()
+    assert step(next_epoch.state, StallClass.UNKNOWN, suspect="id=7", epoch=1).state.quarantined == ("id=7",)
+
+
 def test_run_names_the_samples_to_leave_out(tmp_path: Path) -> None:
     assert quarantined(tmp_path) == ()
     LadderState(quarantined=("id=20200502114223915", "key=(0, 7)", "index=7")).write(tmp_path / STATE_FILE)
@@ -103,7 +116,7 @@ def test_run_names_the_samples_to_leave_out(tmp_path: Path) -> None:
 
 def test_state_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "supervision.json"
-    state = LadderState(2, 1, 5, 1, {"index=7": 2}, ("index=7",))
+    state = LadderState(2, 1, 5, 1, {"index=7": 2}, 3, ("index=7",))
     state.write(path)
     assert LadderState.read(path) == state
     assert [entry.name for entry in tmp_path.iterdir()] == ["supervision.json"]

@@ -39,6 +39,11 @@ class Incident:
         waited = f"no progress for {self.waited_s:.1f} s " if self.waited_s else ""
         return f"{self.diagnosis.kind}: {waited}{place}: {self.diagnosis.sentence}"
 
+    @property
+    def epoch(self) -> int:
+        """Of training."""
+        return self.progress.epoch if self.progress else 0
+
     def suspects(self) -> tuple[str, ...]:
         """What names the samples that were being worked on: the worker's, or the batch of a training step.
 

@@ -11,7 +11,7 @@ from yolo_lightning.supervise.run_files import loader_stalls
 
 STATE_FILE = "supervision.json"
 QUARANTINE_AFTER = 2
-"""A sample at which training has ended this often is set aside."""
+"""A sample at which training has ended this often within an epoch is set aside. Between two epochs it was trained."""
 
 NAMES_OF_SAMPLES = ("id=", "index=")
 
@@ -85,12 +85,14 @@ class Ending:
         diagnosis: Why, as far as known.
         saved: Whether it wrote a checkpoint that trained further than the one before.
         suspects: Samples that were at hand.
+        epoch: Of training.
     """
 
     kind: EndKind
     diagnosis: Diagnosis
     saved: bool
     suspects: tuple[str, ...] = ()
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ class LadderState:
         attempts: Failed attempts in a row without a further checkpoint.
         restarts: Restarts since the run began.
         loader_crashes: Loader crashes, and loader stalls before the first batch, in a row.
-        suspicions: How often training ended at each sample.
+        suspicions: How often training ended at each sample in `suspicious_epoch`.
+        suspicious_epoch: The epoch of the last ending with suspects.
         quarantined: Samples that are to be left out.
     """
 
@@ -111,6 +114,7 @@ class LadderState:
     restarts: int = 0
     loader_crashes: int = 0
     suspicions: dict[str, int] = field(default_factory=dict)
+    suspicious_epoch: int = 0
     quarantined: tuple[str, ...] = ()
 
     @staticmethod
@@ -181,21 +185,12 @@ def decide(
     rung = min(state.rung + down, len(rungs) - 1)
     if rung != state.rung:
         crashes = 0
-    suspicions = dict(state.suspicions)
-    for sample in ending.suspects:
-        suspicions[sample] = suspicions.get(sample, 0) + 1
-    newly = tuple(
-        sample
-        for sample in ending.suspects
-        if suspicions[sample] >= QUARANTINE_AFTER and sample not in state.quarantined
-    )
+    state, newly = _suspected(state, ending)
     after = replace(
         state,
         rung=rung,
         attempts=attempts,
         loader_crashes=crashes,
-        suspicions=suspicions,
-        quarantined=state.quarantined + newly,
     )
     if attempts >= max_attempts:
         return Decision(after, False, 0.0, f"{attempts} attempts in a row without a further checkpoint")
@@ -206,3 +201,18 @@ def decide(
     return Decision(
         again, True, wait_s, f"attempt {attempts + 1} of {max_attempts} since the last checkpoint{moved}{left_out}"
     )
+
+
+def _suspected(state: LadderState, ending: Ending) -> tuple[LadderState, tuple[str, ...]]:
+    """The state with the samples of an ending counted, and those of them that are to be left out from now on."""
+    if not ending.suspects:
+        return state, ()
+    before = state.suspicions if state.suspicious_epoch == ending.epoch else {}
+    suspicions = before | {sample: before.get(sample, 0) + 1 for sample in ending.suspects}
+    newly = tuple(
+        sample
+        for sample in ending.suspects
+        if suspicions[sample] >= QUARANTINE_AFTER and sample not in state.quarantined
+    )
+    quarantined = state.quarantined + newly
+    return replace(state, suspicions=suspicions, suspicious_epoch=ending.epoch, quarantined=quarantined), newly

@@ -156,7 +156,7 @@ class Supervisor:
         early = bool(incident.waited_s) and incident.phase <= Phase.SETUP
         decision = decide(
             self.state,
-            Ending(kind, incident.diagnosis, saved, incident.suspects()),
+            Ending(kind, incident.diagnosis, saved, incident.suspects(), incident.epoch),
             self.rungs,
             min(self.settings.attempts, EARLY_ATTEMPTS) if early else self.settings.attempts,
             self.settings.pause_s,
