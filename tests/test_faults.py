@@ -17,7 +17,7 @@ SCRIPT = REPOSITORY / "scripts" / "inject_faults.py"
 sys.path.insert(0, str(SCRIPT.parent))
 
 from faults import outcome, traces  # noqa: E402
-from faults.injector import InsideFault, Place  # noqa: E402
+from faults.inside import InsideFault, Place  # noqa: E402
 from faults.judge import restarts  # noqa: E402
 from faults.rows import CASES, chosen  # noqa: E402
 from faults.run import Beat, Line  # noqa: E402

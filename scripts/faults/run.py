@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from faults import traces
 from faults.case import Case
-from faults.injector import FIRED_FILE, note_fired
+from faults.inside import FIRED_FILE, note_fired
 from faults.workshop import REPOSITORY, SCRIPTS, Workshop, busyness, write
 from yolo_lightning.allowances import Floors
 from yolo_lightning.progress import PROGRESS_FILE, Phase, Progress, ProgressReader
@@ -129,6 +129,7 @@ class Run:
             "PYTHONPATH": os.pathsep.join(map(str, (SCRIPTS / "faults" / "fakes", REPOSITORY, SCRIPTS))),
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self.temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.workshop.root / "inductor"),  # torch makes it when it is imported
             "FAULTS_LIBRARY": str(self.workshop.library),
             MARK_VARIABLE: self.mark,
             WORKSHOP_VARIABLE: str(self.workshop.root),
