@@ -242,7 +242,7 @@ def edit(**values: Any) -> Deed:
 def start_second(run: "Run") -> None:
     """The same command once more, in the same run folder."""
     run.note("second supervisor")
-    process = run.start(run.words(resume=True))
+    process = run.start(run.words(typed=True, resume=True))
     output, _ = process.communicate()
     run.notes["second"] = (process.returncode, output.decode())
 
