@@ -14,6 +14,7 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 AT_A_TIME = 3
@@ -30,6 +31,7 @@ def main() -> int:
     from faults.rows import chosen
     from faults.workshop import EPOCHS, STEPS, Workshop
 
+    begin_s = time.monotonic()
     root = Path(tempfile.mkdtemp(prefix="faults-", dir=options.work))
     cases = (soak.soak(options.soak, options.seed),) if options.soak else chosen(options.rows)
     try:
@@ -55,7 +57,7 @@ def main() -> int:
         print(report.markdown(report.cells(verdict) for verdict in verdicts))
         print(report.summary(verdicts))
     if options.write:
-        report.write_page(options.write, verdicts, STEPS)
+        report.write_page(options.write, verdicts, STEPS, time.monotonic() - begin_s)
     return int(any(verdict.wrong for verdict in verdicts))
 
 

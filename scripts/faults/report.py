@@ -8,9 +8,9 @@ from faults.judge import Verdict
 COLUMNS = ("row", "fault", "noticed (s)", "reported", "steps lost", "next step (s)", "left behind", "exit", "verdict")
 PAGE = """# Faults, injected and measured
 
-Written by `python scripts/inject_faults.py --write {path}`. Each line is a run of the command line on a small drawn
-dataset ({steps} steps, one thread, allowances of seconds by configuration), with real processes and signals; what
-cannot be had for real is named as a fake. *noticed*: from the fault to the report. *steps lost*: trained again after
+Written by `python scripts/inject_faults.py --write {path}`. Each line is a supervised fit on a small drawn dataset
+({steps} steps, one thread, allowances of seconds by configuration), with real processes and signals; what cannot be had
+for real is named as a fake. *noticed*: from the fault to the report. *steps lost*: trained again after
 the restart. *next step*: from the decision to restart to the next completed step. *left behind*: processes, files in
 /dev/shm, temporary files. A pass means that all this was within its limits, that the exit codes were those documented,
 and that weights, averaged weights, optimizer and metrics were those of the uninterrupted run, bit for bit, where the
@@ -81,7 +81,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return text + (f", skipped: {', '.join(skipped)}" if skipped else "")
 
 
-def write_page(path: Path, verdicts: Sequence[Verdict], steps: int, further: str = "") -> None:
+def write_page(path: Path, verdicts: Sequence[Verdict], steps: int, took_s: float) -> None:
     """The page of the documentation."""
     table = markdown(cells(verdict) for verdict in verdicts)
-    path.write_text(f"{PAGE.format(path=path, steps=steps)}{table}\n\n{summary(verdicts)}.\n{further}")
+    path.write_text(f"{PAGE.format(path=path, steps=steps)}{table}\n\n{summary(verdicts)}, in {took_s / 60:.0f} minutes.\n")
