@@ -84,4 +84,5 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 def write_page(path: Path, verdicts: Sequence[Verdict], steps: int, took_s: float) -> None:
     """The page of the documentation."""
     table = markdown(cells(verdict) for verdict in verdicts)
-    path.write_text(f"{PAGE.format(path=path, steps=steps)}{table}\n\n{summary(verdicts)}, in {took_s / 60:.0f} minutes.\n")
+    end = f"{summary(verdicts)}, in {took_s / 60:.0f} minutes.\n"
+    path.write_text(f"{PAGE.format(path=path, steps=steps)}{table}\n\n{end}")

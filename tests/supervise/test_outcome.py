@@ -31,7 +31,9 @@ def test_which_ends_are_worth_another_try(code: int, line: str, mended: bool) ->
 def test_death_of_a_worker_is_worth_it_whatever_it_raised() -> None:
     lines = ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", "ValueError: while handling it")
     assert can_be_mended(1, lines)
-    assert diagnose_exit(1, lines).kind is StallClass.LOADER_CRASH
+    found = diagnose_exit(1, lines)
+    assert found.kind is StallClass.LOADER_CRASH
+    assert "DataLoader worker" in found.sentence
 
 
 def test_last_error_counts() -> None:

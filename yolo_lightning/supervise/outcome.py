@@ -91,7 +91,9 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
         return Diagnosis(StallClass.LOADER_CRASH, starved[-1], moves_down=True)
     dead = [line.strip() for line in log_lines if DEAD_WORKER.search(line)]
     if dead:
-        return Diagnosis(StallClass.LOADER_CRASH, dead[-1])
+        said = dead[-1]
+        sentence = said if "DataLoader worker" in said else f"a DataLoader worker has gone: {said}"
+        return Diagnosis(StallClass.LOADER_CRASH, sentence)
     if code == 0:
         return Diagnosis(StallClass.UNKNOWN, "the trainer ended without having finished (exit code 0)")
     if code < 0:
