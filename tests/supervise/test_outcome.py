@@ -96,3 +96,8 @@ def test_error_at_a_sample_names_it_and_is_worth_another_try() -> None:
     assert can_be_mended(1, lines)
     assert not can_be_mended(1, lines[:3])
     assert not diagnose_exit(1, lines[:3]).suspect
+
+
+def test_a_broken_socket_is_said_to_be_a_workers() -> None:
+    line = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    assert diagnose_exit(1, (*TRACE, line)).sentence == f"a DataLoader worker has gone: {line}"
