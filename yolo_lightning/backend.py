@@ -135,8 +135,8 @@ def make_plan(kind: PlanKind, budget_s: float) -> Plan:
     """The plan that all convolutions of a graph share; what it builds or measures is kept in the user's cache folder.
 
     Args:
-        kind: `fixed` follows a table, and so does `fused`, with a kernel of our own before the lowerings where the
-            device is a GPU that can run it; `timed` measures.
+        kind: `fixed` follows a table, and so does `fused`, with kernels of our own before the lowerings where a
+            GPU can run them, or a C++ compiler can build them for the CPU; `timed` measures.
         budget_s: Seconds that `timed` may spend, 0 or more.
 
     Raises:

@@ -74,7 +74,7 @@ class YOLOModule(LightningModule):
         activations: `keep` or `recompute`: keep fewer maps for the backward pass and compute them again, for memory.
         memory_format: `contiguous` or `channels_last` weights and maps; `auto` takes what suits the convolution.
         conv_plan: How `gemm` chooses algorithms: `fixed` by a table, `timed` by measuring at first use, `fused` by the
-            table too, with a kernel of our own, compiled at first use, where a GPU can run it.
+            table too, with kernels of our own, compiled at first use, where a GPU or a C++ compiler can be had.
         conv_plan_budget_s: Seconds that a process may spend on timing, 0 or more.
         weights: Ultralytics `.pt` or own `.ckpt` file to start from; null starts from random weights.
         trust: Open a `.pt` file of `weights` though it refers to code that neither PyTorch nor Ultralytics publishes.

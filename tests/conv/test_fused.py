@@ -82,7 +82,7 @@ class Guarded:
 
 
 class Fenced:
-    """Puts every tensor between pages that end the process when they are touched; at one end of its own pages."""
+    """Puts a fence around every tensor."""
 
     def __init__(self, launcher: Launcher, at_the_end: bool) -> None:
         self.launcher = launcher
@@ -90,19 +90,21 @@ class Fenced:
 
     def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         alignment = 16 if name.endswith("by_four") else 4
-        fenced = [self._fence(tensor, alignment) for tensor in tensors]
+        fenced = [fence(tensor, alignment, self.at_the_end) for tensor in tensors]
         self.launcher(name, grid, fenced, numbers)
         tensors[-1].copy_(fenced[-1])
 
-    def _fence(self, tensor: Tensor, alignment: int) -> Tensor:
-        room = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        memory = mmap.mmap(-1, room + 2 * FENCE)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        for fence in (start, start + FENCE + room):
-            assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(FENCE), 0) == 0
-        offset = FENCE + ((room - tensor.nbytes) // alignment * alignment if self.at_the_end else 0)
-        fenced = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-        return fenced.view(tensor.shape).copy_(tensor)
+
+def fence(tensor: Tensor, alignment: int, at_the_end: bool) -> Tensor:
+    """A copy between pages that end the process when they are touched; at one end of its own pages."""
+    room = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, room + 2 * FENCE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for border in (start, start + FENCE + room):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(border), ctypes.c_size_t(FENCE), 0) == 0
+    offset = FENCE + ((room - tensor.nbytes) // alignment * alignment if at_the_end else 0)
+    fenced = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+    return fenced.view(tensor.shape).copy_(tensor)
 
 
 def nhwc(tensor: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""When the kernels of fused.cu are used, compared, and struck off; the kernels themselves are stand-ins."""
+"""When kernels of our own are used, compared, and struck off; the kernels themselves are stand-ins."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from tests.conv.test_conv2d import random
 from tests.conv.test_fused import nhwc, problem_of
 from yolo_lightning.conv import _fused, _fused_build
 from yolo_lightning.conv._arguments import Problem
-from yolo_lightning.conv._fused import FusedConvolution
+from yolo_lightning.conv._checked import BuildError, CheckedKernels, Product
 from yolo_lightning.conv._fused_kernels import Grid, Launcher
 
 ACCEPTED = Problem((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, channels_last=True)
@@ -52,6 +51,15 @@ class Wrong:
 INPUT, WEIGHT = nhwc(random(2, 4, 6, 6, dtype=torch.float32)), random(5, 4, 3, 3, dtype=torch.float32)
 PROBLEM = problem_of(INPUT, WEIGHT, {"padding": 1})
 EXPECTED = F.conv2d(INPUT, WEIGHT, padding=1)
+PRODUCTS = {product.name: product for product in _fused.PRODUCTS}
+
+
+def checked(build: Callable[[torch.device], Launcher]) -> CheckedKernels[Launcher]:
+    return CheckedKernels("fused convolution kernels", build)
+
+
+def forward(kernels: CheckedKernels[Launcher], input: Tensor = INPUT, weight: Tensor = WEIGHT) -> Tensor:
+    return kernels.compute(PRODUCTS["forward"], (input, weight), PROBLEM)[0]
 
 
 def refuse(result: Tensor) -> None:
@@ -74,25 +82,25 @@ def misunderstand(result: Tensor) -> None:
 )
 def test_a_kernel_that_fails_is_struck_off_with_one_warning(spoil: Callable[[Tensor], object], words: str) -> None:
     wrong = Wrong(spoil)
-    fused = FusedConvolution(lambda device: wrong)
+    fused = checked(lambda device: wrong)
     with pytest.warns(UserWarning, match=words) as caught:
-        outputs = [fused.forward(INPUT, WEIGHT, PROBLEM) for _ in range(3)]
+        outputs = [forward(fused) for _ in range(3)]
     assert len(caught) == wrong.launches == 1
     assert not fused.works_on(torch.device("cpu"))
     for output in outputs:
         torch.testing.assert_close(output, EXPECTED)
 
 
-def test_the_first_result_of_each_product_and_problem_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_result_of_each_product_and_problem_is_compared() -> None:
     references: list[str] = []
-    for name in ("_FORWARD", "_INPUT_GRADIENT", "_WEIGHT_GRADIENT"):
-        monkeypatch.setattr(_fused, name, counted(getattr(_fused, name), references))
-    fused = FusedConvolution(lambda device: Wrong(refuse))
+    products = [counted(product, references) for product in _fused.PRODUCTS]
+    fused = checked(lambda device: Wrong(refuse))
 
     def run(problem: Problem, grad_output: Tensor) -> None:
-        fused.forward(INPUT, WEIGHT, problem)
-        fused.input_gradient(grad_output, WEIGHT, problem)
-        fused.weight_gradient(INPUT, grad_output, problem)
+        for product, operands in zip(
+            products, ((INPUT, WEIGHT), (grad_output, WEIGHT), (INPUT, grad_output)), strict=True
+        ):
+            fused.compute(product, operands, problem)
 
     for _ in range(2):
         run(PROBLEM, torch.ones_like(EXPECTED))
@@ -101,27 +109,34 @@ def test_the_first_result_of_each_product_and_problem_is_compared(monkeypatch: p
     assert len(references) == 6
 
 
-def counted(product: _fused._Product, calls: list[str]) -> _fused._Product:
+def counted(product: Product[Launcher], calls: list[str]) -> Product[Launcher]:
     """A product that the kernels get right, and that notes when the other algorithm computes it."""
 
-    def reference(*arguments: Any) -> Tensor:
+    def reference(operands: tuple[Tensor, ...], problem: Problem) -> tuple[Tensor, ...]:
         calls.append(product.name)
-        return product.reference(*arguments)
+        return product.reference(operands, problem)
 
-    return product._replace(fused=lambda _, *arguments: product.reference(*arguments), reference=reference)
+    return replace(product, compute=lambda _, *arguments: product.reference(*arguments), reference=reference)
+
+
+def test_every_result_of_a_product_is_compared() -> None:
+    both = Product[Launcher]("both", lambda *_: (EXPECTED, -EXPECTED), lambda *_: (EXPECTED, EXPECTED))
+    fused = checked(lambda device: Wrong(refuse))
+    with pytest.warns(UserWarning, match="both on cpu is off by 2 "):
+        assert fused.compute(both, (INPUT, WEIGHT), PROBLEM)[1] is EXPECTED
 
 
 @pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan])
 def test_nothing_is_learnt_from_numbers_that_cannot_be_compared(value: float) -> None:
     wrong = Wrong(lambda result: result.fill_(3.0))
-    fused = FusedConvolution(lambda device: wrong)
+    fused = checked(lambda device: wrong)
     input = torch.full_like(INPUT, value)
     for _ in range(2):
-        output = fused.forward(input, WEIGHT, PROBLEM)
+        output = forward(fused, input)
         torch.testing.assert_close(output, F.conv2d(input, WEIGHT, padding=1), equal_nan=True)
     assert fused.works_on(torch.device("cpu"))
     with pytest.warns(UserWarning, match="off by"):
-        fused.forward(INPUT, WEIGHT, PROBLEM)
+        forward(fused)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +146,9 @@ def test_a_lack_of_memory_is_passed_on(error: RuntimeError) -> None:
     def run_out(result: Tensor) -> None:
         raise error
 
-    fused = FusedConvolution(lambda device: Wrong(run_out))
+    fused = checked(lambda device: Wrong(run_out))
     with pytest.raises(type(error), match=str(error)):
-        fused.forward(INPUT, WEIGHT, PROBLEM)
+        forward(fused)
     assert fused.works_on(torch.device("cpu"))
 
 
@@ -142,11 +157,11 @@ def test_without_a_build_the_other_algorithm_computes() -> None:
 
     def build(device: torch.device) -> Launcher:
         builds.append(device)
-        raise _fused_build.BuildError("there is no compiler")
+        raise BuildError("there is no compiler")
 
-    fused = FusedConvolution(build)
+    fused = checked(build)
     with pytest.warns(UserWarning, match="there is no compiler") as caught:
-        outputs = [fused.forward(INPUT, WEIGHT, PROBLEM) for _ in range(2)]
+        outputs = [forward(fused) for _ in range(2)]
     assert len(caught) == len(builds) == 1
     torch.testing.assert_close(outputs, [EXPECTED, EXPECTED])
 
@@ -165,10 +180,10 @@ def test_off_until_enabled(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_results_on_a_gpu_equal_those_of_a_cpu(tmp_path: Path) -> None:
-    fused = FusedConvolution(lambda device: _fused_build.make_launcher(device, tmp_path))
+    fused = checked(lambda device: _fused_build.make_launcher(device, tmp_path))
     device = torch.device("cuda", torch.cuda.current_device())
     assert fused.works_on(device)
     for _ in range(2):
-        output = fused.forward(INPUT.to(device), WEIGHT.to(device), PROBLEM)
+        output = forward(fused, INPUT.to(device), WEIGHT.to(device))
         torch.testing.assert_close(output.cpu(), EXPECTED, rtol=0, atol=1e-4)
     assert fused.works_on(device)

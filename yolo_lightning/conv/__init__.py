@@ -7,8 +7,8 @@ Convolutions are lowered to matrix products, forward and backward. A plan decide
 a `TimedPlan` that measures. Needs torch alone.
 """
 
-from yolo_lightning.conv._fused import enable as enable_fused_kernels
 from yolo_lightning.conv.functional import conv2d
+from yolo_lightning.conv.kernels import disable_fused_kernels, enable_fused_kernels
 from yolo_lightning.conv.layer import GemmConv2d
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
 from yolo_lightning.conv.plan import FIXED, Plan, PlannedConvolution
@@ -23,6 +23,7 @@ __all__ = [
     "TimedPlan",
     "VendorFreeBatchNorm2d",
     "conv2d",
+    "disable_fused_kernels",
     "enable_fused_kernels",
     "swap_convs",
     "unswap_convs",

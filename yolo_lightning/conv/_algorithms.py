@@ -15,6 +15,7 @@ from torch import Tensor
 
 from yolo_lightning.conv import (
     _channels_last,
+    _compiled,
     _depthwise,
     _fused,
     _im2col,
@@ -86,6 +87,10 @@ def _serves_fused(problem: Problem, dtype: torch.dtype, device_type: str) -> boo
     return _fused.accepts(problem, dtype, device_type) and _fused.available(torch.device(device_type))
 
 
+def _serves_compiled(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return not problem.is_pointwise and _compiled.accepts(problem, dtype, device_type) and _compiled.available()
+
+
 def _serves_winograd(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
     return _winograd.accepts(problem) and dtype in (torch.float32, torch.float64)
 
@@ -104,6 +109,7 @@ _TABLE = (
     _Algorithm("pointwise", _pointwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_pointwise),
     _Algorithm("depthwise", _depthwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_depthwise),
     _Algorithm("fused", _fused, (_NHWC,), _serves_fused, may_refuse=True),
+    _Algorithm("compiled", _compiled, (_NHWC,), _serves_compiled, may_refuse=True),
     _Algorithm("winograd", _winograd, (_NHWC,), _prefers_winograd),
     _Algorithm("rows", _rows, (_NCHW,), _serves_rows),
     _Algorithm("rows_channels_last", _rows_channels_last, (_NHWC,), _serves_rows),

@@ -20,14 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from yolo_lightning.conv._checked import BuildError
 from yolo_lightning.conv._fused_kernels import THREADS, Grid, Launcher, instances
 
 # A build takes about a minute; other processes wait no longer than this for it.
 BUILD_TIMEOUT_S = 600.0
-
-
-class BuildError(RuntimeError):
-    """The kernels cannot be built here; the message says why."""
 
 
 def make_launcher(device: torch.device, build_folder: Path) -> Launcher:

@@ -32,15 +32,14 @@ def accepts(problem: Problem) -> bool:
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     """The output, `problem.output_size`."""
-    matrices = _matrices(weight, weight.new_tensor(KERNEL_TRANSFORM)).transpose(1, 2)
-    output, _ = _convolve(input, matrices, None, problem)
+    output, _ = _convolve(input, numbers_of(weight).transpose(1, 2), None, problem)
     return output
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
     """The gradient for the weight, `problem.weight_size`."""
     _, total = _convolve(input, None, grad_output, problem)
-    return _taps(total, input.new_tensor(KERNEL_TRANSFORM)).permute(3, 2, 0, 1).contiguous()
+    return weight_of(total)
 
 
 def gradients(input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -49,9 +48,32 @@ def gradients(input: Tensor, grad_output: Tensor, weight: Tensor, problem: Probl
     The input gradient is a convolution of the output gradient with the mirrored weight. Seen from there, the input
     stands where an output gradient would stand.
     """
-    mirrored = weight.new_tensor(KERNEL_TRANSFORM).flip(1)
-    grad_input, total = _convolve(grad_output, _matrices(weight, mirrored), input, correlation(problem))
-    return grad_input, _taps(total, mirrored).permute(2, 3, 0, 1).contiguous()
+    grad_input, total = _convolve(grad_output, mirrored_numbers_of(weight), input, correlation(problem))
+    return grad_input, mirrored_weight_of(total)
+
+
+def numbers_of(weight: Tensor) -> Tensor:
+    """The numbers of the kernels, `(36, O, C)`."""
+    return _matrices(weight, _transform(weight))
+
+
+def weight_of(total: Tensor) -> Tensor:
+    """The gradient for the weight `(O, C, 3, 3)` from that for its numbers `(36, C, O)`."""
+    return _taps(total, _transform(total)).permute(3, 2, 0, 1).contiguous()
+
+
+def mirrored_numbers_of(weight: Tensor) -> Tensor:
+    """The numbers of the kernels turned by 180 degrees, `(36, O, C)`."""
+    return _matrices(weight, _transform(weight).flip(1))
+
+
+def mirrored_weight_of(total: Tensor) -> Tensor:
+    """The gradient for the weight `(O, C, 3, 3)` from that for `mirrored_numbers_of`, `(36, O, C)`."""
+    return _taps(total, _transform(total).flip(1)).permute(2, 3, 0, 1).contiguous()
+
+
+def _transform(like: Tensor) -> Tensor:
+    return like.new_tensor(KERNEL_TRANSFORM)
 
 
 def _convolve(

@@ -75,7 +75,7 @@ def benchmark(
         tf32: Let matrix products and convolutions round float32 to TF32, on NVIDIA cards that can.
         vendor_search: Let cuDNN or MIOpen time its kernels first; with MIOpen this can take very long.
         conv_plan: fixed chooses our algorithms by a table, timed times them first, within the warm-up, fused is fixed
-            with a kernel of our own where a GPU can run it.
+            with kernels of our own where a GPU can run them, or a C++ compiler builds them for the CPU.
         conv_plan_budget_s: Seconds that timing may take.
         stability_steps: Steps of each of the two trainings; 0 leaves them out.
         stability_image_size: Their pixels; null takes image_size, on a CPU at most 160.

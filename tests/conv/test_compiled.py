@@ -1,0 +1,219 @@
+"""The loops of winograd.cpp and windows.cpp against `torch.nn.functional.conv2d` in float64."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.conv.test_conv2d import Case, random
+from tests.conv.test_fused import DENSE, fence, nhwc, problem_of
+from yolo_lightning.conv import (
+    _compiled,
+    _compiled_build,
+    _compiled_launch,
+    disable_fused_kernels,
+    enable_fused_kernels,
+    swap_convs,
+)
+from yolo_lightning.conv._checked import BuildError
+from yolo_lightning.conv._compiled_launch import Loops, Sizes
+
+LANES = 3
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
+)
+
+
+@pytest.fixture(scope="session")
+def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session")
+def loops(build_folder: Path) -> Loops:
+    return _compiled_build.build(build_folder)
+
+
+@pytest.fixture(params=[1, LANES])
+def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
+    return int(request.param)
+
+
+def check(loops: Loops, input_shape: Sequence[int], weight_shape: Sequence[int], arguments: dict[str, Any]) -> None:
+    input, weight = random(*input_shape, dtype=torch.float32), random(*weight_shape, seed=1, dtype=torch.float32)
+    problem = problem_of(input, weight, arguments)
+    exact = [input.double().requires_grad_(), weight.double().requires_grad_()]
+    output = F.conv2d(*exact, **arguments)
+    grad_output = random(*output.shape, seed=2, dtype=torch.float32)
+    expected = torch.autograd.grad(output, exact, grad_output.double())
+    input, grad_output = nhwc(input), nhwc(grad_output)
+    launch = _compiled_launch
+    at_once = launch.gradients(loops, input, grad_output, weight, problem)
+    found = {
+        "output": (launch.forward(loops, input, weight, problem), output),
+        "input gradient": (launch.input_gradient(loops, grad_output, weight, problem), expected[0]),
+        "weight gradient": (launch.weight_gradient(loops, input, grad_output, problem), expected[1]),
+        "input gradient at once": (at_once[0], expected[0]),
+        "weight gradient at once": (at_once[1], expected[1]),
+    }
+    for name, (one, other) in found.items():
+        assert one.shape == other.shape
+        difference = (one - other).abs().max() / other.abs().max().clamp(min=1)
+        assert difference < 1e-5, f"{name} is off by {difference:.2g}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", DENSE, ids=str)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_results_equal_torch(case: Case, loops: Loops, lanes: int) -> None:
+    check(loops, case[0], case[1], case[3])
+
+
+@needs_compiler
+@pytest.mark.parametrize("padding", [0, 1, 2, 3])
+@pytest.mark.parametrize("size", [(3, 3), (4, 9), (13, 6), (24, 21)], ids=str)
+@pytest.mark.parametrize("tile", [1, 1 << 17])
+def test_winograd_equals_torch(
+    tile: int, size: tuple[int, int], padding: int, loops: Loops, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_compiled_launch, "TILE_ELEMENTS", tile)
+    called: list[str] = []
+    monkeypatch.setattr(Loops, "__call__", counted(Loops.__call__, called))
+    check(loops, (2, 16, *size), (24, 16, 3, 3), {"padding": padding})
+    assert set(called) == {"winograd"}
+
+
+def counted(call: Any, called: list[str]) -> Any:
+    """The same function, whose first arguments are noted."""
+
+    def count(loops: Loops, name: str, *arguments: Any) -> None:
+        called.append(name)
+        call(loops, name, *arguments)
+
+    return count
+
+
+@needs_compiler
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_shape(loops: Loops, lanes: int, data: st.DataObject) -> None:
+    def draw(low: int, high: int) -> int:
+        return data.draw(st.integers(low, high))
+
+    kernel, dilation = (draw(1, 4), draw(1, 4)), (draw(1, 3), draw(1, 3))
+    padding = (draw(0, 4), draw(0, 4))
+    least = [max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    size = [draw(smallest, smallest + 9) for smallest in least]
+    arguments = {"stride": (draw(1, 4), draw(1, 4)), "padding": padding, "dilation": dilation}
+    channels = draw(1, 9)
+    check(loops, (draw(1, 3), channels, *size), (draw(1, 9), channels, *kernel), arguments)
+
+
+class Fenced(Loops):
+    """Puts a fence around every tensor."""
+
+    def __call__(self, name: str, sizes: Sizes, *values: Tensor | bool | None) -> None:
+        places = {number: value for number, value in enumerate(values) if isinstance(value, Tensor) and value.numel()}
+        fenced = {number: fence(dense(value), 4, self.at_the_end) for number, value in places.items()}
+        super().__call__(name, sizes, *(fenced.get(number, value) for number, value in enumerate(values)))
+        for number, value in places.items():
+            dense(value).copy_(fenced[number])
+
+    at_the_end = False
+
+
+class FencedAtTheEnd(Fenced):
+    at_the_end = True
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """A view of the same memory in the order in which it lies."""
+    return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 and not tensor.is_contiguous() else tensor
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and mprotect")
+@pytest.mark.parametrize("kind", [Fenced, FencedAtTheEnd])
+@pytest.mark.parametrize("channels", [3, 16], ids=["windows", "winograd"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_nothing_outside_the_tensors_is_touched(stride: int, channels: int, kind: type[Fenced], loops: Loops) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            fenced = kind(loops.library, loops.sgemm)
+            check(fenced, (2, channels, 19, 18), (channels, channels, 3, 3), {"padding": 1, "stride": stride})
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@needs_compiler
+def test_results_are_equal_bit_for_bit_from_call_to_call(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: LANES)
+    input, weight = nhwc(random(3, 16, 31, 30, dtype=torch.float32)), random(16, 16, 3, 3, dtype=torch.float32)
+    for stride in (1, 2):
+        problem = problem_of(input, weight, {"padding": 1, "stride": stride})
+        grads = nhwc(random(*problem.output_size, seed=2, dtype=torch.float32))
+        once, again = (_compiled_launch.gradients(loops, input, grads, weight, problem) for _ in range(2))
+        assert all(map(torch.equal, once, again))
+
+
+@pytest.fixture
+def enabled(build_folder: Path) -> Any:
+    enable_fused_kernels(build_folder)
+    yield
+    disable_fused_kernels()
+
+
+@needs_compiler
+def test_a_network_uses_the_loops_where_they_are_enabled(enabled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(Loops, "__call__", counted(Loops.__call__, called))
+    network = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1), nn.Conv2d(16, 4, 1))
+    input = random(2, 3, 40, 40, dtype=torch.float32)
+    expected = network(input).square().sum()
+    swap_convs(network.to(memory_format=torch.channels_last))
+    found = network(nhwc(input)).square().sum()
+    found.backward()
+    torch.testing.assert_close(found, expected)
+    assert set(called) == {"winograd", "windows"}
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_without_a_compiler_there_is_one_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    enable_fused_kernels(tmp_path)
+    try:
+        with pytest.warns(UserWarning, match="no compiled convolution loops .* there is no C.. compiler") as caught:
+            assert not any(_compiled.available() for _ in range(2))
+        assert len(caught) == 1
+    finally:
+        disable_fused_kernels()
+
+
+@pytest.mark.skipif(not Path("/bin/sh").exists(), reason="needs a shell")
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "/bin/sh -c 'echo no such dialect >&2; exit 3' --")
+    with pytest.raises(BuildError, match="ended with 3: no such dialect"):
+        _compiled_build.build(tmp_path)
+
+
+@needs_compiler
+def test_what_was_built_is_found_again(build_folder: Path, loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("compiled twice")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert _compiled_build.build(build_folder).sgemm == loops.sgemm

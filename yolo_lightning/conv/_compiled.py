@@ -1,0 +1,73 @@
+"""Convolution in C++ loops of our own on a CPU (winograd.cpp, windows.cpp), compiled on the spot. Optional.
+
+The algorithms are those of `_winograd` and `_channels_last`. In Python each tile costs dozens of small operations, and
+threads share each of them; here a thread does all of a tile, while another one does the next.
+
+Off until `enable` is called. The loops are compiled when the first problem asks for them.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from yolo_lightning.conv import _compiled_build, _compiled_launch, _rows_channels_last
+from yolo_lightning.conv._arguments import Problem
+from yolo_lightning.conv._checked import OptionalKernels, product_of
+from yolo_lightning.conv._compiled_launch import Loops
+
+PRODUCTS = tuple(
+    product_of(name, _compiled_launch, _rows_channels_last)
+    for name in ("forward", "input_gradient", "weight_gradient", "gradients")
+)
+_LOOPS: OptionalKernels[Loops] = OptionalKernels("compiled convolution loops", PRODUCTS)
+
+
+def enable(build_folder: Path) -> None:
+    """Let the loops be candidates from here on, also after earlier ones failed; does not build them yet.
+
+    Args:
+        build_folder: Where they are built; several processes may share it.
+    """
+    _LOOPS.enable(lambda device: _compiled_build.build(build_folder))
+
+
+disable = _LOOPS.disable
+
+
+def available() -> bool:
+    """Whether the loops are enabled and can be had; builds them, and warns once if that fails."""
+    return _LOOPS.work_on(torch.device("cpu"))
+
+
+def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    """Whether the loops can compute a problem: on a CPU, channels_last, one group, float32, nothing empty."""
+    sizes = (problem.input_size, problem.output_size, problem.weight_size)
+    return (
+        device_type == "cpu"
+        and dtype == torch.float32
+        and problem.channels_last
+        and problem.groups == 1
+        and min(min(size) for size in sizes) > 0
+    )
+
+
+def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """The output, `problem.output_size`."""
+    return _LOOPS.compute("forward", input, weight, problem=problem)[0]
+
+
+def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """The gradient for the input, `problem.input_size`."""
+    return _LOOPS.compute("input_gradient", grad_output, weight, problem=problem)[0]
+
+
+def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
+    """The gradient for the weight, `problem.weight_size`."""
+    return _LOOPS.compute("weight_gradient", input, grad_output, problem=problem)[0]
+
+
+def gradients(input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    """The gradients for the input and for the weight."""
+    grad_input, grad_weight = _LOOPS.compute("gradients", input, grad_output, weight, problem=problem)
+    return grad_input, grad_weight
