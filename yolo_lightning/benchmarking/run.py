@@ -91,13 +91,13 @@ class _Runner:
         return self._network(lambda module, batch: step_pass(module, [batch], self.autocast), footprints=False)
 
     def stability(self, report: Report) -> None:
-        """Two equal trainings with this project's convolution, where it is not skipped."""
+        """Two equal trainings with this project's convolution in its usual layout, where it is not skipped."""
         settings = self._settings
-        if not settings.stability_steps or Variant.GEMM not in self._variants:
+        if not settings.stability_steps or Variant.GEMM_NHWC not in self._variants:
             return
         self._say(f"2 x {settings.stability_steps} steps at {settings.stability_image_size} px")
         report.stability = run_stability(
-            Variant.GEMM,
+            Variant.GEMM_NHWC,
             self.plan,
             self._device,
             self.autocast,
