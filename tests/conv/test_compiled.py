@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conv.test_conv2d import Case, random
-from tests.conv.test_fused import DENSE, fence, nhwc, problem_of
+from tests.conv.test_fused import DENSE, draw_convolution, fence, nhwc, problem_of
 from yolo_lightning.conv import (
     _compiled,
     _compiled_build,
@@ -107,16 +107,7 @@ def counted(call: Any, called: list[str]) -> Any:
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape(loops: Loops, lanes: int, data: st.DataObject) -> None:
-    def draw(low: int, high: int) -> int:
-        return data.draw(st.integers(low, high))
-
-    kernel, dilation = (draw(1, 4), draw(1, 4)), (draw(1, 3), draw(1, 3))
-    padding = (draw(0, 4), draw(0, 4))
-    least = [max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
-    size = [draw(smallest, smallest + 9) for smallest in least]
-    arguments = {"stride": (draw(1, 4), draw(1, 4)), "padding": padding, "dilation": dilation}
-    channels = draw(1, 9)
-    check(loops, (draw(1, 3), channels, *size), (draw(1, 9), channels, *kernel), arguments)
+    check(loops, *draw_convolution(data))
 
 
 class Fenced(Loops):

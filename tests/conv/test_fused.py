@@ -158,6 +158,12 @@ def test_every_tile(
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape(emulated: Launcher, data: st.DataObject) -> None:
+    check(emulated, *draw_convolution(data))
+
+
+def draw_convolution(data: st.DataObject) -> tuple[Sequence[int], Sequence[int], dict[str, Any]]:
+    """Shapes of an input and a weight, and further arguments, that give an output."""
+
     def draw(low: int, high: int) -> int:
         return data.draw(st.integers(low, high))
 
@@ -167,7 +173,7 @@ def test_any_shape(emulated: Launcher, data: st.DataObject) -> None:
     size = [draw(smallest, smallest + 9) for smallest in least]
     arguments = {"stride": (draw(1, 4), draw(1, 4)), "padding": padding, "dilation": dilation}
     channels = draw(1, 9)
-    check(emulated, (draw(1, 3), channels, *size), (draw(1, 9), channels, *kernel), arguments)
+    return (draw(1, 3), channels, *size), (draw(1, 9), channels, *kernel), arguments
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and mprotect")
