@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 SCRIPT = REPOSITORY / "scripts" / "inject_faults.py"
 sys.path.insert(0, str(SCRIPT.parent))
 
-from faults import outcome, traces  # noqa: E402
+from faults import outcome, overhead, traces  # noqa: E402
 from faults.inside import InsideFault, Place  # noqa: E402
 from faults.judge import restarts  # noqa: E402
 from faults.rows import CASES, chosen  # noqa: E402
@@ -156,3 +156,8 @@ def test_fault_happens_once_in_all_attempts_or_always(tmp_path: Path) -> None:
     assert len((tmp_path / "fired.jsonl").read_text().splitlines()) == 3
     with pytest.raises(ValueError, match="fault kind is 'yawn', allowed are"):
         InsideFault.parse("yawn @ step 7")
+
+
+def test_cost_of_the_record_is_measured_on_the_hooks_themselves(tmp_path: Path) -> None:
+    plain, wound_up = overhead.of_the_trainer(tmp_path)
+    assert 0 < plain.step_s < wound_up.step_s

@@ -96,9 +96,12 @@ def fastest(call: Callable[[], Any], times: int) -> float:
 
 def stand_in_trainer(folder: Path) -> Any:
     """As much of a trainer as the hooks look at."""
-    module = SimpleNamespace(steps=8)
     return SimpleNamespace(
-        current_epoch=1, num_training_batches=100, default_root_dir=str(folder), lightning_module=module
+        current_epoch=1,
+        num_training_batches=100,
+        default_root_dir=str(folder),
+        lightning_module=SimpleNamespace(steps=8),
+        fit_loop=SimpleNamespace(total_batch_idx=7),
     )
 
 
