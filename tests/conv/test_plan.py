@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from tests.conv.test_conv2d import random
 from yolo_lightning.conv import FIXED, GemmConv2d, Plan, TimedPlan, _rows, conv2d, timed_plan
 from yolo_lightning.conv import plan as plan_module
-from yolo_lightning.conv._algorithms import SEPARATE, Candidate, Operation, Tensors, candidates
-from yolo_lightning.conv._arguments import Problem
+from yolo_lightning.conv._algorithms import SEPARATE, Candidate, Operation, candidates
+from yolo_lightning.conv._arguments import Problem, Tensors
 
 PROBLEM = Problem((1, 1, 4, 4), (1, 1, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, False)
 OTHER = Problem((2, 1, 4, 4), (1, 1, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, False)

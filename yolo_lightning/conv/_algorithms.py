@@ -25,10 +25,9 @@ from yolo_lightning.conv import (
     _rows_channels_last,
     _winograd,
 )
-from yolo_lightning.conv._arguments import Problem
+from yolo_lightning.conv._arguments import Problem, Tensors
 from yolo_lightning.conv._mirror import correlation, mirrored_weight
 
-Tensors = tuple[Tensor, ...]
 Compute = Callable[[Tensors], Tensors]
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 IntOrPair = int | Sequence[int]
+Tensors = tuple[Tensor, ...]
 
 SUPPORTED_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

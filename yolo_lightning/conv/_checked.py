@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.conv._arguments import Problem
+from yolo_lightning.conv._arguments import Problem, Tensors
 
 # Largest difference between two right results, as a share of the largest value. Sums of 100 000 float32 products in
 # another order differ by 5e-5, and by more where they cancel; products in TF32, which the other algorithm may use, by
@@ -19,7 +19,6 @@ LARGEST_DIFFERENCE = 1e-3
 LARGEST_DIFFERENCE_TF32 = 1e-2
 
 KernelsT = TypeVar("KernelsT")
-Tensors = tuple[Tensor, ...]
 
 
 class BuildError(RuntimeError):
@@ -147,8 +146,24 @@ class OptionalKernels(Generic[KernelsT]):
         """Whether they are enabled and run on this device; builds them, and warns once if that fails."""
         return self._kernels is not None and self._kernels.works_on(device)
 
-    def compute(self, name: str, *operands: Tensor, problem: Problem) -> Tensors:
-        """The results of the product of this name."""
+    def forward(self, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+        """The output, `problem.output_size`."""
+        return self._compute("forward", (input, weight), problem)[0]
+
+    def input_gradient(self, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+        """The gradient for the input, `problem.input_size`."""
+        return self._compute("input_gradient", (grad_output, weight), problem)[0]
+
+    def weight_gradient(self, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
+        """The gradient for the weight, `problem.weight_size`."""
+        return self._compute("weight_gradient", (input, grad_output), problem)[0]
+
+    def gradients(self, input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+        """The gradients for the input and for the weight."""
+        grad_input, grad_weight = self._compute("gradients", (input, grad_output, weight), problem)
+        return grad_input, grad_weight
+
+    def _compute(self, name: str, operands: Tensors, problem: Problem) -> Tensors:
         product = self._products[name]
         if self._kernels is None:
             return product.reference(operands, problem)

@@ -9,7 +9,6 @@ Off until `enable` is called. The loops are compiled when the first problem asks
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from yolo_lightning.conv import _compiled_build, _compiled_launch, _rows_channels_last
 from yolo_lightning.conv._arguments import Problem
@@ -33,6 +32,10 @@ def enable(build_folder: Path) -> None:
 
 
 disable = _LOOPS.disable
+forward = _LOOPS.forward
+input_gradient = _LOOPS.input_gradient
+weight_gradient = _LOOPS.weight_gradient
+gradients = _LOOPS.gradients
 
 
 def available() -> bool:
@@ -50,24 +53,3 @@ def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
         and problem.groups == 1
         and min(min(size) for size in sizes) > 0
     )
-
-
-def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`."""
-    return _LOOPS.compute("forward", input, weight, problem=problem)[0]
-
-
-def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the input, `problem.input_size`."""
-    return _LOOPS.compute("input_gradient", grad_output, weight, problem=problem)[0]
-
-
-def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the weight, `problem.weight_size`."""
-    return _LOOPS.compute("weight_gradient", input, grad_output, problem=problem)[0]
-
-
-def gradients(input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """The gradients for the input and for the weight."""
-    grad_input, grad_weight = _LOOPS.compute("gradients", input, grad_output, weight, problem=problem)
-    return grad_input, grad_weight

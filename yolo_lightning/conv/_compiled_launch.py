@@ -46,6 +46,9 @@ class Loops:
     library: ctypes.CDLL
     sgemm: int
 
+    def __post_init__(self) -> None:
+        self.library.winograd_scratch.restype = ctypes.c_long
+
     def __call__(self, name: str, sizes: Sizes, *values: Tensor | bool | None) -> None:
         """Call a function with the sizes, the BLAS function and the rest."""
         getattr(self.library, name)(ctypes.byref(sizes), ctypes.c_void_p(self.sgemm), *map(_argument, values))
@@ -120,12 +123,10 @@ def _winograd_loops(
     pixels = _empty_images(input, problem.output_size if matrices is not None else (0, outputs, 0, 0))
     lanes = sizes.lanes if grads is not None else 0
     totals = input.new_zeros(lanes, NUMBERS, channels, outputs)
-    function = loops.library.winograd_scratch
-    function.restype = ctypes.c_long
-    scratch = _scratch(input, sizes.lanes * function(ctypes.byref(sizes)))
+    scratch = _scratch(input, sizes.lanes * loops.library.winograd_scratch(ctypes.byref(sizes)))
     dense_grads = None if grads is None else _dense(grads)
     loops("winograd", sizes, _dense(input), matrices, transposed, dense_grads, pixels, totals, scratch)
-    return pixels, totals.sum(0)
+    return pixels, totals if grads is None else totals.sum(0)
 
 
 def _window_loops(
@@ -140,7 +141,7 @@ def _window_loops(
     scratch = _scratch(input, sizes.lanes * sizes.tile * window)
     dense_grads = None if grads is None else _dense(grads)
     loops("windows", sizes, _dense(input), matrix, dense_grads, pixels, totals, scratch)
-    return pixels, totals.sum(0)
+    return pixels, totals if grads is None else totals.sum(0)
 
 
 def _sizes(problem: Problem, most: int, items: int = 0) -> Sizes:

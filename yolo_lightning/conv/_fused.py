@@ -10,7 +10,6 @@ Off until `enable` is called. The kernels are compiled when the first problem as
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from yolo_lightning.conv import _fused_build, _fused_launch, _rows_channels_last
 from yolo_lightning.conv._arguments import Problem
@@ -34,6 +33,9 @@ def enable(build_folder: Path) -> None:
 
 
 disable = _KERNELS.disable
+forward = _KERNELS.forward
+input_gradient = _KERNELS.input_gradient
+weight_gradient = _KERNELS.weight_gradient
 
 
 def available(device: torch.device) -> bool:
@@ -56,18 +58,3 @@ def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
         and min(min(size) for size in sizes) > 0
         and most <= MOST_ELEMENTS
     )
-
-
-def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`."""
-    return _KERNELS.compute("forward", input, weight, problem=problem)[0]
-
-
-def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the input, `problem.input_size`."""
-    return _KERNELS.compute("input_gradient", grad_output, weight, problem=problem)[0]
-
-
-def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the weight, `problem.weight_size`."""
-    return _KERNELS.compute("weight_gradient", input, grad_output, problem=problem)[0]

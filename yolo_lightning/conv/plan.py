@@ -11,11 +11,10 @@ from torch import Tensor
 from yolo_lightning.conv._algorithms import (
     Candidate,
     Operation,
-    Tensors,
     candidates,
     gradient_candidates,
 )
-from yolo_lightning.conv._arguments import Problem
+from yolo_lightning.conv._arguments import Problem, Tensors
 
 # Orders that a plan remembers before it forgets them all and looks them up again: a bound on memory where every
 # batch has another shape.

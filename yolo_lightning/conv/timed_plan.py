@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.conv._algorithms import Candidate, Tensors
+from yolo_lightning.conv._algorithms import Candidate
+from yolo_lightning.conv._arguments import Tensors
 from yolo_lightning.conv._plan_cache import PlanCache
 from yolo_lightning.conv.plan import Plan, PlanKey, is_another_ones_turn, warn_of_failure
 
