@@ -26,6 +26,7 @@ from yolo_lightning.data.ltdv2 import CLASS_NAMES
 from yolo_lightning.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.graph import Variant, build_graph, head_class_width, set_loss_gains
 from yolo_lightning.guarded_step import GuardedStep, Processes
+from yolo_lightning.host_memory import keep_freed_memory
 from yolo_lightning.loss import DetectionLoss, class_weights
 from yolo_lightning.nonfinite import NonFiniteGuard, Patience, Verdict
 from yolo_lightning.optim import (
@@ -198,9 +199,11 @@ class YOLOModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Choose the convolution, where the user has not: the device is known from here on."""
+        strategy = self.trainer.strategy
+        if strategy.root_device.type == "cpu":
+            keep_freed_memory()
         if self.hparams["conv"] != "auto":
             return
-        strategy = self.trainer.strategy
         chosen: Convolution = "native"
         if self.trainer.is_global_zero:  # one trial decides for all processes; several would slow each other
             chosen = choose_convolution(strategy.root_device, self.hparams["probe_timeout_s"])
