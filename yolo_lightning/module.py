@@ -26,7 +26,7 @@ from yolo_lightning.data.ltdv2 import CLASS_NAMES
 from yolo_lightning.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.graph import Variant, build_graph, head_class_width, set_loss_gains
 from yolo_lightning.guarded_step import GuardedStep, Processes
-from yolo_lightning.host_memory import keep_freed_memory
+from yolo_lightning.host import keep_freed_memory
 from yolo_lightning.loss import DetectionLoss, class_weights
 from yolo_lightning.nonfinite import NonFiniteGuard, Patience, Verdict
 from yolo_lightning.optim import (

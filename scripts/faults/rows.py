@@ -18,20 +18,16 @@ CASES: tuple[Case, ...] = tuple(
 
 QUICK = Case(
     "quick",
-    "rows 4, 34, 17, 12 and 15 in one run: worker stopped, trainer terminated, killed, in a C call, stopped",
+    "rows 4, 17 and 12 in one run: worker stopped, trainer killed, trainer in a C call",
     ("c_call @ step 19",),
     (
         at_step(3, to_worker(signal.SIGSTOP)),
-        at_step(7, to_trainer(signal.SIGTERM)),
         at_step(12, to_trainer(signal.SIGKILL)),
-        at_step(24, to_trainer(signal.SIGSTOP)),
     ),
     (
         Report(StallClass.LOADER_STALL, ("stopped (T)", "owes it")),
-        Report(StallClass.UNKNOWN, ("without having finished (exit code 0)",), within_s=5.0),
         Report(StallClass.UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S),
         Report(StallClass.UNKNOWN, ("c_call (", "state S"), "step"),
-        Report(StallClass.UNKNOWN, ("stopped (T)",)),
     ),
     short_s={"fetch_s": 3.0, "step_s": 2.0, "save_s": 3.0},
     workers=1,

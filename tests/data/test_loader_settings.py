@@ -15,12 +15,11 @@ from torch.utils.data import DataLoader
 from tests.conftest import REPOSITORY
 from tests.helpers.in_a_worker import AbortsWhenTornDown, Surroundings, first
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.loader import (
+from yolo_lightning.data.loader import LoaderSettings, describe
+from yolo_lightning.data.worker_processes import (
     THREADS_VARIABLE,
     ForkServingContext,
-    LoaderSettings,
     SpawningContext,
-    describe,
     thread_environment,
 )
 

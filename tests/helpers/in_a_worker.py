@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from yolo_lightning.data.loader import THREADS_VARIABLE
+from yolo_lightning.data.worker_processes import THREADS_VARIABLE
 
 
 class Surroundings(Dataset[dict[str, Any]]):

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from yolo_lightning.data.worker_processes import SpawningContext
 from yolo_lightning.progress import Phase
 from yolo_lightning.supervise.classify import (
     Diagnosis,
@@ -112,6 +113,17 @@ def test_fault_9_wait_for_workers_after_validation_is_a_loader_stall(place: str)
     found = judge(main_process("poll (multiprocessing/connection.py:257)", f"{place} ({TORCH})"))
     assert found.kind is StallClass.LOADER_STALL
     assert place in found.sentence
+
+
+def test_wait_for_workers_that_import_is_a_loader_stall() -> None:
+    place = SpawningContext._await_core.__name__
+    importing = worker(11, "open (storage.py:1)", "<module> (torch/__init__.py:1)")
+    found = judge(
+        main_process("poll (multiprocessing/connection.py:257)", f"{place} (worker_processes.py:1)"), importing
+    )
+    assert found.kind is StallClass.LOADER_STALL
+    assert f"in {place}" in found.sentence
+    assert "worker process 11, state S, owes it and stands in open" in found.sentence
 
 
 def test_dead_worker_is_a_crash_with_the_kernels_word() -> None:

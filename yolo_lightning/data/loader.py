@@ -4,24 +4,13 @@ docs/loader.md holds the reasons at length.
 """
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
-from threading import Lock
 from typing import Any, Literal
 
 import cv2
 import torch
 
-THREADS_VARIABLE = "OMP_NUM_THREADS"
-"""Read once by OpenMP (torch) and OpenBLAS (NumPy), when a process loads them."""
-
-PRELOADED = ["yolo_lightning.data.dataset"]
-"""What the fork server imports once for all workers; torch above all, two seconds and 300 MB."""
-
-environment_lock = Lock()
+from yolo_lightning.data.worker_processes import THREADS_VARIABLE, ForkServingContext, SpawningContext
 
 
 @dataclass(frozen=True)
@@ -75,93 +64,6 @@ class LoaderSettings:
                 "worker_init_fn": prepare_worker,
             }
         return arguments
-
-
-class SpawnedWorker(SpawnProcess):
-    """A process that finds its number of threads in its environment."""
-
-    threads = 1
-
-    def start(self) -> None:
-        """Start; the environment is as it was when this returns."""
-        with thread_environment(self.threads):
-            super().start()
-
-    def run(self) -> None:
-        """Work, and end without tearing the interpreter down.
-
-        The thread that sends batches may be inside torch at that moment, as it is when an iterator is dropped within an
-        epoch; Python would unwind it through C++ code that may not be unwound, which aborts the process.
-        """
-        super().run()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-
-class ForkServedWorker(ForkServerProcess):
-    """The same, copied from the fork server; the first one starts the server, which keeps its environment."""
-
-    threads = 1
-
-    def start(self) -> None:
-        """Start the server if there is none, and the process."""
-        ForkServerContext().set_forkserver_preload(PRELOADED)
-        with thread_environment(self.threads):
-            super().start()
-
-
-class SpawningContext(SpawnContext):
-    """Python's spawn context, whose processes have `threads` threads.
-
-    Args:
-        threads: OpenMP and BLAS threads of each process.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-
-    def Process(self, *arguments: Any, **keywords: Any) -> SpawnedWorker:  # type: ignore[override]
-        """A process that has not started yet."""
-        worker = SpawnedWorker(*arguments, **keywords)
-        worker.threads = self.threads
-        return worker
-
-
-class ForkServingContext(ForkServerContext):
-    """Python's forkserver context, whose processes have `threads` threads.
-
-    Args:
-        threads: OpenMP and BLAS threads of each process.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-
-    def Process(self, *arguments: Any, **keywords: Any) -> ForkServedWorker:  # type: ignore[override]
-        """A process that has not started yet."""
-        worker = ForkServedWorker(*arguments, **keywords)
-        worker.threads = self.threads
-        return worker
-
-
-@contextmanager
-def thread_environment(threads: int) -> Iterator[None]:
-    """Let processes started inside have `threads` threads: libraries read the variable when they are loaded.
-
-    Other threads of this process that start processes at the same moment would hand the value on; nothing else reads
-    it once torch is loaded.
-    """
-    with environment_lock:
-        before = os.environ.get(THREADS_VARIABLE)
-        os.environ[THREADS_VARIABLE] = str(threads)
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[THREADS_VARIABLE]
-            else:
-                os.environ[THREADS_VARIABLE] = before
 
 
 def prepare_worker(worker: int) -> None:

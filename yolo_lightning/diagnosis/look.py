@@ -15,6 +15,7 @@ from yolo_lightning import sensors
 from yolo_lightning.diagnosis.gpus import find_gpus
 from yolo_lightning.diagnosis.machine import KernelSettings, Machine, Memory, Space
 from yolo_lightning.diagnosis.software import find_build, installed
+from yolo_lightning.host import available_cores
 from yolo_lightning.sensors import integer, text
 from yolo_lightning.supervise.bounded import bounded
 from yolo_lightning.supervise.evidence import SECRET
@@ -37,7 +38,7 @@ def look(run: Path, data: Path | None, root: Path = ROOT) -> Machine:
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         processor=_processor(root),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=available_cores(),
         memory=read_memory(root),
         shared_memory=space(shared) if shared.is_dir() else None,
         run_disk=space(run),

@@ -117,7 +117,10 @@ class Diagnosis:
 
 LIBRARY = re.compile(r"(^|/)(multiprocessing|threading\.py|selectors\.py|queue\.py|socket\.py|subprocess\.py)")
 WAITS_FOR_LOADER = frozenset(
-    {"_try_get_data", "_get_data", "_next_data", "recvfds", "rebuild_storage_fd", "_reset", "_shutdown_workers"}
+    {
+        *("_try_get_data", "_get_data", "_next_data", "recvfds", "rebuild_storage_fd", "_reset", "_shutdown_workers"),
+        "_await_core",  # of yolo_lightning.data.worker_processes
+    }
 )
 WAITS_FOR_GPU = frozenset({"synchronize", "item", "cpu", "tolist", "numpy"})
 COMPUTES = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.SANITY, Phase.VALIDATE, Phase.METRICS})

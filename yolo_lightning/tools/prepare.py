@@ -1,6 +1,5 @@
 """`prepare`: decode the frames that annotation files name into a packed store."""
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,6 +13,7 @@ from yolo_lightning.data.summary import monthly_counts, table
 from yolo_lightning.data.summary_plot import save_picture
 from yolo_lightning.data.zip_frames import ZipFrames
 from yolo_lightning.files import remove_leftovers, sole_writer
+from yolo_lightning.host import available_cores
 from yolo_lightning.tools.pack_store import explain, pack_store
 
 OFFICIAL_FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
@@ -82,11 +82,6 @@ def prepare(
     except KeyboardInterrupt:
         print(f"interrupted: finished shards in {target} are kept, the same command continues", flush=True)
         raise SystemExit(INTERRUPTED) from None
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def open_indexes(root: Path, annotations: Sequence[str] | None, index_root: Path) -> dict[str, SplitIndex]:

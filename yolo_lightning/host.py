@@ -1,4 +1,4 @@
-"""Keeps the memory of maps that are freed for the maps of the next step, where the processor computes."""
+"""The processor and the memory that this process computes with."""
 
 import ctypes
 import os
@@ -26,3 +26,8 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(kind, LARGEST_BYTES) for kind in (MMAP_THRESHOLD, TRIM_THRESHOLD))
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

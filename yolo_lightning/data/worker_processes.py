@@ -1,0 +1,133 @@
+"""Worker processes of a loader: how they start and end. A worker imports this file, so it imports nothing heavy."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from threading import Lock
+from typing import Any
+
+from yolo_lightning.host import available_cores
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+"""Read once by OpenMP (torch) and OpenBLAS (NumPy), when a process loads them."""
+
+PRELOADED = ["yolo_lightning.data.dataset"]
+"""What the fork server imports once for all workers; torch above all, two seconds and 300 MB."""
+
+IMPORT_LIMIT_S = 30.0
+"""How long a worker that imports may keep the next one from starting."""
+
+environment_lock = Lock()
+
+
+class SpawnedWorker(SpawnProcess):
+    """A process that finds its number of threads in its environment.
+
+    Attributes:
+        threads: OpenMP and BLAS threads.
+        importing: Its end of a pipe, closed as soon as all that it needs is imported, or when it dies.
+    """
+
+    threads = 1
+    importing: Connection
+
+    def start(self) -> None:
+        """Start; the environment is as it was when this returns."""
+        with thread_environment(self.threads):
+            super().start()
+        self.importing.close()
+
+    def run(self) -> None:
+        """Work, and end without tearing the interpreter down.
+
+        The thread that sends batches may be inside torch at that moment, as it is when an iterator is dropped within an
+        epoch; Python would unwind it through C++ code that may not be unwound, which aborts the process.
+        """
+        self.importing.close()
+        super().run()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+class ForkServedWorker(ForkServerProcess):
+    """The same, copied from the fork server; the first one starts the server, which keeps its environment."""
+
+    threads = 1
+
+    def start(self) -> None:
+        """Start the server if there is none, and the process."""
+        ForkServerContext().set_forkserver_preload(PRELOADED)
+        with thread_environment(self.threads):
+            super().start()
+
+
+class SpawningContext(SpawnContext):
+    """Python's spawn context, whose processes have `threads` threads.
+
+    No more of them import at once than there are cores: four on two cores would all be ready when the last one is, and
+    the first batch, which is the first worker's, would wait as long.
+
+    Args:
+        threads: OpenMP and BLAS threads of each process.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._importing: list[Connection] = []
+
+    def Process(self, *arguments: Any, **keywords: Any) -> SpawnedWorker:  # type: ignore[override]
+        """A process that has not started yet; waits until a core is free to start it on."""
+        self._await_core()
+        worker = SpawnedWorker(*arguments, **keywords)
+        worker.threads = self.threads
+        importing, worker.importing = Pipe(duplex=False)
+        self._importing.append(importing)
+        return worker
+
+    def _await_core(self) -> None:
+        while len(self._importing) >= available_cores():
+            # All that are not heard of in this time may hang: whoever needs their batches finds out, not we.
+            for connection in wait(self._importing, timeout=IMPORT_LIMIT_S) or tuple(self._importing):
+                self._importing.remove(connection)  # type: ignore[arg-type]
+                connection.close()  # type: ignore[union-attr]
+
+
+class ForkServingContext(ForkServerContext):
+    """Python's forkserver context, whose processes have `threads` threads.
+
+    Args:
+        threads: OpenMP and BLAS threads of each process.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def Process(self, *arguments: Any, **keywords: Any) -> ForkServedWorker:  # type: ignore[override]
+        """A process that has not started yet."""
+        worker = ForkServedWorker(*arguments, **keywords)
+        worker.threads = self.threads
+        return worker
+
+
+@contextmanager
+def thread_environment(threads: int) -> Iterator[None]:
+    """Let processes started inside have `threads` threads: libraries read the variable when they are loaded.
+
+    Other threads of this process that start processes at the same moment would hand the value on; nothing else reads
+    it once torch is loaded.
+    """
+    with environment_lock:
+        before = os.environ.get(THREADS_VARIABLE)
+        os.environ[THREADS_VARIABLE] = str(threads)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[THREADS_VARIABLE]
+            else:
+                os.environ[THREADS_VARIABLE] = before
