@@ -99,11 +99,9 @@ def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
     shown = {title: name for title, name in headings.items() if not name or any(name in one for one in results)}
     for title in shown:
         table.add_column(title, justify="left" if title == "trainer" else "right")
-    for arm in ARMS:
-        own = [result for result in results if result["arm"] == arm]
-        if own:
-            cells = [spread([one[name] for one in own], digits_of(name)) for name in shown.values() if name]
-            table.add_row(arm, str(len(own)), *cells)
+    for arm, own in by_arm(results).items():
+        cells = [spread([one[name] for one in own], digits_of(name)) for name in shown.values() if name]
+        table.add_row(arm, str(len(own)), *cells)
     Console(width=TABLE_WIDTH).print(table)
     for trainer, own in turns.items():
         for unit, name in (("images/s", "images_per_wall_s"), ("images/processor s", "images_per_processor_s")):
@@ -124,14 +122,18 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def draw(work: Path, results: Sequence[Result]) -> Path:
-    """Curves over the epochs of all runs, speed and memory; returns the picture."""
+    """Curves over the epochs (thin lines are seeds), scores, speed and memory; returns the picture."""
     figure = Figure(figsize=(16, 8), layout="constrained")
     axes = list(figure.subplots(2, 3).flat)
     for axis, (title, names) in zip(axes, CURVES.items(), strict=False):
         axis.set(title=title, xlabel="epoch")
-        for result in results:
-            values = columns(work / f"{result['arm']}-{result['seed']}", names)
-            axis.plot(range(1, len(values) + 1), values, color=COLOURS[result["arm"]], alpha=0.8, **legend(result))
+        for arm, own in by_arm(results).items():
+            curves = [columns(work / f"{arm}-{result['seed']}", names) for result in own]
+            for curve in curves:
+                axis.plot(range(1, len(curve) + 1), curve, color=COLOURS[arm], alpha=0.4, linewidth=0.8)
+            means = [statistics.mean(values) for values in zip(*curves, strict=False)]
+            label = f"{arm}, mean of {len(own)} seeds" if len(own) > 1 else arm
+            axis.plot(range(1, len(means) + 1), means, color=COLOURS[arm], linewidth=2.5, label=label)
         axis.legend()
     bars = {
         "mAP50 of the final weights, one evaluator": "map_50",
@@ -139,15 +141,14 @@ def draw(work: Path, results: Sequence[Result]) -> Path:
         "peak memory of the process, MiB": "peak_memory_mib",
     }
     for axis, (title, name) in zip(axes[len(CURVES) :], bars.items(), strict=True):
-        labels = [f"{result['arm']}\n{result['seed']}" for result in results]
-        axis.bar(labels, [result[name] for result in results], color=[COLOURS[result["arm"]] for result in results])
-        axis.set(title=title)
+        axis.bar(range(len(results)), [one[name] for one in results], color=[COLOURS[one["arm"]] for one in results])
+        axis.set(title=title, xlabel="seed")
+        axis.set_xticks(range(len(results)), [str(one["seed"]) for one in results])
     path = work / "comparison.png"
     figure.savefig(path, dpi=90)
     return path
 
 
-def legend(result: Result) -> dict[str, str]:
-    """Line style and label: seeds of an arm share its colour."""
-    styles = ("-", "--", ":", "-.")
-    return {"linestyle": styles[result["seed"] % len(styles)], "label": f"{result['arm']}, seed {result['seed']}"}
+def by_arm(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results of each arm that has any, in the order of the arms."""
+    return {arm: own for arm in ARMS if (own := [result for result in results if result["arm"] == arm])}
