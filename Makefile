@@ -3,7 +3,7 @@
 #   PYTHON=path   uses that interpreter as it is, no environment is made
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format install environment clean
+.PHONY: help demo test test-runs test-all check format install environment clean
 
 VENV ?= .venv
 BASE_PYTHON ?= python3
@@ -28,6 +28,9 @@ demo: environment ## draw a small LTDv2 look-alike, train on it, test, predict (
 
 test: environment ## the quick tests
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+test-runs: environment ## whole runs: faults, resume, every configuration, several processes, exports
+	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal -m "whole_run and not slow"
 
 test-all: environment ## all tests, the slow ones too
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow or not slow"

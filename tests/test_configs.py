@@ -18,6 +18,7 @@ def test_there_are_configurations() -> None:
     assert {path.name for path in CONFIGS} >= {"ltdv2.yaml", "demo.yaml"}
 
 
+@pytest.mark.whole_run
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_config_fits_validates_tests_and_predicts(config: Path, run: Callable[..., None]) -> None:
     run("fit", *SMALL, config=config)

@@ -43,6 +43,7 @@ def inject(folder: Path, *options: str) -> list[dict[str, Any]]:
     return verdicts
 
 
+@pytest.mark.whole_run
 @pytest.mark.timeout(900)
 def test_a_run_comes_back_from_faults_of_all_kinds_and_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     (verdict,) = inject(tmp_path, "--rows", "quick")

@@ -31,6 +31,7 @@ ROOMS = {
     "conv": set(),
     "choices": set(),
     "ranks": set(),
+    "host": set(),
     "boxes": set(),
     "batch": {"boxes"},
     "files": set(),
@@ -50,7 +51,7 @@ ROOMS = {
     "nonfinite": set(),
     "guarded_step": {"batch"},
     "rollback": {"checkpoint_file", "run_folder", "position"},
-    "data": {"batch", "boxes", "files", "position"},
+    "data": {"batch", "boxes", "files", "host", "position"},
     "evaluation": {"batch", "boxes", "files"},
     "device_transforms": {"batch", "boxes"},
     "optim": set(),
@@ -60,7 +61,7 @@ ROOMS = {
     "postprocess": {"batch", "boxes"},
     "module": {
         "device_transforms",
-        *("graph", "backend", "loss", "postprocess", "optim", "batch", "data.ltdv2"),
+        *("graph", "backend", "host", "loss", "postprocess", "optim", "batch", "data.ltdv2"),
         *("position", "nonfinite", "guarded_step", "rollback", "test_time_augmentation"),
     },
     "__init__": set(),
@@ -73,7 +74,7 @@ ROOMS = {
         *("evaluation", "batch", "data"),
     },
     "detecting": {"graph", "backend", "postprocess", "test_time_augmentation", "batch", "boxes", "data", "files"},
-    "diagnosis": {"supervise", "sensors", "conv", "data", "files"},
+    "diagnosis": {"supervise", "sensors", "conv", "data", "files", "host"},
     "tools": {
         "averaging",
         "sweeping",
@@ -93,6 +94,7 @@ ROOMS = {
         "batch",
         "boxes",
         "files",
+        "host",
     },
     "continuation": {"averaging", "run_folder", "checkpoint_file", "remote_checkpoints", "ranks"},
     "cli": {

@@ -74,6 +74,7 @@ def test_typo_is_told_in_a_few_lines(tmp_path: Path, forks: Forks) -> None:
     assert len(shown.splitlines()) < 6
 
 
+@pytest.mark.whole_run
 def test_no_command_uses_the_network(tmp_path: Path, look_alike: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
     common = ["--data.root", str(look_alike), "--data.index_root", "index", "--data.image_size", "64"]

@@ -83,6 +83,7 @@ def test_folder_of_the_run_must_be_local(run: Run, capsys: pytest.CaptureFixture
     assert "allowed are local folders" in capsys.readouterr().err
 
 
+@pytest.mark.whole_run
 def test_lost_machine_is_replaced(run: Run) -> None:
     run("fit", "--mirror", MIRROR, "--trainer.max_epochs", "1", "--data.batch_size", "8")
     newest = RUN / "checkpoints/step-000000002.ckpt"

@@ -195,6 +195,7 @@ def test_average_and_optimizer_go_back_too(fit: Callable[..., Any], tmp_path: Pa
     assert all(equal(states[0][number], states[1][number]) for number in states[0])
 
 
+@pytest.mark.whole_run
 @pytest.mark.filterwarnings("ignore:step", "ignore:weights")
 @pytest.mark.parametrize(
     "stop", [pytest.param(11, marks=pytest.mark.slow), 13, pytest.param(16, marks=pytest.mark.slow)]

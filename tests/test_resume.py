@@ -94,6 +94,7 @@ def assert_resumed_is_same(
     assert_same(outcome(folder), expected)
 
 
+@pytest.mark.whole_run
 @pytest.mark.parametrize(
     ("where", "workers"),
     [("batch:6", 0), pytest.param("batch:6", 2, marks=pytest.mark.slow), ("validation:1", 0), ("batch:4", 0)],

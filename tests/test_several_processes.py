@@ -20,6 +20,8 @@ from detections import CLASS_NAMES, random_frames  # noqa: E402
 from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
 from yolo_lightning.evaluation.matching import frame_key, match  # noqa: E402
 
+pytestmark = pytest.mark.whole_run
+
 FRAMES = random_frames(9, frames=21, months=(202005, 202101), digits=1)
 
 

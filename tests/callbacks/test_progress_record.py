@@ -247,6 +247,7 @@ fit(Path(sys.argv[1]), ProgressRecord(), module=Hangs())
 """
 
 
+@pytest.mark.whole_run
 def test_without_its_supervisor_a_hung_trainer_ends_itself(tmp_path: Path, forks: Forks) -> None:
     (tmp_path / "allowances.json").write_text(Allowances(Floors(step_s=0.5), {}).to_json())
     (tmp_path / "train.py").write_text(HANGS)

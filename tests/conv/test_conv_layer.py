@@ -72,6 +72,7 @@ def test_layer_works_on_the_meta_device() -> None:
     assert layer(torch.empty(2, 3, 9, 9, device="meta")).shape == (2, 4, 5, 5)
 
 
+@pytest.mark.whole_run
 @pytest.mark.parametrize("plan", [FIXED, TimedPlan(10)], ids=["fixed", "timed"])
 def test_compiled_layer_equals_eager(plan: Plan) -> None:
     layer, input = GemmConv2d(3, 4, 3, padding=1), random(2, 3, 8, 8, dtype=torch.float32).requires_grad_()

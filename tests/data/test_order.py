@@ -146,6 +146,7 @@ def test_interruption_is_invisible(dataset: TrainingDataset, expected: list[str]
     assert rest == expected[batches:]
 
 
+@pytest.mark.whole_run
 def test_interrupted_with_workers_and_resumed_with_fewer(dataset: TrainingDataset, expected: list[str]) -> None:
     loader = make_loader(dataset, Workers(2, "spawn", persistent=True))
     assert run_on(loader, 7) == expected[:7]

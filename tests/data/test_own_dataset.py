@@ -33,6 +33,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     return run
 
 
+@pytest.mark.whole_run
 def test_own_dataset_is_trained_on_scored_and_predicted(yolo_set: YoloSet, call: Callable[..., None]) -> None:
     source = ["--data.source", str(yolo_set(IMAGES, names={0: "a cat", 1: "a/b"}))]
     call("fit", *source, "--trainer.max_epochs", "1")

@@ -200,12 +200,14 @@ def test_loader_may_be_repositioned_after_use() -> None:
     assert take(loader, 2) == uninterrupted()[1:3]
 
 
+@pytest.mark.whole_run
 def test_resume_with_spawned_workers_after_none_and_with_none_after_them() -> None:
     loader = resumed(state_after(1), workers=2)
     assert take(loader, 2) == uninterrupted()[1:3]
     assert take(resumed(loader.state_dict()), 5) == uninterrupted()[3:8]
 
 
+@pytest.mark.whole_run
 def test_resume_with_persistent_spawned_workers() -> None:
     loader = resumed(state_after(1), workers=2, persistent=True)
     assert take(loader, 4) == uninterrupted()[1:5]

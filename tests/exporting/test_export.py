@@ -55,6 +55,7 @@ def strangers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.whole_run
 def test_plain_ultralytics_opens_the_file(trained: Path, strangers_data: Path, tmp_path: Path) -> None:
     file = tmp_path / "file.pt"
     export(checkpoint=str(trained), format="pt", output=str(file), image_size=IMAGE_SIZE)

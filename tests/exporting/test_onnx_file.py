@@ -12,6 +12,8 @@ from yolo_lightning.exporting.onnx_file import compare
 from yolo_lightning.exporting.suppression import Suppression, suppress, suppression_model
 from yolo_lightning.tools.export import export
 
+pytestmark = pytest.mark.whole_run
+
 IMAGE_SIZE = 64
 
 

@@ -85,6 +85,7 @@ def last() -> dict[str, Any]:
     return checkpoint
 
 
+@pytest.mark.whole_run
 def test_time_limit_ends_the_run_as_finished_validated_and_resumable(fit: Callable[..., None]) -> None:
     fit(None, "--trainer.max_epochs", "1000", "--trainer.max_time", "00:00:00:01")
     trained, steps = finished()["epochs"], last()["steps"]

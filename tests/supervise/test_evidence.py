@@ -83,6 +83,7 @@ def started() -> Iterator[list[Started]]:
         one.end()
 
 
+@pytest.mark.whole_run
 @needs_py_spy
 @pytest.mark.parametrize(
     ("kind", "state"),

@@ -29,6 +29,7 @@ def weight(path: Path) -> torch.Tensor:
     return state["graph.model.0.conv.weight"].double()
 
 
+@pytest.mark.whole_run
 def test_average_is_taken_by_other_commands_but_not_by_training(
     run: Callable[..., None], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -52,6 +53,7 @@ def test_average_is_taken_by_other_commands_but_not_by_training(
     assert f"--model.weights {AVERAGE}" in text
 
 
+@pytest.mark.whole_run
 def test_resuming_passes_an_average_by_and_refuses_it_where_nothing_else_is_left(
     run: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

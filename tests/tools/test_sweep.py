@@ -60,6 +60,7 @@ def sweep(
     return call
 
 
+@pytest.mark.whole_run
 @pytest.mark.parametrize("augment", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_scores_are_those_of_validate(
     augment: bool,
