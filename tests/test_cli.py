@@ -68,6 +68,7 @@ def trained(run: Run, finished_run: Path, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.whole_run
 class TestCheckpointAndFlags:
     def test_flags_beat_the_checkpoint_and_the_difference_is_printed(
         self, trained: Run, caplog: pytest.LogCaptureFixture

@@ -18,6 +18,8 @@ from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervise.outcome import can_be_mended
 from yolo_lightning.tools.command_line import is_ours
 
+pytestmark = pytest.mark.whole_run
+
 EPOCHS, STEPS_PER_EPOCH, SAVE_STEPS = 2, 8, 3
 Fault = Callable[[YOLOModule, Tensor], Tensor]
 
@@ -195,7 +197,6 @@ def test_average_and_optimizer_go_back_too(fit: Callable[..., Any], tmp_path: Pa
     assert all(equal(states[0][number], states[1][number]) for number in states[0])
 
 
-@pytest.mark.whole_run
 @pytest.mark.filterwarnings("ignore:step", "ignore:weights")
 @pytest.mark.parametrize(
     "stop", [pytest.param(11, marks=pytest.mark.slow), 13, pytest.param(16, marks=pytest.mark.slow)]

@@ -17,6 +17,8 @@ from yolo_lightning.module import YOLOModule
 from yolo_lightning.optim import Recipe, check_same_optimizer, optimizer_maker, parameter_groups
 from yolo_lightning.optim.optimizers import OptimizerName
 
+pytestmark = pytest.mark.whole_run
+
 ARGUMENTS = ("lr", "momentum", "betas", "weight_decay", "nesterov", "eps", "alpha")
 ONE_STEP = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from training_twins import initial_graph, largest_difference, state, train_ours, train_theirs
 
+pytestmark = pytest.mark.whole_run
+
 EXACT = 1e-6
 """Both run the same kernels in the same order; found was a difference of 0 throughout."""
 
