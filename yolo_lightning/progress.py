@@ -215,7 +215,8 @@ class ProgressReader:
         for _ in range(READ_ATTEMPTS):
             try:
                 with self.path.open("rb", buffering=0) as file:
-                    # One copy of the kernel may take its bytes in any order: three come one after the other.
+                    # The kernel copies bytes in any order, but one read after the other: between two equal sequences
+                    # no beat began or ended.
                     before = os.pread(file.fileno(), SEQUENCE.size, BODY_AT)
                     content = file.read(RECORD_BYTES + 1)
                     after = os.pread(file.fileno(), SEQUENCE.size, BODY_AT)
@@ -223,9 +224,7 @@ class ProgressReader:
                 return Blind.MISSING
             except OSError:
                 return Blind.UNREADABLE
-            found = parse(content)
-            if isinstance(found, Progress) and not before == after == content[BODY_AT : BODY_AT + SEQUENCE.size]:
-                found = Blind.TORN
+            found = parse(content) if before == after else Blind.TORN
             if found is not Blind.TORN:
                 break
             time.sleep(0.001)

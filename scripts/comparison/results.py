@@ -125,9 +125,10 @@ def draw(work: Path, results: Sequence[Result]) -> Path:
     """Curves over the epochs (thin lines are seeds), scores, speed and memory; returns the picture."""
     figure = Figure(figsize=(16, 8), layout="constrained")
     axes = list(figure.subplots(2, 3).flat)
+    arms = by_arm(results)
     for axis, (title, names) in zip(axes, CURVES.items(), strict=False):
         axis.set(title=title, xlabel="epoch")
-        for arm, own in by_arm(results).items():
+        for arm, own in arms.items():
             curves = [columns(work / f"{arm}-{result['seed']}", names) for result in own]
             for curve in curves:
                 axis.plot(range(1, len(curve) + 1), curve, color=COLOURS[arm], alpha=0.4, linewidth=0.8)
