@@ -3,7 +3,7 @@
 #   PYTHON=path   uses that interpreter as it is, no environment is made
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-runs test-all check format install environment clean
+.PHONY: help demo test test-boot test-runs test-all check format install environment clean
 
 VENV ?= .venv
 BASE_PYTHON ?= python3
@@ -28,6 +28,12 @@ demo: environment ## draw a small LTDv2 look-alike, train on it, test, predict (
 
 test: environment ## the quick tests
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+# A time namespace moves the monotonic clock and the clock since boot back to 0 for all processes of the tests.
+test-boot: environment ## the quick tests on the clock of a machine that has just booted (Linux, user namespaces)
+	unshare --user --map-current-user --time --fork --boottime=-$$(cut -d. -f1 /proc/uptime) \
+	  --monotonic=-$$($(PYTHON) -c 'import time; print(int(time.monotonic()))') \
+	  $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-runs: environment ## whole runs: faults, resume, every configuration, several processes, exports
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal -m "whole_run and not slow"

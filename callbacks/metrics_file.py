@@ -25,7 +25,7 @@ class MetricsFile(Callback):
     def __init__(self) -> None:
         self._steps = 0
         self._trained_s = 0.0
-        self._started_s = 0.0
+        self._started_s: float | None = None
         self._unwritten: list[dict[str, Any]] = []
         """Rows that wait for the disk to have space again."""
 
@@ -88,7 +88,7 @@ class MetricsFile(Callback):
             self._unwritten = []
 
     def _elapsed_s(self) -> float:
-        return self._trained_s + (time.monotonic() - self._started_s if self._started_s else 0.0)
+        return self._trained_s + (0.0 if self._started_s is None else time.monotonic() - self._started_s)
 
     @staticmethod
     def _path(trainer: Trainer) -> Path:

@@ -82,7 +82,8 @@ class ProgressLines(Callback):
             raise ValueError(f"interval_s is {interval_s}, allowed are 0 and more")
         self.interval_s = interval_s
         self._estimate = FinishEstimate()
-        self._printed_s = 0.0
+        self._printed_s: float | None = None
+        """Time of the last line, monotonic clock; None before the first line."""
 
     @rank_zero_only
     def on_train_batch_end(
@@ -90,9 +91,11 @@ class ProgressLines(Callback):
     ) -> None:
         """Print if it is time."""
         finish = self._estimate.finish(trainer, batch_idx + 1)
-        if time.monotonic() - self._printed_s < self.interval_s and not trainer.is_last_batch:
+        now_s = time.monotonic()
+        is_due = self._printed_s is None or now_s - self._printed_s >= self.interval_s
+        if not is_due and not trainer.is_last_batch:
             return
-        self._printed_s = time.monotonic()
+        self._printed_s = now_s
         loss = float(trainer.callback_metrics.get("train/loss", float("nan")))
         rank_zero_info(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, "

@@ -1,6 +1,7 @@
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,6 +46,23 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Evaluations draw no pictures, unless asked: they take longer than the rest of a small run."""
     if "pictures" not in request.fixturenames and (mean_ap := sys.modules.get("callbacks.mean_ap")):
         monkeypatch.setattr(mean_ap, "draw_record", lambda *_: None)
+
+
+@pytest.fixture(params=[0.0, 1e6], ids=["uptime 0 s", "uptime 11 days"])
+def any_uptime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test on a monotonic clock that starts at 0, as on a freshly booted machine, and on one of long uptime.
+
+    Only this process gets the clock; `make test-boot` gives it to child processes too, for all tests.
+    """
+    for name in ("monotonic", "perf_counter"):
+        offset_ns = int(request.param * 1e9) - getattr(time, f"{name}_ns")()
+        monkeypatch.setattr(time, f"{name}_ns", shifted(getattr(time, f"{name}_ns"), offset_ns))
+        monkeypatch.setattr(time, name, shifted(getattr(time, name), offset_ns / 1e9))
+
+
+def shifted(clock: Callable[[], float], offset: float) -> Callable[[], float]:
+    """Return a clock that shows `offset` more than `clock`, in the unit of `clock`."""
+    return lambda: clock() + offset
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from callbacks import Curves, curves
 
+pytestmark = pytest.mark.usefixtures("any_uptime")
+
 
 def steps(folder: Path) -> list[int]:
     events = EventAccumulator(str(folder))
     events.Reload()
-    return [event.step for event in events.Scalars("loss")]
+    # Files of the same second are read in the order of their names, which end in a count: 10 comes before 9.
+    return sorted(event.step for event in events.Scalars("loss"))
 
 
 def write_on_a_full_disk(logger: Curves) -> None:

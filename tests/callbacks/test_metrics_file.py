@@ -10,6 +10,8 @@ from tiny_training import Interrupt, StopAt, TinyModule, fit
 
 from callbacks import LastCheckpoint, MetricsFile
 
+pytestmark = pytest.mark.usefixtures("any_uptime")
+
 
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "metrics.csv").open(newline="") as file:
@@ -83,6 +85,18 @@ def test_clock_goes_on_from_where_it_was() -> None:
     callback.load_state_dict(callback.state_dict() | {"trained_s": 1000.0})
     other.load_state_dict(callback.state_dict())
     assert other.state_dict()["trained_s"] == 1000.0
+
+
+def test_seconds_count_from_a_clock_that_shows_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+
+    class TakesTwoSeconds(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            now_s[0] += 2
+
+    monkeypatch.setattr("callbacks.metrics_file.time.monotonic", lambda: now_s[0])
+    fit(tmp_path, TakesTwoSeconds(), MetricsFile(), batches=2)
+    assert [row["time_s"] for row in rows(tmp_path)] == ["2.0", "4.0", "4.0"]
 
 
 @pytest.mark.parametrize("name", ["step-000000002.ckpt", "step-000000004.ckpt", "step-000000006.ckpt"])

@@ -9,6 +9,8 @@ from tiny_training import TinyModule, fit, loader, tiny_trainer
 from callbacks import ProgressLines, RunProgressBar
 from callbacks.progress import describe_time, finish_time
 
+pytestmark = pytest.mark.usefixtures("any_uptime")
+
 NOON = datetime(2026, 1, 1, 12)
 
 

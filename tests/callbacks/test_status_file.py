@@ -21,7 +21,7 @@ class Clock:
     """Stands still until it is told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 1000.0
+        self.now_s = 0.0
         monkeypatch.setattr(status_file.time, "monotonic", lambda: self.now_s)
 
 

@@ -15,7 +15,7 @@ class World:
     """A clock, a record and an excuse that a test sets."""
 
     def __init__(self) -> None:
-        self.now_s, self.excuse = 1000.0, None
+        self.now_s, self.excuse = 0.0, None
         self.found: Progress | Blind = Blind.MISSING
         self.sequence = 0
         others = ("setup_s", "sanity_s", "first_batch_s", "fetch_s", "validate_s", "epoch_end_s", "exit_s")

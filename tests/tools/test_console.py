@@ -9,7 +9,7 @@ from yolo_lightning.tools.console import Lines, gigabytes, name_some
 def test_lines_come_at_intervals_and_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now_s = 100.0
+    now_s = 0.0
     monkeypatch.setattr(console.time, "monotonic", lambda: now_s)
     lines = Lines("packed", 4000, interval_s=30.0)
     for step_s in (10.0, 25.0, 10.0, 65.0):

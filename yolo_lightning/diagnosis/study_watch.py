@@ -101,7 +101,7 @@ class Watch:
             now_s = time.monotonic()
             if self._steps.read():
                 self._last_step_s = now_s
-                self._first_step_s = self._first_step_s or now_s
+                self._first_step_s = now_s if self._first_step_s is None else self._first_step_s
             limit_s = self.limits.stall_s if self._steps.count else self.limits.start_s
             hangs = code is None and now_s - self._last_step_s > limit_s
             if now_s >= next_s or hangs or code is not None:
@@ -142,7 +142,7 @@ class Watch:
     def result(self, arm: str, end: End, detail: str) -> ArmResult:
         """All of it in one."""
         p50, p99 = percentiles(self._steps.all_s)
-        began_s = self._first_step_s or self._began_s
+        began_s = self._began_s if self._first_step_s is None else self._first_step_s
         before = [value for at_s, value in self._evicted if at_s <= self._last_step_s] or self._values()[:1]
         return ArmResult(
             arm=arm,
