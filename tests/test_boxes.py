@@ -8,6 +8,7 @@ from yolo_lightning.boxes import (
     FloatArray,
     Letterbox,
     clip_boxes,
+    clip_to_frame,
     corners_to_centres,
     frame_to_input,
     input_to_frame,
@@ -30,7 +31,7 @@ def test_letterbox_there_and_back_is_the_identity(height: int, width: int, size:
     boxes = random_boxes(height, width)
     placement = Letterbox.fit(height, width, size)
     there = frame_to_input(boxes, placement)
-    back = input_to_frame(torch.from_numpy(there), placement, (height, width))
+    back = input_to_frame(torch.from_numpy(there), placement)
     np.testing.assert_allclose(back.numpy(), boxes, rtol=0, atol=1e-3)
 
 
@@ -56,10 +57,12 @@ def test_frame_to_input_keeps_float32() -> None:
     assert frame_to_input(random_boxes(288, 384), Letterbox.fit(288, 384, 640)).dtype == np.float32
 
 
-def test_input_to_frame_clips_what_lies_in_the_padding() -> None:
+def test_boxes_in_the_padding_lie_outside_the_frame_until_they_are_clipped() -> None:
     placement = Letterbox.fit(288, 384, 640)
     whole_input = torch.tensor([[0.0, 0.0, 640.0, 640.0], [-50.0, 100.0, 700.0, 110.0]])
-    clipped = input_to_frame(whole_input, placement, (288, 384))
+    unclipped = input_to_frame(whole_input, placement)
+    assert unclipped[0].tolist() == [0, -48, 384, 336]
+    clipped = clip_to_frame(unclipped, (288, 384))
     assert clipped[0].tolist() == [0, 0, 384, 288]
     assert clipped[1, [0, 2]].tolist() == [0, 384]
 
@@ -93,6 +96,7 @@ def test_no_boxes_pass_through_every_function() -> None:
         corners_to_centres(none),
         clip_boxes(none, 288, 384),
         xywh_to_xyxy(tensor),
-        input_to_frame(tensor, placement, (288, 384)),
+        input_to_frame(tensor, placement),
+        clip_to_frame(tensor, (288, 384)),
     ]
-    assert [tuple(result.shape) for result in results] == [(0, 4)] * 5
+    assert [tuple(result.shape) for result in results] == [(0, 4)] * 6

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from yolo_lightning.boxes import Letterbox, corners_to_centres, input_to_frame, xywh_to_xyxy
+from yolo_lightning.boxes import Letterbox, clip_to_frame, corners_to_centres, input_to_frame, xywh_to_xyxy
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +99,30 @@ class Prediction:
 
     Attributes:
         image_id: Id of the frame.
-        boxes: `(N, 4)` float32, xyxy, pixels of the original frame.
+        boxes: `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame.
         scores: `(N,)` float32, 0 to 1.
         labels: `(N,)` int64, class index from 0.
+        unclipped: `(N, 4)` float32, `boxes` before clipping; Ultralytics' scores are computed from them. None where
+            `boxes` were not clipped.
     """
 
     image_id: str
     boxes: Tensor
     scores: Tensor
     labels: Tensor
+    unclipped: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Annotated objects of one frame; fields as in `Prediction`, and its month as YYYYMM, 0 where it is unknown."""
+    """Annotated objects of one frame.
+
+    Attributes:
+        image_id: Id of the frame.
+        boxes: `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame.
+        labels: `(N,)` int64, class index from 0.
+        month: YYYYMM of the frame, 0 where it is unknown.
+    """
 
     image_id: str
     boxes: Tensor
@@ -176,7 +186,8 @@ def targets(batch: Batch) -> list[Target]:
     result = []
     for position in batch.readable_positions():
         own = sample_index == position
-        frame_boxes = input_to_frame(corners[own], batch.letterboxes[position], batch.frame_shapes[position])
+        frame_boxes = input_to_frame(corners[own], batch.letterboxes[position])
+        frame_boxes = clip_to_frame(frame_boxes, batch.frame_shapes[position])
         month = batch.months[position] if batch.months else 0
         result.append(Target(batch.image_ids[position], frame_boxes, labels[own], month))
     return result

@@ -69,18 +69,26 @@ def frame_to_input(boxes: FloatArray, letterbox: Letterbox) -> FloatArray:
     return boxes * np.float32(letterbox.gain) + offset
 
 
-def input_to_frame(boxes: Tensor, letterbox: Letterbox, frame_shape: tuple[int, int]) -> Tensor:
-    """Boxes `(N, 4)` xyxy from pixels of the letterboxed input to pixels of the frame, clipped to it.
+def input_to_frame(boxes: Tensor, letterbox: Letterbox) -> Tensor:
+    """Convert boxes from pixels of the letterboxed input to pixels of the frame, without clipping.
 
     Args:
         boxes: `(N, 4)` float, xyxy, pixels of the letterboxed input.
         letterbox: The placement that made the input.
-        frame_shape: `(height, width)` of the original frame, pixels.
+    """
+    offset = boxes.new_tensor([letterbox.left, letterbox.top] * 2)
+    return (boxes - offset) / letterbox.gain
+
+
+def clip_to_frame(boxes: Tensor, frame_shape: tuple[int, int]) -> Tensor:
+    """Clip boxes to the frame.
+
+    Args:
+        boxes: `(N, 4)` float, xyxy, pixels of the frame.
+        frame_shape: `(height, width)` of the frame, pixels.
     """
     height, width = frame_shape
-    offset = boxes.new_tensor([letterbox.left, letterbox.top] * 2)
-    frame_boxes = (boxes - offset) / letterbox.gain
-    return frame_boxes.clamp(min=boxes.new_zeros(4), max=boxes.new_tensor([width, height] * 2))
+    return boxes.clamp(min=boxes.new_zeros(4), max=boxes.new_tensor([width, height] * 2))
 
 
 def clip_boxes(boxes: FloatArray, height: int, width: int) -> FloatArray:

@@ -6,7 +6,7 @@ from torch import Tensor
 from ultralytics.utils.nms import non_max_suppression
 
 from yolo_lightning.batch import Batch, Prediction
-from yolo_lightning.boxes import input_to_frame
+from yolo_lightning.boxes import clip_to_frame, input_to_frame
 
 NO_TIME_LIMIT_S = 1e9
 """Ultralytics stops after a time limit and returns the remaining images empty: a wrong score on a slow machine."""
@@ -44,6 +44,7 @@ def predictions(
     result = []
     for position in batch.readable_positions():
         found = kept[position]
-        boxes = input_to_frame(found[:, :4], batch.letterboxes[position], batch.frame_shapes[position])
-        result.append(Prediction(batch.image_ids[position], boxes, found[:, 4], found[:, 5].long()))
+        unclipped = input_to_frame(found[:, :4], batch.letterboxes[position])
+        boxes = clip_to_frame(unclipped, batch.frame_shapes[position])
+        result.append(Prediction(batch.image_ids[position], boxes, found[:, 4], found[:, 5].long(), unclipped))
     return result

@@ -1,6 +1,7 @@
 """What evaluation shows the network, and what suppression leaves, against Ultralytics."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -12,9 +13,16 @@ from hypothesis import strategies as st
 from training_twins import random_batches
 from ultralytics.cfg import get_cfg
 from ultralytics.data import build_yolo_dataset
+from ultralytics.models.yolo.detect import DetectionValidator
+from ultralytics.utils.metrics import ConfusionMatrix
 from ultralytics.utils.nms import non_max_suppression
 
+from callbacks.results_file import SCORES
+from yolo_lightning.batch import Batch, targets
+from yolo_lightning.boxes import Letterbox, xywh_to_xyxy
 from yolo_lightning.data.geometry import Labelled, letterbox
+from yolo_lightning.evaluation.metric import EvaluationCollection
+from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.postprocess import predictions
 
@@ -84,6 +92,76 @@ def test_module_hands_its_settings_to_the_suppression(agnostic: bool, monkeypatc
     monkeypatch.setattr("yolo_lightning.module.predictions", lambda raw, batch, **numbers: seen.update(numbers))
     module._predict(None, random_batches(1)[0])
     assert seen == {"confidence": 0.2, "overlap": 0.3, "max_detections": 7, "class_agnostic": agnostic}
+
+
+FRAME_SHAPE, INPUT = (96, 128), 64
+
+
+def overhanging(seed: int, frames: int = 8, objects: int = 10) -> tuple[torch.Tensor, Batch]:
+    """Return decoded output and frames whose objects touch the edge of the frame and are detected beyond the edge."""
+    generator = torch.Generator().manual_seed(seed)
+    placement = Letterbox.fit(*FRAME_SHAPE, INPUT)
+    low = torch.tensor([placement.left, placement.top]).float()
+    high = low + torch.tensor([FRAME_SHAPE[1], FRAME_SHAPE[0]]) * placement.gain
+    centres = low + torch.rand(frames, objects, 2, generator=generator) * (high - low)
+    sides = 8 + 16 * torch.rand(frames, objects, 2, generator=generator)
+    whole = torch.cat((centres, sides), 2)
+    corners = xywh_to_xyxy(whole)
+    seen = torch.cat((corners[..., :2].maximum(low), corners[..., 2:].minimum(high)), 2)
+    labels = torch.randint(CLASSES, (frames, objects), generator=generator)
+    noise = torch.randn(frames, objects, 4, generator=generator)
+    scores = torch.rand(frames, objects, 1, generator=generator) * torch.nn.functional.one_hot(labels, CLASSES)
+    batch = Batch(
+        images=torch.zeros(frames, 1, INPUT, INPUT, dtype=torch.uint8),
+        boxes=torch.cat(((seen[..., :2] + seen[..., 2:]) / 2, seen[..., 2:] - seen[..., :2]), 2).reshape(-1, 4) / INPUT,
+        labels=labels.reshape(-1),
+        sample_index=torch.arange(frames).repeat_interleave(objects),
+        image_ids=tuple(map(str, range(frames))),
+        frame_shapes=(FRAME_SHAPE,) * frames,
+        letterboxes=(placement,) * frames,
+        readable=(True,) * frames,
+    )
+    return torch.cat((whole + noise, scores), 2).transpose(1, 2), batch
+
+
+def scores_of_their_validator(decoded: torch.Tensor, batch: Batch, folder: Path) -> tuple[dict[str, float], list[Any]]:
+    """Return the figures and the confusion matrix of Ultralytics' `DetectionValidator`."""
+    validator = DetectionValidator(save_dir=folder, args={"conf": 0.001, "iou": 0.7, "max_det": 300, "plots": False})
+    names = {number: str(number) for number in range(CLASSES)}
+    validator.device, validator.data = torch.device("cpu"), {}
+    validator.dataloader = SimpleNamespace(dataset=SimpleNamespace())
+    validator.init_metrics(SimpleNamespace(names=names))
+    frames = {
+        "img": batch.images,
+        "batch_idx": batch.sample_index,
+        "cls": batch.labels.float()[:, None],
+        "bboxes": batch.boxes.clone(),
+        "ori_shape": batch.frame_shapes,
+        "ratio_pad": [None] * len(batch),
+        "im_file": [f"{name}.png" for name in batch.image_ids],
+    }
+    confusion = ConfusionMatrix(names)
+    found = validator.postprocess(decoded.clone())
+    for position, one in enumerate(found):
+        confusion.process_batch(one, validator._prepare_batch(position, frames))
+    validator.update_metrics(found, frames)
+    figures = {
+        SCORES[name].removeprefix("val/"): value for name, value in validator.get_stats().items() if name in SCORES
+    }
+    return figures | {"f1": float(validator.metrics.box.f1.mean())}, confusion.matrix.tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_of_boxes_that_overhang_the_frame_are_theirs(seed: int, tmp_path: Path) -> None:
+    decoded, batch = overhanging(seed)
+    figures, confusion = scores_of_their_validator(decoded, batch, tmp_path)
+    found = predictions((decoded,), batch, confidence=0.001, overlap=0.7, max_detections=300)
+    collection = EvaluationCollection(CLASSES)
+    collection.update(found, targets(batch))
+    collected = collection.compute()
+    assert 0.1 < figures["ultralytics_map"] < 0.9, "the case is too easy"
+    assert ultralytics_scores(collected.ultralytics).scalars() == pytest.approx(figures, abs=1e-6)
+    assert collected.ultralytics.confusion().tolist() == confusion
 
 
 @pytest.mark.parametrize(

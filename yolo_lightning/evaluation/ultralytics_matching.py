@@ -1,7 +1,8 @@
 """Which detections are right as Ultralytics sees it, and which class each takes for which.
 
 It differs from COCO's rule, see `matching`: every detection of a frame counts, however many there are of a class; of
-equal overlaps the first object is taken; overlaps are computed as float32. Source: `DetectionValidator`,
+equal overlaps the first object is taken; overlaps are computed as float32; detections are not clipped to the frame, so
+that the part of a box outside the frame lowers its overlap with an object at the edge. Source: `DetectionValidator`,
 `BaseValidator.match_predictions` and `ConfusionMatrix.process_batch` of Ultralytics 8.4.190.
 """
 
@@ -77,11 +78,13 @@ def match_as_ultralytics(
     """Match the detections of some frames with their annotated objects; arguments as in `matching.match`."""
     assert [prediction.image_id for prediction in predictions] == [target.image_id for target in targets]
     frames = len(targets)
-    boxes, labels, owners = flattened(predictions)
+    boxes, labels, owners = flattened(
+        [(one.boxes if one.unclipped is None else one.unclipped, one.labels) for one in predictions]
+    )
     scores = np.concatenate([np.zeros(0, np.float32), *(one.scores.float().cpu().numpy() for one in predictions)])
     order = np.lexsort((-scores, owners))
     boxes, labels, owners, scores = boxes[order], labels[order], owners[order], scores[order]
-    objects, object_labels, object_owners = flattened(targets)
+    objects, object_labels, object_owners = flattened([(one.boxes, one.labels) for one in targets])
     annotated = np.bincount(object_owners * classes + object_labels, minlength=frames * classes)
     finder, other, overlaps = overlapping_pairs(boxes, owners, objects, object_owners)
     # Of one frame and class, at each threshold.
@@ -107,12 +110,12 @@ def match_as_ultralytics(
     )
 
 
-def flattened(frames: Sequence[Prediction] | Sequence[Target]) -> tuple[Singles, Integers, Integers]:
-    """The N boxes of all frames: `(N, 4)` xyxy, `(N,)` labels, `(N,)` frame numbers."""
-    boxes = [np.zeros((0, 4), np.float32), *(one.boxes.float().cpu().reshape(-1, 4).numpy() for one in frames)]
-    labels = [np.zeros(0, np.int64), *(one.labels.cpu().numpy().astype(np.int64) for one in frames)]
-    owners = np.repeat(np.arange(len(frames)), [len(one.labels) for one in frames])
-    return np.concatenate(boxes), np.concatenate(labels), owners
+def flattened(frames: Sequence[tuple[Tensor, Tensor]]) -> tuple[Singles, Integers, Integers]:
+    """Join the boxes and labels of each frame: `(N, 4)` xyxy, `(N,)` labels, `(N,)` frame numbers of all N boxes."""
+    all_boxes = [np.zeros((0, 4), np.float32), *(boxes.float().cpu().reshape(-1, 4).numpy() for boxes, _ in frames)]
+    all_labels = [np.zeros(0, np.int64), *(labels.cpu().numpy().astype(np.int64) for _, labels in frames)]
+    owners = np.repeat(np.arange(len(frames)), [len(labels) for _, labels in frames])
+    return np.concatenate(all_boxes), np.concatenate(all_labels), owners
 
 
 def overlapping_pairs(
