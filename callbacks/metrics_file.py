@@ -16,14 +16,17 @@ FIXED_COLUMNS = ("epoch", "step", "time_s")
 
 
 class MetricsFile(Callback):
-    """Writes `metrics.csv` in the run folder: a row every `log_every_n_steps` batches and one per validation.
+    """Writes `metrics.csv` in the run folder: rows of training metrics, and one row per validation.
 
-    `step` counts batches since training began, `time_s` seconds of training over all restarts. On resume, rows after
+    Training metrics are written after every `log_every_n_steps`-th batch since training began and after the last batch
+    of every epoch; with `log_every_n_steps` 0 they are not written. `step` counts batches since training began, `time_s` seconds of training over all restarts. On resume, rows after
     the resumed step are dropped, since those steps are trained again.
     """
 
     def __init__(self) -> None:
         self._steps = 0
+        self._row_step = 0
+        """Step of the last row of training metrics, or of the checkpoint that the fit was resumed from."""
         self._trained_s = 0.0
         self._started_s: float | None = None
         self._unwritten: list[dict[str, Any]] = []
@@ -44,6 +47,7 @@ class MetricsFile(Callback):
         self._started_s = time.monotonic()
         path = self._path(trainer)
         kept = [row for row in read_rows(path) if int(row["step"]) <= self._steps]
+        self._row_step = self._steps
         try:
             if path.is_file():
                 write_rows(path, kept)  # always: a torn last line must not stay for the next row to be glued to
@@ -54,17 +58,27 @@ class MetricsFile(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write the training metrics of every `log_every_n_steps`-th batch."""
+        """Write the training metrics of every `log_every_n_steps`-th batch, and of the last batch of an epoch."""
         self._steps = steps_begun(trainer)
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if interval and (batch_idx + 1) % interval == 0:
-            self._write(trainer, ("train/", "lr/"))
+        if interval and (self._steps % interval == 0 or trainer.is_last_batch):
+            self._write_training(trainer)
+
+    @rank_zero_only
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the training metrics of an epoch that `max_steps` ended before its last batch."""
+        if trainer.log_every_n_steps and self._row_step < self._steps:  # type: ignore[attr-defined]
+            self._write_training(trainer)
 
     @rank_zero_only
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the validation metrics."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             self._write(trainer, ("val/",))
+
+    def _write_training(self, trainer: Trainer) -> None:
+        self._row_step = self._steps
+        self._write(trainer, ("train/", "lr/"))
 
     def _write(self, trainer: Trainer, prefixes: tuple[str, ...]) -> None:
         row: dict[str, Any] = {

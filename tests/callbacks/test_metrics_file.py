@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_training import Interrupt, StopAt, TinyModule, fit
+from tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit
 
 from callbacks import LastCheckpoint, MetricsFile
+from yolo_lightning.reporting.curves import loss_figure, rate_figure
+from yolo_lightning.reporting.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("any_uptime")
 
@@ -61,7 +63,63 @@ def test_rows_hold_the_loss_of_their_batch(tmp_path: Path) -> None:
 
 def test_interval_between_rows(tmp_path: Path) -> None:
     fit(tmp_path, MetricsFile(), batches=7, log_every_n_steps=3)
-    assert steps(tmp_path) == [3, 6]
+    assert steps(tmp_path) == [3, 6, 7]
+
+
+def test_interval_counts_steps_of_all_epochs(tmp_path: Path) -> None:
+    fit(tmp_path, MetricsFile(), epochs=3, batches=5, log_every_n_steps=4)
+    assert steps(tmp_path) == [4, 5, 8, 10, 12, 15]
+
+
+class Accumulating(AccumulatingModule):
+    """Logs the loss and the learning rate of every batch, updates every second one."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        super().training_step(batch, batch_idx)
+        self.log("train/loss", float(batch_idx))
+        self.log("lr/weight", 0.1)
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_every_epoch_has_a_row_of_training_however_short_it_is(tmp_path: Path, accumulates: bool) -> None:
+    module = Accumulating() if accumulates else TinyModule()
+    fit(tmp_path, MetricsFile(), module=module, epochs=3, batches=3, log_every_n_steps=50)
+    trained = [row for row in rows(tmp_path) if row["train/loss"]]
+    assert [(row["epoch"], row["step"]) for row in trained] == [("0", "3"), ("1", "6"), ("2", "9")]
+    assert [row["lr/weight"] for row in trained if accumulates] == ["0.1"] * 3 * accumulates
+    assert len(rows(tmp_path)) == 6  # and a row per validation
+
+
+def test_every_short_epoch_of_a_resumed_run_has_one_row(tmp_path: Path) -> None:
+    interrupted(tmp_path, 2, 2, epochs=4, batches=3, log_every_n_steps=50)
+    fit(
+        tmp_path,
+        MetricsFile(),
+        epochs=4,
+        batches=3,
+        log_every_n_steps=50,
+        resume=tmp_path / "checkpoints" / "step-000000008.ckpt",
+    )
+    assert steps(tmp_path) == [3, 6, 9, 12]
+    assert steps(tmp_path, "val/map_50") == [3, 6, 9, 12]
+
+
+def test_epoch_that_max_steps_ends_has_a_row(tmp_path: Path) -> None:
+    fit(tmp_path, MetricsFile(), epochs=2, batches=5, log_every_n_steps=50, max_steps=7)
+    assert steps(tmp_path) == [5, 7]
+
+
+def test_interval_of_zero_writes_no_rows_of_training(tmp_path: Path) -> None:
+    fit(tmp_path, MetricsFile(), log_every_n_steps=0)
+    assert [row.get("train/loss", "") for row in rows(tmp_path)] == [""]
+
+
+def test_report_draws_the_curves_of_a_fit_with_short_epochs(tmp_path: Path) -> None:
+    fit(tmp_path, MetricsFile(), module=Accumulating(), epochs=3, batches=3, log_every_n_steps=50)
+    metrics = read_metrics(tmp_path / "metrics.csv")
+    assert metrics.series("train/loss").steps.tolist() == [3, 6, 9]
+    assert loss_figure(metrics, ()) is not None
+    assert rate_figure(metrics, ()) is not None
 
 
 def test_training_metrics_are_not_repeated_in_a_validation_row(tmp_path: Path) -> None:
