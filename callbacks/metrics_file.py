@@ -19,8 +19,9 @@ class MetricsFile(Callback):
     """Writes `metrics.csv` in the run folder: rows of training metrics, and one row per validation.
 
     Training metrics are written after every `log_every_n_steps`-th batch since training began and after the last batch
-    of every epoch; with `log_every_n_steps` 0 they are not written. `step` counts batches since training began, `time_s` seconds of training over all restarts. On resume, rows after
-    the resumed step are dropped, since those steps are trained again.
+    of every epoch; with `log_every_n_steps` 0 they are not written. `step` counts batches since training began,
+    `time_s` seconds of training over all restarts. On resume, rows after the resumed step are dropped, since those
+    steps are trained again.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.position import steps_begun
 from yolo_lightning.progress import started_ticks
-from yolo_lightning.status import STATUS_FILE, Scores, Status, write_status
+from yolo_lightning.status import STATUS_FILE, FitPlan, Scores, Status, write_status
 
 BLOCK_STEPS = 16
 BLOCKS = 16
@@ -182,7 +182,7 @@ class StatusFile(Callback):
             self._warned = True
 
     def _status(self, trainer: Trainer) -> Status:
-        per_epoch = int(trainer.num_training_batches)
+        plan = fit_plan(trainer)
         typical = self._pace.typical()
         loader = trainer.train_dataloader
         return Status(
@@ -194,21 +194,32 @@ class StatusFile(Callback):
             device=str(trainer.strategy.root_device),
             workers=getattr(loader, "num_workers", 0),
             epoch=self._epoch,
-            epochs=trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None,
+            epochs=plan.epochs,
             batch=self._batch,
-            batches_per_epoch=per_epoch,
+            batches_per_epoch=plan.batches_per_epoch,
             step=self._step,
             step_s=typical[0] if typical else None,
             fetch_share=typical[1] if typical else None,
             trained_s=self._elapsed_s(),
             validation_s=self._validation_s,
-            validate_every_epochs=(trainer.check_val_every_n_epoch or 1) if trainer.enable_validation else None,
-            validations_per_epoch=max(1, per_epoch // max(1, int(min(trainer.val_check_batch or 1, per_epoch)))),
+            validate_every_epochs=plan.validate_every_epochs,
+            validations_per_epoch=plan.validations_per_epoch,
             losses=finite({name: value for name, value in logged(trainer, "train/") if "loss" in name}),
             learning_rates=finite(dict(logged(trainer, "lr/"))),
             scores=tuple(self._scores),
             best_map_50=self._best_map_50,
         )
+
+
+def fit_plan(trainer: Trainer) -> FitPlan:
+    """Return the length of the fit and its validations as the Trainer is configured."""
+    per_epoch = int(trainer.num_training_batches)
+    return FitPlan(
+        epochs=trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None,
+        batches_per_epoch=per_epoch,
+        validate_every_epochs=(trainer.check_val_every_n_epoch or 1) if trainer.enable_validation else None,
+        validations_per_epoch=max(1, per_epoch // max(1, int(min(trainer.val_check_batch or 1, per_epoch)))),
+    )
 
 
 def logged(trainer: Trainer, prefix: str) -> list[tuple[str, Any]]:

@@ -83,6 +83,36 @@ class Status:
         return [name for name, value in self.losses.items() if value is None]
 
 
+@dataclass(frozen=True, slots=True)
+class FitPlan:
+    """Length of a fit, and when it validates; attributes as in `Status`."""
+
+    epochs: int | None
+    batches_per_epoch: int
+    validate_every_epochs: int | None
+    validations_per_epoch: int
+
+
+def validations_left(plan: Status | FitPlan, epoch: int, steps: int) -> int:
+    """Return the number of validations to come in `epoch`, `steps` steps before its end; one that goes on counts."""
+    if not is_validated(plan, epoch):
+        return 0
+    between = max(1, plan.batches_per_epoch // plan.validations_per_epoch)
+    return max(1, -(-steps // between)) if plan.validations_per_epoch > 1 else 1
+
+
+def validations_after(plan: Status | FitPlan, epoch: int) -> int:
+    """Return the number of validations in the epochs after `epoch`; 0 for a fit without end."""
+    later = range(epoch + 1, plan.epochs or 0)
+    return plan.validations_per_epoch * sum(is_validated(plan, number) for number in later)
+
+
+def is_validated(plan: Status | FitPlan, epoch: int) -> bool:
+    """Return whether there are validations in an epoch."""
+    every = plan.validate_every_epochs
+    return every is not None and ((epoch + 1) % every == 0 or epoch + 1 == plan.epochs)
+
+
 def write_status(status: Status, path: Path) -> None:
     """Put a whole file in the place of the one before.
 

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from yolo_lightning.monitoring.run_state import Remaining
 from yolo_lightning.progress import Phase
-from yolo_lightning.status import Status
+from yolo_lightning.status import Status, validations_after, validations_left
 
 
 def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Remaining:
@@ -24,28 +24,14 @@ def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Re
     epoch_s = steps * status.step_s + here * (status.validation_s or 0.0)
     if status.epochs is None:
         return Remaining(epoch_s if here == 0 or status.validation_s is not None else None)
-    later = range(epoch + 1, status.epochs)
-    validations = here + sum(status.validations_per_epoch for number in later if is_validated(status, number))
-    run_s = (steps + len(later) * status.batches_per_epoch) * status.step_s + validations * (status.validation_s or 0.0)
+    validations = here + validations_after(status, epoch)
+    later_steps = max(0, status.epochs - epoch - 1) * status.batches_per_epoch
+    run_s = (steps + later_steps) * status.step_s + validations * (status.validation_s or 0.0)
     return Remaining(
         epoch_s=epoch_s if here == 0 or status.validation_s is not None else None,
         run_s=run_s,
         unmeasured_validations=0 if status.validation_s is not None else validations,
     )
-
-
-def validations_left(status: Status, epoch: int, steps: int) -> int:
-    """Validations to come in `epoch`, `steps` steps before its end; one that goes on counts whole."""
-    if not is_validated(status, epoch):
-        return 0
-    between = max(1, status.batches_per_epoch // status.validations_per_epoch)
-    return max(1, -(-steps // between)) if status.validations_per_epoch > 1 else 1
-
-
-def is_validated(status: Status, epoch: int) -> bool:
-    """Whether there are validations in an epoch."""
-    every = status.validate_every_epochs
-    return every is not None and ((epoch + 1) % every == 0 or epoch + 1 == status.epochs)
 
 
 def parse_deadline(text: str) -> datetime:
