@@ -69,6 +69,7 @@ def test_suppression_equals_ultralytics(
     )
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own.boxes, other[:, :4].clamp(0, 64), rtol=0, atol=1e-4)
+        torch.testing.assert_close(own.unclipped, other[:, :4], rtol=0, atol=1e-4)
         assert torch.equal(own.scores, other[:, 4])
         assert own.labels.tolist() == other[:, 5].int().tolist()
 
