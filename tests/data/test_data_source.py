@@ -249,6 +249,33 @@ def test_file_without_a_box_is_refused(look_alike: Path, make: Make, source: str
     make(source, stage, **options, allow_unlabelled=True)
 
 
+@pytest.mark.parametrize(
+    ("ids", "written"),
+    [(["0012", "12", "a"], ["0012", "12", "a"]), ([7, "8", 2**60], [7, "8", 2**60]), ([7.0, 12, 3], [7, 12, 3])],
+)
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_ids_of_a_prediction_are_those_of_the_file(
+    coco_set: Callable[..., Path], make: Make, ids: list[Any], written: list[Any], share: float
+) -> None:
+    root = coco_set()
+    content = json.loads((root / "val.json").read_text())
+    for image, annotation, identifier in zip(content["images"], content["annotations"], ids, strict=True):
+        image["id"] = annotation["image_id"] = identifier
+    (root / "val.json").write_text(json.dumps(content))
+    options = FILES if share == 1 else {"train_file": "val.json", "valid_file": None, "valid_share": share}
+    data = make("coco", "predict", root=str(root), **options)
+    found = data.predict_original_ids
+    assert [str(one) for one in found] == data.predict_image_ids
+    chosen = written if share == 1 else [one for one in written if str(one) in data.predict_image_ids]
+    assert [(type(one), one) for one in found] == [(type(one), one) for one in chosen]
+    assert len(found) == (3 if share == 1 else 1)
+
+
+def test_ids_of_a_yolo_dataset_are_text(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set({"train/1.png": BOX, "val/2.png": BOX}, path="images/val", train=".", val=".")
+    assert make(file, "predict").predict_original_ids == ["2"]
+
+
 @pytest.mark.parametrize("source", ["ltdv2", "coco"])
 def test_file_without_a_box_is_predicted(look_alike: Path, make: Make, source: str) -> None:
     options = {"root": str(look_alike), "predict_file": UNLABELLED, "valid_file": "Valid.json"}

@@ -234,6 +234,13 @@ class DetectionDataModule(LightningDataModule):
         """Ids of the images to predict, in file order; a submission must answer for each."""
         return self.index("predict").image_ids()
 
+    @property
+    def predict_original_ids(self) -> list[int | str]:
+        """Ids of the images to predict as the dataset's file has them, numbers or text, in file order."""
+        index = self.index("predict")
+        flags = index.text_ids().tolist()
+        return [text if is_text else int(text) for text, is_text in zip(index.image_ids(), flags, strict=True)]
+
     def train_dataloader(self) -> ResumableLoader:
         """Augmented batches in an order that depends on (seed, epoch) alone; resumes where it was saved."""
         assert self.trainer is not None
