@@ -132,12 +132,13 @@ def check_depth(names: Sequence[str], source: FrameSource) -> None:
     refuse_other_depth(other_depth, usable)
 
 
-def refuse_other_depth(found: Sequence[BitDepthError], usable: int) -> None:
-    """Refuse a dataset of which more sampled frames are unlike 8-bit images than like them.
+def refuse_other_depth(found: Sequence[BitDepthError], usable: int, what: str = "sampled frames") -> None:
+    """Refuse images of which more are unlike 8-bit images than like them.
 
     Args:
-        found: Of the sampled frames that do not have 8 bits.
+        found: Of the images that do not have 8 bits.
         usable: How many do.
+        what: The images in a word, for the message.
 
     Raises:
         ValueError: Names the first file, and the range of the values of all that were sampled.
@@ -146,7 +147,7 @@ def refuse_other_depth(found: Sequence[BitDepthError], usable: int) -> None:
         return
     lowest, highest = min(one.lowest for one in found), max(one.highest for one in found)
     raise ValueError(
-        f"{len(found)} of {len(found) + usable} sampled frames are not 8-bit images: {found[0].name} is "
+        f"{len(found)} of {len(found) + usable} {what} are not 8-bit images: {found[0].name} is "
         f"{found[0].dtype}, all have values {lowest:.7g} to {highest:.7g}; {conversion_to_8_bits(lowest, highest)}"
     )
 
