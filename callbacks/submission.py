@@ -18,8 +18,9 @@ from yolo_lightning.run_folder import PREDICTIONS, PREDICTIONS_ARCHIVE
 class SubmissionWriter(Callback):
     """Collects the predictions and writes `predictions.json` into the run folder; for LTDv2 also its zip.
 
-    The datamodule must offer `predict_image_ids`, `is_ltdv2` and `category_ids`. For LTDv2 every image id becomes a key
-    of the challenge's form; else the file is COCO's list of results with the numbers of the dataset's own categories.
+    The datamodule must offer `predict_image_ids`, `predict_original_ids`, `is_ltdv2` and `category_ids`. For LTDv2
+    every image id becomes a key of the challenge's form; else the file is COCO's list of results with the ids of images
+    and categories that the dataset's own files have.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ def write_challenge(predictions: Sequence[Prediction], data: Any, folder: Path) 
 
 def write_results(predictions: Sequence[Prediction], data: Any, folder: Path) -> str:
     """COCO's list of results; returns what to tell the user."""
-    results = coco_results(predictions, data.predict_image_ids, data.category_ids)
+    results = coco_results(predictions, data.predict_original_ids, data.category_ids)
     write_coco_results(results, folder / PREDICTIONS)
     return f"predictions: {len(data.predict_image_ids):,} images, {len(results):,} boxes in {folder / PREDICTIONS}"
 

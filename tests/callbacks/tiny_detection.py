@@ -71,6 +71,7 @@ class Frames(LightningDataModule):
         super().__init__()
         self.batches = list(batches)
         self.predict_image_ids = list(image_ids)
+        self.predict_original_ids = [int(one) if one.isdecimal() else one for one in image_ids]
         self.category_ids = category_ids
         self.is_ltdv2 = category_ids == CATEGORY_IDS
 

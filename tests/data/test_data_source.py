@@ -60,6 +60,7 @@ def coco_set(tmp_path: Path) -> Callable[..., Path]:
     return build
 
 
+UNLABELLED = "TestNoLabels.json"
 FILES = {"train_file": "train.json", "valid_file": "val.json"}
 
 
@@ -228,11 +229,78 @@ def test_split_that_is_not_named_is_refused_when_it_is_needed(yolo_set: YoloSet,
 
 def test_labels_that_are_nowhere_are_missed_before_training(yolo_set: YoloSet, make: Make) -> None:
     file = yolo_set(dict.fromkeys(IMAGES))
-    with pytest.raises(
-        ValueError, match=r"none of the 6 images of 'train' has a labelled object; looked for .*/labels/train/0\.txt"
-    ):
+    message = r"^data\.source .*data\.yaml 'train': none of the 6 frames in use has a box .*such as .*/train/0\.txt"
+    with pytest.raises(ValueError, match=message):
         make(file)
     assert len(make(file, "predict").index("predict")) == 3
+    assert len(make(file, allow_unlabelled=True).index("train")) == 6
+
+
+@pytest.mark.parametrize("source", ["ltdv2", "coco"])
+@pytest.mark.parametrize(
+    ("stage", "option"),
+    [("fit", "train_file"), ("fit", "valid_file"), ("validate", "valid_file"), ("test", "test_file")],
+)
+def test_file_without_a_box_is_refused(look_alike: Path, make: Make, source: str, stage: str, option: str) -> None:
+    options = {"root": str(look_alike), "train_file": "Train.json", "valid_file": "Valid.json", option: UNLABELLED}
+    message = rf"^data\.{option} {UNLABELLED}: none of the 4 frames in use has a box.* data\.allow_unlabelled true"
+    with pytest.raises(ValueError, match=message):
+        make(source, stage, **options)
+    make(source, stage, **options, allow_unlabelled=True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "written"),
+    [(["0012", "12", "a"], ["0012", "12", "a"]), ([7, "8", 2**60], [7, "8", 2**60]), ([7.0, 12, 3], [7, 12, 3])],
+)
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_ids_of_a_prediction_are_those_of_the_file(
+    coco_set: Callable[..., Path], make: Make, ids: list[Any], written: list[Any], share: float
+) -> None:
+    root = coco_set()
+    content = json.loads((root / "val.json").read_text())
+    for image, annotation, identifier in zip(content["images"], content["annotations"], ids, strict=True):
+        image["id"] = annotation["image_id"] = identifier
+    (root / "val.json").write_text(json.dumps(content))
+    options = FILES if share == 1 else {"train_file": "val.json", "valid_file": None, "valid_share": share}
+    data = make("coco", "predict", root=str(root), **options)
+    found = data.predict_original_ids
+    assert [str(one) for one in found] == data.predict_image_ids
+    chosen = written if share == 1 else [one for one in written if str(one) in data.predict_image_ids]
+    assert [(type(one), one) for one in found] == [(type(one), one) for one in chosen]
+    assert len(found) == (3 if share == 1 else 1)
+
+
+def test_ids_of_a_yolo_dataset_are_text(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set({"train/1.png": BOX, "val/2.png": BOX}, path="images/val", train=".", val=".")
+    assert make(file, "predict").predict_original_ids == ["2"]
+
+
+@pytest.mark.parametrize("source", ["ltdv2", "coco"])
+def test_file_without_a_box_is_predicted(look_alike: Path, make: Make, source: str) -> None:
+    options = {"root": str(look_alike), "predict_file": UNLABELLED, "valid_file": "Valid.json"}
+    assert len(make(source, "predict", **options).index("predict")) == 4
+
+
+@pytest.mark.filterwarnings("ignore:.*in quarantine")
+def test_boxes_of_the_frames_in_use_count(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set(IMAGES | dict.fromkeys([f"train/{number}.png" for number in range(2, 6)]))
+    labelled = ["id=images/train/0", "id=images/train/1"]
+    assert len(make(file, quarantine=labelled[:1]).index("train")) == 6
+    with pytest.raises(ValueError, match=r"data\.yaml 'train': none of the 4 frames in use has a box"):
+        make(file, quarantine=labelled)
+
+
+def test_boxes_outside_of_the_subset_do_not_count(coco_set: Callable[..., Path], make: Make) -> None:
+    root = coco_set()
+    used = {image for image in make("coco", root=str(root), **FILES, train_subset=0.5).index("train").image_ids()}
+    content = json.loads((root / "train.json").read_text())
+    content["annotations"] = [one for one in content["annotations"] if str(one["image_id"]) not in used]
+    (root / "train.json").write_text(json.dumps(content))
+    assert content["annotations"], "the case shows nothing"
+    make("coco", root=str(root), **FILES)
+    with pytest.raises(ValueError, match=r"^data\.train_file train\.json: none of the 3 frames in use has a box"):
+        make("coco", root=str(root), **FILES, train_subset=0.5)
 
 
 def test_damaged_images_count_as_bad_frames(yolo_set: YoloSet, make: Make) -> None:

@@ -143,6 +143,7 @@ def test_predict_image_ids_are_those_of_the_file_in_order(make: Make) -> None:
     assert datamodule.is_ltdv2
     assert len(datamodule.predict_image_ids) == 4
     assert [image_id for batch in batches for image_id in batch.image_ids] == datamodule.predict_image_ids
+    assert datamodule.predict_original_ids == [int(image_id) for image_id in datamodule.predict_image_ids]
 
 
 def test_training_epoch_holds_every_frame_once(make: Make) -> None:

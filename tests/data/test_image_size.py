@@ -78,14 +78,6 @@ def test_missing_image_is_an_error(tmp_path: Path) -> None:
         image_shape(tmp_path / "absent.jpg")
 
 
-def test_image_of_16_bits_is_decoded_to_8(tmp_path: Path) -> None:
-    content = io.BytesIO()
-    Image.fromarray(np.full((4, 6), 0x80FF, dtype=np.uint16)).save(content, "PNG")
-    frame = decode_frame(content.getvalue(), "a.png")
-    assert frame.dtype == np.uint8
-    assert np.isin(frame, (0x80, 0x81)).all()
-
-
 def test_colours_are_red_green_blue() -> None:
     content = io.BytesIO()
     Image.new("RGB", (4, 4), (200, 100, 50)).save(content, "PNG")

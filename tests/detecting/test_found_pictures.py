@@ -70,6 +70,27 @@ def test_video_gives_its_frames_in_order(album: Path) -> None:
     assert frames_per_second(album / "film.mp4") == 5
 
 
+def write_gray_film(path: Path, pixels: np.ndarray) -> None:
+    depth = cv2.CV_16U if pixels.dtype == np.uint16 else cv2.CV_8U
+    options = [cv2.VIDEOWRITER_PROP_DEPTH, depth, cv2.VIDEOWRITER_PROP_IS_COLOR, 0]
+    size = (pixels.shape[1], pixels.shape[0])
+    writer = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"FFV1"), 5, size, options)
+    writer.write(pixels)
+    writer.release()
+
+
+def test_gray_video_of_16_bits_is_refused(tmp_path: Path) -> None:
+    write_gray_film(tmp_path / "raw.mkv", np.full((48, 64), 7000, np.uint16))
+    with pytest.raises(FrameError, match=r"raw\.mkv: the video is gray with 16 bits per pixel, only 8-bit"):
+        list(read_pictures(tmp_path / "raw.mkv"))
+
+
+def test_gray_video_of_8_bits_is_read(tmp_path: Path) -> None:
+    write_gray_film(tmp_path / "gray.mkv", np.full((48, 64), 90, np.uint8))
+    (picture,) = read_pictures(tmp_path / "gray.mkv")
+    assert (picture.is_gray(), int(picture.pixels[0, 0, 0])) == (True, 90)
+
+
 @pytest.mark.parametrize(("name", "error"), [("bad.png", FrameError), ("bad.mp4", ValueError)])
 def test_damaged_file_is_named(album: Path, name: str, error: type[Exception]) -> None:
     (album / name).write_bytes(b"torn")

@@ -48,9 +48,10 @@ def test_all_results_of_images_and_videos(
     (album / "torn.jpg").write_bytes(b"\xff\xd8 torn")
     output = tmp_path / "out"
     words = ["predict", str(album), "--weights", str(weights), "--output", str(output), "--image_size", str(SIDE)]
-    main([*words, "--save", "[pictures,json,csv,txt]", "--confidence", "0.4", "--batch_size", "2"])
-    assert "left out 1 that cannot be read" in (printed := capsys.readouterr().out)
-    assert "torn.jpg" in printed
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--save", "[pictures,json,csv,txt]", "--confidence", "0.4", "--batch_size", "2"])
+    assert ended.value.code == 1
+    assert f"left out 1 that cannot be read: {album / 'torn.jpg'}: the JPEG is torn" in capsys.readouterr().out
     entries = json.loads((output / "predictions.json").read_text())
     seen = [(Path(entry["source"]).relative_to(album).as_posix(), entry["frame"]) for entry in entries]
     assert seen == [("day/x.png", None), ("film.mp4", 0), ("film.mp4", 1), ("film.mp4", 2), ("x.png", None)]
@@ -64,6 +65,37 @@ def test_all_results_of_images_and_videos(
     ]
     film = cv2.VideoCapture(str(output / "pictures" / "film.mp4"))
     assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (3, 5)
+
+
+def test_nothing_readable_is_an_error_in_one_line(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.jpg", "b.png", "c.mp4"):
+        (tmp_path / name).write_bytes(b"torn")
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(tmp_path), "--weights", str(weights), "--output", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"error: none of 3 files can be read: {tmp_path / 'a.jpg'}: not an image")
+    assert str(tmp_path / "c.mp4") in errors[0]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("extension", ["png", "tif"])
+def test_pictures_of_16_bits_are_refused_with_range_and_remedy(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], extension: str
+) -> None:
+    for number in range(7):
+        raw = np.full((40, 60), 7000, np.uint16)
+        raw[10:20] = 9000 + number
+        cv2.imwrite(str(tmp_path / f"{number}.{extension}"), raw)
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(tmp_path), "--weights", str(weights), "--output", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"error: 7 of 7 files are not 8-bit images: {tmp_path / f'0.{extension}'} is uint16, all have" in said
+    assert "values 7000 to 9006; only 8-bit images are read: convert" in said
 
 
 def test_results_do_not_depend_on_the_batch(album: Path, weights: Path, tmp_path: Path) -> None:

@@ -16,25 +16,27 @@ def found(image_id: str, count: int = 1) -> Prediction:
 
 
 def test_a_detection_has_the_files_own_numbers_and_a_corner_with_sides() -> None:
-    (result,) = coco_results([found("31")], ["30", "31"], (3, 44))
+    (result,) = coco_results([found("31")], [30, 31], (3, 44))
     assert result == {"image_id": 31, "category_id": 44, "bbox": [1.0, 2.0, 10.0, 5.13], "score": 0.12346}
 
 
-@pytest.mark.parametrize("other", ["images/val/9", "009", "\u0669"])
-def test_ids_stay_text_where_one_of_them_is_no_integer(other: str) -> None:
-    results = coco_results([found("31"), found(other)], ["31", other], (3, 44))
-    assert [result["image_id"] for result in results] == ["31", other]
+@pytest.mark.parametrize("ids", [["0012", "31"], ["7", "8"], [7, "8"], [7, "images/val/9"], [2**60, "\u0669"]])
+def test_ids_have_the_type_and_the_characters_of_the_file(ids: list[int | str], tmp_path: Path) -> None:
+    results = coco_results([found(str(one)) for one in ids], ids, (3, 44))
+    write_coco_results(results, tmp_path / "predictions.json")
+    read = json.loads((tmp_path / "predictions.json").read_text())
+    assert [(type(result["image_id"]), result["image_id"]) for result in read] == [(type(one), one) for one in ids]
 
 
 @pytest.mark.parametrize("ids", [["8"], ["1", "1"]], ids=["foreign", "repeated"])
 def test_wrong_images_are_an_error(ids: list[str]) -> None:
     with pytest.raises(ValueError, match=f"image id {ids[0]}: not in the split, or there twice"):
-        coco_results([found(one) for one in ids], ["1", "2"], (3, 44))
+        coco_results([found(one) for one in ids], [1, "2"], (3, 44))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_file_is_json_however_little_was_found(tmp_path: Path, count: int) -> None:
-    results = coco_results([found("1", count)], ["1"], (3, 44))
+    results = coco_results([found("1", count)], [1], (3, 44))
     write_coco_results(results, tmp_path / "new" / "predictions.json")
     assert json.loads((tmp_path / "new" / "predictions.json").read_text()) == results
     assert len(results) == count

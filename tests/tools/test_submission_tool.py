@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from faster_coco_eval import COCO, COCOeval_faster
 
 from yolo_lightning.cli import main
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS
@@ -170,6 +172,93 @@ def test_file_that_is_wrong_is_not_scored(
     assert call("score", "predictions.json", "targets.json", "--json", "scores.json") == 1
     assert "not scored" in capsys.readouterr().out
     assert not (folder / "scores.json").exists()
+
+
+INVERTED = {
+    "x": [50.5, 20.0, 10.0, 80.0],
+    "y": [10.0, 80.0, 50.5, 20.0],
+    "both": [50.5, 80.0, 10.0, 20.0],
+    "width 0": [10.0, 20.0, 10.0, 80.0],
+    "a point": [30.0, 40.0, 30.0, 40.0],
+}
+
+
+@pytest.fixture
+def degenerate(folder: Path) -> Path:
+    """An answer with 600 detections of which five are degenerate, each the best of its frame and class."""
+    generator = np.random.default_rng(5)
+    content = {}
+    for number, image_id in enumerate(IDS):
+        boxes, labels = [*BOXES, *BOXES], [*LABELS, *LABELS]
+        for _ in range(30):
+            left, top = generator.integers(0, 300), generator.integers(0, 220)
+            boxes.append([float(left), float(top), float(left + generator.integers(5, 60)), float(top + 40)])
+            labels.append(int(generator.integers(1, 5)))
+        scores = generator.random(len(boxes))  # no ties, whose order would depend on that of the frames
+        if number < len(INVERTED):
+            boxes[0], scores[0] = list(INVERTED.values())[number], 0.99 + number / 1000
+        content[image_id] = {"boxes": boxes, "scores": scores.tolist(), "labels": labels}
+    (folder / "predictions.json").write_text(json.dumps(content))
+    return folder
+
+
+def as_cocos_evaluation(folder: Path, month: int | None = None) -> tuple[float, float]:
+    """Mean average precision over ten thresholds and at 0.5, by COCO's code in C++, of a month or of all frames."""
+    answers = json.loads((folder / "predictions.json").read_text())
+    results = [
+        {"image_id": int(image_id), "category_id": label, "bbox": [x, y, right - x, bottom - y], "score": score}
+        for image_id, entry in answers.items()
+        for (x, y, right, bottom), score, label in zip(entry["boxes"], entry["scores"], entry["labels"], strict=True)
+    ]
+    split = json.loads((folder / "Valid.json").read_text())
+    for number, annotation in enumerate(split["annotations"], start=1):
+        annotation |= {"id": number, "iscrowd": 0, "area": annotation["bbox"][2] * annotation["bbox"][3]}
+    truth = COCO(split)
+    evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", print_function=lambda *_: None)
+    evaluation.params.imgIds = [int(one) for one in IDS if month is None or one.startswith(str(month))]
+    for step in (evaluation.evaluate, evaluation.accumulate, evaluation.summarize):
+        step()
+    return float(evaluation.stats[0]), float(evaluation.stats[1])
+
+
+def test_degenerate_boxes_are_scored_as_cocos_evaluation_scores_them(
+    call: Callable[..., int], degenerate: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("score", "predictions.json", "Valid.json", "--json", "scores.json") == 0
+    scores = json.loads((degenerate / "scores.json").read_text())
+    assert (scores["global_map"], scores["global_map_50"]) == pytest.approx(as_cocos_evaluation(degenerate), abs=1e-6)
+    assert 0.1 < scores["global_map"] < 0.9, "the case shows nothing"
+    monthly = [as_cocos_evaluation(degenerate, month)[1] for month in CHALLENGE_MONTHS.values()]
+    assert [scores[f"{name}_map_50"] for name in CHALLENGE_MONTHS] == pytest.approx(monthly, abs=1e-6)
+    assert len(set(monthly)) > 1, "the degenerate boxes change nothing"
+    out = capsys.readouterr().out
+    assert "boxes end before they begin (x2 < x1 or y2 < y1), and no layout fits all: 3\n" in out
+    assert "boxes have no area: 2\n" in out
+    for image_id, box in zip(IDS, INVERTED.values(), strict=False):
+        assert f"image {image_id}, detection 0: box [{', '.join(f'{side:g}' for side in box)}]" in out
+    assert "scored as the file is" in out
+
+
+def test_check_still_calls_degenerate_boxes_wrong(
+    call: Callable[..., int], degenerate: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("check", "predictions.json", "--template", "template.json", "--fix", "mended.json") == 1
+    assert "wrong (certain): boxes end before they begin" in capsys.readouterr().out
+    assert not (degenerate / "mended.json").exists()
+
+
+def test_boxes_of_another_layout_are_scored_and_named(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.loads((folder / "predictions.json").read_text())
+    for entry in content.values():
+        entry["boxes"] = [[x, y, right - x, bottom - y] for x, y, right, bottom in entry["boxes"]]
+    (folder / "predictions.json").write_text(json.dumps(content))
+    assert call("score", "predictions.json", "Valid.json", "--json", "scores.json") == 0
+    assert "wrong (certain): boxes are corner, width and height" in capsys.readouterr().out
+    assert json.loads((folder / "scores.json").read_text())["global_map_50"] == pytest.approx(
+        as_cocos_evaluation(folder)[1], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(

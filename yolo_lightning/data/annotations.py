@@ -42,6 +42,7 @@ class Annotations:
 
     Attributes:
         image_ids: `(N,)` bytes, the ids as text, UTF-8: 17 digits do not fit a float64.
+        text_ids: `(N,)` bool, whether the id is text in the annotation file; else it is a number there.
         file_names: `(N,)` bytes, UTF-8, relative to where the frames lie.
         shapes: `(N, 2)` int32, height and width in pixels.
         box_offsets: `(N + 1,)` int64.
@@ -60,6 +61,7 @@ class Annotations:
     """
 
     image_ids: npt.NDArray[np.bytes_]
+    text_ids: npt.NDArray[np.bool_]
     file_names: npt.NDArray[np.bytes_]
     shapes: npt.NDArray[np.int32]
     box_offsets: Integers
@@ -79,6 +81,7 @@ class Annotations:
 
 def still_images(
     image_ids: Sequence[str],
+    text_ids: Sequence[bool],
     file_names: Sequence[str],
     shapes: npt.NDArray[np.int32],
     owner: Integers,
@@ -92,6 +95,7 @@ def still_images(
 
     Args:
         image_ids: N ids, each once.
+        text_ids: N flags, whether the id is text in the annotation file.
         file_names: N names, relative to where the frames lie, or absolute.
         shapes: `(N, 2)` int32, height and width in pixels.
         owner: `(M,)` int64, image that each box belongs to.
@@ -107,6 +111,7 @@ def still_images(
     names = np.array([name.encode() for name in file_names], dtype=np.bytes_)
     return Annotations(
         image_ids=np.array([identifier.encode() for identifier in image_ids], dtype=np.bytes_),
+        text_ids=np.array(text_ids, dtype=np.bool_),
         file_names=names,
         shapes=shapes,
         box_offsets=box_offsets,

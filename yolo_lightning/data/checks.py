@@ -1,10 +1,11 @@
 """Looks at the frames before training starts, and keeps count of the bad ones while it runs."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
+import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
-from yolo_lightning.data.frames import Channels, FrameError, FrameSource
+from yolo_lightning.data.frames import BitDepthError, Channels, FrameError, FrameSource, conversion_to_8_bits
 from yolo_lightning.data.index import SplitIndex
 
 SAMPLED_FRAMES = 32
@@ -44,32 +45,38 @@ class BadFrames:
         if not fresh:
             return
         self.names |= unknown
-        shown = "; ".join(fresh[:NAMED_FRAMES]) + (
-            f"; and {len(fresh) - NAMED_FRAMES:,} more" if len(fresh) > NAMED_FRAMES else ""
-        )
+        shown = named(fresh)
         if len(self.names) > self.limit:
             raise ValueError(f"{len(self.names):,} frames cannot be used, data.max_bad_frames is {self.limit}: {shown}")
         rank_zero_warn(f"left out, {len(self.names):,} of {self.limit} tolerated: {shown}")
 
 
 def check_frames(index: SplitIndex, source: FrameSource, bad_frames: BadFrames) -> None:
-    """Look for missing frames by name and compare the size of a few with the annotations.
+    """Look for missing frames by name, and decode some to compare their size and type with what is expected.
 
     Raises:
-        ValueError: If a size disagrees, or more frames are bad than tolerated.
+        ValueError: If a size disagrees, most of the decoded frames do not have 8 bits, none can be read, or more frames
+            are bad than tolerated.
     """
     missing = source.missing(index.file_names())
     problems = [f"{name}: no such file" for name in missing]
     absent = set(missing)
-    step = max(1, len(index) // SAMPLED_FRAMES)
-    for position in range(0, len(index), step):
+    unreadable: list[str] = []
+    other_depth: list[BitDepthError] = []
+    usable = 0
+    for position in spread(len(index)):
         name = index.file_name(position)
-        if name in absent or name in bad_frames.quarantined:
+        if name in bad_frames.quarantined:
+            continue
+        if name in absent:
+            unreadable.append(f"{name}: no such file")
             continue
         try:
             shape = source.read(name).shape[:2]
         except FrameError as error:
             problems.append(str(error))
+            unreadable.append(str(error))
+            other_depth += [error] if isinstance(error, BitDepthError) else []
             continue
         if shape != index.shape(position):
             height, width = index.shape(position)
@@ -77,7 +84,83 @@ def check_frames(index: SplitIndex, source: FrameSource, bad_frames: BadFrames) 
                 f"{name} is {shape[1]} x {shape[0]} pixels, the annotation of image {index.image_id(position)} says "
                 f"{width} x {height}: these are not the frames of this annotation file"
             )
+        usable += 1
+    refuse_other_depth(other_depth, usable)
+    if unreadable and not usable:
+        raise ValueError(f"none of {len(unreadable)} sampled frames can be read: {named(unreadable)}")
     bad_frames.add(problems)
+
+
+def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> None:
+    """Refuse a split without a single box in the frames that are used.
+
+    Args:
+        index: The part of the split that is used.
+        left_out: Positions of the frames in quarantine.
+        origin: Option and file that the split is taken from.
+
+    Raises:
+        ValueError: If no frame in use has a box.
+    """
+    boxes = np.diff(index.box_offsets())
+    boxes[list(left_out)] = 0
+    if boxes.any():
+        return
+    notes = f" ({'; '.join(index.notes)})" if index.notes else ""
+    in_use = len(index) - len(left_out)
+    raise ValueError(
+        f"{origin}: none of the {in_use:,} frames in use has a box{notes}: name a file with labels, "
+        "or set data.allow_unlabelled true to train and score on background alone"
+    )
+
+
+def check_depth(names: Sequence[str], source: FrameSource) -> None:
+    """Decode some of the frames to see whether they have 8 bits; damaged ones are passed over.
+
+    Raises:
+        ValueError: If most of them do not.
+    """
+    other_depth: list[BitDepthError] = []
+    usable = 0
+    for position in spread(len(names)):
+        try:
+            source.read(names[position])
+        except FrameError as error:
+            other_depth += [error] if isinstance(error, BitDepthError) else []
+        else:
+            usable += 1
+    refuse_other_depth(other_depth, usable)
+
+
+def refuse_other_depth(found: Sequence[BitDepthError], usable: int, what: str = "sampled frames") -> None:
+    """Refuse images of which more are unlike 8-bit images than like them.
+
+    Args:
+        found: Of the images that do not have 8 bits.
+        usable: How many do.
+        what: The images in a word, for the message.
+
+    Raises:
+        ValueError: Names the first file, and the range of the values of all that were sampled.
+    """
+    if len(found) <= usable:
+        return
+    lowest, highest = min(one.lowest for one in found), max(one.highest for one in found)
+    raise ValueError(
+        f"{len(found)} of {len(found) + usable} {what} are not 8-bit images: {found[0].name} is "
+        f"{found[0].dtype}, all have values {lowest:.7g} to {highest:.7g}; {conversion_to_8_bits(lowest, highest)}"
+    )
+
+
+def spread(count: int) -> range:
+    """Return the positions of the frames that are sampled of `count`, evenly spread."""
+    return range(0, count, max(1, count // SAMPLED_FRAMES))
+
+
+def named(problems: Sequence[str]) -> str:
+    """Return the first few problems in one line, and the number of the others."""
+    more = f"; and {len(problems) - NAMED_FRAMES:,} more" if len(problems) > NAMED_FRAMES else ""
+    return "; ".join(problems[:NAMED_FRAMES]) + more
 
 
 def needed_channels(index: SplitIndex, source: FrameSource) -> Channels:
@@ -87,7 +170,7 @@ def needed_channels(index: SplitIndex, source: FrameSource) -> Channels:
         index: Names of the frames.
         source: Must give frames in colour.
     """
-    for position in range(0, len(index), max(1, len(index) // SAMPLED_FRAMES)):
+    for position in spread(len(index)):
         try:
             frame = source.read(index.file_name(position))
         except FrameError:

@@ -55,6 +55,10 @@ class ClipSubset(SplitIndex):
         everything = super().image_ids()
         return [everything[position] for position in self._positions.tolist()]
 
+    def text_ids(self) -> npt.NDArray[np.bool_]:
+        """See `SplitIndex`."""
+        return super().text_ids()[self._positions]
+
     def file_name(self, index: int) -> str:
         """See `SplitIndex`."""
         return super().file_name(self._positions[index])

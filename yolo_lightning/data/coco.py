@@ -32,6 +32,7 @@ def read_coco(path: Path) -> Annotations:
     owner, boxes, labels, crowds = box_arrays(path, content.annotations, positions, list(classes))
     return still_images(
         image_ids=list(positions),
+        text_ids=[isinstance(image.id, str) for image in content.images],
         file_names=file_names,
         shapes=np.array([(image.height, image.width) for image in content.images], dtype=np.int32),
         owner=owner,

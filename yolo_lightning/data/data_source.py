@@ -47,6 +47,10 @@ class DataSource(Protocol):
         """What `split` is taken from, for messages."""
         ...
 
+    def origin(self, split: Split) -> str:
+        """Return the option that names the annotations of `split`, and its value."""
+        ...
+
     def open(self, split: Split) -> SplitIndex:
         """The packed index of `split`.
 

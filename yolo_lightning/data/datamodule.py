@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from yolo_lightning.batch import Batch, Sample, collate
 from yolo_lightning.boxes import check_image_size
 from yolo_lightning.data.augmentation import Augmentation
-from yolo_lightning.data.checks import BadFrames, check_frames, needed_channels
+from yolo_lightning.data.checks import BadFrames, check_frames, check_labels, needed_channels
 from yolo_lightning.data.data_source import LTDV2, TRAIN_FILE, VALID_FILE, choose_source
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
 from yolo_lightning.data.frame_sources import FrameStorage
@@ -62,6 +62,7 @@ class DetectionDataModule(LightningDataModule):
         batch_size: Frames per batch and process.
         max_bad_frames: So many missing or damaged frames are left out with a warning; one more ends the run. A frame
             counts once, however often it is sampled.
+        allow_unlabelled: Whether a split may be trained on or scored though none of its frames in use has a box.
         quarantine: Frames that are not read, and count as bad without limit: `id=<image id>`, or `index=<place>` in the
             training split, from 0. `fit` adds those at which its supervisor saw training end again and again.
         seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
@@ -94,6 +95,7 @@ class DetectionDataModule(LightningDataModule):
         image_size: int = 640,
         batch_size: int = 16,
         max_bad_frames: int = 100,
+        allow_unlabelled: bool = False,
         quarantine: tuple[str, ...] = (),
         seed: int = 0,
         loader: LoaderSettings = LoaderSettings(),  # noqa: B008 - frozen
@@ -138,6 +140,7 @@ class DetectionDataModule(LightningDataModule):
         self.keep_decoded_mib = keep_decoded_mib
         self.augmentation = augmentation
         self.sampling = sampling
+        self.allow_unlabelled = allow_unlabelled
         check_names(quarantine)
         self.quarantine = tuple(quarantine)
         self.bad_frames = BadFrames(max_bad_frames)
@@ -164,6 +167,8 @@ class DetectionDataModule(LightningDataModule):
             rank_zero_info(f"{split} frames: {frames.source}")
             self._set_aside(split, frames)
             check_frames(index, frames.source, self.bad_frames)
+            if split != "predict" and not self.allow_unlabelled:
+                check_labels(index, frames.quarantined, self.source.origin(split))
             self._splits[split] = frames
             rank_zero_info(f"{split}: {self.source.name(split)} ({index.counts.describe()}): {describe_split(index)}")
             for note in index.notes:
@@ -228,6 +233,13 @@ class DetectionDataModule(LightningDataModule):
     def predict_image_ids(self) -> list[str]:
         """Ids of the images to predict, in file order; a submission must answer for each."""
         return self.index("predict").image_ids()
+
+    @property
+    def predict_original_ids(self) -> list[int | str]:
+        """Ids of the images to predict as the dataset's file has them, numbers or text, in file order."""
+        index = self.index("predict")
+        flags = index.text_ids().tolist()
+        return [text if is_text else int(text) for text, is_text in zip(index.image_ids(), flags, strict=True)]
 
     def train_dataloader(self) -> ResumableLoader:
         """Augmented batches in an order that depends on (seed, epoch) alone; resumes where it was saved."""

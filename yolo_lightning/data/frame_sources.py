@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from yolo_lightning.data.frames import FolderFrames, FrameError, FrameSource
+from yolo_lightning.data.frames import BitDepthError, FolderFrames, FrameError, FrameSource
 from yolo_lightning.data.packed_frames import MANIFEST, PackedFrames
 from yolo_lightning.data.zip_frames import ZipFrames
 
@@ -103,6 +103,11 @@ def compare(packed: PackedFrames, original: FrameSource) -> None:
     for name in packed.sample(COMPARED_FRAMES):
         try:
             same = np.array_equal(packed.read(name), original.read(name))
+        except BitDepthError as error:
+            raise ValueError(
+                f"{packed} was packed from images that are not 8-bit images: {error}; then delete the store and run "
+                "prepare"
+            ) from error
         except FrameError:
             continue
         if not same:

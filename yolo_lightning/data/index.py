@@ -19,10 +19,10 @@ from yolo_lightning.data.ltdv2 import read_annotations
 from yolo_lightning.data.recording import WEATHER
 from yolo_lightning.files import cache_folder
 
-FORMAT = 3
+FORMAT = 4
 IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
 """Arrays that the fingerprint is taken of."""
-ARRAYS = (*IDENTIFYING, "months", "clips", "clip_names", "positions_in_clip", "weather")
+ARRAYS = (*IDENTIFYING, "text_ids", "months", "clips", "clip_names", "positions_in_clip", "weather")
 
 State = dict[str, Any]
 """What must be unchanged for an index to be current; `path` says of what it is an index. Plain JSON."""
@@ -94,6 +94,10 @@ class SplitIndex:
     def image_ids(self) -> list[str]:
         """Ids of all frames, in order."""
         return [identifier.decode() for identifier in self._arrays["image_ids"].tolist()]
+
+    def text_ids(self) -> npt.NDArray[np.bool_]:
+        """`(N,)` bool, whether each frame's id is text in the annotation file; else it is a number there."""
+        return self._arrays["text_ids"]
 
     def file_name(self, index: int) -> str:
         """File of frame `index`, relative to the dataset root."""

@@ -38,6 +38,12 @@ class SplitFiles:
         files = {"train": self.train, "valid": self.valid, "test": self.test, "predict": self.predict}
         return files[self.meant(split)] or self.train
 
+    def origin(self, split: Split) -> str:
+        """The option that names the file that `split` is taken from, and the file."""
+        meant = self.meant(split)
+        option = "train" if meant == "valid" and self.valid is None else meant
+        return f"data.{option}_file {self.name(split)}"
+
 
 class LTDv2Source:
     """LTDv2's JSON files, and its gray frames wherever they are stored.
@@ -69,6 +75,10 @@ class LTDv2Source:
     def name(self, split: Split) -> str:
         """See `DataSource`."""
         return self.files.name(split)
+
+    def origin(self, split: Split) -> str:
+        """See `DataSource`."""
+        return self.files.origin(split)
 
     def open(self, split: Split) -> SplitIndex:
         """See `DataSource`."""
@@ -118,6 +128,10 @@ class CocoSource:
     def name(self, split: Split) -> str:
         """See `DataSource`."""
         return self.files.name(split)
+
+    def origin(self, split: Split) -> str:
+        """See `DataSource`."""
+        return self.files.origin(split)
 
     def open(self, split: Split) -> SplitIndex:
         """See `DataSource`."""

@@ -58,6 +58,7 @@ def read_annotations(path: Path) -> Annotations:
     clips, clip_names = recording.clips(file_names)
     return Annotations(
         image_ids=image_ids,
+        text_ids=np.array([isinstance(image.id, str) for image in images], dtype=np.bool_),
         file_names=np.array([name.encode() for name in file_names], dtype=np.bytes_),
         shapes=shapes,
         box_offsets=box_offsets,

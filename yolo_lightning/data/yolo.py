@@ -95,6 +95,7 @@ class YoloSplit:
         names = [relative_name(file, self.description.root) for file in self.files]
         return still_images(
             image_ids=image_ids(names),
+            text_ids=[True] * len(names),
             file_names=names,
             shapes=shapes,
             owner=owner,

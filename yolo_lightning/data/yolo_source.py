@@ -8,7 +8,7 @@ from yolo_lightning.data.frame_sources import FrameStorage
 from yolo_lightning.data.frames import Channels, FrameSource, ImageFiles
 from yolo_lightning.data.index import SplitIndex, open_packed
 from yolo_lightning.data.splits import Shares, Split
-from yolo_lightning.data.yolo import YoloSplit, label_file
+from yolo_lightning.data.yolo import YoloSplit
 from yolo_lightning.data.yolo_description import Key, read_description
 
 
@@ -54,16 +54,15 @@ class YoloSource:
         """See `DataSource`."""
         return f"{self.description.file.name} {self._key(split)}"
 
+    def origin(self, split: Split) -> str:
+        """See `DataSource`."""
+        return f"data.source {self.description.file} '{self._key(split)}'"
+
     def open(self, split: Split) -> SplitIndex:
         """See `DataSource`."""
         key = self._key(split)
         images = YoloSplit(self.description, key)
         index = open_packed(f"{self.description.file.stem}-{key}", images.state, images.read, self.index_root)
-        if split != "predict" and not len(index.all_labels()):
-            raise ValueError(
-                f"{self.description.file}: none of the {len(index):,} images of '{key}' has a labelled object; looked "
-                f"for label files such as {label_file(images.files[0])}"
-            )
         part: Split = "valid" if split in ("test", "predict") and key == "train" else split
         return self.shares.part(part, index)
 

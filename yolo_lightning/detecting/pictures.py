@@ -9,10 +9,13 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.frames import decode_frame
+from yolo_lightning.data.frames import FrameError, decode_frame
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
+
+RAW_GRAY = b"Y1\0"
+"""FFmpeg's tag of gray pixels of more than 8 bits: these bytes and the number of bits, reversed for big-endian ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def read_pictures(path: Path) -> Iterator[Picture]:
     """The picture of an image file, or the frames of a video.
 
     Raises:
-        FrameError: If the image cannot be decoded.
+        FrameError: If the image cannot be decoded, or a gray video has more than 8 bits per pixel.
         OSError: If the file cannot be read.
         ValueError: If the video cannot be opened.
     """
@@ -93,6 +96,7 @@ def read_pictures(path: Path) -> Iterator[Picture]:
     try:
         if not video.isOpened():
             raise ValueError(f"{path} cannot be opened as a video")
+        refuse_raw_video(video, path)
         number = 0
         while (answer := video.read())[0]:
             yield Picture(path, number, np.asarray(cv2.cvtColor(answer[1], cv2.COLOR_BGR2RGB), dtype=np.uint8))
@@ -101,6 +105,23 @@ def read_pictures(path: Path) -> Iterator[Picture]:
             raise ValueError(f"{path} is a video without frames")
     finally:
         video.release()
+
+
+def refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:
+    """Refuse a gray video of more than 8 bits per pixel, of which OpenCV would keep the upper 8: nearly black.
+
+    Videos in colour of 10 and 12 bits use their whole range and are converted well.
+
+    Raises:
+        FrameError: If it is one.
+    """
+    tag = (int(video.get(cv2.CAP_PROP_CODEC_PIXEL_FORMAT)) & 0xFFFFFFFF).to_bytes(4, "little")
+    bits = tag[3] if tag.startswith(RAW_GRAY) else tag[0] if tag.endswith(RAW_GRAY[::-1]) else 8
+    if bits > 8:
+        raise FrameError(
+            f"{path}: the video is gray with {bits} bits per pixel, only 8-bit videos are read: convert its frames to "
+            "8 bits with one range (docs/datasets.md)"
+        )
 
 
 def frames_per_second(path: Path) -> float:

@@ -12,7 +12,7 @@ Detection = dict[str, int | float | str | list[float]]
 
 
 def coco_results(
-    predictions: Iterable[Prediction], image_ids: Sequence[str], category_ids: Sequence[int]
+    predictions: Iterable[Prediction], image_ids: Sequence[int | str], category_ids: Sequence[int]
 ) -> list[Detection]:
     """One object for each detection: `image_id`, `category_id`, `bbox` (x, y, width, height, pixels), `score`.
 
@@ -20,16 +20,16 @@ def coco_results(
 
     Args:
         predictions: At most one for each image.
-        image_ids: Of the split as text; results are in their order. Where all are integers, they are written as such.
+        image_ids: Of the split as the dataset's file has them, numbers or text; results are in their order.
         category_ids: Number of each class in the dataset's own files, index 0 first.
 
     Raises:
         ValueError: If a prediction is of an image that was not asked for, or of one twice.
     """
-    are_integers = all(is_integer(image_id) for image_id in image_ids)
+    found = by_image(predictions, [str(image_id) for image_id in image_ids])
     return [
-        {"image_id": int(image_id) if are_integers else image_id} | detection
-        for image_id, prediction in by_image(predictions, image_ids).items()
+        {"image_id": image_id} | detection
+        for image_id, prediction in zip(image_ids, found.values(), strict=True)
         if prediction is not None
         for detection in detections(prediction, category_ids)
     ]
@@ -41,11 +41,6 @@ def detections(prediction: Prediction, category_ids: Sequence[int]) -> Iterator[
     for (left, top, right, bottom), score, label in zip(corners, scores, labels, strict=True):
         box = [round(side, 2) for side in (left, top, right - left, bottom - top)]
         yield {"category_id": category_ids[label], "bbox": box, "score": round(score, 5)}
-
-
-def is_integer(text: str) -> bool:
-    """Whether `text` is what an integer id looks like: `7`, not `007`."""
-    return text.isascii() and text.isdecimal() and str(int(text)) == text
 
 
 def write_coco_results(results: Iterable[Detection], path: Path) -> None:

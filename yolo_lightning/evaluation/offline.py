@@ -18,7 +18,8 @@ FRAMES_AT_ONCE = 256
 def score_submission(content: Content, truth: Truth) -> DriftScores:
     """Scores of a checked content.
 
-    Frames of the split that the content lacks count as without detections, others are ignored.
+    Frames of the split that the content lacks count as without detections, others are ignored. Boxes are taken as they
+    are: one that ends before it begins, or has no area, matches no object.
 
     Args:
         content: Boxes xyxy in pixels, labels 1 to 4, all numbers finite.

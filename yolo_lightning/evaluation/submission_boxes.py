@@ -15,6 +15,8 @@ LAYOUT_WORDS = {
 }
 SLACK = 1.0
 """Pixels by which boxes may stand out of the frame before their layout is doubted."""
+NAMED_BOXES = 5
+"""Degenerate boxes that are named in one report."""
 LARGEST_SHARE = 1.5
 """No coordinate of a file in pixels is as small as this everywhere; shares of the frame are."""
 
@@ -42,11 +44,11 @@ def check_boxes(content: Content, frame_size: tuple[int, int] | None, is_results
     problems = []
     if inverted.any():
         what = "boxes end before they begin (x2 < x1 or y2 < y1), and no layout fits all"
-        problems.append(Problem(what, int(inverted.sum()), first_record(content, inverted)))
+        problems.append(Problem(what, int(inverted.sum()), first_records(content, inverted), tolerated=True))
     empty = is_empty(content.boxes)
     if empty.any():
         remedy = "they are dropped: they can match no object"
-        example, count = first_record(content, empty), int(empty.sum())
+        example, count = first_records(content, empty), int(empty.sum())
         problems.append(
             Problem("boxes have no area", count, example, Certainty.LIKELY, remedy, drop_empty_boxes, tolerated=True)
         )
@@ -61,28 +63,30 @@ def normalised_boxes(content: Content, fitting: list[str], scale: tuple[float, f
     example = content.record(0)
     if len(fitting) != 1:
         layouts = " or ".join(fitting) or "none"
-        return Problem(f"{what}; their layout is not clear ({layouts} would fit)", len(content.boxes), example)
+        what = f"{what}; their layout is not clear ({layouts} would fit)"
+        return Problem(what, len(content.boxes), example, tolerated=True)
     remedy = f"they are {fitting[0]} and are multiplied by {scale[0]:g} and {scale[1]:g}"
     repair = partial(with_corners, layout=fitting[0], scale=scale)
-    return Problem(what, len(content.boxes), example, remedy=remedy, repair=repair)
+    return Problem(what, len(content.boxes), example, remedy=remedy, repair=repair, tolerated=True)
 
 
 def other_layout(content: Content, inverted: Flags, fitting: list[str], is_results_list: bool) -> Problem:
-    """The report of boxes that are no corners."""
+    """The report of boxes that are no corners; the evaluation takes those of an object keyed by image id for some."""
+    tolerated = not is_results_list
     example = first_record(content, inverted) if inverted.any() else content.record(0)
     if len(fitting) == 1 and (fitting == ["xywh"] or not is_results_list):
         layout = fitting[0]
         what = f"boxes are {LAYOUT_WORDS[layout]}, not corners"
         remedy = f"corners are computed; {layout} is the only layout in which all boxes lie in the frame"
         repair = partial(with_corners, layout=layout, scale=(1.0, 1.0))
-        return Problem(what, len(content.boxes), example, remedy=remedy, repair=repair)
+        return Problem(what, len(content.boxes), example, remedy=remedy, repair=repair, tolerated=tolerated)
     if is_results_list and fitting == ["xyxy"]:
         what = "boxes of the results list are corners, where COCO has width and height"
         remedy = "they are taken as corners; xyxy is the only layout in which all boxes lie in the frame"
         return Problem(what, len(content.boxes), example, remedy=remedy, repair=same)
     layouts = " or ".join(fitting) or "none"
     what = f"the layout of the boxes is not clear: {layouts} would fit the frame"
-    return Problem(what, len(content.boxes), example)
+    return Problem(what, len(content.boxes), example, tolerated=tolerated)
 
 
 def outside(content: Content, frame_size: tuple[int, int]) -> list[Problem]:
@@ -94,7 +98,7 @@ def outside(content: Content, frame_size: tuple[int, int]) -> list[Problem]:
     if wholly.any():
         what = f"boxes lie outside the frame of {size} pixels, as if they were made for another size"
         example = first_record(content, wholly)
-        problems.append(Problem(what, int(wholly.sum()), example, Certainty.LIKELY))
+        problems.append(Problem(what, int(wholly.sum()), example, Certainty.LIKELY, tolerated=True))
     partly = stands_out(content.boxes, frame_size) & ~wholly
     if partly.any():
         what = f"boxes stand out of the frame of {size} pixels by more than {SLACK:g}"
@@ -134,3 +138,8 @@ def drop_empty_boxes(content: Content) -> Content:
 def first_record(content: Content, wrong: Flags) -> str:
     """The first of the wrong detections in words."""
     return content.record(int(wrong.argmax()))
+
+
+def first_records(content: Content, wrong: Flags) -> str:
+    """The first few of the wrong detections in words, one a line."""
+    return "\n".join(content.record(detection) for detection in np.flatnonzero(wrong)[:NAMED_BOXES].tolist())

@@ -110,7 +110,7 @@ class Problem:
     Attributes:
         what: In words.
         count: How many records have it.
-        example: The first of them.
+        example: The first of them, or the first few, one a line.
         certainty: How sure it is.
         remedy: What `repair` does, in words; empty without one.
         repair: Mends the content where that needs no guess; null otherwise.

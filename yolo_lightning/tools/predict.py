@@ -1,14 +1,17 @@
 """`python -m yolo_lightning predict PICTURES`: detections in anybody's pictures and videos."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from os.path import commonpath
 from pathlib import Path
+from typing import NoReturn
 
 from yolo_lightning.backend import Convolution
 from yolo_lightning.boxes import check_image_size
 from yolo_lightning.checkpoint_file import require_whole
 from yolo_lightning.choices import check_choices, chosen_device
-from yolo_lightning.data.frames import FrameError
+from yolo_lightning.data.checks import refuse_other_depth
+from yolo_lightning.data.frames import BitDepthError, FrameError
 from yolo_lightning.detecting.detector import Detector
 from yolo_lightning.detecting.pictures import Picture, find_files, read_pictures
 from yolo_lightning.detecting.results import Result, Results
@@ -17,6 +20,9 @@ from yolo_lightning.files import first_free
 from yolo_lightning.remote_checkpoints import local_checkpoint
 from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate, trained_image_size
 from yolo_lightning.tools.console import counter, name_some
+
+SOME_UNREADABLE = 1
+"""Exit code where results were written, but some of the files could not be read."""
 
 
 def predict(
@@ -38,6 +44,8 @@ def predict(
 ) -> None:
     """Detect objects in images, folders, patterns and videos. Without pictures, `predict` answers for a dataset.
 
+    Exit code 1 if some of the files cannot be read: they are named, and the results of the others are written.
+
     Args:
         sources: Images, videos, folders, patterns.
         run: Run folder; its newest run's best checkpoint is taken.
@@ -57,7 +65,8 @@ def predict(
         conv: As `model.conv` of `fit`.
 
     Raises:
-        ValueError: If a value is not allowed, or nothing can be found or opened.
+        ValueError: If a value is not allowed, nothing can be found or opened, or none of the files can be read.
+        SystemExit: With code 1, if some of the files cannot be read.
     """
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
@@ -82,30 +91,54 @@ def predict(
         trust=trust,
         augment=augment,
     )
-    folder = first_free(Path(output).expanduser())
-    folder.mkdir(parents=True)
-    bad: dict[str, str] = {}
+    bad: dict[str, Exception] = {}
     pictures = detections = 0
     base = Path(commonpath([file.parent for file in files]))
-    with Results(folder, kinds, detector.names, base) as results, counter("looked at", len(files)) as advance:
-        for group in groups(pictures_of(files, bad, advance), batch_size):
-            for picture, prediction in zip(group, detector(group), strict=True):
-                results.write(picture, prediction)
-                pictures += 1
-                detections += len(prediction.labels)
+    with counter("looked at", len(files)) as advance:
+        found = pictures_of(files, bad, advance)
+        first = next(found, None)
+        if first is None:
+            refuse_unreadable(bad)
+        folder = first_free(Path(output).expanduser())
+        folder.mkdir(parents=True)
+        with Results(folder, kinds, detector.names, base) as results:
+            for group in groups(chain([first], found), batch_size):
+                for picture, prediction in zip(group, detector(group), strict=True):
+                    results.write(picture, prediction)
+                    pictures += 1
+                    detections += len(prediction.labels)
     if bad:
-        print(f"left out {len(bad)} that cannot be read: {name_some(bad)}")
+        print(f"left out {len(bad)} that cannot be read: {name_some(reasons(bad))}")
     print(f"{detections:,} detections in {pictures:,} pictures, from {file}: {folder}")
+    if bad:
+        raise SystemExit(SOME_UNREADABLE)
 
 
-def pictures_of(files: Sequence[Path], bad: dict[str, str], advance: Callable[[int], None]) -> Iterator[Picture]:
-    """The pictures of all files; one that cannot be read is noted in `bad` with its reason."""
+def pictures_of(files: Sequence[Path], bad: dict[str, Exception], advance: Callable[[int], None]) -> Iterator[Picture]:
+    """The pictures of all files; one that cannot be read is noted in `bad` with its error."""
     for path in files:
         try:
             yield from read_pictures(path)
         except (FrameError, OSError, ValueError) as error:
-            bad[str(path)] = str(error)
+            bad[str(path)] = error
         advance(1)
+
+
+def refuse_unreadable(bad: Mapping[str, Exception]) -> NoReturn:
+    """Refuse files of which none can be read.
+
+    Raises:
+        ValueError: Always; it names the first few files with their reasons.
+    """
+    depths = [error for error in bad.values() if isinstance(error, BitDepthError)]
+    if len(depths) == len(bad):
+        refuse_other_depth(depths, 0, "files")
+    raise ValueError(f"none of {len(bad):,} files can be read: {name_some(reasons(bad))}")
+
+
+def reasons(bad: Mapping[str, Exception]) -> dict[str, str]:
+    """Why each file cannot be read, by its name, which is not repeated in the reason."""
+    return {name: str(error).removeprefix(f"{name}: ") for name, error in bad.items()}
 
 
 def groups(pictures: Iterator[Picture], size: int) -> Iterator[list[Picture]]:

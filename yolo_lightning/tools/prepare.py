@@ -6,6 +6,7 @@ from typing import Literal
 
 import rich
 
+from yolo_lightning.data.checks import check_depth
 from yolo_lightning.data.frame_sources import ARCHIVE, FOLDER, STORE
 from yolo_lightning.data.frames import FolderFrames
 from yolo_lightning.data.index import SplitIndex, default_index_root, open_index
@@ -66,15 +67,17 @@ def prepare(
     index_folder = Path(index_root).expanduser() if index_root else default_index_root()
     indexes = open_indexes(folder, annotations, index_folder)
     source = open_original(folder, frames, index_folder)
+    sizes = frame_bytes(indexes.values())
+    check_depth(list(sizes), source)
     if bucket:
-        write_bucket(bucket, source, frame_bytes(indexes.values()), workers)
+        write_bucket(bucket, source, sizes, workers)
         return
     target = Path(store).expanduser() if store else folder / STORE
     try:
         target.mkdir(parents=True, exist_ok=True)
         with sole_writer(target / LOCK):
             remove_leftovers(target)
-            pack_store(target, source, frame_bytes(indexes.values()), workers, shard_frames, verify=verify)
+            pack_store(target, source, sizes, workers, shard_frames, verify=verify)
         if summary:
             summarise(indexes, target)
     except OSError as error:

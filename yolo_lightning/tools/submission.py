@@ -46,6 +46,8 @@ def check(file: str, template: str | None = None, fix: str | None = None) -> Non
 def score(file: str, truth: str, json: str | None = None) -> None:
     """Score an answer file as the organisers' server does. Exit code 1 if it cannot be scored.
 
+    What the server accepts is scored, though `check` calls it wrong: such problems are printed before the scores.
+
     Args:
         file: The answer file, .json or .zip.
         truth: JSON of a labelled split, or the organisers' file of targets.
@@ -63,6 +65,8 @@ def score(file: str, truth: str, json: str | None = None) -> None:
     if report.content is None or not all(problem.tolerated for problem in report.wrong):
         print("not scored: mend it first, see `submission check --fix`")
         raise SystemExit(WRONG)
+    if report.wrong:
+        print("scored as the file is, as the organisers' server does; `submission check` calls it wrong")
     scores = score_submission(report.content, known)
     rich.print(score_table(scores, CLASS_NAMES))
     if json:
@@ -98,7 +102,7 @@ def lines_of(problem: Problem) -> str:
     label = "note" if problem.certainty is Certainty.NOTE else f"wrong ({problem.certainty})"
     lines = [f"{label}: {problem.what}: {problem.count:,}" if problem.count else f"{label}: {problem.what}"]
     if problem.example:
-        lines.append(f"    first: {problem.example}")
+        lines.append("    first: " + problem.example.replace("\n", "\n           "))
     if problem.is_wrong:
         lines.append(f"    --fix: {problem.remedy or 'nothing: it would have to be guessed'}")
     return "\n".join(lines)
