@@ -17,6 +17,7 @@ from yolo_lightning.files import write_json
 from yolo_lightning.position import steps_begun
 from yolo_lightning.progress import ALLOWANCES_FILE, FINISHED_FILE, PROGRESS_FILE, Phase, ProgressWriter
 from yolo_lightning.ranks import rank_suffix
+from yolo_lightning.run_folder import STARTED, note_start
 
 LAST_RESORT = 2.0
 """Times the allowance after which the process ends itself, should the supervisor not have done so; 1.5 at least, as a
@@ -93,6 +94,10 @@ class ProgressRecord(Callback):
                 (folder / FINISHED_FILE).unlink(missing_ok=True)
             except OSError as error:
                 rank_zero_warn(f"could not remove {folder / FINISHED_FILE} ({error.strerror})")
+            try:
+                note_start(folder)
+            except OSError as error:
+                rank_zero_warn(f"could not write {folder / STARTED} ({error.strerror}); training continues")
         self.beat(Phase.SETUP)
         if not isinstance(trainer.strategy.checkpoint_io, RecordedCheckpointIO):
             trainer.strategy.checkpoint_io = RecordedCheckpointIO(trainer.strategy.checkpoint_io, self)

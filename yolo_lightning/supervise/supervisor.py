@@ -109,7 +109,7 @@ class Supervisor:
         run_files.clear(self.run_folder)
         self._seen = None
         self._keep_allowances()
-        saved_before = run_files.last_saved(self.run_folder)
+        saved_before = run_files.saved_steps(self.run_folder)
         command = self.job.restart_command if resume else self.job.command
         rung = self.rungs[self.state.rung]
         trainer = RunningTrainer(command, rung, self.run_folder, self.token)
@@ -132,7 +132,7 @@ class Supervisor:
         if outcome is None:
             assert incident is not None
             return self._decide(
-                incident, code, run_files.has_saved(saved_before, run_files.last_saved(self.run_folder))
+                incident, code, run_files.has_saved(saved_before, run_files.saved_steps(self.run_folder))
             )
         exit_code, reason = outcome
         if incident is not None:
