@@ -83,16 +83,6 @@ def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_last_dump_of_the_trainers_timer_is_found(tmp_path: Path) -> None:
-    assert run_files.timer_stacks(tmp_path) == ("", 0.0)
-    stacks = tmp_path / "progress.stacks"
-    stacks.write_text("Current thread 0x1 (most recent call first):\n")  # on a signal
-    assert run_files.timer_stacks(tmp_path) == ("", 0.0)
-    last = "Timeout (1:02:03.500000)!\nThread 0x2 (most recent call first):\n"
-    stacks.write_text(f"Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n{last}")
-    assert run_files.timer_stacks(tmp_path) == (last, 3723.5)
-
-
 def test_incidents_of_one_second_have_their_own_folders(tmp_path: Path) -> None:
     names = set()
     for _ in range(3):

@@ -1,15 +1,11 @@
 """What the supervisor reads and clears in a run folder. Loads neither torch nor Lightning, as `run_folder` does."""
 
 import json
-import re
 import time
 from pathlib import Path
 
 from yolo_lightning.files import first_free
 from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, stacks_path
-
-TIMER_HEADLINE = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!$", re.MULTILINE)
-"""How faulthandler begins what its timer writes."""
 
 CHECKPOINTS_FOLDER = "checkpoints"
 INCIDENTS_FOLDER = "incidents"
@@ -45,22 +41,6 @@ def has_saved(before: frozenset[int], after: frozenset[int]) -> bool:
     A smaller number of steps counts too: training was resumed before a damaged checkpoint, which the save has replaced.
     """
     return not after <= before
-
-
-def timer_stacks(run: Path) -> tuple[str, float]:
-    """What a trainer's own timer has written before it ended the process: stacks, and the seconds that it has waited.
-
-    Empty, and 0, if it has not.
-    """
-    try:
-        text = stacks_path(run / PROGRESS_FILE).read_text(errors="replace")
-    except OSError:
-        return "", 0.0
-    headlines = list(TIMER_HEADLINE.finditer(text))
-    if not headlines:
-        return "", 0.0
-    hours, minutes, seconds = map(float, headlines[-1].groups())
-    return text[headlines[-1].start() :], 3600 * hours + 60 * minutes + seconds
 
 
 def loader_stalls(run: Path, launch: str) -> int:

@@ -19,11 +19,9 @@ from yolo_lightning.supervise.incident import Incident
 from yolo_lightning.supervise.kill import Killed, kill_tree
 from yolo_lightning.supervise.ladder import STATE_FILE, Ending, EndKind, LadderState, decide, rungs_from
 from yolo_lightning.supervise.outcome import (
-    EXIT_BY_TIMER,
     FAULTS,
     ExitCode,
     diagnose_exit,
-    diagnose_timer,
     hopeless,
     signal_name,
 )
@@ -227,7 +225,7 @@ class Supervisor:
                     incident = None
             elif incident is None:
                 kill_at_s = time.monotonic() + self.settings.kill_after_s
-                incident = self._look_closer(trainer, look.phase, look.progress, look.waited_s)
+                incident = self._look_closer(trainer, look.phase, look.progress or self._seen, look.waited_s)
                 watch.keep_looking()
             elif time.monotonic() >= kill_at_s:
                 return incident
@@ -256,10 +254,6 @@ class Supervisor:
         keep(folder / "log.txt", "\n".join(lines) + "\n")
         code = trainer.process.returncode or 0
         phase = progress.phase if progress else Phase.IMPORT
-        stacks, waited_s = run_files.timer_stacks(self.run_folder) if code == EXIT_BY_TIMER else ("", 0.0)
-        if stacks:
-            keep(folder / "stacks.txt", stacks)
-            return Incident(folder, phase, progress, diagnose_timer(trainer.pid, stacks), waited_s)
         return Incident(folder, phase, progress, diagnose_exit(code, lines), blames_samples=-code in FAULTS)
 
     def _stop(self, trainer: RunningTrainer) -> None:
