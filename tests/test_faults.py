@@ -53,6 +53,15 @@ def test_a_run_comes_back_from_faults_of_all_kinds_and_ends_as_if_nothing_had_be
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.whole_run
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("row", ["21e", "29a", "40c"], ids=["clock set back", "suspension", "group killed"])
+def test_a_run_outlives_its_clock_a_suspension_and_its_group(row: str, tmp_path: Path) -> None:
+    (verdict,) = inject(tmp_path, "--rows", row)
+    assert verdict["wrong"] == []
+    assert verdict["leftovers"] == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("rows", GROUPS.values(), ids=GROUPS.keys())
