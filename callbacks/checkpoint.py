@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from yolo_lightning.checkpoint_file import link_checkpoint, remove_checkpoint, time_of_writing_ns, write_checkpoint
+from yolo_lightning.checkpoint_file import link_checkpoint, remove_checkpoint, superseded, write_checkpoint
 from yolo_lightning.files import remove_leftovers
 from yolo_lightning.position import steps_begun
 from yolo_lightning.run_folder import BEST_CHECKPOINT, CHECKPOINTS, LAST_CHECKPOINT, STEP_CHECKPOINT, STEP_CHECKPOINTS
@@ -168,7 +168,7 @@ class LastCheckpoint(Checkpoint):
                 trainer.save_checkpoint(path, weights_only=False)
             if trainer.is_global_zero:
                 link_checkpoint(path, folder / LAST_CHECKPOINT)
-                for old in sorted(folder.glob(STEP_CHECKPOINTS), key=time_of_writing_ns)[: -self.keep]:
+                for old in superseded(folder.glob(STEP_CHECKPOINTS), path, self.keep):
                     remove_checkpoint(old)
         except OSError as error:
             rank_zero_warn(f"could not save {path} ({error.strerror}); training goes on, the older checkpoints stay")

@@ -1,6 +1,5 @@
 """Tells the world outside what training does, and that it has finished."""
 
-import faulthandler
 import os
 import time
 from pathlib import Path
@@ -11,16 +10,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning import progress
-from yolo_lightning.allowances import Allowances, Floors
 from yolo_lightning.batch import Batch
 from yolo_lightning.files import write_json
 from yolo_lightning.position import steps_begun
-from yolo_lightning.progress import ALLOWANCES_FILE, FINISHED_FILE, PROGRESS_FILE, Phase, ProgressWriter
+from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, Phase, ProgressWriter
 from yolo_lightning.ranks import rank_suffix
-
-LAST_RESORT = 2.0
-"""Times the allowance after which the process ends itself, should the supervisor not have done so; 1.5 at least, as a
-timer is left running for half an allowance."""
+from yolo_lightning.run_folder import STARTED, note_start
 
 
 class RecordedCheckpointIO(CheckpointIO):
@@ -59,18 +54,18 @@ class RecordedCheckpointIO(CheckpointIO):
 class ProgressRecord(Callback):
     """Writes the progress record from the hooks of the loop, and `finished.json` when the fit is done.
 
-    Must be the first callback: what the others do in a hook then counts to the phase that begins there. Under a
-    supervisor faulthandler's timer ends the process at about twice the allowance, should the supervisor have gone;
-    there is one such timer in a process, so `StallMonitor` does not go with it. Each process of a distributed fit has
-    its own record: `progress`, `progress-rank1`, ...
+    Must be the first callback: what the others do in a hook then counts to the phase that begins there. Each process of
+    a distributed fit has its own record: `progress`, `progress-rank1`, ...
+
+    The callback only writes. A supervised trainer has no timer of its own: a timer inside the process also counts the
+    time in which the process was suspended, and ends the process when it resumes. If the supervisor dies, the kernel
+    ends the trainer (`end_with_parent`); if the record is lost, the supervisor waits for the longest phase timeout.
     """
 
     def __init__(self) -> None:
         self._writer: ProgressWriter | None = None
         self._owned = False
-        self._allowances: Allowances | None = None
         self._any_batch = False
-        self._armed_for_s = self._armed_at_s = 0.0
 
     @property
     def phase(self) -> Phase:
@@ -83,16 +78,17 @@ class ProgressRecord(Callback):
             return
         folder = Path(trainer.default_root_dir)
         self._writer, self._any_batch = progress.current(), False
-        is_supervised = self._writer is not None or progress.PROGRESS_VARIABLE in os.environ
         if self._writer is None:
             self._begin_own(folder, trainer.global_rank)
-        if is_supervised:
-            self._allowances = Allowances.read(folder / ALLOWANCES_FILE) or Allowances(Floors(), {})
         if trainer.is_global_zero:
             try:
                 (folder / FINISHED_FILE).unlink(missing_ok=True)
             except OSError as error:
                 rank_zero_warn(f"could not remove {folder / FINISHED_FILE} ({error.strerror})")
+            try:
+                note_start(folder)
+            except OSError as error:
+                rank_zero_warn(f"could not write {folder / STARTED} ({error.strerror}); training continues")
         self.beat(Phase.SETUP)
         if not isinstance(trainer.strategy.checkpoint_io, RecordedCheckpointIO):
             trainer.strategy.checkpoint_io = RecordedCheckpointIO(trainer.strategy.checkpoint_io, self)
@@ -185,26 +181,16 @@ class ProgressRecord(Callback):
         self.beat(Phase.EXIT)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """The process ends. A supervisor's record, and its timer, stay to the very end; an own one is closed."""
+        """The process ends. The record that a supervisor reads stays open to the very end; an own record is closed."""
         self.beat(Phase.EXIT)
         if self._owned and self._writer is not None:
-            if self._allowances is not None:
-                faulthandler.cancel_dump_traceback_later()  # it would write into a closed file
             self._writer.close()
             self._writer, self._owned = None, False
 
     def beat(self, phase: Phase, epoch: int | None = None, step: int | None = None, batch: int | None = None) -> None:
-        """Record, and put off the last resort."""
-        if self._writer is None:
-            return
-        self._writer.beat(phase, epoch, step, batch)
-        if self._allowances is None:
-            return
-        allowed_s = max(self._allowances.seconds(phase), self._allowances.factor * self._writer.longest_s(phase))
-        now_s = time.monotonic()
-        if allowed_s != self._armed_for_s or now_s >= self._armed_at_s + allowed_s / 2:  # each time starts a thread
-            faulthandler.dump_traceback_later(LAST_RESORT * allowed_s, exit=True, file=self._writer.stacks_file())
-            self._armed_for_s, self._armed_at_s = allowed_s, now_s
+        """Record that `phase` begins; see `ProgressWriter.beat`."""
+        if self._writer is not None:
+            self._writer.beat(phase, epoch, step, batch)
 
     def _begin_own(self, folder: Path, rank: int) -> None:
         try:

@@ -1,9 +1,10 @@
 """Notices that training has stopped making progress, says where, and ends the process.
 
 Only the training loop's own progress counts: a thread that sends heartbeats goes on while training is dead. Two
-watchers share the work. A thread writes the report and ends the loader's workers, as they outlive a dead parent; where
-a C call holds the interpreter lock that thread cannot run, and faulthandler's timer, which needs no lock, writes the
-stacks and ends the process a little later. An outside process can do more; see docs.
+watchers share the work. A thread writes the report and ends the loader's workers, as they outlive a dead parent. Where
+a C call holds the interpreter lock, the thread cannot run, and a small process (`last_resort`) ends the training
+process a little later. Neither counts time in which the process was suspended. An outside process can do more; see
+docs.
 """
 
 import faulthandler
@@ -15,13 +16,15 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from callbacks.last_resort import LastResort
+from yolo_lightning.progress import STACKS_SIGNAL
 from yolo_lightning.ranks import launch_id, rank_suffix, restarts
 from yolo_lightning.run_folder import INCIDENTS, has_checkpoint
 
@@ -31,8 +34,11 @@ EXIT_STALLED = 75
 STACKS = "stacks.txt"
 
 GRACE_S = 20.0
-"""How much later than the thread faulthandler's timer fires."""
+"""How much later than the thread the last resort ends the process."""
 
+GAP_LEAST_S = 2.0
+GAP_SHARE = 0.1
+"""A watching thread that did not run for this share of the timeout, and at least that long, was suspended."""
 
 OTHERS_REPORT_S = 5.0
 """How long a process waits after its report for those of others: the first to end takes all down with it."""
@@ -95,6 +101,7 @@ class StallMonitor(Callback):
         self._progress = Progress(Phase.SET_UP, 0, 0, 0.0)
         self._folder: Path | None = None
         self._stacks: TextIO | None = None
+        self._last_resort: LastResort | None = None
         self._stop = threading.Event()
         self._has_others = False
 
@@ -110,8 +117,11 @@ class StallMonitor(Callback):
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stacks = (self._folder / STACKS).open("w")
         self._stop = threading.Event()
+        faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
+        self._last_resort = LastResort(self.timeout_s + GRACE_S, STACKS_SIGNAL)
         self._beat(trainer, Phase.SET_UP)
-        threading.Thread(target=self._watch, args=(self._stop,), name="stall monitor", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, args=(self._stop,), name="stall monitor", daemon=True)
+        self._thread.start()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The first batch of the epoch is awaited next."""
@@ -163,20 +173,30 @@ class StallMonitor(Callback):
         if self._stacks is None:
             return
         self._progress = Progress(phase, trainer.current_epoch, batch, time.monotonic())
-        faulthandler.dump_traceback_later(self.timeout_s + GRACE_S, exit=True, file=self._stacks)
 
     def _disarm(self) -> None:
         self._stop.set()
         if self._stacks is None or self._folder is None:
             return
-        faulthandler.cancel_dump_traceback_later()
+        assert self._last_resort is not None
+        self._thread.join()  # the thread writes into the pipe of the last resort, and into the stacks
+        self._last_resort.close()
+        faulthandler.unregister(STACKS_SIGNAL)
         self._stacks.close()
         self._stacks = None
         remove_incident_without_stacks(self._folder)
 
     def _watch(self, stop: threading.Event) -> None:
+        assert self._last_resort is not None
+        looked_s = counted_from_s = time.monotonic()
         while not stop.wait(min(1.0, self.timeout_s / 10)):
-            reason = stall_reason(self._progress, time.monotonic(), self.timeout_s)
+            self._last_resort.still_running(self.timeout_s + GRACE_S)
+            now_s = time.monotonic()
+            if now_s - looked_s > max(GAP_LEAST_S, GAP_SHARE * self.timeout_s):
+                counted_from_s = now_s
+            looked_s, progress = now_s, self._progress
+            since_s = max(progress.since_s, counted_from_s)
+            reason = stall_reason(replace(progress, since_s=since_s), now_s, self.timeout_s)
             if reason is not None:
                 self._end_process(reason)
 

@@ -157,11 +157,22 @@ def test_empty_folder_has_no_newest(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) == (None, {})
 
 
-def test_files_without_sidecar_are_ordered_by_time(tmp_path: Path) -> None:
-    for name, written in (("a.ckpt", 200), ("b.ckpt", 100)):
-        torch.save(content(), tmp_path / name)
+@pytest.mark.parametrize("names", [("step-000000020.ckpt", "step-000000003.ckpt"), ("a.ckpt", "b.ckpt")])
+def test_files_without_sidecar_are_ordered_by_the_steps_in_name_or_content(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    for name, steps, written in zip(names, (20, 3), (100, 200), strict=True):
+        torch.save(content(steps), tmp_path / name)
         os.utime(tmp_path / name, (written, written))
-    assert newest_checkpoint(tmp_path)[0] == tmp_path / "a.ckpt"
+    (tmp_path / "torn.ckpt").write_bytes(b"torn")
+    assert newest_checkpoint(tmp_path)[0] == tmp_path / names[0]
+
+
+def test_of_equally_trained_checkpoints_the_best_comes_last_whatever_the_clock_said(tmp_path: Path) -> None:
+    for name, written in (("best.ckpt", 300), ("step-000000020.ckpt", 100)):
+        write_checkpoint(content(20), tmp_path / name)
+        os.utime(tmp_path / name, (written, written))
+    assert newest_checkpoint(tmp_path)[0] == tmp_path / "step-000000020.ckpt"
 
 
 WRITER = """

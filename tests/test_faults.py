@@ -25,8 +25,8 @@ from faults.run import Beat, Line  # noqa: E402
 from yolo_lightning.progress import Phase  # noqa: E402
 
 GROUPS = {
-    "loader": "1,2,3,4,5,6,7,8,9,10,11,26,38",
-    "trainer": "12,13,14,15,16,17,20,27,28,34,35,36,40",
+    "loader": "1,2,3,4,5,6,7,8,9,10,11,26,38,40",
+    "trainer": "12,13,14,15,16,17,20,27,28,34,35,36",
     "files": "18,19,21,22,23,30,37,41",
     "supervisor": "24,25,29,31,32,33,39",
     "random": "42",
@@ -51,6 +51,15 @@ def test_a_run_comes_back_from_faults_of_all_kinds_and_ends_as_if_nothing_had_be
     assert verdict["leftovers"] == []
     assert len(verdict["lost_each"]) == 3
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.whole_run
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("row", ["21e", "29a", "40c"], ids=["clock set back", "suspension", "group killed"])
+def test_a_run_outlives_its_clock_a_suspension_and_its_group(row: str, tmp_path: Path) -> None:
+    (verdict,) = inject(tmp_path, "--rows", row)
+    assert verdict["wrong"] == []
+    assert verdict["leftovers"] == []
 
 
 @pytest.mark.slow
@@ -160,5 +169,6 @@ def test_fault_happens_once_in_all_attempts_or_always(tmp_path: Path) -> None:
 
 
 def test_cost_of_the_record_is_measured_on_the_hooks_themselves(tmp_path: Path) -> None:
-    plain, wound_up = overhead.of_the_trainer(tmp_path)
-    assert 0 < plain.step_s < wound_up.step_s
+    step = overhead.of_the_trainer(tmp_path)
+    beat = overhead.fastest(lambda: None, 2000)
+    assert beat < step.step_s < 1e-3

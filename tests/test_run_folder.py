@@ -34,10 +34,46 @@ def test_folder_without_checkpoint_is_used_again(tmp_path: Path) -> None:
     assert run_folder.fresh_run(tmp_path / "yolo") == tmp_path / "yolo-2"
 
 
-def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
+def test_runs_are_listed_by_number_whatever_the_clock_said(tmp_path: Path) -> None:
     for name, written in (("yolo", 200), ("yolo-2", 300), ("yolo-10", 100)):
         save(tmp_path / name, written=written)
-    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo")] == ["yolo-2", "yolo", "yolo-10"]
+    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo")] == ["yolo-10", "yolo-2", "yolo"]
+
+
+def test_the_run_in_which_a_fit_has_started_last_is_the_newest(tmp_path: Path) -> None:
+    for name, written in (("yolo", 300), ("yolo-2", 200), ("yolo-3", 100)):
+        save(tmp_path / name, written=written)
+        run_folder.note_start(tmp_path / name)
+    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo")] == ["yolo-3", "yolo-2", "yolo"]
+    for _ in range(2):
+        run_folder.note_start(tmp_path / "yolo")
+    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo")] == ["yolo", "yolo-3", "yolo-2"]
+
+
+def test_base_that_ends_in_a_number_has_newer_runs_too(tmp_path: Path) -> None:
+    for name in ("yolo-5", "yolo-5-2", "yolo-5"):
+        save(tmp_path / name)
+        run_folder.note_start(tmp_path / name)
+    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo-5")] == ["yolo-5", "yolo-5-2"]
+
+
+def test_note_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
+    for name in ("yolo", "yolo-2"):
+        save(tmp_path / name)
+        run_folder.note_start(tmp_path / name)
+    (tmp_path / "yolo" / run_folder.STARTED).write_bytes(b"\xff")
+    run_folder.note_start(tmp_path / "yolo-2")
+    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo")] == ["yolo-2", "yolo"]
+
+
+def test_folder_of_a_launch_is_the_one_it_has_started_in_last(tmp_path: Path) -> None:
+    for name in ("yolo-2", "yolo"):
+        (tmp_path / name).mkdir()
+        run_folder.note_launch(tmp_path / name, "launch-1")
+        run_folder.note_start(tmp_path / name)
+    os.utime(tmp_path / "yolo-2" / run_folder.LAUNCH, (4e9, 4e9))
+    assert run_folder.run_of_launch(tmp_path / "yolo", "launch-1") == tmp_path / "yolo"
+    assert run_folder.run_of_launch(tmp_path / "yolo", "launch-2") is None
 
 
 def test_other_folders_are_not_runs_of_the_base(tmp_path: Path) -> None:

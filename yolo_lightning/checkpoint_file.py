@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
 from io import BytesIO
@@ -15,6 +16,8 @@ import torch
 from yolo_lightning.files import flush, replacing, write_json
 
 CHECKSUM_SUFFIX = ".json"
+STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
+"""Name of a checkpoint that is numbered by its steps; a test compares the pattern with `run_folder.STEP_CHECKPOINT`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +126,46 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     return None, damaged
 
 
-def training_age(path: Path) -> tuple[int, int, str]:
-    """Sort key: batches trained, as the sidecar records; then time of writing, for files without one."""
-    checksum = read_checksum(path)
-    return (checksum.steps if checksum else 0, path.stat().st_mtime_ns, path.name)
+def training_age(path: Path) -> tuple[int, str]:
+    """Return the sort key of a checkpoint by age: the batches that the checkpoint was trained on, then the file name.
 
-
-def time_of_writing_ns(path: Path) -> int:
-    """Sort key, as checkpoints are given up: a damaged one of a later step must not outlive what replaces it.
-
-    0 where it has just been deleted.
+    No time of the file system is part of the key, because a clock can be set back. Of equally trained checkpoints
+    `step-*.ckpt` is newer than `best.ckpt`, which is written before the epoch has ended: the names have this order.
     """
+    return steps_trained(path), path.name
+
+
+def steps_trained(path: Path) -> int:
+    """Return the number of batches that a checkpoint was trained on; 0 if the number is unknown.
+
+    The number is read from the sidecar, else from the name `step-<steps>.ckpt`, else from the checkpoint itself.
+    """
+    checksum = read_checksum(path)
+    if checksum is not None:
+        return checksum.steps
+    name = STEP_NAME.fullmatch(path.name)
+    if name is not None:
+        return int(name[1])
     try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
+        return int(torch.load(path, map_location="meta", weights_only=True)["steps"])
+    except Exception:  # torch.load raises errors of many types on a damaged file
         return 0
+
+
+def superseded(paths: Iterable[Path], newest: Path, keep: int) -> list[Path]:
+    """Return the checkpoints to delete after `newest` was written.
+
+    Training was resumed before the checkpoints of more steps than `newest`: they are damaged, or belong to an abandoned
+    part of the run. They must not remain, because the next resume would choose one of them.
+
+    Args:
+        paths: All step checkpoints of the run, `newest` included.
+        newest: The checkpoint that was written just now.
+        keep: Number of checkpoints that remain, at least 1.
+    """
+    ordered = sorted(paths, key=training_age)
+    behind = ordered.index(newest) + 1
+    return ordered[: max(0, behind - keep)] + ordered[behind:]
 
 
 def read_checksum(path: Path) -> Checksum | None:

@@ -41,7 +41,10 @@ from yolo_lightning.supervise import (
     become_supervisor,
     end_with_launcher,
     is_supervised,
+    mark_process,
     quarantined,
+    remove_files_of_dead_processes,
+    remove_temporary_folder,
     run_lock,
     rung_of_launch,
 )
@@ -266,7 +269,7 @@ class YOLOCLI(LightningCLI):
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
             kwargs["enable_progress_bar"] = terminal
         if self.subcommand == "fit":
-            if is_supervised():  # one process has one timer of faulthandler
+            if is_supervised():  # the supervisor detects stalls
                 chosen = [one for one in chosen if not isinstance(one, callbacks.StallMonitor)]
             if not any(isinstance(one, callbacks.StatusFile) for one in chosen):
                 chosen.insert(0, callbacks.StatusFile())
@@ -287,7 +290,13 @@ class YOLOCLI(LightningCLI):
         """One fit in a run folder at a time; a supervisor holds the folder for its trainers."""
         alone = subcommand == "fit" and not is_supervised() and self.trainer.is_global_zero
         folder, launch = Path(self.trainer.default_root_dir), launch_id()
-        with run_lock(folder) if alone else nullcontext():
+        if subcommand == "fit":
+            mark_process()
+        with run_lock(folder) if alone else nullcontext() as before:
+            if alone:
+                remove_files_of_dead_processes()
+                if before is not None and before.marker:  # a supervisor that was killed with its trainer
+                    remove_temporary_folder(before.marker)
             if alone and launch is not None:
                 run_folder.note_launch(folder, launch)
             try:

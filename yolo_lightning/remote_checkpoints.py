@@ -16,7 +16,7 @@ from yolo_lightning.checkpoint_file import (
     checksum_path,
     find_damage,
     link_checkpoint,
-    time_of_writing_ns,
+    training_age,
 )
 from yolo_lightning.files import TEMPORARY_PREFIX, cache_folder
 from yolo_lightning.run_folder import BEST_CHECKPOINT, STEP_CHECKPOINTS
@@ -153,9 +153,9 @@ def below(address: str, name: str) -> RemoteFolder:
 
 
 def not_copied(folder: Path, copied: Mapping[str, bytes]) -> dict[Path, bytes]:
-    """The step checkpoint written last, and `best.ckpt`, with their sidecars; without those in `copied`, by name."""
+    """The step checkpoint trained longest, and `best.ckpt`, with their sidecars; without those in `copied`, by name."""
     found = {}
-    for path in (*sorted(folder.glob(STEP_CHECKPOINTS), key=time_of_writing_ns)[-1:], folder / BEST_CHECKPOINT):
+    for path in (*sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)[-1:], folder / BEST_CHECKPOINT):
         with suppress(FileNotFoundError):  # the sidecar is written last
             found[path] = checksum_path(path).read_bytes()
     return {path: sidecar for path, sidecar in found.items() if copied.get(path.name) != sidecar}
@@ -187,8 +187,6 @@ def give_up(remote: RemoteFolder, newest: str) -> None:
 
 def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str, str]]:
     """Copy `best.ckpt` of a mirror, then its newest whole `step-*.ckpt`, into a run's folder of checkpoints.
-
-    In the order in which a fit writes them: of two that have trained equally long, the one written last is continued.
 
     Returns:
         The one to continue, None where the mirror holds none; and why others were passed over.

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from yolo_lightning.checkpoint_file import newest_checkpoint
-from yolo_lightning.files import first_free
+from yolo_lightning.files import first_free, replacing
 
 DEFAULT_RUN = "runs/yolo"
 CHECKPOINTS = "checkpoints"
@@ -32,6 +32,9 @@ FRAMES = f"{EVALUATIONS}/frames"
 
 LAUNCH = "launch"
 """Names the distributed launch that trained in the folder last."""
+
+STARTED = "started"
+"""Contains the number of the last fit in the folder: fits in a run folder and in its numbered siblings count up."""
 
 USUAL_IMAGE_SIZE = 640
 """Pixels."""
@@ -99,8 +102,42 @@ def run_of_launch(base: Path, launch: str) -> Path | None:
         for folder in (base.parent.iterdir() if base.parent.is_dir() else ())
         if pattern.fullmatch(folder.name) and (folder / LAUNCH).is_file()
     ]
-    own = [note for note in notes if note.read_text().strip() == launch]
-    return max(own, key=lambda note: note.stat().st_mtime_ns).parent if own else None
+    own = [note.parent for note in notes if note.read_text().strip() == launch]
+    return max(own, key=start_order, default=None)
+
+
+def note_start(folder: Path) -> None:
+    """Record that a fit starts in `folder`, which makes it the newest of all runs with the same name before the number.
+
+    The record is a number and no time, because a clock can be set back.
+
+    Raises:
+        OSError: If the record cannot be written.
+    """
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.escape(re.sub(r"(-\d+)+$", "", folder.name))
+    siblings = [
+        path for path in folder.parent.iterdir() if re.fullmatch(rf"{stem}(-\d+)*", path.name) and path != folder
+    ]
+    newest = max(map(start_number, siblings), default=0)
+    if start_number(folder) <= newest:
+        with replacing(folder / STARTED) as temporary:
+            temporary.write_text(f"{newest + 1}\n")
+
+
+def start_number(folder: Path) -> int:
+    """Return the number of the last fit in a run folder, from 1; 0 if no number can be read."""
+    try:
+        return int((folder / STARTED).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def start_order(folder: Path) -> tuple[int, int]:
+    """Return the sort key of a run folder by age: the number of its last fit, then the number in its name."""
+    number = re.search(r"-(\d+)$", folder.name)
+    return start_number(folder), int(number[1]) if number else 1
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -109,15 +146,15 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def runs(base: Path) -> list[Path]:
-    """`base`, `base-2`, ... as far as they hold checkpoints, the one written last first."""
+    """Return those of `base`, `base-2`, ... that contain checkpoints, the run whose last fit has started last first."""
     base = base.absolute() if not base.name else base
     pattern = numbered(base)
-    written = {
-        folder: max(path.stat().st_mtime_ns for path in checkpoints)
+    found = [
+        folder
         for folder in (base.parent.iterdir() if base.parent.is_dir() else ())
-        if pattern.fullmatch(folder.name) and (checkpoints := list((folder / CHECKPOINTS).glob("*.ckpt")))
-    }
-    return sorted(written, key=lambda folder: written[folder], reverse=True)
+        if pattern.fullmatch(folder.name) and has_checkpoint(folder)
+    ]
+    return sorted(found, key=start_order, reverse=True)
 
 
 def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, dict[Path, str]]:

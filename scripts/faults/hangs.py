@@ -70,12 +70,6 @@ def d_state_with_lock() -> None:
     ctypes.PyDLL(os.environ[LIBRARY_VARIABLE]).d_state()
 
 
-def lock_without_timer() -> None:
-    """A library has taken the only timer that faulthandler has."""
-    faulthandler.cancel_dump_traceback_later()
-    lock()
-
-
 def slow() -> None:
     """Long, but it ends."""
     time.sleep(SLOW_S)

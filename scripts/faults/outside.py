@@ -164,6 +164,20 @@ def to_all(number: signal.Signals) -> Deed:
     return deed
 
 
+def kill_group_of_trainer(*, and_supervisor: bool = False) -> Deed:
+    """SIGKILL to the trainer, its workers and multiprocessing's resource tracker at once, so that nobody clears up."""
+
+    def deed(run: "Run") -> None:
+        run.note("SIGKILL to the process group of the trainer")
+        run.hit.add(trainer(run))
+        group = os.getpgid(trainer(run))
+        if and_supervisor:
+            os.kill(run.supervisor.pid, signal.SIGKILL)
+        os.killpg(group, signal.SIGKILL)
+
+    return deed
+
+
 def limit_files(size_bytes: int | None, *, of_supervisor: bool = False) -> Deed:
     """A full disk, to one process: no file may grow beyond `size_bytes`; None lifts the limit."""
 

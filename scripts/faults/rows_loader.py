@@ -1,13 +1,14 @@
-"""Rows 1 to 11, 26 and 38: loader workers that hang, die, fail, or run out of memory."""
+"""Rows 1 to 11, 26, 38 and 40: loader workers that hang, die, fail, need memory, or are killed with all."""
 
 import signal
 
-from faults.case import LOADER_DEATH_S, Case, Report
+from faults.case import AT_ONCE_S, LOADER_DEATH_S, Case, Report
 from faults.outside import (
     at_step,
     cannot_unshare,
     fill_shared_memory,
     in_phase,
+    kill_group_of_trainer,
     remember_workers,
     stop_remembered_workers,
     to_worker,
@@ -148,6 +149,28 @@ CASES = (
         reports=(Report(CRASH, ("MemoryError",), within_s=LOADER_DEATH_S),),
         workers=1,
         rung=1,
+    ),
+    Case(
+        "40a",
+        "trainer: SIGKILL to its whole process group, workers and resource tracker included",
+        outside=(at_step(8, kill_group_of_trainer()),),
+        reports=(Report(UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S),),
+        workers=2,
+    ),
+    Case(
+        "40b",
+        "SIGKILL to supervisor, trainer, workers and resource tracker at once; then fit --resume",
+        outside=(at_step(8, kill_group_of_trainer(and_supervisor=True)),),
+        codes=(-signal.SIGKILL, 0),
+        workers=2,
+    ),
+    Case(
+        "40c",
+        "without a supervisor: SIGKILL to the whole process group; then fit --resume",
+        outside=(at_step(8, kill_group_of_trainer()),),
+        codes=(-signal.SIGKILL, 0),
+        options={"supervise": False},
+        workers=2,
     ),
     Case(
         "38b",

@@ -72,7 +72,7 @@ CASES = (
     Case(
         "24",
         "trainer outlives SIGKILL (a fake: os.kill of the supervisor does nothing to it)",
-        ("lock_without_timer @ step 8",),
+        ("lock @ step 8",),
         outside=(at_step(3, write_number("unkillable", trainer)),),
         reports=(Report(UNKNOWN, ("lock (",), "step"),),
         codes=(77,),

@@ -3,6 +3,7 @@ import os
 import re
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
 from callbacks import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
-from yolo_lightning.checkpoint_file import find_damage, read_checksum, write_checkpoint
+from yolo_lightning.checkpoint_file import find_damage, newest_checkpoint, read_checksum, write_checkpoint
 
 
 def steps_kept(folder: Path) -> list[int]:
@@ -164,6 +165,34 @@ def go_back_to_step_1(folder: Path) -> None:
 def test_a_checkpoint_is_not_removed_by_its_own_clean_up(tmp_path: Path) -> None:
     go_back_to_step_1(tmp_path)
     assert 2 in steps_kept(tmp_path)
+
+
+def into_the_future(folder: Path) -> None:
+    """As if the clock had been set back by a day after these files were written."""
+    future_s = time.time() + 86_400
+    for path in (folder / "checkpoints").iterdir():
+        os.utime(path, (future_s, future_s))
+
+
+def test_a_clock_that_is_set_back_costs_no_new_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(Interrupt):
+        fit(tmp_path, LastCheckpoint(1, keep=2), StopAt(0, 3), batches=6)
+    into_the_future(tmp_path)
+    fit(tmp_path, LastCheckpoint(1, keep=2), batches=6, resume=tmp_path / "checkpoints/last.ckpt")
+    assert steps_kept(tmp_path) == [5, 6]
+    assert newest_checkpoint(tmp_path / "checkpoints")[0] == tmp_path / "checkpoints/step-000000006.ckpt"
+
+
+def test_damaged_checkpoints_of_later_steps_go_with_the_first_save_after_them(tmp_path: Path) -> None:
+    fit(tmp_path, LastCheckpoint(1, keep=9), batches=6)
+    for steps in (4, 5, 6):
+        (tmp_path / f"checkpoints/step-{steps:09d}.ckpt").write_bytes(b"torn")
+    into_the_future(tmp_path)
+    resume = tmp_path / "checkpoints/step-000000003.ckpt"
+    with pytest.raises(Interrupt):
+        fit(tmp_path, LastCheckpoint(1, keep=3), StopAt(0, 4), batches=6, resume=resume)
+    assert steps_kept(tmp_path) == [2, 3, 4]
+    assert newest_checkpoint(tmp_path / "checkpoints") == (tmp_path / "checkpoints/step-000000004.ckpt", {})
 
 
 def test_leftovers_of_a_killed_writer_are_removed_at_the_start_of_a_fit(tmp_path: Path) -> None:

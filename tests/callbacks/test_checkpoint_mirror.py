@@ -1,3 +1,4 @@
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
 from callbacks import BestCheckpoint, CheckpointMirror, LastCheckpoint, checkpoint_mirror
-from yolo_lightning.remote_checkpoints import RemoteFolder
+from yolo_lightning.remote_checkpoints import RemoteFolder, fetch_run
 
 MEMORY = fsspec.filesystem("memory")
 MIRROR = "memory://bucket"
@@ -57,6 +58,19 @@ def test_checkpoint_before_an_error_is_copied(tmp_path: Path) -> None:
     with pytest.raises(Interrupt):
         fit(tmp_path, LastCheckpoint(2), StopAt(0, 3), CheckpointMirror(MIRROR))
     assert mirrored(tmp_path) == ["step-000000002.ckpt"]
+
+
+def test_a_damaged_later_step_does_not_keep_what_replaces_it_from_the_mirror(tmp_path: Path) -> None:
+    fit(tmp_path, LastCheckpoint(1, keep=9), batches=6)
+    for steps in (5, 6):
+        path = tmp_path / f"checkpoints/step-{steps:09d}.ckpt"
+        path.write_bytes(b"torn")
+        os.utime(path, (4e9, 4e9))
+    resume = tmp_path / "checkpoints/step-000000003.ckpt"
+    with pytest.raises(Interrupt):
+        fit(tmp_path, LastCheckpoint(1), StopAt(0, 4), CheckpointMirror(MIRROR), batches=6, resume=resume)
+    fetched, _ = fetch_run(RemoteFolder(f"{MIRROR}/{tmp_path.name}"), tmp_path / "other")
+    assert fetched == tmp_path / "other/step-000000004.ckpt"
 
 
 def test_store_that_is_away_is_said_once_and_tried_again_with_the_next_checkpoint(

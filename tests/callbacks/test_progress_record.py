@@ -1,6 +1,6 @@
-import faulthandler
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from itertools import groupby
@@ -14,7 +14,7 @@ from tiny_detection import frame_batch
 from tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
 from callbacks import LastCheckpoint
-from callbacks.progress_record import LAST_RESORT, ProgressRecord, RecordedCheckpointIO
+from callbacks.progress_record import ProgressRecord, RecordedCheckpointIO
 from tests.helpers.forks import Forks
 from yolo_lightning import progress
 from yolo_lightning.allowances import Allowances, Floors
@@ -43,7 +43,6 @@ def beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beats]:
     writer = Beats(tmp_path / "progress")
     monkeypatch.setattr(progress, "_writer", writer)
     yield writer
-    faulthandler.cancel_dump_traceback_later()
     writer.close()
 
 
@@ -157,46 +156,13 @@ def test_other_stages_leave_record_and_marker_alone(beats: Beats, tmp_path: Path
     assert (tmp_path / "finished.json").read_text() == "{}"
 
 
-def test_without_a_supervisor_the_run_folder_gets_a_record_and_no_timer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_supervisor_the_run_folder_gets_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_writer", None)
-    armed: list[float] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *arguments, **named: armed.append(arguments[0]))
     fit(tmp_path, ProgressRecord(), epochs=1, batches=3)
     found = ProgressReader(tmp_path / "progress").read(os.getpid())
     assert isinstance(found, Progress)
     assert (found.phase, found.step) == (Phase.EXIT, 3)
-    assert armed == []
     ProgressWriter(tmp_path / "progress").close()  # closed, so that the next fit may begin one
-
-
-@pytest.mark.usefixtures("beats")
-def test_last_resort_is_armed_at_twice_the_allowance_of_each_phase(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    floors = Floors(setup_s=11, first_batch_s=12, fetch_s=13, step_s=14, exit_s=15)
-    (tmp_path / "allowances.json").write_text(Allowances(floors, {Phase.STEP: 10.0}).to_json())
-    armed: list[float] = []
-
-    def arm(seconds: float, **named: Any) -> None:
-        assert named["exit"] is True
-        armed.append(seconds)
-
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", arm)
-    fit(tmp_path, ProgressRecord(), batches=2, limit_val_batches=0)
-    assert set(armed) == {LAST_RESORT * seconds for seconds in (11, 12, 13, 50, 300, 15)}
-
-
-def test_last_resort_is_put_off_in_time(beats: Beats, monkeypatch: pytest.MonkeyPatch) -> None:
-    armed: list[float] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, **named: armed.append(seconds))
-    record = ProgressRecord()
-    record._writer, record._allowances = beats, Allowances(Floors(step_s=0.2), {})
-    began_s = time.monotonic()
-    while time.monotonic() < began_s + 0.5:
-        record.beat(Phase.STEP)
-    assert 2 <= len(armed) <= 6  # every 0.1 s, far less often than there are beats
 
 
 def test_full_disk_leaves_the_phase_as_it_was(beats: Beats) -> None:
@@ -224,8 +190,8 @@ def test_checkpoint_is_the_same_with_the_record(tmp_path: Path) -> None:
     assert one["callbacks"] == other["callbacks"]
 
 
-HANGS = """
-import sys, time
+SUSPENDED = """
+import os, signal, sys, time
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 from yolo_lightning import progress
@@ -233,28 +199,29 @@ writer = progress.open_from_environment()
 from callbacks.progress_record import ProgressRecord
 from tiny_training import TinyModule, fit
 
-class Hangs(TinyModule):
+class Suspended(TinyModule):
     def training_step(self, batch, batch_idx):
         if batch_idx == 2:
-            self.hang_here()
+            time.sleep(0.2)  # a timer that was just set runs
+            os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.2)  # a timer that has expired ends the process
         return super().training_step(batch, batch_idx)
 
-    def hang_here(self):
-        while True:
-            time.sleep(1000)
-
-fit(Path(sys.argv[1]), ProgressRecord(), module=Hangs())
+fit(Path(sys.argv[1]), ProgressRecord(), module=Suspended())
 """
 
 
 @pytest.mark.whole_run
-def test_without_its_supervisor_a_hung_trainer_ends_itself(tmp_path: Path, forks: Forks) -> None:
-    (tmp_path / "allowances.json").write_text(Allowances(Floors(step_s=0.5), {}).to_json())
-    (tmp_path / "train.py").write_text(HANGS)
+def test_fault_29_a_suspension_longer_than_any_allowance_does_not_end_the_trainer(tmp_path: Path, forks: Forks) -> None:
+    (tmp_path / "allowances.json").write_text(Allowances(Floors(step_s=0.5), {}, factor=0.0).to_json())
+    (tmp_path / "train.py").write_text(SUSPENDED)
     words = [tmp_path / "train.py", tmp_path, Path(__file__).parent]
     environment = {progress.PROGRESS_VARIABLE: str(tmp_path / "progress")}
-    assert forks.start(*words, folder=tmp_path, environment=environment).wait() == 1
-    assert "hang_here" in (tmp_path / "progress.stacks").read_text()
-    found = ProgressReader(tmp_path / "progress").read()
-    assert isinstance(found, Progress)
-    assert (found.phase, found.batch) == (Phase.STEP, 2)
+    process = forks.start(*words, folder=tmp_path, environment=environment)
+    stat = Path(f"/proc/{process.pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.05)
+    time.sleep(2.0)  # twice what a timer at twice the allowance would wait
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.wait() == 0
+    assert (tmp_path / "finished.json").is_file()

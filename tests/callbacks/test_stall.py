@@ -1,5 +1,8 @@
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from tiny_training import Interrupt, StopAt, fit
 
 from callbacks import StallMonitor
 from callbacks.stall import EXIT_STALLED, Phase, Progress, remove_incident_without_stacks, stall_reason
+from tests.conftest import REPOSITORY
 from tests.helpers.forks import Forks
 
 
@@ -53,6 +57,8 @@ def test_disarming_leaves_older_incidents(tmp_path: Path) -> None:
 
 SCRIPT = '''
 """Trains, and hangs where the first argument says. The import of a spawned worker stays small."""
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -91,6 +97,10 @@ def main():
 
         def training_step(self, batch, batch_idx):
             monitor.timeout_s = 1.5
+            if KIND == "suspended" and batch_idx == 3:
+                time.sleep(0.2)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(0.2)
             if KIND == "lock" and batch_idx == 3:
                 self.hold_the_interpreter_lock()
             return self.layer(batch.float().reshape(-1, 1)).sum()
@@ -168,11 +178,24 @@ class Run:
             os.kill(number, 9)
 
 
+def continue_suspended(process: int) -> None:
+    """Let a process that stops itself go on after longer than both watchers would have waited."""
+    stat = Path(f"/proc/{process}/stat")
+    while stat.is_file() and stat.read_text().rpartition(")")[2].split()[0] not in "TZ":
+        time.sleep(0.05)
+    time.sleep(4.0)
+    os.kill(process, signal.SIGCONT)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[dict[str, Run]]:
-    """All four at once, as they mostly wait."""
-    started = {kind: Run(kind, tmp_path_factory.mktemp(kind), forks) for kind in ("main", "worker", "lock", "healthy")}
+    """All five at once, as they mostly wait."""
+    started = {
+        kind: Run(kind, tmp_path_factory.mktemp(kind), forks)
+        for kind in ("main", "worker", "lock", "healthy", "suspended")
+    }
     try:
+        continue_suspended(started["suspended"].process.pid)
         for run in started.values():
             run.wait()
         yield started
@@ -218,9 +241,27 @@ def test_message_says_where_the_stacks_are_and_that_nothing_was_saved(runs: dict
     assert text.rstrip().endswith("nothing was saved yet")
 
 
+def test_last_resort_ends_with_the_process_that_it_watches(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time\nfrom callbacks.last_resort import LastResort\n"
+        "print(LastResort(1000.0, 12)._child.pid, flush=True)\nos._exit(0)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    end_s = time.monotonic() + 30
+    while Path(f"/proc/{int(done.stdout)}").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("kind", ["main", "worker", "lock"])
 def test_no_process_is_left(runs: dict[str, Run], kind: str) -> None:
     assert runs[kind].left_over() == []
+
+
+def test_time_in_which_the_process_was_suspended_is_no_stall(runs: dict[str, Run]) -> None:
+    assert runs["suspended"].code == 0, runs["suspended"].text()
+    assert not (runs["suspended"].folder / "incidents").exists()
 
 
 def test_healthy_run_disarms_and_leaves_no_incident(runs: dict[str, Run]) -> None:

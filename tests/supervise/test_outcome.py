@@ -1,7 +1,7 @@
 import pytest
 
 from yolo_lightning.supervise.classify import StallClass
-from yolo_lightning.supervise.outcome import ExitCode, can_be_mended, diagnose_exit, diagnose_timer, error_of
+from yolo_lightning.supervise.outcome import ExitCode, can_be_mended, diagnose_exit, error_of
 
 TRACE = ("Traceback (most recent call last):", '  File "a.py", line 3, in main')
 
@@ -52,21 +52,6 @@ def test_exit_codes_are_distinct_and_no_shells() -> None:
     codes = [code.value for code in ExitCode]
     assert len(codes) == len(set(codes)) == 6
     assert max(codes) < 126
-
-
-@pytest.mark.parametrize(
-    ("function", "kind"), [("_try_get_data", StallClass.LOADER_STALL), ("convolve", StallClass.UNKNOWN)]
-)
-def test_timer_of_the_trainer_says_where_it_stood(function: str, kind: StallClass) -> None:
-    stacks = (
-        "Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n"
-        f'  File "/a/threading.py", line 3 in wait\n  File "/a/b.py", line 7 in {function}\n'
-    )
-    found = diagnose_timer(4711, stacks)
-    assert (found.kind, found.moves_down) == (kind, kind is StallClass.LOADER_STALL)
-    assert found.sentence == (
-        f"the trainer (process 4711) was ended by its own timer and stood in {function} (/a/b.py:7)"
-    )
 
 
 @pytest.mark.parametrize(

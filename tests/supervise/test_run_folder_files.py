@@ -31,37 +31,48 @@ def test_names_are_those_of_the_run_folder() -> None:
     assert run_files.CHECKPOINTS_FOLDER == run_folder.CHECKPOINTS
     assert run_files.INCIDENTS_FOLDER == run_folder.INCIDENTS
     assert run_files.WAITING_FOR_A_BATCH == stall.Phase.FETCH
+    assert checkpoint_file.STEP_NAME.fullmatch(run_folder.STEP_CHECKPOINT.format(steps=25))[1] == "000000025"
     assert run_files.SIDECAR_PATTERN == run_folder.STEP_CHECKPOINTS + checkpoint_file.CHECKSUM_SUFFIX
 
 
 def test_checkpoint_of_another_step_is_headway(tmp_path: Path) -> None:
-    nothing = run_files.last_saved(tmp_path)
+    nothing = run_files.saved_steps(tmp_path)
     save(tmp_path, 500, 100.0)
-    first = run_files.last_saved(tmp_path)
+    first = run_files.saved_steps(tmp_path)
     assert run_files.has_saved(nothing, first)
     assert not run_files.has_saved(first, first)
 
 
 def test_same_step_again_and_the_best_are_no_headway(tmp_path: Path) -> None:
     save(tmp_path, 500, 100.0)
-    before = run_files.last_saved(tmp_path)
+    before = run_files.saved_steps(tmp_path)
     save(tmp_path, 500, 200.0)
     save(tmp_path, 900, 300.0, "best.ckpt")
-    assert not run_files.has_saved(before, run_files.last_saved(tmp_path))
+    assert not run_files.has_saved(before, run_files.saved_steps(tmp_path))
 
 
-def test_earlier_step_after_a_damaged_checkpoint_is_headway(tmp_path: Path) -> None:
-    save(tmp_path, 1000, 100.0)
-    before = run_files.last_saved(tmp_path)
-    save(tmp_path, 600, 200.0)
-    assert run_files.has_saved(before, run_files.last_saved(tmp_path))
+@pytest.mark.parametrize("steps", [600, 1400], ids=["after a damaged checkpoint", "after the clock was set back"])
+def test_headway_is_judged_by_steps_alone(steps: int, tmp_path: Path) -> None:
+    save(tmp_path, 1000, 300.0)
+    before = run_files.saved_steps(tmp_path)
+    save(tmp_path, steps, 100.0)
+    assert run_files.has_saved(before, run_files.saved_steps(tmp_path))
+
+
+def test_checkpoints_that_were_only_deleted_are_no_headway(tmp_path: Path) -> None:
+    for steps in (500, 1000):
+        save(tmp_path, steps, 100.0)
+    before = run_files.saved_steps(tmp_path)
+    for path in (tmp_path / "checkpoints").glob("step-000001000.*"):
+        path.unlink()
+    assert not run_files.has_saved(before, run_files.saved_steps(tmp_path))
 
 
 def test_damaged_sidecar_is_passed_over(tmp_path: Path) -> None:
     save(tmp_path, 500, 100.0)
-    before = run_files.last_saved(tmp_path)
+    before = run_files.saved_steps(tmp_path)
     (tmp_path / "checkpoints" / "step-000000900.ckpt.json").write_text("{")
-    assert run_files.last_saved(tmp_path) == before
+    assert run_files.saved_steps(tmp_path) == before
 
 
 def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:
@@ -70,16 +81,6 @@ def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     run_files.clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
-
-
-def test_last_dump_of_the_trainers_timer_is_found(tmp_path: Path) -> None:
-    assert run_files.timer_stacks(tmp_path) == ("", 0.0)
-    stacks = tmp_path / "progress.stacks"
-    stacks.write_text("Current thread 0x1 (most recent call first):\n")  # on a signal
-    assert run_files.timer_stacks(tmp_path) == ("", 0.0)
-    last = "Timeout (1:02:03.500000)!\nThread 0x2 (most recent call first):\n"
-    stacks.write_text(f"Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n{last}")
-    assert run_files.timer_stacks(tmp_path) == (last, 3723.5)
 
 
 def test_incidents_of_one_second_have_their_own_folders(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def trained_batches(progress: Progress | None, status: Status | None) -> int | N
 
 def checkpoints(folder: Path, now_s: float) -> list[Checkpoint]:
     """Newest first; `last.ckpt` only where it is not another name of one of them."""
-    found: dict[tuple[int, int], tuple[float, Checkpoint]] = {}
+    found: dict[tuple[int, int], tuple[int, Checkpoint]] = {}
     for path in sorted(folder.glob("*.ckpt"), key=lambda path: path.name == LAST_CHECKPOINT):
         try:
             about = path.stat()
@@ -171,7 +171,7 @@ def checkpoints(folder: Path, now_s: float) -> list[Checkpoint]:
             continue
         steps = read_json(path.with_name(f"{path.name}.json")).get("steps")
         one = Checkpoint(path.name, max(0.0, now_s - about.st_mtime), about.st_size, steps)
-        found.setdefault((about.st_dev, about.st_ino), (about.st_mtime, one))
+        found.setdefault((about.st_dev, about.st_ino), (steps or 0, one))
     return [one for _, one in sorted(found.values(), key=lambda pair: -pair[0])]
 
 

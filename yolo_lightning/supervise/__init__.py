@@ -8,7 +8,8 @@ Loads neither torch nor Lightning: the supervisor holds no GPU, no threads and l
     evidence    what can be seen of a stall         bounded     work that may never return
     classify    what kind of stall it is (pure)     incident    the report
     kill        ends all, leaves nothing            outcome     what an exit means; exit codes
-    ladder      what to try next (pure)             run_lock    one trainer per run folder
+    marks       files that belong to a process      run_lock    one trainer per run folder
+    ladder      what to try next (pure)
     smoke_test  does the GPU answer?                run_files   what is read and cleared in the run folder
     announcer   says what happens                   standing    in the run folder, for who looks on
     messenger   to those who want to be told        notify      whom, and what (pure)
@@ -22,11 +23,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from yolo_lightning.supervise.ladder import quarantined, rung_of_launch
+from yolo_lightning.supervise.marks import mark_process, remove_files_of_dead_processes
 from yolo_lightning.supervise.notify import NotifySettings
 from yolo_lightning.supervise.outcome import ExitCode
 from yolo_lightning.supervise.run_lock import RunInUseError, run_lock
 from yolo_lightning.supervise.settings import Job, SuperviseSettings
-from yolo_lightning.supervise.trainer import end_with_launcher, is_supervised
+from yolo_lightning.supervise.trainer import end_with_launcher, is_supervised, remove_temporary_folder
 
 __all__ = [
     "ExitCode",
@@ -37,7 +39,10 @@ __all__ = [
     "become_supervisor",
     "end_with_launcher",
     "is_supervised",
+    "mark_process",
     "quarantined",
+    "remove_files_of_dead_processes",
+    "remove_temporary_folder",
     "run_lock",
     "rung_of_launch",
 ]

@@ -83,7 +83,7 @@ class Announcer:
         if rung != self._standing.rung:
             self._tell(Event.DEGRADED, f"the loader goes on with '{rung}', not '{self._standing.rung}'", rung=rung)
         if step is not None:
-            self._lost = max(0, step - run_files.last_saved(self.run)[1])
+            self._lost = max(0, step - max(run_files.saved_steps(self.run), default=0))
         state = decision.state
         self._stand(
             SupervisorState.RESTARTING,

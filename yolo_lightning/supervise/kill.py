@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from yolo_lightning.supervise.bounded import bounded
+from yolo_lightning.supervise.marks import remove_files_of_dead_processes
 from yolo_lightning.supervise.processes import (
     LOOK_TIMEOUT_S,
     PROC,
@@ -21,7 +22,7 @@ from yolo_lightning.supervise.processes import (
 )
 
 SHARED_MEMORY = Path("/dev/shm")
-OURS_IN_SHARED_MEMORY = re.compile(r"(sem\.mp-|torch_|psm_|wnsm_|sem\.loky-).+")
+OURS_IN_SHARED_MEMORY = re.compile(r"(sem\.mp-|sem\.yolo-|torch_|psm_|wnsm_|sem\.loky-).+")
 """Names that multiprocessing and torch give; nothing else is ever deleted there."""
 
 POLL_S = 0.02
@@ -137,7 +138,7 @@ def mapped_now(pids: Iterable[int]) -> list[Path]:
 
 
 def remove_shared_memory(dead: Iterable[int], mapped: Iterable[Path]) -> tuple[Path, ...]:
-    """Delete what dead processes left in /dev/shm: what they had mapped, and what bears their id."""
+    """Delete what dead processes left in /dev/shm: what they had mapped, and what bears their id or mark."""
     left = [*mapped, *(path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))]
     removed = []
     for path in left:
@@ -146,4 +147,4 @@ def remove_shared_memory(dead: Iterable[int], mapped: Iterable[Path]) -> tuple[P
         except OSError:  # gone already, or not ours to delete
             continue
         removed.append(path)
-    return tuple(removed)
+    return (*removed, *remove_files_of_dead_processes())

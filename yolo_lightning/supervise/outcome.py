@@ -7,11 +7,8 @@ from enum import IntEnum
 
 from yolo_lightning.supervise.classify import (
     DEAD_WORKER,
-    WAITS_FOR_LOADER,
     Diagnosis,
-    ProcessEvidence,
     StallClass,
-    parse_faulthandler,
 )
 
 
@@ -38,8 +35,6 @@ STALLED_BY_ITSELF = 75
 STARVED_WORKER = re.compile(r"Caught MemoryError in DataLoader worker|insufficient shared memory")
 AT_SAMPLE = re.compile(r"^while reading image (id=\S+)$")
 """The note that the data room adds to an error it does not expect."""
-EXIT_BY_TIMER = 1
-"""Exit code of a trainer that faulthandler's timer has ended."""
 
 ERROR_LINE = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit))(?::|$)")
 CANNOT_BE_MENDED = frozenset(
@@ -107,17 +102,6 @@ def sample_at_hand(log_lines: Sequence[str]) -> str:
     """What names the frame whose reading raised the error that ended the trainer; empty if none did."""
     found = (AT_SAMPLE.match(line.strip()) for line in reversed(log_lines))
     return next((match[1] for match in found if match), "")
-
-
-def diagnose_timer(process: int, stacks: str) -> Diagnosis:
-    """Where a trainer stood whose own timer has ended it, from the stacks that the timer has written."""
-    trainer = ProcessEvidence(process, "", "", stack=parse_faulthandler(stacks))
-    waits = any(frame.function in WAITS_FOR_LOADER for frame in trainer.stack)
-    return Diagnosis(
-        StallClass.LOADER_STALL if waits else StallClass.UNKNOWN,
-        f"the trainer (process {process}) was ended by its own timer and stood in {trainer.function}",
-        moves_down=waits,
-    )
 
 
 def signal_name(number: int) -> str:

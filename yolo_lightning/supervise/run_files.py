@@ -1,15 +1,11 @@
 """What the supervisor reads and clears in a run folder. Loads neither torch nor Lightning, as `run_folder` does."""
 
 import json
-import re
 import time
 from pathlib import Path
 
 from yolo_lightning.files import first_free
 from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, stacks_path
-
-TIMER_HEADLINE = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!$", re.MULTILINE)
-"""How faulthandler begins what its timer writes."""
 
 CHECKPOINTS_FOLDER = "checkpoints"
 INCIDENTS_FOLDER = "incidents"
@@ -25,39 +21,26 @@ def has_checkpoint(run: Path) -> bool:
     return any((run / CHECKPOINTS_FOLDER).glob(CHECKPOINT_PATTERN))
 
 
-def last_saved(run: Path) -> tuple[int, int]:
-    """Time of writing (ns) and steps trained of the checkpoint that was written last; zeros if there is none.
+def saved_steps(run: Path) -> frozenset[int]:
+    """Return the numbers of trained steps of all step checkpoints in a run folder.
 
     `best.ckpt` does not count: a run that dies after each validation would write it anew each time.
     """
-    newest = (0, 0)
+    found = set()
     for path in (run / CHECKPOINTS_FOLDER).glob(SIDECAR_PATTERN):
         try:
-            newest = max(newest, (path.stat().st_mtime_ns, int(json.loads(path.read_text())["steps"])))
+            found.add(int(json.loads(path.read_text())["steps"]))
         except (OSError, ValueError, TypeError, KeyError):
             continue
-    return newest
+    return frozenset(found)
 
 
-def has_saved(before: tuple[int, int], after: tuple[int, int]) -> bool:
-    """Whether a checkpoint was written that trained to another step; the same one again is no headway."""
-    return after[0] != before[0] and after[1] != before[1]
+def has_saved(before: frozenset[int], after: frozenset[int]) -> bool:
+    """Return whether an attempt has saved a step that no checkpoint had before the attempt.
 
-
-def timer_stacks(run: Path) -> tuple[str, float]:
-    """What a trainer's own timer has written before it ended the process: stacks, and the seconds that it has waited.
-
-    Empty, and 0, if it has not.
+    A smaller number of steps counts too: training was resumed before a damaged checkpoint, which the save has replaced.
     """
-    try:
-        text = stacks_path(run / PROGRESS_FILE).read_text(errors="replace")
-    except OSError:
-        return "", 0.0
-    headlines = list(TIMER_HEADLINE.finditer(text))
-    if not headlines:
-        return "", 0.0
-    hours, minutes, seconds = map(float, headlines[-1].groups())
-    return text[headlines[-1].start() :], 3600 * hours + 60 * minutes + seconds
+    return not after <= before
 
 
 def loader_stalls(run: Path, launch: str) -> int:

@@ -19,11 +19,9 @@ from yolo_lightning.supervise.incident import Incident
 from yolo_lightning.supervise.kill import Killed, kill_tree
 from yolo_lightning.supervise.ladder import STATE_FILE, Ending, EndKind, LadderState, decide, rungs_from
 from yolo_lightning.supervise.outcome import (
-    EXIT_BY_TIMER,
     FAULTS,
     ExitCode,
     diagnose_exit,
-    diagnose_timer,
     hopeless,
     signal_name,
 )
@@ -109,7 +107,7 @@ class Supervisor:
         run_files.clear(self.run_folder)
         self._seen = None
         self._keep_allowances()
-        saved_before = run_files.last_saved(self.run_folder)
+        saved_before = run_files.saved_steps(self.run_folder)
         command = self.job.restart_command if resume else self.job.command
         rung = self.rungs[self.state.rung]
         trainer = RunningTrainer(command, rung, self.run_folder, self.token)
@@ -132,7 +130,7 @@ class Supervisor:
         if outcome is None:
             assert incident is not None
             return self._decide(
-                incident, code, run_files.has_saved(saved_before, run_files.last_saved(self.run_folder))
+                incident, code, run_files.has_saved(saved_before, run_files.saved_steps(self.run_folder))
             )
         exit_code, reason = outcome
         if incident is not None:
@@ -227,7 +225,7 @@ class Supervisor:
                     incident = None
             elif incident is None:
                 kill_at_s = time.monotonic() + self.settings.kill_after_s
-                incident = self._look_closer(trainer, look.phase, look.progress, look.waited_s)
+                incident = self._look_closer(trainer, look.phase, look.progress or self._seen, look.waited_s)
                 watch.keep_looking()
             elif time.monotonic() >= kill_at_s:
                 return incident
@@ -256,10 +254,6 @@ class Supervisor:
         keep(folder / "log.txt", "\n".join(lines) + "\n")
         code = trainer.process.returncode or 0
         phase = progress.phase if progress else Phase.IMPORT
-        stacks, waited_s = run_files.timer_stacks(self.run_folder) if code == EXIT_BY_TIMER else ("", 0.0)
-        if stacks:
-            keep(folder / "stacks.txt", stacks)
-            return Incident(folder, phase, progress, diagnose_timer(trainer.pid, stacks), waited_s)
         return Incident(folder, phase, progress, diagnose_exit(code, lines), blames_samples=-code in FAULTS)
 
     def _stop(self, trainer: RunningTrainer) -> None:
