@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from faults.case import Act
 from faults.workshop import put
-from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, Phase
+from yolo_lightning.progress import FINISHED_FILE, Phase
 
 if TYPE_CHECKING:
     from faults.run import Run
@@ -253,7 +253,7 @@ def lose_record(how: Callable[[Path], None]) -> Deed:
     def deed(run: "Run") -> None:
         run.note("progress record lost")
         run.hit.add(trainer(run))
-        how(run.run_folder / PROGRESS_FILE)
+        how(run.live_record())
 
     return deed
 

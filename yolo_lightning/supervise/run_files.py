@@ -5,7 +5,7 @@ import re
 import time
 from pathlib import Path
 
-from yolo_lightning.files import first_free
+from yolo_lightning.files import first_free, flush, remove_leftovers
 from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, stacks_path
 
 TIMER_HEADLINE = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!$", re.MULTILINE)
@@ -14,6 +14,7 @@ TIMER_HEADLINE = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!$", re.MULTILINE
 CHECKPOINTS_FOLDER = "checkpoints"
 INCIDENTS_FOLDER = "incidents"
 INCIDENT_FILE = "incident.json"
+PROBE_FILE = ".probe-supervisor"
 CHECKPOINT_PATTERN = "*.ckpt"
 SIDECAR_PATTERN = "step-*.ckpt.json"
 WAITING_FOR_A_BATCH = "wait for a batch"
@@ -44,13 +45,16 @@ def has_saved(before: tuple[int, int], after: tuple[int, int]) -> bool:
     return after[0] != before[0] and after[1] != before[1]
 
 
-def timer_stacks(run: Path) -> tuple[str, float]:
+def timer_stacks(record: Path) -> tuple[str, float]:
     """What a trainer's own timer has written before it ended the process: stacks, and the seconds that it has waited.
 
     Empty, and 0, if it has not.
+
+    Args:
+        record: The trainer's progress record.
     """
     try:
-        text = stacks_path(run / PROGRESS_FILE).read_text(errors="replace")
+        text = stacks_path(record).read_text(errors="replace")
     except OSError:
         return "", 0.0
     headlines = list(TIMER_HEADLINE.finditer(text))
@@ -87,6 +91,40 @@ def clear(run: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def incident_folder(run: Path) -> Path:
-    """A name that is free for what is about to be kept."""
-    return first_free(run / INCIDENTS_FOLDER / time.strftime("%Y%m%d-%H%M%S"))
+def incident_names(run: Path) -> set[str]:
+    """Return the names of the folders of all earlier incidents."""
+    folder = run / INCIDENTS_FOLDER
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def incident_folder(run: Path, taken: set[str]) -> Path:
+    """Return a folder for a new incident, without a look at the disk, and add its name to `taken`."""
+    base = run / INCIDENTS_FOLDER / time.strftime("%Y%m%d-%H%M%S")
+    folder = first_free(base, is_taken=lambda path: path.name in taken)
+    taken.add(folder.name)
+    return folder
+
+
+def is_finished(run: Path) -> bool:
+    """Whether the trainer has said that all is trained."""
+    return (run / FINISHED_FILE).is_file()
+
+
+def clear_leftovers(run: Path) -> None:
+    """Delete temporary files of a trainer that was killed. Call only when no trainer is left."""
+    for folder in (run, run / CHECKPOINTS_FOLDER):
+        remove_leftovers(folder)
+
+
+def probe(run: Path) -> None:
+    """Write a small file to the disk of the run folder; a disk that hangs does not return from this.
+
+    Raises:
+        OSError: If the disk answers with an error, for example because it is full.
+    """
+    path = run / PROBE_FILE
+    try:
+        path.write_bytes(b"probe")
+        flush(path)
+    finally:
+        path.unlink(missing_ok=True)
