@@ -188,7 +188,7 @@ class Run:
         return None if self.record is None or self.record.process in self.hit else self.record
 
     def live_record(self) -> Path:
-        """The record that the trainer writes, in the /dev/shm that the supervisor sees; the copy where there is none."""
+        """The record that the trainer writes, in the /dev/shm of the supervisor; the copy where there is none."""
         holder = read_holder(self.run_folder / LOCK_FILE)
         if holder is not None:
             for folder in live_record.folders(holder.marker):

@@ -210,6 +210,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exit_0": lambda: sys.exit(0),
     "exit_2": lambda: sys.exit(2),
+    "exit_74": lambda: sys.exit(74),
 }
 
 

@@ -200,6 +200,8 @@ class Supervisor:
             if found.suffices:
                 break
         self._keep_state()
+        # Once more, as the full disk may have kept nothing of it.
+        self.attendant.keep_incident(incident, "restart, as there is space again; this attempt does not count")
         self._say(f"restart in 0 s: there is space again: {found}")
         return None
 
