@@ -1,5 +1,6 @@
 """A file system of its own for the run folder of a case, which can be frozen and filled."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -95,14 +96,13 @@ def freeze_disk(seconds: float) -> "Deed":
 
 def fill_disk(run: "Run") -> None:
     """Leave no byte free."""
-    usage = shutil.disk_usage(run.run_folder)
-    subprocess.run(["fallocate", "-l", str(usage.free), run.run_folder / "filler"], check=False)
+    free_bytes = shutil.disk_usage(run.run_folder).free
+    subprocess.run(["fallocate", "-l", str(free_bytes * 9 // 10), run.run_folder / "filler"], check=True)
     with (run.run_folder / "rest").open("wb", buffering=0) as file:
-        try:
-            while file.write(bytes(1 << 12)):
-                pass
-        except OSError:
-            return
+        for block_bytes in (1 << 20, 1 << 12):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(block_bytes)):
+                    pass
 
 
 def free_disk(run: "Run") -> None:

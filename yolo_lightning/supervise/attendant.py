@@ -39,6 +39,7 @@ class Attempt:
         incident: The stall or crash; None where the trainer was told to stop or has finished.
         killed: What ending it did.
         finished: Whether the trainer said that all is trained.
+        disk_hung: Whether the disk of the run folder did not answer as the trainer had stalled.
     """
 
     code: int | None
@@ -46,6 +47,7 @@ class Attempt:
     incident: Incident | None
     killed: Killed
     finished: bool
+    disk_hung: bool
 
 
 class Attendant:
@@ -78,6 +80,7 @@ class Attendant:
         self.announcer, self.say, self.signals, self.allowances = announcer, say, signals, allowances
         self._incidents: set[str] = set()
         self._seen: Progress | None = None
+        self._disk_hung = False
         self._copied_s = 0.0
         self._reader: ProgressReader
 
@@ -92,6 +95,7 @@ class Attendant:
         self.disk.ask(make_temporary_folder, self.token)
         self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
         self._reader, self._seen = ProgressReader(live_record.make(self.token)), None
+        self._disk_hung = False
         self._keep_allowances()
         incident: Incident | None = None
         try:
@@ -107,7 +111,8 @@ class Attendant:
         finished = self.disk.ask(run_files.is_finished, self.run_folder)
         if incident is None and not self.signals and not finished:
             incident = self._incident_of_exit(trainer)
-        return Attempt(trainer.process.returncode, trainer.output.lines(), incident, killed, finished)
+        code, lines = trainer.process.returncode, trainer.output.lines()
+        return Attempt(code, lines, incident, killed, finished, self._disk_hung)
 
     def keep_incident(self, incident: Incident, outcome: str) -> None:
         """Write the report of an incident; `outcome` says what is done about it."""
@@ -182,6 +187,7 @@ class Attendant:
             incident = Incident(folder, look.phase, look.progress, diagnosis, look.waited_s)
             self._tell_stalled(incident)
         else:
+            self._disk_hung = True
             silent = f"the disk of the run folder has not answered for {self.disk.silent_s:.0f} s"
             hangs = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.pid}")
             incident = Incident(folder, look.phase, look.progress, hangs, look.waited_s)

@@ -26,7 +26,7 @@ def folders(token: str) -> tuple[Path, ...]:
 
 
 def make(token: str) -> Path:
-    """Make an empty record, which takes its space now, in place of an earlier one; return its path.
+    """Make a folder with room for a record, in place of an earlier one; return the path for the record.
 
     Raises:
         OSError: If there is no place for it.
@@ -39,6 +39,7 @@ def make(token: str) -> Path:
             folder.mkdir(mode=0o700, exist_ok=True)
             with path.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, RECORD_BYTES)
+            path.unlink()  # there is no record before the trainer writes one
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             last = error

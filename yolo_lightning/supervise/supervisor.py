@@ -148,6 +148,8 @@ class Supervisor:
             if attempt.code is not None and not incident.waited_s:
                 outcome = hopeless(attempt.code, attempt.lines)
             if outcome is None:
+                if attempt.disk_hung:  # does not count, as the disk was waited for
+                    self.state = replace(self.state, attempts=self.state.attempts - 1)
                 return self._decide(incident, attempt.code, saved, lost)
         exit_code, reason = outcome
         if incident is not None:
