@@ -187,6 +187,11 @@ def train_on() -> None:
         save(FAULT_AT + 1)
 
 
+def print_much() -> None:
+    """More than a pipe that nobody reads takes."""
+    print("x" * 1_000_000, flush=True)
+
+
 def fail_for_want_of_space() -> None:
     """As a trainer that cannot write a file that it needs."""
     try:
@@ -201,7 +206,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     for function in (
         *(sleep_for_ever, sleep_in_c, hold_the_lock, compute_for_ever, backtrack, stop_alone, leave_children_and_hang),
         *(leave_children_and_die, raise_value_error, report_dead_worker, wait_for_worker, write_for_ever, be_slow),
-        *(wait_for_gpu, train_on, fail_for_want_of_space),
+        *(wait_for_gpu, train_on, print_much, fail_for_want_of_space),
         *(ignore_sigterm, wait_for_sigterm, hang_at_exit, truncate_record, lose_record_and_hang),
     )
 } | {

@@ -120,11 +120,13 @@ def test_disk_that_answers_within_the_phase_timeout_costs_nothing(disk: Path, st
 
 
 def test_supervisor_ends_on_a_signal_while_the_disk_hangs(disk: Path, start: Callable[..., Supervised]) -> None:
-    supervised = start()
-    with frozen(disk):
-        time.sleep(2.0)
-        supervised.process.terminate()
-        assert supervised.process.wait(30) == 128 + signal.SIGTERM
+    with Endpoint() as endpoint:
+        supervised = start(notify={"webhook": endpoint.address})
+        with frozen(disk):
+            time.sleep(2.0)
+            supervised.process.terminate()
+            assert supervised.process.wait(40) == 128 + signal.SIGTERM
+            assert endpoint.events() == ["started", "waits for storage", "interrupted"]
     end_s = time.monotonic() + 20
     while supervised.left() and time.monotonic() < end_s:
         time.sleep(0.05)
