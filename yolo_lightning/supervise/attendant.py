@@ -181,16 +181,17 @@ class Attendant:
         folder = run_files.incident_folder(self.run_folder, self._incidents)
         limits_s = (self.settings.part_timeout_s, self.settings.resample_s)
         lines = trainer.output.lines()
-        request = Request(folder, trainer.pid, self._reader.path, look.progress, look.phase, lines, *limits_s)
+        progress = look.progress or self._seen
+        request = Request(folder, trainer.pid, self._reader.path, progress, look.phase, lines, *limits_s)
         if self.disk.answers(min(PROBE_S, self.settings.part_timeout_s)):
             diagnosis = classify(collect(request, self._keep))
-            incident = Incident(folder, look.phase, look.progress, diagnosis, look.waited_s)
+            incident = Incident(folder, look.phase, progress, diagnosis, look.waited_s)
             self._tell_stalled(incident)
         else:
             self._disk_hung = True
             silent = f"the disk of the run folder has not answered for {self.disk.silent_s:.0f} s"
             hangs = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.pid}")
-            incident = Incident(folder, look.phase, look.progress, hangs, look.waited_s)
+            incident = Incident(folder, look.phase, progress, hangs, look.waited_s)
             self._tell_stalled(incident)
             seen = classify(collect(request, self._keep)).sentence
             incident = replace(incident, diagnosis=replace(hangs, sentence=f"{silent}; {seen}"))
