@@ -60,6 +60,7 @@ class Case:
         log: Words that the log must hold.
         check: What else must hold.
         prepare: Called before the start.
+        clean_up: Called after the verdict, however the run ended.
         environment: Variables of all processes.
         smoke_test: Words of a program that stands for the smoke test of a GPU.
         small_shared_memory: Whether to give it a /dev/shm of its own, of a few MB.
@@ -88,6 +89,7 @@ class Case:
     log: tuple[str, ...] = ()
     check: Check | None = None
     prepare: Callable[["Run"], None] | None = None
+    clean_up: Callable[["Run"], None] | None = None
     environment: dict[str, str] = field(default_factory=dict)
     smoke_test: tuple[str, ...] = ()
     small_shared_memory: bool = False

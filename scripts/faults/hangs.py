@@ -101,6 +101,13 @@ def exit_3() -> None:
     os._exit(3)
 
 
+def needs_space() -> None:
+    """A file that training cannot do without; the disk of the run folder is full."""
+    with open("run/needed", "wb", buffering=0) as file:
+        while file.write(bytes(1 << 20)):
+            pass
+
+
 def error() -> None:
     """What a decoder may raise; not one of those errors that name a mistake of the user."""
     raise RuntimeError("the decoder has failed")

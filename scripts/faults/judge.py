@@ -13,7 +13,9 @@ from yolo_lightning.allowances import Allowances
 from yolo_lightning.progress import ALLOWANCES_FILE, Phase
 from yolo_lightning.supervise.ladder import STATE_FILE, LadderState
 
-REPORTED = re.compile(r"^supervisor: \S+ \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|unknown)[^:]*: .*)$")
+REPORTED = re.compile(
+    r"^supervisor: \S+ \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"
+)
 RESTARTED = re.compile(r"^supervisor: \S+ \S+ restart in ")
 SLACK_S = 5.0
 RECOVERY_LIMIT_S = 20.0

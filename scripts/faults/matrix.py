@@ -43,6 +43,9 @@ def run_case(case: Case, workshop: Workshop, expected: outcome.Outcome, keep: bo
         place = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"could not be judged: {error!r} in {place.name}, line {place.lineno} of {place.filename}"
         verdict = Verdict(case.name, case.fault, wrong=(reason,))
+    finally:
+        if case.clean_up:
+            case.clean_up(run)
     verdict = replace(verdict, kills=tuple(run.notes.get(KILLS, ())))
     if verdict.wrong and keep:
         (run.folder / "output.txt").write_text(run.log())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from faults.case import Act
 from faults.workshop import put
-from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, Phase
+from yolo_lightning.progress import FINISHED_FILE, Phase
 
 if TYPE_CHECKING:
     from faults.run import Run
@@ -178,13 +178,21 @@ def kill_group_of_trainer(*, and_supervisor: bool = False) -> Deed:
     return deed
 
 
+def supervisor_and_helpers(run: "Run") -> list[int]:
+    """Process ids of the supervisor and of the children that write its files, which have its command line."""
+    pid = run.supervisor.pid
+    words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [pid, *(child for child in children if Path(f"/proc/{child}/cmdline").read_bytes() == words)]
+
+
 def limit_files(size_bytes: int | None, *, of_supervisor: bool = False) -> Deed:
     """A full disk, to one process: no file may grow beyond `size_bytes`; None lifts the limit."""
 
     def deed(run: "Run") -> None:
-        pid = run.supervisor.pid if of_supervisor else trainer(run)
-        hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
+        for pid in supervisor_and_helpers(run) if of_supervisor else [trainer(run)]:
+            hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
 
     return deed
 
@@ -267,7 +275,7 @@ def lose_record(how: Callable[[Path], None]) -> Deed:
     def deed(run: "Run") -> None:
         run.note("progress record lost")
         run.hit.add(trainer(run))
-        how(run.run_folder / PROGRESS_FILE)
+        how(run.live_record())
 
     return deed
 

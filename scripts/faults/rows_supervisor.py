@@ -1,4 +1,4 @@
-"""Rows 24, 25, 29, 31 to 33 and 39: the supervisor itself, and what is beyond its power."""
+"""Rows 23h, 23s, 24, 25, 29, 31 to 33 and 39: the supervisor itself, its disk, and what is beyond its power."""
 
 import signal
 import socket
@@ -7,6 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from faults.case import AT_ONCE_S, Case, Check, Report
+from faults.disks import cannot_mount, fill_disk, free_disk, freeze_disk, own_disk, remove_disk, told_in_time, told_once
 from faults.outside import (
     after,
     at_step,
@@ -16,6 +17,7 @@ from faults.outside import (
     to_trainer,
     trainer,
     when_fired,
+    when_said,
     write_number,
 )
 from faults.rows_trainer import STEP, one_trainer
@@ -69,6 +71,31 @@ def close_endpoints(run: Run) -> list[str]:
 
 
 CASES = (
+    Case(
+        "23h",
+        "disk of the run folder hangs for 20 s (fsfreeze)",
+        outside=(at_step(8, freeze_disk(20.0)),),
+        reports=(Report(StallClass.STORAGE, ("the disk of the run folder has not answered",)),),
+        short_s={"fetch_s": 3.0, "step_s": 3.0, "save_s": 3.0, "epoch_end_s": 3.0},
+        supervision={"part_timeout_s": 2.0, "kill_wait_s": 1.0},
+        log=("SIGKILL takes effect when the disk answers", "the killed processes have ended"),
+        prepare=own_disk,
+        check=told_in_time("stalled", "waits for storage"),
+        clean_up=remove_disk,
+        unavailable=cannot_mount,
+    ),
+    Case(
+        "23s",
+        "disk of the run folder full: the trainer dies for want of a file; there is space ten seconds later",
+        ("needs_space @ step 8",),
+        outside=(at_step(6, fill_disk), when_said("for space on the disk"), after(10.0, free_disk)),
+        reports=(Report(StallClass.DISK_FULL, ("is full: 0.0 MB free",), within_s=20.0),),
+        log=("restart in 0 s: there is space again",),
+        prepare=own_disk,
+        check=told_once("disk full"),
+        clean_up=remove_disk,
+        unavailable=cannot_mount,
+    ),
     Case(
         "24",
         "trainer outlives SIGKILL (a fake: os.kill of the supervisor does nothing to it)",

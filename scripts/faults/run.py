@@ -18,8 +18,9 @@ from faults.inside import FIRED_FILE, note_fired
 from faults.workshop import REPOSITORY, SCRIPTS, Workshop, busyness, write
 from yolo_lightning.allowances import Floors
 from yolo_lightning.progress import PROGRESS_FILE, Phase, Progress, ProgressReader
-from yolo_lightning.supervise import SuperviseSettings
+from yolo_lightning.supervise import SuperviseSettings, live_record
 from yolo_lightning.supervise.output import LOG_FILE
+from yolo_lightning.supervise.run_lock import LOCK_FILE, read_holder
 from yolo_lightning.supervised_fit import job
 
 MARK_VARIABLE = "FAULTS_CASE"
@@ -95,7 +96,6 @@ class Run:
         self.hung = False
         self.busyness = 1.0
         self.supervisor: subprocess.Popen[bytes]
-        self._reader = ProgressReader(self.run_folder / PROGRESS_FILE)
         self._acts = list(case.outside)
 
     def carry_out(self) -> None:
@@ -187,11 +187,21 @@ class Run:
         """The record of a trainer that nothing was done to yet."""
         return None if self.record is None or self.record.process in self.hit else self.record
 
+    def live_record(self) -> Path:
+        """The record that the trainer writes, in the /dev/shm of the supervisor; the copy where there is none."""
+        holder = read_holder(self.run_folder / LOCK_FILE)
+        if holder is not None:
+            for folder in live_record.folders(holder.marker):
+                path = Path(f"/proc/{self.supervisor.pid}/root{folder}") / PROGRESS_FILE
+                if path.is_file():
+                    return path
+        return self.run_folder / PROGRESS_FILE
+
     def _watch(self) -> None:
         end_s = time.monotonic() + self.case.limit_s
         sequence = -1
         while self.supervisor.poll() is None:
-            found = self._reader.read()
+            found = ProgressReader(self.live_record()).read()
             self.record = found if isinstance(found, Progress) else None
             if self.record is not None and self.record.sequence != sequence:
                 sequence = self.record.sequence

@@ -169,12 +169,39 @@ def truncate_record() -> None:
         time.sleep(0.02)
 
 
+def train_on() -> None:
+    """Go on for a long time, with a checkpoint each second."""
+    note("ready", True)
+    for _ in range(100):
+        for _ in range(50):
+            progress.enter(Phase.STEP)
+            time.sleep(0.02)
+            if (RUN / "stop").exists():
+                return
+        progress.enter(Phase.SAVE)
+        save(FAULT_AT + 1)
+
+
+def print_much() -> None:
+    """More than a pipe that nobody reads takes."""
+    print("x" * 1_000_000, flush=True)
+
+
+def fail_for_want_of_space() -> None:
+    """As a trainer that cannot write a file that it needs."""
+    try:
+        (RUN / "needed").write_bytes(b"0" * (1 << 20))
+    except OSError:
+        print("OSError: [Errno 28] No space left on device: 'needed'", flush=True)
+        os._exit(1)
+
+
 FAULTS: dict[str, Callable[[], Any]] = {
     function.__name__: function
     for function in (
         *(sleep_for_ever, sleep_in_c, hold_the_lock, compute_for_ever, backtrack, stop_alone, leave_children_and_hang),
         *(leave_children_and_die, raise_value_error, report_dead_worker, wait_for_worker, write_for_ever, be_slow),
-        wait_for_gpu,
+        *(wait_for_gpu, train_on, print_much, fail_for_want_of_space),
         *(ignore_sigterm, wait_for_sigterm, hang_at_exit, truncate_record, lose_record_and_hang),
     )
 } | {
@@ -183,6 +210,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exit_0": lambda: sys.exit(0),
     "exit_2": lambda: sys.exit(2),
+    "exit_74": lambda: sys.exit(74),
 }
 
 

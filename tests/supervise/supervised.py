@@ -47,6 +47,7 @@ class Supervised:
         workers: int = 4,
         allowed: Floors | None = None,
         smoke_test: tuple[str, ...] = (),
+        stdout: int = subprocess.DEVNULL,
         **settings: Any,
     ) -> None:
         self.run = run
@@ -57,7 +58,7 @@ class Supervised:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "yolo_lightning.supervise", str(run), job.to_json()],
             env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
+            stdout=stdout,
         )
 
     def wait(self) -> int:

@@ -5,6 +5,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from yolo_lightning.supervise import bounded as bounded_work
 from yolo_lightning.supervise.bounded import bounded
 
 
@@ -38,6 +41,32 @@ def test_child_that_hangs_in_the_kernel_is_not_waited_for(tmp_path: Path) -> Non
     began_s = time.monotonic()
     assert bounded(fifo.read_text, 0.2) is None
     assert time.monotonic() - began_s < 10
+
+
+def test_children_that_hang_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL that does nothing stands for children that wait in the kernel."""
+    kill, hung = os.kill, []
+    monkeypatch.setattr(bounded_work.os, "kill", lambda child, number: hung.append(child))
+    try:
+        for _ in range(3 * bounded_work.MOST_LEFT):
+            assert bounded(lambda: time.sleep(1000), 0.01) is None
+        assert len(hung) == bounded_work.MOST_LEFT
+        assert bounded(lambda: 1, 20) is None
+    finally:
+        for child in hung:
+            kill(child, signal.SIGKILL)
+    monkeypatch.undo()
+    end_s = time.monotonic() + 20
+    while bounded(lambda: 1, 20) != 1:
+        assert time.monotonic() < end_s
+    assert {child for child in hung if Path(f"/proc/{child}").exists()} <= bounded_work._left
+
+
+def test_child_holds_no_file_of_its_parent(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as file:
+        number = file.fileno()
+        assert bounded(lambda: Path(f"/proc/self/fd/{number}").exists(), 20) is False
+        assert bounded(lambda: Path("/proc/self/fd/2").exists(), 20) is True
 
 
 def test_supervisors_handlers_are_not_the_childs() -> None:

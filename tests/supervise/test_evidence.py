@@ -178,7 +178,7 @@ def test_process_without_a_handler_is_not_ended_by_the_question_for_its_stacks(t
         progress = Progress(process.pid, 0, number, 2, 0, 0, 0, Phase.EXIT, 0.0, {}, ())
         stacks_path(tmp_path / "progress").touch()
         request = Request(tmp_path, process.pid, tmp_path / "progress", progress, Phase.EXIT, (), 5.0, 0.1)
-        assert evidence.stacks_by_signal(request) == ()
+        assert evidence.stacks_by_signal(request, evidence.keep) == ()
         time.sleep(0.2)
         assert process.poll() is None
     finally:

@@ -263,7 +263,7 @@ def test_address_is_in_no_command_line_while_it_is_used(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(30) == 128 + signal.SIGTERM
         assert endpoint.events() == ["started", "interrupted"]
-    assert len(seen) == 3  # supervisor, notifier, trainer
+    assert len(seen) == 5  # supervisor and its two helpers, notifier, trainer
     assert "$YOLO_LIGHTNING_NOTIFY_WEBHOOK" in seen[0]
     assert not any("SECRET" in words for words in seen)
 

@@ -12,7 +12,8 @@ from yolo_lightning import checkpoint_file, run_folder
 from yolo_lightning.allowances import Floors
 from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE
 from yolo_lightning.supervise import Job, RunInUseError, SuperviseSettings, run_files, run_lock
-from yolo_lightning.supervise.output import Output
+from yolo_lightning.supervise.helper import Helper
+from yolo_lightning.supervise.output import Output, Recorder
 from yolo_lightning.supervise.run_lock import LOCK_FILE, Holder, read_holder
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -84,12 +85,11 @@ def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:
 
 
 def test_incidents_of_one_second_have_their_own_folders(tmp_path: Path) -> None:
-    names = set()
-    for _ in range(3):
-        folder = run_files.incident_folder(tmp_path)
+    folders = {run_files.incident_folder(tmp_path, taken) for taken in [set[str]()] for _ in range(3)}
+    assert len(folders) == 3
+    for folder in folders:
         folder.mkdir(parents=True)
-        names.add(folder)
-    assert len(names) == 3
+    assert run_files.incident_names(tmp_path) == {folder.name for folder in folders}
 
 
 def test_lock_says_who_held_it_and_is_free_after_the_block(tmp_path: Path) -> None:
@@ -131,10 +131,14 @@ def test_settings_that_make_no_sense_are_refused(name: str) -> None:
 def output_of(code: str, log: Path) -> Output:
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    output = Output(process.stdout, log)
+    disk = Helper()
+    recorder = Recorder(log, disk)
+    output = Output(process.stdout, recorder.record)
     process.wait()
     for _ in range(20):
         output.pump(0.0)
+    recorder.close(20)
+    disk.close(20)
     return output
 
 

@@ -219,6 +219,14 @@ def test_gpu_that_answers_is_used_again(tmp_path: Path) -> None:
     assert Supervised(tmp_path / "run", "wait_for_gpu", allowed=STEP, smoke_test=answers).wait() == ExitCode.FINISHED
 
 
+@pytest.mark.whole_run
+def test_standard_output_that_nobody_reads_does_not_hold_up_the_run(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "print_much", stdout=subprocess.PIPE)
+    supervised.wait_for("finished.json")
+    assert supervised.wait() == ExitCode.FINISHED
+    assert len((tmp_path / "run" / "run.log").read_text()) > 1_000_000
+
+
 def test_process_becomes_the_supervisor(tmp_path: Path) -> None:
     command = (sys.executable, str(TRAINER), str(tmp_path), "none", "1")
     code = (

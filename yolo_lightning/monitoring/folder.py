@@ -25,6 +25,7 @@ from yolo_lightning.progress import (
 )
 from yolo_lightning.run_folder import CHECKPOINTS, INCIDENTS, LAST_CHECKPOINT, METRICS
 from yolo_lightning.status import STATUS_FILE, Status, read_status
+from yolo_lightning.supervise.live_record import record_of
 from yolo_lightning.supervise.run_files import INCIDENT_FILE
 from yolo_lightning.supervise.standing import STANDING_FILE, Standing
 
@@ -52,7 +53,7 @@ def read_run(folder: Path, machine: Machine | None = None) -> RunState:
     """
     check_holds_run(folder)
     now_s = time.time()
-    found = ProgressReader(folder / PROGRESS_FILE).read()
+    found = ProgressReader(record_of(folder)).read()
     status, standing = read_status(folder / STATUS_FILE), Standing.read(folder / STANDING_FILE)
     trainer, lives = trainer_of(found, status, standing, now_s)
     progress = found if isinstance(found, Progress) else None

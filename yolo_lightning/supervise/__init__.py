@@ -3,6 +3,8 @@
 Loads neither torch nor Lightning: the supervisor holds no GPU, no threads and little memory. Read in this order::
 
     settings    what a supervisor is told           supervisor  the loop
+    attendant   one attempt from start to end       run_disk    the run folder, also while its disk hangs
+    helper      file access in a child process      live_record where the heartbeat lies
     trainer     starts one attempt                  output      what it prints
     watch       does it make progress?              processes   the process table, without ever waiting
     evidence    what can be seen of a stall         bounded     work that may never return
@@ -13,7 +15,7 @@ Loads neither torch nor Lightning: the supervisor holds no GPU, no threads and l
     smoke_test  does the GPU answer?                run_files   what is read and cleared in the run folder
     announcer   says what happens                   standing    in the run folder, for who looks on
     messenger   to those who want to be told        notify      whom, and what (pure)
-    notifier    sends it, as a process of its own
+    notifier    sends it, as a process of its own   space       whether the disk is full
 """
 
 import os

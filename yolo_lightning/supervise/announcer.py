@@ -1,12 +1,12 @@
 """Says what the supervisor does: into the run folder for whoever looks on, and to those who want to be told."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from yolo_lightning.progress import Phase, Progress
-from yolo_lightning.supervise import run_files
 from yolo_lightning.supervise.ladder import Decision
 from yolo_lightning.supervise.messenger import Messenger
 from yolo_lightning.supervise.notify import Event, News, NotifySettings
@@ -26,6 +26,12 @@ AT_WORK = frozenset({Phase.FETCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS, Pha
 """Phases that a trainer reaches after its first batch."""
 
 
+def write_standing(standing: Standing, path: Path) -> None:
+    """Write the supervisor's state into the run folder; a full disk must not end the run."""
+    with suppress(OSError):
+        standing.write(path)
+
+
 class Announcer:
     """Told by the supervisor's loop, tells others.
 
@@ -33,10 +39,17 @@ class Announcer:
         run: Run folder.
         settings: Whom to tell.
         attempts: Failed attempts in a row after which the supervisor gives up.
+        write: Writes the standing into a file of the run folder, now or later.
     """
 
-    def __init__(self, run: Path, settings: NotifySettings, attempts: int) -> None:
-        self.run, self.settings = run, settings
+    def __init__(
+        self,
+        run: Path,
+        settings: NotifySettings,
+        attempts: int,
+        write: Callable[[Standing, Path], None] = write_standing,
+    ) -> None:
+        self.run, self.settings, self._write = run, settings, write
         self._standing = Standing.of_this_process(
             SupervisorState.RUNNING, "", attempt=1, attempts=attempts, restarts=0, rung=""
         )
@@ -68,22 +81,43 @@ class Announcer:
 
     def stalled(self, sentence: str) -> None:
         """It makes no progress."""
-        self._stand(SupervisorState.STALLED, sentence)
         self._tell(Event.STALLED, sentence)
+        self._stand(SupervisorState.STALLED, sentence)
+
+    def storage_hangs(self, sentence: str) -> None:
+        """The disk of the run folder has not answered for a while."""
+        self._tell(Event.STORAGE_HANGS, sentence)
+
+    def storage_answers(self, sentence: str) -> None:
+        """The disk of the run folder answers again."""
+        self._tell(Event.STORAGE_ANSWERS, sentence)
+
+    def waits_for_storage(self, sentence: str) -> None:
+        """Processes cannot be ended before the disk answers; the next attempt waits for that."""
+        self._tell(Event.WAITS_FOR_STORAGE, sentence)
+        self._stand(SupervisorState.STALLED, sentence)
+
+    def disk_full(self, sentence: str, lost: int | None, restarts: int, *, first: bool) -> None:
+        """The disk of the run folder is full; the next attempt waits for space."""
+        if first:
+            self._tell(Event.DISK_FULL, sentence)
+        if lost is not None:
+            self._lost = lost
+        self._stand(SupervisorState.RESTARTING, sentence, restarts=restarts, trainer=0)
 
     def recovered(self) -> None:
         """It makes progress again, without a restart."""
         self._stand(SupervisorState.RUNNING, "")
         self._tell(Event.RECOVERED, "by itself, no step lost", steps_lost=0, rung=self._standing.rung)
 
-    def restarts(self, decision: Decision, rung: str, sentence: str, step: int | None, *, stalled: bool) -> None:
-        """An attempt has failed at `step`, and another one follows on `rung`."""
+    def restarts(self, decision: Decision, rung: str, sentence: str, lost: int | None, *, stalled: bool) -> None:
+        """An attempt has failed, `lost` steps after its last checkpoint, and another one follows on `rung`."""
         if not stalled:
             self._tell(Event.CRASHED, sentence)
         if rung != self._standing.rung:
             self._tell(Event.DEGRADED, f"the loader goes on with '{rung}', not '{self._standing.rung}'", rung=rung)
-        if step is not None:
-            self._lost = max(0, step - max(run_files.saved_steps(self.run), default=0))
+        if lost is not None:
+            self._lost = lost
         state = decision.state
         self._stand(
             SupervisorState.RESTARTING,
@@ -115,8 +149,7 @@ class Announcer:
 
     def _stand(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:
         self._standing = replace(self._standing, state=state, sentence=sentence, since_s=time.time(), **changed)  # type: ignore[arg-type]
-        with suppress(OSError):  # a full disk must not end the run
-            self._standing.write(self.run / STANDING_FILE)
+        self._write(self._standing, self.run / STANDING_FILE)
 
     def _tell(self, event: Event, text: str, **details: str | int | float) -> None:
         self._messenger.tell(News(event, text, details))

@@ -10,10 +10,14 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 BLOCK_BYTES = 1 << 16
+MOST_LEFT = 8
+"""Children that were left behind and have not ended yet, at most; with so many, `bounded` starts no further one."""
+
+_left: set[int] = set()
 
 
 def bounded(function: Callable[[], Result], timeout_s: float) -> Result | None:
-    """What `function` returns, or None if it fails or takes longer.
+    """What `function` returns, or None if it fails or takes longer, or too many earlier children still hang.
 
     Even a look into /proc or at a file system can wait for ever in the kernel, where no signal reaches it and a thread
     could not be left alone. The supervisor has no threads and no GPU, so a plain fork is safe here, and cheap.
@@ -22,6 +26,9 @@ def bounded(function: Callable[[], Result], timeout_s: float) -> Result | None:
         function: Called in a child; what it returns must pickle.
         timeout_s: Seconds it may take.
     """
+    _left.difference_update([child for child in _left if os.waitpid(child, os.WNOHANG)[0]])
+    if len(_left) >= MOST_LEFT:
+        return None
     end, start = os.pipe()
     child = os.fork()
     if child == 0:
@@ -51,6 +58,8 @@ def run_in_child(function: Callable[[], Result], pipe: int) -> None:
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        close_inherited({pipe})
+        _left.clear()
         try:
             content = pickle.dumps((True, function()))
         except Exception as error:
@@ -61,10 +70,23 @@ def run_in_child(function: Callable[[], Result], pipe: int) -> None:
         os._exit(0)
 
 
+def close_inherited(kept: set[int]) -> None:
+    """Close all files but `kept` and the standard ones, in a child that hangs perhaps for ever.
+
+    Such a child must not hold the lock of a run folder, nor a pipe whose end somebody waits for.
+    """
+    begin = 3
+    for descriptor in sorted(kept):
+        os.closerange(begin, descriptor)
+        begin = descriptor + 1
+    os.closerange(begin, os.sysconf("SC_OPEN_MAX"))
+
+
 def leave(child: int) -> None:
-    """End it, and do not wait if it cannot be ended."""
+    """End it, and do not wait if it cannot be ended; a later call of `bounded` asks for its exit code."""
     os.kill(child, signal.SIGKILL)
     for _ in range(50):
         if os.waitpid(child, os.WNOHANG)[0]:
             return
         time.sleep(0.002)
+    _left.add(child)

@@ -15,7 +15,8 @@ class StallClass(StrEnum):
     LOADER_CRASH = "loader crash"
     LOADER_STALL = "loader stall"
     GPU_STALL = "GPU stall"
-    STORAGE = "storage"
+    STORAGE = "storage stall"
+    DISK_FULL = "disk full"
     LIVELOCK = "livelock"
     UNKNOWN = "unknown"
 
@@ -126,7 +127,9 @@ WAITS_FOR_GPU = frozenset({"synchronize", "item", "cpu", "tolist", "numpy"})
 COMPUTES = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.SANITY, Phase.VALIDATE, Phase.METRICS})
 GPU_IN_KERNEL = re.compile(r"amdgpu|kfd|dup_mmap|nvidia|uvm")
 WRITES = frozenset({"fsync", "flush", "write", "write_bytes", "write_text", "save", "_save", "link", "replace"})
-WRITES_IN_KERNEL = re.compile(r"fsync|io_schedule|jbd2|wait_on_page|folio_wait|balance_dirty|nfs|rpc_wait|fuse")
+WRITES_IN_KERNEL = re.compile(
+    r"fsync|io_schedule|jbd2|wait_on_page|folio_wait|balance_dirty|nfs|rpc_wait|fuse|percpu_rwsem"
+)
 LOOKS_FOR_KILL = re.compile(r"out of memory|oom-kill|killed process|segfault", re.IGNORECASE)
 LOST_BATCH = re.compile(r"^\w*(Error|Exception): ")
 """What a worker's thread says when it cannot hand a batch over: no shared memory, no socket. The worker lives on."""

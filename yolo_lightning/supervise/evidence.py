@@ -1,6 +1,7 @@
 """What can be seen of a stalled trainer from outside, kept in a folder for a person and returned for the judgement.
 
-Every part runs in a child of its own with a time limit: one that hangs, or a full disk, costs that part alone.
+Every part runs in a child of its own with a time limit: one that hangs costs that part alone. Nothing here writes to
+the run folder: the caller says how files are kept.
 """
 
 import json
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -36,6 +37,9 @@ KERNEL_LINES = re.compile(
 SYSTEM_FILES = ("meminfo", "pressure/memory", "pressure/io", "pressure/cpu", "loadavg", "vmstat")
 ENVIRONMENT = re.compile(r"(OMP|MKL|HSA|HIP|ROC|GPU|CUDA|NVIDIA|PYTORCH|TORCH|MIOPEN|AMD|MALLOC)_\w+|LANG|TMPDIR")
 """Names whose values are kept; anything else may be a secret."""
+
+Keep = Callable[[Path, str], None]
+"""Stores a text as a file of the bundle, now or later."""
 
 SECRET = re.compile(r"token|key|secret|password|credential", re.I)
 PROCESSES_LOOKED_AT = 24
@@ -67,19 +71,40 @@ class Request:
     resample_s: float
 
 
-def collect(request: Request) -> Evidence:
-    """Look at everything; takes seconds, and at worst a few of the time limits."""
+def keep(path: Path, text: str) -> None:
+    """Write a file of the bundle; a full disk must not cost the evidence itself."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError:
+        return
+
+
+def keep_disk_usage(path: Path, run: Path) -> None:
+    """Write how much of the run folder's disk is free."""
+    usage = shutil.disk_usage(run)
+    keep(path, f"== {run}: {usage.free:,} of {usage.total:,} bytes free\n")
+
+
+def collect(request: Request, keep: Keep = keep) -> Evidence:
+    """Look at everything; takes seconds, and at worst a few of the time limits.
+
+    Args:
+        request: What to look at.
+        keep: Stores the files of the bundle.
+    """
     limit_s = request.part_timeout_s
     evicted_before = bounded(lambda: evicted_ms(request.trainer), limit_s)
-    bounded(lambda: keep_simple_parts(request), limit_s)
-    by_faulthandler = stacks_by_signal(request)
+    for name, text in simple_parts(request).items():
+        keep(request.folder / name, text)
+    by_faulthandler = stacks_by_signal(request, keep)
     members = tree(request.trainer)
     ids = [
         request.trainer,
         *(one.pid for one in members if one.pid != request.trainer),
         *dead_children(request.trainer),
     ]
-    looks = [look_at(pid, request) for pid in ids[:PROCESSES_LOOKED_AT]]
+    looks = [look_at(pid, request, keep) for pid in ids[:PROCESSES_LOOKED_AT]]
     time.sleep(request.resample_s)
     trainer = looks[0]
     if not trainer.stack:
@@ -96,39 +121,32 @@ def collect(request: Request) -> Evidence:
         kernel_lines=bounded(kernel_lines, limit_s) or (),
         log_lines=request.log_lines,
     )
-    bounded(lambda: keep(request.folder / "evidence.json", json.dumps(asdict(evidence), indent=2) + "\n"), limit_s)
+    keep(request.folder / "evidence.json", json.dumps(asdict(evidence), indent=2) + "\n")
     return evidence
 
 
-def keep(path: Path, text: str) -> None:
-    """Write a file of the bundle; a full disk must not cost the evidence itself."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError:
-        return
-
-
-def keep_simple_parts(request: Request) -> None:
-    """Progress record, last lines of the log, environment, memory, disks."""
+def simple_parts(request: Request) -> dict[str, str]:
+    """Return progress record, last lines of the log, environment and memory, by name of the file."""
     record = None if request.progress is None else asdict(request.progress)
-    keep(request.folder / "progress.json", json.dumps(record, indent=2) + "\n")
-    keep(request.folder / "log.txt", "\n".join(request.log_lines) + "\n")
-    keep(request.folder / "environment.txt", allowed_environment(request.trainer))
-    keep(request.folder / "system.txt", system_state(request.record.parent))
+    limit_s = request.part_timeout_s
+    return {
+        "progress.json": json.dumps(record, indent=2) + "\n",
+        "log.txt": "\n".join(request.log_lines) + "\n",
+        "environment.txt": bounded(lambda: allowed_environment(request.trainer), limit_s) or "",
+        "system.txt": bounded(system_state, limit_s) or "",
+    }
 
 
-def system_state(run: Path) -> str:
-    """Memory, pressure, shared memory and disk, as text."""
+def system_state() -> str:
+    """Return memory, pressure and shared memory, as text."""
     parts = []
     for name in SYSTEM_FILES:
         try:
             parts.append(f"== /proc/{name}\n{(PROC / name).read_text()}")
         except OSError as error:
             parts.append(f"== /proc/{name}: {error.strerror}\n")
-    for path in (run, Path("/dev/shm")):
-        usage = shutil.disk_usage(path)
-        parts.append(f"== {path}: {usage.free:,} of {usage.total:,} bytes free\n")
+    usage = shutil.disk_usage("/dev/shm")
+    parts.append(f"== /dev/shm: {usage.free:,} of {usage.total:,} bytes free\n")
     parts.append("== /dev/shm\n" + "\n".join(sorted(os.listdir("/dev/shm"))) + "\n")
     return "".join(parts)
 
@@ -154,7 +172,7 @@ def kernel_lines() -> tuple[str, ...]:
     return ()
 
 
-def stacks_by_signal(request: Request) -> tuple[Frame, ...]:
+def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
     """Ask the trainer for its stacks, and wait at most a second; only where it has said that it listens."""
     progress = request.progress
     if progress is None or progress.process != request.trainer or not progress.stacks_signal:
@@ -172,11 +190,12 @@ def stacks_by_signal(request: Request) -> tuple[Frame, ...]:
             earlier, size = size, path.stat().st_size
             if before < earlier == size:
                 break
-        text = path.read_text(errors="replace")[before:]
-        keep(request.folder / "stacks.txt", text)
-        return text
+        return path.read_text(errors="replace")[before:]
 
-    return parse_faulthandler(bounded(ask, request.part_timeout_s) or "")
+    text = bounded(ask, request.part_timeout_s)
+    if text is not None:
+        keep(request.folder / "stacks.txt", text)
+    return parse_faulthandler(text or "")
 
 
 def dead_children(trainer: int) -> list[int]:
@@ -184,12 +203,12 @@ def dead_children(trainer: int) -> list[int]:
     return [process.pid for process in all_processes() if process.parent == trainer and process.is_gone]
 
 
-def look_at(pid: int, request: Request) -> ProcessEvidence:
+def look_at(pid: int, request: Request, keep: Keep) -> ProcessEvidence:
     """One process: what /proc and py-spy say."""
     limit_s = request.part_timeout_s
-    bounded(lambda: keep(request.folder / f"process-{pid}.txt", kernel_view(pid)), limit_s)
+    keep(request.folder / f"process-{pid}.txt", bounded(lambda: kernel_view(pid), limit_s) or "")
     text = bounded(lambda: py_spy(pid, () if pid == request.trainer else ("--locals",)), limit_s) or ""
-    bounded(lambda: keep(request.folder / f"py-spy-{pid}.txt", text), limit_s)
+    keep(request.folder / f"py-spy-{pid}.txt", text)
     process = read_process(pid)
     return ProcessEvidence(
         pid=pid,

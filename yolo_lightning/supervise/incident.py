@@ -7,8 +7,6 @@ from pathlib import Path
 
 from yolo_lightning.progress import Phase, Progress
 from yolo_lightning.supervise.classify import Diagnosis, StallClass
-from yolo_lightning.supervise.evidence import keep
-from yolo_lightning.supervise.run_files import INCIDENT_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,8 @@ class Incident:
             return ()
         return tuple(f"id={sample}" for sample in self.progress.samples)
 
-    def keep(self, outcome: str) -> None:
-        """Write the report; `outcome` says what was done about it."""
+    def report(self, outcome: str) -> str:
+        """Return the report as JSON; `outcome` says what was done about the incident."""
         progress = self.progress
         report = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -73,7 +71,7 @@ class Incident:
             "suspects": list(self.suspects()),
             "waited_s": round(self.waited_s, 1),
         }
-        keep(self.folder / INCIDENT_FILE, json.dumps(report, indent=2) + "\n")
+        return json.dumps(report, indent=2) + "\n"
 
 
 def phase_name(phase: Phase) -> str:

@@ -17,6 +17,7 @@ from yolo_lightning.supervise.processes import (
     is_resource_tracker,
     is_same,
     marked,
+    read_process,
     tree,
     wait_channel,
 )
@@ -36,11 +37,13 @@ class Killed:
         processes: Ids of the processes that were ended.
         survivors: Those that outlived SIGKILL, each with its state and where in the kernel it is.
         removed: Files that were left over and are deleted.
+        left: The survivors, as the process table described them.
     """
 
     processes: tuple[int, ...] = ()
     survivors: dict[int, str] = field(default_factory=dict)
     removed: tuple[Path, ...] = ()
+    left: tuple[Process, ...] = ()
 
     @property
     def needs_reboot(self) -> bool:
@@ -71,7 +74,8 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
     end(late)
     left = wait_until_gone([*members, *late], wait_s)
     dead = tuple(process.pid for process in [*members, *late] if process not in left)
-    return Killed(dead, {process.pid: where_it_is(process) for process in left}, remove_shared_memory(dead, files))
+    survivors = {process.pid: where_it_is(process) for process in left}
+    return Killed(dead, survivors, remove_shared_memory(dead, files), tuple(left))
 
 
 def snapshot(leader: int | None, marker: str) -> list[Process]:
@@ -109,7 +113,8 @@ def wait_until_gone(processes: Iterable[Process], wait_s: float) -> list[Process
 
 def where_it_is(process: Process) -> str:
     """State and place in the kernel, for a person."""
-    return f"{process.name}, state {process.state}, waits in {wait_channel(process.pid) or 'an unknown place'}"
+    now = read_process(process.pid) or process
+    return f"{process.name}, state {now.state}, waits in {wait_channel(process.pid) or 'an unknown place'}"
 
 
 def shared_memory_of(processes: Iterable[Process]) -> list[Path]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from yolo_lightning.supervise.notify import DRAIN_S, PING_LINE, News, NotifySett
 from yolo_lightning.supervise.output import LOG_FILE
 
 END_S = DRAIN_S + 1.0
+KILL_WAIT_S = 0.5
 
 
 class Messenger:
@@ -60,7 +62,8 @@ class Messenger:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):  # a thread of it may wait for the disk, in the kernel
+                self._process.wait(KILL_WAIT_S)
         self._process = None
 
     def _write(self, line: bytes) -> None:

@@ -17,17 +17,20 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from yolo_lightning.status import STATUS_FILE, read_status
+from yolo_lightning.supervise.helper import append_to_file
 from yolo_lightning.supervise.notify import DRAIN_S, PING_LINE, Event, News, NotifySettings, Repetitions
-from yolo_lightning.supervise.output import LOG_FILE, append
+from yolo_lightning.supervise.output import LOG_FILE
 
 SEND_TIMEOUT_S = 10.0
 WAITING_AT_MOST = 32
 LOOK_INTERVAL_S = 30.0
+LOG_WAIT_S = 0.5
 
 
 class Endpoint:
@@ -81,6 +84,8 @@ class Notifier:
         self._began_s = time.time()
         self._repetitions = Repetitions()
         self._lock = threading.Lock()
+        self._complaints: queue.Queue[bytes] = queue.Queue(WAITING_AT_MOST)
+        threading.Thread(target=self._write_complaints, name="log", daemon=True).start()
         self._endpoints: list[Endpoint] = []
         self._ping: Endpoint | None = None
         if settings.webhook:
@@ -108,9 +113,10 @@ class Notifier:
             self._ping.put(None)
 
     def complain(self, text: str) -> None:
-        """Into the log, where nothing waits for it."""
+        """Write a line into the log, in a thread of its own: a disk that hangs must not delay what is to be sent."""
         line = f"notifier: {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
-        append(self.run / LOG_FILE, line.encode())
+        with suppress(queue.Full):
+            self._complaints.put_nowait(line.encode())
 
     def drain(self, wait_s: float) -> None:
         """Wait until all is sent, at most `wait_s` seconds."""
@@ -120,6 +126,9 @@ class Notifier:
         for endpoint in self._endpoints:
             if not endpoint.is_idle:
                 self.complain(f"{endpoint.name}: ended before all was sent")
+        end_s = time.monotonic() + LOG_WAIT_S
+        while self._complaints.unfinished_tasks and time.monotonic() < end_s:
+            time.sleep(0.02)
 
     def _post(self, news: News | None) -> None:
         assert news is not None
@@ -146,6 +155,13 @@ class Notifier:
             title=f"{self.name}: {news.event}", body=news.message(self.name, self.host)
         ):
             raise RuntimeError("apprise did not accept it")
+
+    def _write_complaints(self) -> None:
+        while True:
+            line = self._complaints.get()
+            with suppress(OSError):
+                append_to_file(self.run / LOG_FILE, line)
+            self._complaints.task_done()
 
     def _look_after(self) -> None:
         while True:

@@ -5,28 +5,60 @@ import select
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
+
+from yolo_lightning.supervise.helper import Helper, append_to_file, write_to_descriptor
 
 LOG_FILE = "run.log"
 LINES_REMEMBERED = 50
 BLOCK_BYTES = 1 << 16
 
 
+class Recorder:
+    """Writes output to the standard output and to the log, each in a helper process of its own.
+
+    Neither a full or hung disk nor a terminal that has gone or stopped holds up the supervisor. The standard output may
+    be a file on the same disk as the run folder.
+
+    Args:
+        log: The log file.
+        disk: Makes all calls that concern the run folder.
+    """
+
+    def __init__(self, log: Path, disk: Helper) -> None:
+        self._log, self._disk = log, disk
+        sys.stdout.flush()
+        self._terminal = Helper()
+
+    def record(self, content: bytes) -> None:
+        """Write `content` to both, later if one of them has to wait."""
+        self._terminal.append(write_to_descriptor, 1, content=content)
+        self._disk.append(append_to_file, self._log, content=content)
+
+    def serve(self) -> None:
+        """Pass on what waits; returns at once."""
+        self._terminal.serve()
+        self._disk.serve()
+
+    def close(self, wait_s: float) -> None:
+        """Wait at most `wait_s` seconds until the standard output has taken all; the disk's helper stays open."""
+        self._terminal.close(wait_s)
+
+
 class Output:
     """Reads a pipe without ever waiting for its end: a worker that was left behind may hold the other side.
 
-    Neither a full disk nor a terminal that has gone stops the trainer.
-
     Args:
         pipe: The trainer's standard output and error.
-        log: File that it is appended to.
+        record: Called with everything that is read.
     """
 
-    def __init__(self, pipe: IO[bytes], log: Path) -> None:
+    def __init__(self, pipe: IO[bytes], record: Callable[[bytes], None]) -> None:
         self._descriptor = pipe.fileno()
         os.set_blocking(self._descriptor, False)
-        self._log = log
+        self._record = record
         self._open = True
         self._rest = b""
         self._lines: deque[str] = deque(maxlen=LINES_REMEMBERED)
@@ -58,23 +90,4 @@ class Output:
         *complete, self._rest = (self._rest + content).split(b"\n")
         self._rest = self._rest[-BLOCK_BYTES:]
         self._lines.extend(line.decode(errors="replace") for line in complete)
-        pass_on(content)
-        append(self._log, content)
-
-
-def pass_on(content: bytes) -> None:
-    """To the standard output."""
-    try:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
-    except (OSError, ValueError):
-        return
-
-
-def append(path: Path, content: bytes) -> None:
-    """To a file."""
-    try:
-        with path.open("ab") as file:
-            file.write(content)
-    except OSError:
-        return
+        self._record(content)

@@ -4,12 +4,13 @@ import json
 import time
 from pathlib import Path
 
-from yolo_lightning.files import first_free
+from yolo_lightning.files import first_free, flush, remove_leftovers
 from yolo_lightning.progress import FINISHED_FILE, PROGRESS_FILE, stacks_path
 
 CHECKPOINTS_FOLDER = "checkpoints"
 INCIDENTS_FOLDER = "incidents"
 INCIDENT_FILE = "incident.json"
+PROBE_FILE = ".probe-supervisor"
 CHECKPOINT_PATTERN = "*.ckpt"
 SIDECAR_PATTERN = "step-*.ckpt.json"
 WAITING_FOR_A_BATCH = "wait for a batch"
@@ -70,6 +71,40 @@ def clear(run: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def incident_folder(run: Path) -> Path:
-    """A name that is free for what is about to be kept."""
-    return first_free(run / INCIDENTS_FOLDER / time.strftime("%Y%m%d-%H%M%S"))
+def incident_names(run: Path) -> set[str]:
+    """Return the names of the folders of all earlier incidents."""
+    folder = run / INCIDENTS_FOLDER
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def incident_folder(run: Path, taken: set[str]) -> Path:
+    """Return a folder for a new incident, without a look at the disk, and add its name to `taken`."""
+    base = run / INCIDENTS_FOLDER / time.strftime("%Y%m%d-%H%M%S")
+    folder = first_free(base, is_taken=lambda path: path.name in taken)
+    taken.add(folder.name)
+    return folder
+
+
+def is_finished(run: Path) -> bool:
+    """Whether the trainer has said that all is trained."""
+    return (run / FINISHED_FILE).is_file()
+
+
+def clear_leftovers(run: Path) -> None:
+    """Delete temporary files of a trainer that was killed. Call only when no trainer is left."""
+    for folder in (run, run / CHECKPOINTS_FOLDER):
+        remove_leftovers(folder)
+
+
+def probe(run: Path) -> None:
+    """Write a small file to the disk of the run folder; a disk that hangs does not return from this.
+
+    Raises:
+        OSError: If the disk answers with an error, for example because it is full.
+    """
+    path = run / PROBE_FILE
+    try:
+        path.write_bytes(b"probe")
+        flush(path)
+    finally:
+        path.unlink(missing_ok=True)

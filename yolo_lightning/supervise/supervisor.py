@@ -1,36 +1,30 @@
-"""The loop: start the trainer, watch it, look at it when it stalls, end it cleanly, decide, start again."""
+"""Attempt after attempt: what an ending means, what to try next, when to give up."""
 
 import signal
 import sys
 import time
 import uuid
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from yolo_lightning.allowances import Allowances
-from yolo_lightning.files import remove_leftovers
-from yolo_lightning.progress import ALLOWANCES_FILE, FINISHED_FILE, PROGRESS_FILE, Phase, Progress, ProgressReader
-from yolo_lightning.supervise import run_files
-from yolo_lightning.supervise.announcer import Announcer
-from yolo_lightning.supervise.classify import StallClass, classify
-from yolo_lightning.supervise.evidence import Request, collect, keep
+from yolo_lightning.progress import ALLOWANCES_FILE, Phase
+from yolo_lightning.supervise import live_record, run_files, space
+from yolo_lightning.supervise.announcer import Announcer, write_standing
+from yolo_lightning.supervise.attendant import Attempt, Attendant
+from yolo_lightning.supervise.classify import Diagnosis, StallClass
 from yolo_lightning.supervise.incident import Incident
 from yolo_lightning.supervise.kill import Killed, kill_tree
 from yolo_lightning.supervise.ladder import STATE_FILE, Ending, EndKind, LadderState, decide, rungs_from
-from yolo_lightning.supervise.outcome import (
-    FAULTS,
-    ExitCode,
-    diagnose_exit,
-    hopeless,
-    signal_name,
-)
-from yolo_lightning.supervise.output import LOG_FILE, append, pass_on
+from yolo_lightning.supervise.outcome import ExitCode, hopeless, signal_name
+from yolo_lightning.supervise.output import LOG_FILE, Recorder
+from yolo_lightning.supervise.run_disk import PATIENCE_S, DiskHangsError, RunDisk
 from yolo_lightning.supervise.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervise.settings import Job
 from yolo_lightning.supervise.smoke_test import gpu_answers
-from yolo_lightning.supervise.trainer import RunningTrainer, marker_of, remove_temporary_folder
-from yolo_lightning.supervise.watch import Health, Watch, excuse_for
+from yolo_lightning.supervise.standing import Standing
+from yolo_lightning.supervise.trainer import marker_of, remove_temporary_folder
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EARLY_ATTEMPTS = 2
@@ -50,25 +44,26 @@ class Supervisor:
         self.rungs = rungs_from(job.workers)
         self.token = uuid.uuid4().hex
         self.state = LadderState()
-        self.allowances = Allowances(self.settings.floors, {}, self.settings.factor)
-        self.reader = ProgressReader(run / PROGRESS_FILE)
         self.signals: list[int] = []
         self._said = ""
-        self._seen: Progress | None = None
+        self._space_pauses = 0
+        self.disk: RunDisk
+        self.recorder: Recorder
+        self.announcer: Announcer
+        self.attendant: Attendant
 
     def run(self) -> int:
         """Until the end; returns the exit code."""
         try:
             with run_lock(self.run_folder, self.token) as before:
-                self._begin(before)
-                self.announcer = Announcer(self.run_folder, self.settings.notify, self.settings.attempts)
-                code, reason = ExitCode.FAILED.value, "the supervisor itself has failed"
+                self.disk = RunDisk(self.run_folder, lambda: bool(self.signals), self._report_disk)
+                self.recorder = Recorder(self.run_folder / LOG_FILE, self.disk.helper)
                 try:
-                    code = self._attempts()
-                    reason = self._said
-                    return code
+                    return self._run(before)
                 finally:
-                    self.announcer.ended(code, reason)
+                    live_record.remove(self.token)
+                    self.recorder.close(PATIENCE_S)
+                    self.disk.close()
         except RunInUseError as error:
             print(f"error: {error}", file=sys.stderr)
             return ExitCode.RUN_IN_USE
@@ -76,20 +71,49 @@ class Supervisor:
             print(f"error: cannot supervise {self.run_folder}: {error}", file=sys.stderr)
             return ExitCode.FAILED
 
-    def _begin(self, before: Holder | None) -> None:
+    def _run(self, before: Holder | None) -> int:
         for number in STOP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
                 signal.signal(number, self._note)
+        settings = self.settings
+        self.announcer = Announcer(self.run_folder, settings.notify, settings.attempts, self._write_standing)
+        code, reason = ExitCode.FAILED.value, "the supervisor itself has failed"
+        try:
+            allowances = self._begin(before)
+            self.attendant = Attendant(
+                self.run_folder,
+                self.token,
+                settings,
+                self.disk,
+                self.recorder,
+                self.announcer,
+                self._say,
+                self.signals,
+                allowances,
+            )
+            code = self._attempts()
+            reason = self._said
+            return code
+        except DiskHangsError:
+            reason = f"stopped by {signal_name(self.signals[0])} while the disk of {self.run_folder} hangs"
+            self._say(reason)
+            code = 128 + self.signals[0]
+            return code
+        finally:
+            self.announcer.ended(code, reason)
+
+    def _begin(self, before: Holder | None) -> Allowances:
+        """Clear up after an earlier supervisor, and read what it has learned."""
         if before is not None and before.marker:
             killed = kill_tree(None, marker_of(before.marker), self.settings.kill_wait_s)
-            remove_temporary_folder(before.marker)
+            self.disk.post(remove_temporary_folder, before.marker)
+            live_record.remove(before.marker)
             if killed.processes:
                 self._say(f"ended {len(killed.processes)} processes that an earlier supervisor had left")
-        kept = LadderState.read(self.run_folder / STATE_FILE)
+        kept = self.disk.ask(LadderState.read, self.run_folder / STATE_FILE)
         self.state = kept.begun_anew(len(self.rungs))
-        learned = Allowances.read(self.run_folder / ALLOWANCES_FILE)
-        if learned is not None:
-            self.allowances = Allowances(self.settings.floors, learned.longest_s, self.settings.factor)
+        learned = self.disk.ask(Allowances.read, self.run_folder / ALLOWANCES_FILE)
+        return Allowances(self.settings.floors, learned.longest_s if learned else {}, self.settings.factor)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)
@@ -100,41 +124,37 @@ class Supervisor:
             code = self._attempt(resume)
             if code is not None:
                 return code
-            resume = run_files.has_checkpoint(self.run_folder)
+            resume = self.disk.ask(run_files.has_checkpoint, self.run_folder)
 
     def _attempt(self, resume: bool) -> int | None:
         """One trainer from start to end; the exit code, or None for another try."""
-        run_files.clear(self.run_folder)
-        self._seen = None
-        self._keep_allowances()
-        saved_before = run_files.saved_steps(self.run_folder)
+        saved_before = self.disk.ask(run_files.saved_steps, self.run_folder)
         command = self.job.restart_command if resume else self.job.command
-        rung = self.rungs[self.state.rung]
-        trainer = RunningTrainer(command, rung, self.run_folder, self.token)
-        try:
-            self.announcer.begins(trainer.pid, rung.name, self.state.restarts)
-            incident = self._attend(trainer)
-        finally:
-            killed = self._end(trainer)
-        if (self.run_folder / FINISHED_FILE).is_file():
+        attempt = self.attendant.attempt(command, self.rungs[self.state.rung], self.state.restarts)
+        incident = attempt.incident
+        if attempt.finished:
             self._say("finished")
             if incident is not None:
-                incident.keep("ended; the run had finished")
+                self.attendant.keep_incident(incident, "ended; the run had finished")
             return ExitCode.FINISHED
-        code, lines = trainer.process.returncode, trainer.output.lines()
-        if incident is None and not self.signals:
-            incident = self._incident_of_exit(trainer)
-        outcome = self._stopped(killed)
-        if outcome is None and code is not None and not (incident and incident.waited_s):
-            outcome = hopeless(code, lines)
+        outcome = self._stopped(attempt.killed)
         if outcome is None:
             assert incident is not None
-            return self._decide(
-                incident, code, run_files.has_saved(saved_before, run_files.saved_steps(self.run_folder))
-            )
+            saved_after = self.disk.ask(run_files.saved_steps, self.run_folder)
+            saved = run_files.has_saved(saved_before, saved_after)
+            newest = max(saved_after, default=0)
+            lost = None if incident.progress is None else max(0, incident.progress.step - newest)
+            if not incident.waited_s and (found := self._full_disk(attempt)) is not None:
+                return self._wait_for_space(incident, found, saved, lost)
+            if attempt.code is not None and not incident.waited_s:
+                outcome = hopeless(attempt.code, attempt.lines)
+            if outcome is None:
+                if attempt.disk_hung:  # does not count, as the disk was waited for
+                    self.state = replace(self.state, attempts=self.state.attempts - 1)
+                return self._decide(incident, attempt.code, saved, lost)
         exit_code, reason = outcome
         if incident is not None:
-            incident.keep(reason)
+            self.attendant.keep_incident(incident, reason)
         self._say(reason)
         return exit_code
 
@@ -144,12 +164,51 @@ class Supervisor:
             left = "; ".join(f"process {pid}: {where}" for pid, where in killed.survivors.items())
             return ExitCode.NEEDS_REBOOT, f"needs reboot: SIGKILL did not end {left}"
         if self.signals:
-            saved = run_files.has_checkpoint(self.run_folder)
+            saved = self.disk.ask(run_files.has_checkpoint, self.run_folder)
             hint = "continue with fit --resume" if saved else "nothing was saved yet: start again without --resume"
             return 128 + self.signals[0], f"stopped by {signal_name(self.signals[0])}; {hint}"
         return None
 
-    def _decide(self, incident: Incident, code: int | None, saved: bool) -> int | None:
+    def _full_disk(self, attempt: Attempt) -> space.Space | None:
+        """The space of the run folder's disk if its lack has ended the trainer."""
+        try:
+            found = self.disk.ask(space.space_of, self.run_folder)
+        except OSError:
+            return None
+        return found if space.ended_by_full_disk(attempt.code or 0, attempt.lines, found) else None
+
+    def _wait_for_space(self, incident: Incident, found: space.Space, saved: bool, lost: int | None) -> int | None:
+        """Wait until the next attempt can write its files; an attempt that a full disk has ended does not count."""
+        if saved:
+            self._space_pauses = 0
+            self.state = replace(self.state, attempts=0)
+        self.state = replace(self.state, restarts=self.state.restarts + 1)
+        sentence = f"{incident.diagnosis.sentence}; the disk of {self.run_folder} is full: {found}"
+        incident = replace(incident, diagnosis=Diagnosis(StallClass.DISK_FULL, sentence))
+        self.attendant.keep_incident(incident, "restart when there is space; this attempt does not count")
+        self._say(incident.sentence())
+        first = self._space_pauses == 0
+        self.announcer.disk_full(incident.sentence(), lost, self.state.restarts, first=first)
+        while True:
+            pause_s = space.pause_s(self._space_pauses, self.settings.pause_s, self.settings.max_pause_s)
+            self._space_pauses += 1
+            self._say(f"waits {pause_s:g} s for space on the disk of {self.run_folder}: {found}")
+            code = self._pause(max(pause_s, self.settings.poll_s))
+            if code is not None:
+                return code
+            try:
+                found = self.disk.ask(space.space_of, self.run_folder)
+            except OSError:
+                break
+            if found.suffices:
+                break
+        self._keep_state()
+        # Once more, as the full disk may have kept nothing of it.
+        self.attendant.keep_incident(incident, "restart, as there is space again; this attempt does not count")
+        self._say(f"restart in 0 s: there is space again: {found}")
+        return None
+
+    def _decide(self, incident: Incident, code: int | None, saved: bool, lost: int | None) -> int | None:
         kind = EndKind.STALL if incident.waited_s else EndKind.CRASH if code else EndKind.EXIT_WITHOUT_MARKER
         early = bool(incident.waited_s) and incident.phase <= Phase.SETUP
         decision = decide(
@@ -161,20 +220,17 @@ class Supervisor:
             self.settings.max_pause_s,
         )
         self.state = decision.state
-        try:
-            self.state.write(self.run_folder / STATE_FILE)
-        except OSError as error:
-            self._say(f"could not write {STATE_FILE} ({error.strerror}); going on without")
+        self._space_pauses = 0
+        self._keep_state()
         outcome = f"restart in {decision.pause_s:g} s: {decision.reason}" if decision.restart else decision.reason
-        incident.keep(outcome)
+        self.attendant.keep_incident(incident, outcome)
         self._say(incident.sentence())
         if not decision.restart:
             self._say(f"gave up: {decision.reason}; what was seen lies in {incident.folder}")
             return ExitCode.GAVE_UP
         self._say(outcome)
-        step = incident.progress.step if incident.progress is not None else None
         name = self.rungs[self.state.rung].name
-        self.announcer.restarts(decision, name, incident.sentence(), step, stalled=bool(incident.waited_s))
+        self.announcer.restarts(decision, name, incident.sentence(), lost, stalled=bool(incident.waited_s))
         if incident.diagnosis.kind is StallClass.GPU_STALL and not self._gpu_answers():
             self._say(f"needs reboot: the GPU has not answered for {self.settings.smoke_test_s:g} s")
             return ExitCode.NEEDS_REBOOT
@@ -188,101 +244,29 @@ class Supervisor:
         end_s = time.monotonic() + pause_s
         while not self.signals and (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(left_s, self.settings.poll_s))
+            self.recorder.serve()
+            self.disk.look()
         if self.signals:
             self._say(f"stopped by {signal_name(self.signals[0])} before the restart")
         return 128 + self.signals[0] if self.signals else None
 
-    def _attend(self, trainer: RunningTrainer) -> Incident | None:
-        """Until the trainer has ended, must be killed, or was told to stop; the stall that it is in, if any."""
-        watch = Watch(
-            lambda: self.reader.read(trainer.pid),
-            lambda: excuse_for(trainer.pid),
-            self.allowances,
-            self.settings.poll_s,
-        )
-        incident: Incident | None = None
-        kill_at_s = 0.0
-        last_reason = ""
-        while trainer.process.poll() is None:
-            trainer.output.pump(self.settings.poll_s)
-            if self.signals:
-                self._stop(trainer)
-                return None
-            look = watch.look()
-            if look.progress is not None:
-                self._seen = look.progress
-                self.allowances = self.allowances.learn(look.progress.longest_s, self.settings.kill_after_s)
-                watch.allowances = self.allowances
-                self.announcer.sees(look.progress)
-            if look.reason != last_reason and look.reason:
-                self._say(f"{look.health}: {look.reason}")
-            last_reason = look.reason
-            if look.health is not Health.STALLED:
-                if incident is not None:
-                    incident.keep("recovered by itself")
-                    self._say("recovered")
-                    self.announcer.recovered()
-                    incident = None
-            elif incident is None:
-                kill_at_s = time.monotonic() + self.settings.kill_after_s
-                incident = self._look_closer(trainer, look.phase, look.progress or self._seen, look.waited_s)
-                watch.keep_looking()
-            elif time.monotonic() >= kill_at_s:
-                return incident
-        return incident
+    def _keep_state(self) -> None:
+        try:
+            self.disk.ask(LadderState.write, self.state, self.run_folder / STATE_FILE)
+        except OSError as error:
+            self._say(f"could not write {STATE_FILE} ({error.strerror}); going on without")
 
-    def _look_closer(
-        self, trainer: RunningTrainer, phase: Phase, progress: Progress | None, waited_s: float
-    ) -> Incident:
-        """Collect evidence and judge it."""
-        folder = run_files.incident_folder(self.run_folder)
-        lines = trainer.output.lines()
-        limits_s = (self.settings.part_timeout_s, self.settings.resample_s)
-        request = Request(folder, trainer.pid, self.reader.path, progress, phase, lines, *limits_s)
-        incident = Incident(folder, phase, progress, classify(collect(request)), waited_s)
-        incident.keep(f"to be ended in {self.settings.kill_after_s:g} s, unless it recovers")
-        self._say(f"stalled: {incident.sentence()}; see {folder}")
-        self.announcer.stalled(incident.sentence())
-        return incident
+    def _write_standing(self, standing: Standing, path: Path) -> None:
+        self.disk.post(write_standing, standing, path, replaces=path.name)
 
-    def _incident_of_exit(self, trainer: RunningTrainer) -> Incident:
-        """A trainer that ended by itself, without having finished."""
-        found = self.reader.read(trainer.pid)
-        progress = found if isinstance(found, Progress) else self._seen
-        folder = run_files.incident_folder(self.run_folder)
-        lines = trainer.output.lines()
-        keep(folder / "log.txt", "\n".join(lines) + "\n")
-        code = trainer.process.returncode or 0
-        phase = progress.phase if progress else Phase.IMPORT
-        return Incident(folder, phase, progress, diagnose_exit(code, lines), blames_samples=-code in FAULTS)
-
-    def _stop(self, trainer: RunningTrainer) -> None:
-        """Pass the signal on and give the trainer time to save; a second signal ends the patience."""
-        number = self.signals[0]
-        self._say(f"{signal_name(number)}: the trainer has {self.settings.grace_s:g} s to end; again to end it at once")
-        trainer.forward(signal.SIGTERM)  # on SIGINT Lightning ends within a step, and cannot save
-        end_s = time.monotonic() + self.settings.grace_s
-        while trainer.process.poll() is None and time.monotonic() < end_s and len(self.signals) == 1:
-            trainer.output.pump(min(self.settings.poll_s, 0.2))
-
-    def _end(self, trainer: RunningTrainer) -> Killed:
-        """End whatever is left of the attempt, also after the trainer has ended by itself."""
-        trainer.process.poll()
-        killed = kill_tree(trainer.pid, marker_of(self.token), self.settings.kill_wait_s)
-        trainer.close()
-        remove_temporary_folder(self.token)
-        if not killed.needs_reboot:
-            for folder in (self.run_folder, self.run_folder / run_files.CHECKPOINTS_FOLDER):
-                remove_leftovers(folder)
-        self._keep_allowances()
-        return killed
-
-    def _keep_allowances(self) -> None:
-        with suppress(OSError):
-            (self.run_folder / ALLOWANCES_FILE).write_text(self.allowances.to_json())
+    def _report_disk(self, hangs: bool, sentence: str) -> None:
+        """The disk of the run folder hangs, or answers again."""
+        self._say(sentence)
+        if hangs:
+            self.announcer.storage_hangs(sentence)
+        else:
+            self.announcer.storage_answers(sentence)
 
     def _say(self, text: str) -> None:
         self._said = text
-        line = f"supervisor: {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode()
-        pass_on(line)
-        append(self.run_folder / LOG_FILE, line)
+        self.recorder.record(f"supervisor: {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())

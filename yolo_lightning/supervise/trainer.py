@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from yolo_lightning.progress import PROGRESS_FILE, PROGRESS_VARIABLE
+from yolo_lightning.progress import PROGRESS_VARIABLE
 from yolo_lightning.supervise.ladder import Rung
-from yolo_lightning.supervise.output import LOG_FILE, Output
+from yolo_lightning.supervise.output import Output
 
 MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
 """In the environment of the trainer and of all that it starts; also says that a trainer is supervised."""
@@ -43,6 +43,15 @@ def temporary_folder(token: str) -> Path:
     usual = Path(tempfile.gettempdir()) / name
     is_short = len(os.fsencode(f"{usual}{SOCKET_IN_FOLDER}")) <= SOCKET_PATH_BYTES
     return usual if is_short else Path("/tmp") / name
+
+
+def make_temporary_folder(token: str) -> None:
+    """Make the trainer's temporary folder, which only this user can read.
+
+    Raises:
+        OSError: If that fails.
+    """
+    temporary_folder(token).mkdir(mode=0o700, exist_ok=True)
 
 
 def remove_temporary_folder(token: str) -> None:
@@ -84,38 +93,40 @@ class RunningTrainer:
     Args:
         command: Words of its command line, without the rung's.
         rung: Loader settings.
-        run: Run folder.
-        token: Value of the marker.
+        progress_record: File that the trainer is to write its progress record to.
+        token: Value of the marker; its temporary folder must exist.
+        record: Called with all that the trainer prints.
 
     Raises:
         OSError: If it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], rung: Rung, run: Path, token: str) -> None:
-        temporary = temporary_folder(token)
-        temporary.mkdir(mode=0o700, exist_ok=True)
+    def __init__(
+        self,
+        command: Sequence[str],
+        rung: Rung,
+        progress_record: Path,
+        token: str,
+        record: Callable[[bytes], None],
+    ) -> None:
         environment = {
-            PROGRESS_VARIABLE: str(run.absolute() / PROGRESS_FILE),
+            PROGRESS_VARIABLE: str(progress_record.absolute()),
             MARKER_VARIABLE: token,
-            "TMPDIR": str(temporary),
+            "TMPDIR": str(temporary_folder(token)),
             "PYTHONUNBUFFERED": "1",
         }
-        try:
-            self.process = subprocess.Popen(
-                [*command, *rung.overrides],
-                env=os.environ | environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                # Makes subprocess fork. The supervisor has no threads and no GPU; inside a trainer it would be wrong.
-                preexec_fn=end_with_parent(os.getpid()),
-            )
-        except OSError:
-            remove_temporary_folder(token)
-            raise
+        self.process = subprocess.Popen(
+            [*command, *rung.overrides],
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # Makes subprocess fork. The supervisor has no threads and no GPU; inside a trainer it would be wrong.
+            preexec_fn=end_with_parent(os.getpid()),
+        )
         assert self.process.stdout is not None
-        self.output = Output(self.process.stdout, run / LOG_FILE)
+        self.output = Output(self.process.stdout, record)
 
     @property
     def pid(self) -> int:
