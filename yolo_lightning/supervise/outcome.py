@@ -24,6 +24,10 @@ class ExitCode(IntEnum):
     """An error that a restart cannot mend; the last lines say which."""
     USAGE = 2
     """A mistake in the command line, the configuration or the data."""
+    NOT_SAVED = 73
+    """All steps are trained, but the final checkpoint could not be written. `fit --resume` trains the last steps again."""
+    DISK_FULL = 74
+    """A file that the trainer needs could not be written because the disk or a quota is full. `fit --resume` continues."""
     GAVE_UP = 76
     """Too many attempts in a row without a further checkpoint. `fit --resume` tries again."""
     NEEDS_REBOOT = 77
