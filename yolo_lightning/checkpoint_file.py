@@ -17,6 +17,10 @@ from yolo_lightning.files import flush, replacing, write_json
 CHECKSUM_SUFFIX = ".json"
 
 
+class NotSavedError(OSError):
+    """All steps are trained, but the last checkpoint could not be written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checksum:
     """What the sidecar of a checkpoint records.
@@ -45,10 +49,11 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        # Into memory first: torch.save answers a full disk with a RuntimeError, and Ultralytics' torch.save then tries
-        # again into the same file, behind the torn attempt.
+        # Into memory first: torch.save answers a full disk with a RuntimeError. Not by `torch.save`: Ultralytics puts one
+        # in its place that answers a RuntimeError, such as the SIGCHLD handler of torch raises for a dead loader
+        # worker, by a second attempt into the same buffer, behind the torn first one.
         buffer = BytesIO()
-        torch.save(dict(checkpoint), buffer)
+        torch.serialization.save(dict(checkpoint), buffer)
         content = buffer.getbuffer()
         temporary.write_bytes(content)
         checksum = Checksum(

@@ -32,6 +32,7 @@ from yolo_lightning.continuation import (
     report_differences,
 )
 from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.endings import reported
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
 from yolo_lightning.ranks import launch_id, machines_of_launch, restarts_are_unsafe
@@ -90,6 +91,7 @@ def run_trainer(args: ArgsType) -> None:
         DetectionDataModule,
         args=args,
         parser_class=ShortErrorParser,
+        trainer_class=callbacks.StoppableTrainer,
         save_config_callback=SaveRunConfig,
         save_config_kwargs={"save_to_log_dir": False},
         seed_everything_default=0,
@@ -275,7 +277,7 @@ class YOLOCLI(LightningCLI):
             mirror = self._get(self.config_init, "mirror")
             if mirror is not None:
                 chosen.append(callbacks.CheckpointMirror(mirror))
-            chosen.insert(0, callbacks.ProgressRecord())
+            chosen[:0] = [callbacks.ProgressRecord(), callbacks.StopOnSignal()]
         kwargs["callbacks"] = chosen
         trainer = super().instantiate_trainer(**kwargs)
         place = trainer.strategy.root_device.type
@@ -290,8 +292,10 @@ class YOLOCLI(LightningCLI):
         with run_lock(folder) if alone else nullcontext():
             if alone and launch is not None:
                 run_folder.note_launch(folder, launch)
+            words = self._arguments if isinstance(self._arguments, list) else sys.argv[1:]
             try:
-                super()._run_subcommand(subcommand)
+                with reported(self.trainer, words) if subcommand == "fit" else nullcontext():
+                    super()._run_subcommand(subcommand)
             except DistStoreError as error:
                 raise SystemExit(
                     f"error: a process is missing, or has gone: {error} See configs/engine/ddp.yaml for the time limit"

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Sequence
 from enum import IntEnum
 
+from yolo_lightning.stopping import STOP_SIGNALS, exit_code
 from yolo_lightning.supervise.classify import (
     DEAD_WORKER,
     WAITS_FOR_LOADER,
@@ -25,9 +26,9 @@ class ExitCode(IntEnum):
     USAGE = 2
     """A mistake in the command line, the configuration or the data."""
     NOT_SAVED = 73
-    """All steps are trained, but the final checkpoint could not be written. `fit --resume` trains the last steps again."""
+    """All steps are trained, but the last checkpoint could not be written. `fit --resume` trains the last steps anew."""
     DISK_FULL = 74
-    """A file that the trainer needs could not be written because the disk or a quota is full. `fit --resume` continues."""
+    """A file that the trainer needs could not be written, as the disk or a quota is full. `fit --resume` continues."""
     GAVE_UP = 76
     """Too many attempts in a row without a further checkpoint. `fit --resume` tries again."""
     NEEDS_REBOOT = 77
@@ -38,6 +39,9 @@ class ExitCode(IntEnum):
 
 STALLED_BY_ITSELF = 75
 """Exit code of a trainer that has noticed its own stall."""
+
+STOPPED = frozenset(map(exit_code, STOP_SIGNALS))
+"""Exit codes of a trainer that somebody has stopped; it has saved its last step."""
 
 STARVED_WORKER = re.compile(r"Caught MemoryError in DataLoader worker|insufficient shared memory")
 AT_SAMPLE = re.compile(r"^while reading image (id=\S+)$")
@@ -100,6 +104,9 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
         return Diagnosis(StallClass.LOADER_CRASH, sentence)
     if code == 0:
         return Diagnosis(StallClass.UNKNOWN, "the trainer ended without having finished (exit code 0)")
+    if code in STOPPED:
+        name = signal_name(code - 128)
+        return Diagnosis(StallClass.UNKNOWN, f"the trainer was stopped by {name} (exit code {code})")
     if code < 0:
         return Diagnosis(StallClass.UNKNOWN, f"the trainer was ended by {signal_name(-code)}")
     error, sample = error_of(log_lines), sample_at_hand(log_lines)

@@ -11,6 +11,7 @@ from types import FrameType
 from yolo_lightning.allowances import Allowances
 from yolo_lightning.files import remove_leftovers
 from yolo_lightning.progress import ALLOWANCES_FILE, FINISHED_FILE, PROGRESS_FILE, Phase, Progress, ProgressReader
+from yolo_lightning.stopping import pasteable
 from yolo_lightning.supervise import run_files
 from yolo_lightning.supervise.announcer import Announcer
 from yolo_lightning.supervise.classify import StallClass, classify
@@ -147,7 +148,8 @@ class Supervisor:
             return ExitCode.NEEDS_REBOOT, f"needs reboot: SIGKILL did not end {left}"
         if self.signals:
             saved = run_files.has_checkpoint(self.run_folder)
-            hint = "continue with fit --resume" if saved else "nothing was saved yet: start again without --resume"
+            resume = f"resume with: {pasteable(self.job.restart_command)}"
+            hint = resume if saved else "nothing was saved yet: start again without --resume"
             return 128 + self.signals[0], f"stopped by {signal_name(self.signals[0])}; {hint}"
         return None
 
@@ -266,7 +268,7 @@ class Supervisor:
         """Pass the signal on and give the trainer time to save; a second signal ends the patience."""
         number = self.signals[0]
         self._say(f"{signal_name(number)}: the trainer has {self.settings.grace_s:g} s to end; again to end it at once")
-        trainer.forward(signal.SIGTERM)  # on SIGINT Lightning ends within a step, and cannot save
+        trainer.forward(signal.SIGTERM)  # a second SIGINT would end the trainer at once
         end_s = time.monotonic() + self.settings.grace_s
         while trainer.process.poll() is None and time.monotonic() < end_s and len(self.signals) == 1:
             trainer.output.pump(min(self.settings.poll_s, 0.2))
