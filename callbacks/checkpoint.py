@@ -198,7 +198,8 @@ class LastCheckpoint(Checkpoint):
                 return
             then = "training goes on" if pause_s is None else f"next attempt in {pause_s:g} s"
             rank_zero_warn(f"could not save {path} ({self._failure.strerror}); {then}, the older checkpoints stay")
-            time.sleep(pause_s or 0.0)
+            if pause_s is not None:
+                time.sleep(pause_s)
 
     def _try_to_save(self, trainer: Trainer, path: Path) -> OSError | None:
         folder = path.parent

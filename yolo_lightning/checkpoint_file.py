@@ -49,8 +49,8 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        # Into memory first: torch.save answers a full disk with a RuntimeError. Not by `torch.save`: Ultralytics puts one
-        # in its place that answers a RuntimeError, such as the SIGCHLD handler of torch raises for a dead loader
+        # Into memory first: torch.save answers a full disk with a RuntimeError. Not by `torch.save`, which Ultralytics
+        # replaces: its function answers a RuntimeError, such as the SIGCHLD handler of torch raises for a dead loader
         # worker, by a second attempt into the same buffer, behind the torn first one.
         buffer = BytesIO()
         torch.serialization.save(dict(checkpoint), buffer)

@@ -16,10 +16,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch.distributed import DistStoreError
 
 import callbacks
+from callbacks.optional_file import OptionalFile
 from yolo_lightning import progress, run_folder
 from yolo_lightning.continuation import (
     checkpoint_to_fit,
@@ -309,12 +310,23 @@ class ShortErrorParser(ShortErrors, LightningArgumentParser):
 class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved configuration of the subcommand into the run folder, for any subcommand to read."""
 
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._file = OptionalFile()
+
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Overwrite the file: a resumed run is described by what it was resumed with, not by where it went on."""
         assert trainer.state.fn is not None
         path = Path(trainer.default_root_dir) / run_folder.config_name(trainer.state.fn.value)
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        path.write_text(yaml.safe_dump({key: config[key] for key in config if key not in START}, sort_keys=False))
+        with self._file.attempt(path):
+            path.write_text(yaml.safe_dump({key: config[key] for key in config if key not in START}, sort_keys=False))
+
+    @rank_zero_only
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the file if a full disk prevented that at the start."""
+        if self._file.failed:
+            self.save_config(trainer, pl_module, "fit")
 
 
 def usual_callbacks() -> list[Callback]:

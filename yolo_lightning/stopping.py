@@ -61,7 +61,7 @@ class StopRequest:
             self.number = number
             if not self.deferred:
                 raise Stopped(number)
-            say(f"{signal.Signals(number).name}: {NOTICE}; Ctrl-C ends it at once, without saving")
+            say(f"{signal.Signals(number).name}: {NOTICE}; Ctrl-C again ends it at once, without saving")
         elif number == signal.SIGINT:  # SIGTERM often arrives twice: from a service manager and from the supervisor
             say("SIGINT: ended at once")
             end_at_once(number)

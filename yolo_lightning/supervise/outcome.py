@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """A mistake in the command line, the configuration or the data."""
     NOT_SAVED = 73
-    """All steps are trained, but the last checkpoint could not be written. `fit --resume` trains the last steps anew."""
+    """All steps are trained, but the last checkpoint could not be written. `fit --resume` trains the last steps."""
     DISK_FULL = 74
     """A file that the trainer needs could not be written, as the disk or a quota is full. `fit --resume` continues."""
     GAVE_UP = 76
