@@ -17,8 +17,8 @@ RETRY_AFTER_S = 60.0
 class Curves(TensorBoardLogger):
     """A writer of TensorBoard raises the first error that its thread meets for ever; this gives it up for another one.
 
-    `metrics.csv` is the record of a run, without gaps; these files are for the eye. Points that are logged while no file
-    can be made are lost.
+    `metrics.csv` is the record of a run, without gaps; these files are for the eye. Points that are logged while no
+    file can be made are lost.
     """
 
     _failed_s: float | None = None
