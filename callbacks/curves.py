@@ -3,15 +3,19 @@
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers.logger import _DummyExperiment, rank_zero_experiment
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from callbacks.optional_file import OptionalFile
+from yolo_lightning.files import replacing
 
 RETRY_AFTER_S = 60.0
 """Each try begins another file."""
+
+PROBE, PROBE_BYTES = ".probe", 1 << 16
 
 
 class Curves(TensorBoardLogger):
@@ -32,8 +36,17 @@ class Curves(TensorBoardLogger):
     def experiment(self) -> Any:
         """Return TensorBoard's writer, or one that drops everything while none can be made."""
         if self._experiment is None:
-            self._try(lambda: TensorBoardLogger.experiment.fget(self))  # type: ignore[attr-defined]
+            self._try(self._make_writer)
         return self._experiment or _DummyExperiment()
+
+    def _make_writer(self) -> None:
+        """Try the disk first: the thread of a writer that meets a full one prints a traceback."""
+        folder = Path(self.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / PROBE) as temporary:
+            temporary.write_bytes(bytes(PROBE_BYTES))
+        (folder / PROBE).unlink()
+        TensorBoardLogger.experiment.fget(self)  # type: ignore[attr-defined]
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add points to the curves."""

@@ -15,7 +15,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from tests.conftest import REPOSITORY
 from yolo_lightning import __main__, endings
 from yolo_lightning.checkpoint_file import NotSavedError, write_checkpoint
-from yolo_lightning.endings import reported
+from yolo_lightning.endings import full_disk_reported, reported
+from yolo_lightning.run_folder import prepare
 from yolo_lightning.stopping import STOP_SIGNALS, Stopped, StopRequest, pasteable
 from yolo_lightning.supervise import ExitCode
 
@@ -188,6 +189,19 @@ def test_file_that_cannot_be_written_ends_with_a_code_of_its_own_and_one_line(
     found, line = said(trainer, error, capsys)
     assert found == code
     assert words in line
+
+
+def test_full_disk_before_the_training_has_the_same_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "run")
+
+    monkeypatch.setattr(Path, "mkdir", no_space)
+    with pytest.raises(SystemExit) as ended, full_disk_reported():
+        prepare(tmp_path / "run")
+    assert ended.value.code == ExitCode.DISK_FULL
+    assert capsys.readouterr().err == "error: disk full: [Errno 28] No space left on device: 'run'\n"
 
 
 def test_other_errors_keep_their_traceback(trainer: Any) -> None:

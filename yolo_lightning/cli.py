@@ -33,7 +33,7 @@ from yolo_lightning.continuation import (
     report_differences,
 )
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.endings import reported
+from yolo_lightning.endings import full_disk_reported, reported
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
 from yolo_lightning.ranks import launch_id, machines_of_launch, restarts_are_unsafe
@@ -81,7 +81,8 @@ def main(args: ArgsType = None) -> None:
         elif isinstance(words, list) and words[:1] == ["predict"] and (pictures := leading_values(words[1:])):
             run_tool("predict", [json.dumps(pictures), *words[1 + len(pictures) :]])
         else:
-            run_trainer(args)
+            with full_disk_reported():
+                run_trainer(args)
 
 
 def run_trainer(args: ArgsType) -> None:

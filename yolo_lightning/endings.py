@@ -38,12 +38,33 @@ def reported(trainer: Trainer, words: Sequence[str]) -> Iterator[None]:
         end(trainer, words, stopped(request.number or signal.SIGTERM), exit_code(request.number or signal.SIGTERM))
     except OSError as error:
         if error.errno in DISK_FULL:
-            end(trainer, words, f"error: disk full: {described(error)}; the fit ended", ExitCode.DISK_FULL)
+            end(trainer, words, f"{disk_full(error)}; the fit ended", ExitCode.DISK_FULL)
         if isinstance(error, NotSavedError):
             end(trainer, words, f"error: {described(error)}; the fit ended", ExitCode.NOT_SAVED)
         raise
     if request.number is not None:  # received after the last step
         end(trainer, words, stopped(request.number), exit_code(request.number))
+
+
+@contextmanager
+def full_disk_reported() -> Iterator[None]:
+    """Report a full disk in a block that prepares a run.
+
+    Raises:
+        SystemExit: With `ExitCode.DISK_FULL`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        print(disk_full(error), file=sys.stderr, flush=True)
+        raise SystemExit(ExitCode.DISK_FULL) from None
+
+
+def disk_full(error: OSError) -> str:
+    """Return the first words of the line."""
+    return f"error: disk full: {described(error)}"
 
 
 def stopped(number: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from yolo_lightning.checkpoint_file import newest_checkpoint
-from yolo_lightning.files import first_free
+from yolo_lightning.files import DISK_FULL, first_free
 
 DEFAULT_RUN = "runs/yolo"
 CHECKPOINTS = "checkpoints"
@@ -57,6 +57,7 @@ def prepare(folder: Path) -> None:
 
     Raises:
         ValueError: If it cannot.
+        OSError: If the disk is full, which may change.
     """
     try:
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
@@ -64,6 +65,8 @@ def prepare(folder: Path) -> None:
         probe.write_text("")
         probe.unlink()
     except OSError as error:
+        if error.errno in DISK_FULL:
+            raise
         raise ValueError(
             f"run folder {folder} cannot be written ({error.strerror}): choose another --trainer.default_root_dir"
         ) from error

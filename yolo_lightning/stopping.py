@@ -89,8 +89,9 @@ def pasteable(words: Sequence[str]) -> str:
 
 
 def end_at_once(number: int) -> None:
-    """Kill the loader workers, which ignore the signal, and exit without any clean-up."""
-    multiprocessing = sys.modules.get("multiprocessing")
-    for child in multiprocessing.active_children() if multiprocessing else ():
-        child.kill()
+    """Kill the loader workers, which ignore the signal, delete their sockets, and exit without any other clean-up."""
+    if "multiprocessing.util" in sys.modules:
+        for child in sys.modules["multiprocessing"].active_children():
+            child.kill()
+        shutil.rmtree(sys.modules["multiprocessing.util"].get_temp_dir(), ignore_errors=True)
     os._exit(exit_code(number))

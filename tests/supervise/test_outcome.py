@@ -50,7 +50,7 @@ def test_end_is_described(code: int, words: str) -> None:
 
 def test_exit_codes_are_distinct_and_no_shells() -> None:
     codes = [code.value for code in ExitCode]
-    assert len(codes) == len(set(codes)) == 6
+    assert len(codes) == len(set(codes)) == 8
     assert max(codes) < 126
 
 

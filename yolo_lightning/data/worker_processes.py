@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import Pipe, popen_forkserver, popen_spawn_posix, resource_tracker
+from multiprocessing import Pipe, popen_forkserver, popen_spawn_posix, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from threading import Lock
@@ -109,6 +109,7 @@ class SpawningContext(SpawnContext):
     def Process(self, *arguments: Any, **keywords: Any) -> SpawnedWorker:  # type: ignore[override]
         """A process that has not started yet; waits until a core is free to start it on."""
         self._await_core()
+        share_temporary_folder()
         worker = SpawnedWorker(*arguments, **keywords)
         worker.threads = self.threads
         importing, worker.importing = Pipe(duplex=False)
@@ -135,6 +136,7 @@ class ForkServingContext(ForkServerContext):
 
     def Process(self, *arguments: Any, **keywords: Any) -> ForkServedWorker:  # type: ignore[override]
         """A process that has not started yet."""
+        share_temporary_folder()
         worker = ForkServedWorker(*arguments, **keywords)
         worker.threads = self.threads
         return worker
@@ -173,3 +175,11 @@ def stop_signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def share_temporary_folder() -> None:
+    """Let workers put their sockets into the temporary folder of this process, which deletes the folder when it exits.
+
+    A process inherits the name of the folder, if there is one; a worker that has a folder of its own leaves it behind.
+    """
+    util.get_temp_dir()
