@@ -2,7 +2,8 @@
 
 When each hook runs, and who acts there::
 
-    all                        ProgressRecord, first: writes what the loop does for whoever watches; StatusFile
+    all                        ProgressRecord, first: writes what the loop does for whoever watches; StatusFile;
+                               StopOnSignal lets StoppableTrainer end a fit between two steps
     setup                      StallMonitor arms; EMA copies the network; CheckpointMirror begins
     on_fit_start               EnvironmentFile
     on_train_start             MetricsFile and ResultsFile cut back to the resumed step; RandomState restores generators
@@ -34,6 +35,7 @@ from callbacks.random_state import RandomState
 from callbacks.results_file import ResultsFile
 from callbacks.stall import StallMonitor
 from callbacks.status import StatusFile
+from callbacks.stop import StopOnSignal, StoppableTrainer
 from callbacks.submission import SubmissionWriter
 
 __all__ = [
@@ -57,5 +59,7 @@ __all__ = [
     "RunProgressBar",
     "StallMonitor",
     "StatusFile",
+    "StopOnSignal",
+    "StoppableTrainer",
     "SubmissionWriter",
 ]

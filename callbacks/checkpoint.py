@@ -1,6 +1,7 @@
 """Best and last checkpoints, written atomically."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -13,16 +14,29 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from yolo_lightning.checkpoint_file import link_checkpoint, remove_checkpoint, superseded, write_checkpoint
+from yolo_lightning.checkpoint_file import (
+    NotSavedError,
+    link_checkpoint,
+    remove_checkpoint,
+    superseded,
+    write_checkpoint,
+)
 from yolo_lightning.files import remove_leftovers
-from yolo_lightning.position import steps_begun
+from yolo_lightning.position import is_last_epoch, steps_begun
 from yolo_lightning.run_folder import BEST_CHECKPOINT, CHECKPOINTS, LAST_CHECKPOINT, STEP_CHECKPOINT, STEP_CHECKPOINTS
+from yolo_lightning.stopping import request
 
 BEST_SO_FAR = (
     *("best_k_models", "best_model_path", "best_model_score"),
     *("kth_best_model_path", "kth_value", "current_score"),
 )
 """What ModelCheckpoint remembers of the checkpoints that it has written."""
+
+FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Seconds before each further attempt to write the checkpoint of the last epoch."""
+
+STOP_PAUSES_S = (1.0, 2.0, 4.0)
+"""The same after a stop signal: schedulers and the supervisor send SIGKILL 20 to 30 s after SIGTERM."""
 
 
 @contextmanager
@@ -115,11 +129,12 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class LastCheckpoint(Checkpoint):
-    """Saves the whole state of training every N steps, at every epoch's end and on SIGTERM; keeps the newest few.
+    """Saves the whole state of training every N steps, at every epoch's end and on a stop signal; keeps the newest few.
 
     Nothing is saved on an epoch's last batch: the epoch's end follows, after validation, and a run resumed from a
     checkpoint in between would skip both. Nothing is saved on another exception, as that state may be half a step.
-    A full disk does not end the run: the older checkpoint stays, and the next one is tried.
+    A full disk does not end the run: the older checkpoint stays, and the next one is tried. The checkpoint of the last
+    epoch and the one after a stop signal are tried several times; a fit whose last epoch cannot be saved fails.
 
     Args:
         interval_steps: Batches between two checkpoints within an epoch; 0 saves at the end of epochs only.
@@ -133,6 +148,8 @@ class LastCheckpoint(Checkpoint):
             raise ValueError(f"keep is {keep}, allowed are 1 and more")
         self.interval_steps = interval_steps
         self.keep = keep
+        self._failure: OSError | None = None
+        """Why the newest checkpoint could not be written, or None."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Clear away what a killed writer left."""
@@ -148,21 +165,44 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Save on SIGTERM, which Lightning raises between two batches; after the last one the epoch's end comes first.
+        """Save on a stop signal, which Lightning raises between two batches; an epoch's last batch is saved at its end.
 
-        Several processes may hear of it after different batches, and would wait for each other in the save.
+        Several ranks save only if they have agreed on the batch (`StopOnSignal`): otherwise they may have received the
+        signal after different batches, and would wait for each other in the save.
         """
-        between = trainer.training and not trainer.is_last_batch and trainer.world_size == 1
-        if isinstance(exception, SIGTERMException) and between:
-            self._save(trainer)
+        agreed = trainer.world_size == 1 or request.agreed
+        if isinstance(exception, SIGTERMException) and trainer.training and not trainer.is_last_batch and agreed:
+            self._save(trainer, STOP_PAUSES_S)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after validation and all other work of the epoch's end."""
-        self._save(trainer)
+        is_last = is_last_epoch(trainer) or trainer.should_stop or trainer.global_step == trainer.max_steps
+        pauses_s = FINAL_PAUSES_S if is_last else STOP_PAUSES_S if request.number is not None else ()
+        self._save(trainer, pauses_s)
 
-    def _save(self, trainer: Trainer) -> None:
-        folder = self._folder(trainer)
-        path = folder / STEP_CHECKPOINT.format(steps=steps_begun(trainer))
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse to finish without the last checkpoint.
+
+        Raises:
+            NotSavedError: If the last checkpoint could not be written.
+        """
+        if self._failure is not None:
+            raise NotSavedError(self._failure.errno, self._failure.strerror, self._failure.filename)
+
+    def _save(self, trainer: Trainer, pauses_s: Sequence[float] = ()) -> None:
+        """Save; after a failure once more after each of `pauses_s`, which must be the same in all ranks."""
+        path = self._folder(trainer) / STEP_CHECKPOINT.format(steps=steps_begun(trainer))
+        for pause_s in (*pauses_s, None):
+            self._failure = self._try_to_save(trainer, path)
+            if self._failure is None:
+                return
+            then = "training goes on" if pause_s is None else f"next attempt in {pause_s:g} s"
+            rank_zero_warn(f"could not save {path} ({self._failure.strerror}); {then}, the older checkpoints stay")
+            if pause_s is not None:
+                time.sleep(pause_s)
+
+    def _try_to_save(self, trainer: Trainer, path: Path) -> OSError | None:
+        folder = path.parent
         try:
             with failing_together(trainer):
                 trainer.save_checkpoint(path, weights_only=False)
@@ -171,7 +211,8 @@ class LastCheckpoint(Checkpoint):
                 for old in superseded(folder.glob(STEP_CHECKPOINTS), path, self.keep):
                     remove_checkpoint(old)
         except OSError as error:
-            rank_zero_warn(f"could not save {path} ({error.strerror}); training goes on, the older checkpoints stay")
+            return error
+        return None
 
     @staticmethod
     def _folder(trainer: Trainer) -> Path:

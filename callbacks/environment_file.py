@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 
+from callbacks.optional_file import OptionalFile
 from yolo_lightning.files import write_json
 from yolo_lightning.run_folder import ENVIRONMENT
 
@@ -29,18 +30,30 @@ PACKAGES = (
 class EnvironmentFile(Callback):
     """Writes `environment.json` when a fit starts: what a report of the run must know and a configuration cannot say.
 
-    After a restart it describes the later start. A full disk costs the file, never the run.
+    After a restart it describes the later start. A full disk does not end the run: the end of every epoch tries again.
     """
+
+    def __init__(self) -> None:
+        self._file = OptionalFile()
+        self._content: dict[str, Any] = {}
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write."""
+        self._content = environment(trainer.strategy.root_device)
+        self._write(trainer)
+
+    @rank_zero_only
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write if that was not possible before."""
+        if self._file.failed:
+            self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
         path = Path(trainer.default_root_dir) / ENVIRONMENT
-        try:
+        with self._file.attempt(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, environment(trainer.strategy.root_device))
-        except OSError as error:
-            rank_zero_warn(f"could not write {path} ({error.strerror}); training goes on")
+            write_json(path, self._content)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

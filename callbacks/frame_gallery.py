@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 
 from callbacks.frame_pictures import encode, side_by_side
 from callbacks.frame_scores import FrameScore, SizeCounts, above, frame_scores
+from callbacks.optional_file import OptionalFile
 from callbacks.pictures import original_frame
 from yolo_lightning.batch import Batch, Prediction, Target
 from yolo_lightning.files import remove_leftovers, replacing, write_json
@@ -61,6 +61,7 @@ class FrameGallery(Callback):
         self._best: list[Kept] = []
         self._worst: list[Kept] = []
         self._sizes = SizeCounts()
+        self._file = OptionalFile()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin without frames."""
@@ -93,10 +94,8 @@ class FrameGallery(Callback):
             return
         assert trainer.state.fn is not None
         folder = Path(trainer.default_root_dir) / FRAMES
-        try:
+        with self._file.attempt(f"pictures into {folder}", "the run goes on"):
             self._write(folder, STAGES[trainer.state.fn.value], list(pl_module.hparams["class_names"]))
-        except OSError as error:
-            rank_zero_warn(f"could not write pictures into {folder} ({error.strerror}); the run goes on")
         self._best, self._worst, self._sizes = [], [], SizeCounts()
 
     on_test_epoch_start = on_validation_epoch_start

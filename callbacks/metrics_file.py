@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 
+from callbacks.optional_file import OptionalFile
 from yolo_lightning.files import replacing
 from yolo_lightning.position import steps_begun
 from yolo_lightning.run_folder import METRICS
@@ -30,8 +31,11 @@ class MetricsFile(Callback):
         """Step of the last row of training metrics, or of the checkpoint that the fit was resumed from."""
         self._trained_s = 0.0
         self._started_s: float | None = None
+        self._file = OptionalFile()
         self._unwritten: list[dict[str, Any]] = []
         """Rows that wait for the disk to have space again."""
+        self._cut_back_to: int | None = None
+        """Step after which the rows of the file must still be dropped, or None."""
 
     def state_dict(self) -> dict[str, Any]:
         """Batches and seconds trained so far."""
@@ -47,13 +51,12 @@ class MetricsFile(Callback):
         """Cut the file back to the step that training continues from."""
         self._started_s = time.monotonic()
         path = self._path(trainer)
-        kept = [row for row in read_rows(path) if int(row["step"]) <= self._steps]
+        kept = rows_up_to(path, self._steps)
         self._row_step = self._steps
-        try:
+        with self._file.attempt(path):
             if path.is_file():
                 write_rows(path, kept)  # always: a torn last line must not stay for the next row to be glued to
-        except OSError as error:
-            rank_zero_warn(f"could not write {path} ({error.strerror}); training goes on")
+        self._cut_back_to = self._steps if self._file.failed else None
 
     @rank_zero_only
     def on_train_batch_end(
@@ -91,16 +94,15 @@ class MetricsFile(Callback):
             name: f"{float(value):.6g}" for name, value in trainer.callback_metrics.items() if name.startswith(prefixes)
         }
         path = self._path(trainer)
-        try:
-            if self._unwritten:  # what was last written may be half a line
-                write_rows(path, [*read_rows(path), *self._unwritten, row])
+        self._unwritten.append(row)
+        with self._file.attempt(path):
+            if self._cut_back_to is not None:
+                write_rows(path, [*rows_up_to(path, self._cut_back_to), *self._unwritten])
+            elif len(self._unwritten) > 1:  # what was last written may be half a line
+                write_rows(path, [*read_rows(path), *self._unwritten])
             else:
                 append_row(path, row)
-        except OSError as error:
-            self._unwritten.append(row)
-            rank_zero_warn(f"could not write {path} ({error.strerror}); training goes on")
-        else:
-            self._unwritten = []
+            self._unwritten, self._cut_back_to = [], None
 
     def _elapsed_s(self) -> float:
         return self._trained_s + (0.0 if self._started_s is None else time.monotonic() - self._started_s)
@@ -116,6 +118,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="") as file:
         return [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+
+
+def rows_up_to(path: Path, step: int) -> list[dict[str, str]]:
+    """Return the rows of a metrics file that were written up to `step`."""
+    return [row for row in read_rows(path) if int(row["step"]) <= step]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

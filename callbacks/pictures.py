@@ -8,6 +8,7 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from callbacks.optional_file import OptionalFile
 from yolo_lightning.batch import Batch, Prediction, Target
 from yolo_lightning.boxes import scaled_shape
 from yolo_lightning.evaluation.plots import Picture, draw_pictures
@@ -17,7 +18,7 @@ from yolo_lightning.run_folder import picture_name
 class PredictionPictures(Callback):
     """Draws predictions (and, in a test, the annotated boxes) on frames spread over the split.
 
-    Writes `test.png` or `predict.png` into the run folder.
+    Writes `test.png` or `predict.png` into the run folder. A full disk costs the picture, never the run.
 
     Args:
         frames: How many frames are drawn.
@@ -79,9 +80,10 @@ class PredictionPictures(Callback):
         if not self._pictures or not trainer.is_global_zero:
             return
         path = Path(trainer.default_root_dir) / picture_name(stage)
-        draw_pictures(self._pictures, pl_module.hparams["class_names"], path)
-        rank_zero_info(f"picture: {len(self._pictures)} frames with predictions in {path}")
-        self._pictures = []
+        pictures, self._pictures = self._pictures, []
+        with OptionalFile().attempt(path, "the run goes on"):
+            draw_pictures(pictures, pl_module.hparams["class_names"], path)
+            rank_zero_info(f"picture: {len(pictures)} frames with predictions in {path}")
 
 
 def original_frame(batch: Batch, position: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from callbacks.optional_file import OptionalFile
 from yolo_lightning.files import replacing
 from yolo_lightning.run_folder import RESULTS
 
@@ -46,6 +47,7 @@ class ResultsFile(Callback):
         self._batches: dict[str, Tensor] = {}
         self._trained_s = 0.0
         self._started_s: float | None = None
+        self._file = OptionalFile()
 
     def state_dict(self) -> dict[str, Any]:
         """The rows, and what the row at hand has summed up."""
@@ -110,14 +112,12 @@ class ResultsFile(Callback):
     def _write(self, trainer: Trainer) -> None:
         path = Path(trainer.default_root_dir) / RESULTS
         finished = {epoch: row for epoch, row in sorted(self._rows.items()) if "time" in row}
-        try:
+        with self._file.attempt(path, "the next epoch tries again"):
             if finished:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_results(path, finished)
             else:
                 path.unlink(missing_ok=True)
-        except OSError as error:
-            rank_zero_warn(f"could not write {path} ({error.strerror}); the next epoch tries again")
 
 
 def write_results(path: Path, rows: dict[int, dict[str, float]]) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
 from callbacks.last_resort import LastResort
 from yolo_lightning.progress import STACKS_SIGNAL
@@ -114,8 +115,12 @@ class StallMonitor(Callback):
         for earlier in incidents.glob(f"{'[0-9]' * 8}-{'[0-9]' * 6}{suffix}"):  # of runs that were killed, not by us
             remove_incident_without_stacks(earlier)
         self._folder = incidents / f"{time.strftime('%Y%m%d-%H%M%S')}{suffix}"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._stacks = (self._folder / STACKS).open("w")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._stacks = (self._folder / STACKS).open("w")
+        except OSError as error:
+            rank_zero_warn(f"could not write {self._folder} ({error.strerror}); stacks of a stall go to stderr")
+            self._stacks = os.fdopen(os.dup(2), "w")
         self._stop = threading.Event()
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
         self._last_resort = LastResort(self.timeout_s + GRACE_S, STACKS_SIGNAL)
@@ -209,7 +214,8 @@ class StallMonitor(Callback):
         self._stacks.flush()
         report = asdict(self._progress) | {"reason": reason, "process": os.getpid(), "workers": workers}
         report |= {"launch": launch_id(), "attempt": restarts()}
-        (self._folder / "incident.json").write_text(json.dumps(report, indent=2) + "\n")
+        with suppress(OSError):
+            (self._folder / "incident.json").write_text(json.dumps(report, indent=2) + "\n")
         hint = "continue with fit --resume" if has_checkpoint(self._folder.parent.parent) else "nothing was saved yet"
         print(f"\nstalled: {reason}; stacks in {self._folder}; {hint}", file=sys.stderr, flush=True)
         if self._has_others:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 
+from callbacks.optional_file import OptionalFile
 from yolo_lightning.position import steps_begun
 from yolo_lightning.progress import started_ticks
 from yolo_lightning.status import STATUS_FILE, FitPlan, Scores, Status, write_status
@@ -78,7 +78,7 @@ class StatusFile(Callback):
         self._epoch = self._batch = self._step = 0
         self._any_batch = False
         self._written_at_s = -math.inf
-        self._warned = False
+        self._file = OptionalFile()
 
     def state_dict(self) -> dict[str, Any]:
         """What was measured so far."""
@@ -174,12 +174,8 @@ class StatusFile(Callback):
             return
         path = Path(trainer.default_root_dir) / STATUS_FILE
         self._written_at_s = time.monotonic()
-        try:
+        with self._file.attempt(path):
             write_status(self._status(trainer), path)
-        except OSError as error:
-            if not self._warned:
-                rank_zero_warn(f"could not write {path} ({error.strerror}); training goes on")
-            self._warned = True
 
     def _status(self, trainer: Trainer) -> Status:
         plan = fit_plan(trainer)

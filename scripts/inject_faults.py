@@ -12,6 +12,7 @@ Exit code 1 if any row failed. Everything happens below `--work`, which is made 
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +25,8 @@ AT_A_TIME = 3
 def main() -> int:
     """Parse the command line and run. Imports late: --help needs no torch."""
     options = parse()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in `inject_faults.py &`; the runs would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if options.overhead:
         return report_overhead()
     from faults import report, soak

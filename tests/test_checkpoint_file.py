@@ -352,3 +352,30 @@ def test_remove_deletes_file_and_sidecar_and_does_not_mind_a_missing_one(checkpo
     remove_checkpoint(checkpoint)
     remove_checkpoint(checkpoint)
     assert list(checkpoint.parent.iterdir()) == []
+
+
+class FailsOnce:
+    """Raises while it is pickled for the first time, as torch's SIGCHLD handler may at any moment."""
+
+    failed = False
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        if not FailsOnce.failed:
+            FailsOnce.failed = True
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Terminated.")
+        return dict, ()
+
+
+def test_error_within_the_writing_leaves_the_file_before_also_under_ultralytics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ultralytics.utils.patches import torch_save
+
+    monkeypatch.setattr(torch, "save", torch_save)
+    monkeypatch.setattr(FailsOnce, "failed", False)
+    path = tmp_path / "one.ckpt"
+    write_checkpoint({"state_dict": {"weight": torch.ones(1000)}, "steps": 1}, path)
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        write_checkpoint({"state_dict": {"weight": torch.zeros(1000)}, "steps": 2, "late": FailsOnce()}, path)
+    assert torch.load(path, weights_only=True)["steps"] == 1
+    assert find_damage(path) is None

@@ -23,6 +23,7 @@ LEAVES = {
         "status",
         "position",
         "ranks",
+        "stopping",
     )
 }
 ULTRALYTICS = {f"{PACKAGE}/{name}.py" for name in ("graph", "loss", "postprocess")}
@@ -31,6 +32,7 @@ ROOMS = {
     "conv": set(),
     "choices": set(),
     "ranks": set(),
+    "stopping": set(),
     "host": set(),
     "boxes": set(),
     "batch": {"boxes"},
@@ -43,7 +45,7 @@ ROOMS = {
     "allowances": {"progress"},
     "status": {"files"},
     "sensors": set(),
-    "supervise": {"progress", "allowances", "files", "status"},
+    "supervise": {"progress", "allowances", "files", "status", "stopping"},
     "monitoring": {"progress", "allowances", "run_folder", "status", "sensors", "supervise"},
     "reporting": {"monitoring", "evaluation", "run_folder", "status", "progress", "supervise"},
     "supervised_fit": {"supervise"},
@@ -51,7 +53,7 @@ ROOMS = {
     "nonfinite": set(),
     "guarded_step": {"batch"},
     "rollback": {"checkpoint_file", "run_folder", "position"},
-    "data": {"batch", "boxes", "files", "host", "position"},
+    "data": {"batch", "boxes", "files", "host", "position", "stopping"},
     "evaluation": {"batch", "boxes", "files"},
     "device_transforms": {"batch", "boxes"},
     "optim": set(),
@@ -65,7 +67,7 @@ ROOMS = {
         *("position", "nonfinite", "guarded_step", "rollback", "test_time_augmentation"),
     },
     "__init__": set(),
-    "__main__": {"cli", "progress", "tools"},
+    "__main__": {"cli", "progress", "stopping", "tools"},
     "benchmarking": {"module", "backend", "conv", "choices", "data", "batch", "boxes", "files"},
     "exporting": {"graph", "backend", "boxes", "files"},
     "test_time_augmentation": {"boxes"},
@@ -97,8 +99,13 @@ ROOMS = {
         "host",
     },
     "continuation": {"averaging", "run_folder", "checkpoint_file", "remote_checkpoints", "ranks"},
+    "endings": {
+        *("checkpoint_file", "files", "position", "ranks", "run_folder", "stopping"),
+        *("supervise", "supervised_fit"),
+    },
     "cli": {
         "module",
+        "endings",
         "ranks",
         "remote_checkpoints",
         "data",

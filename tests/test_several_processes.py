@@ -84,3 +84,8 @@ def test_each_process_of_a_resumed_fit_draws_what_it_would_have(found: list[dict
     for draws in (first, second):
         assert len(draws["whole"]) == 4
         assert draws["resumed"] == draws["whole"][2:]
+
+
+def test_all_ranks_stop_after_the_step_in_which_one_of_them_received_a_signal(found: list[dict[str, Any]]) -> None:
+    expected = {"step": 3, "saved": ["step-000000003.ckpt"], "finished": False}
+    assert [of_rank["stop"] for of_rank in found] == [expected, expected]

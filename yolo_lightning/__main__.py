@@ -1,6 +1,9 @@
 """`python -m yolo_lightning`; also what the console script calls."""
 
+import signal
 import sys
+
+from yolo_lightning.stopping import STOPPABLE, Stopped, request, say
 
 
 def main() -> None:
@@ -15,6 +18,18 @@ def main() -> None:
 
         run_tool()
         return
+    if len(sys.argv) > 1 and sys.argv[1] in STOPPABLE:
+        request.install()
+    try:
+        run_with_torch()
+    except Stopped as stopped:
+        nothing = " before a step was trained: nothing to save" if sys.argv[1] == "fit" else ""
+        say(f"stopped by {signal.Signals(stopped.number).name}{nothing}")
+        raise
+
+
+def run_with_torch() -> None:
+    """Import the command line, which takes seconds, and run it."""
     from yolo_lightning.progress import open_from_environment
 
     open_from_environment()  # a supervisor watches from here on: the next import takes seconds and may hang

@@ -20,6 +20,10 @@ STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
 """Name of a checkpoint that is numbered by its steps; a test compares the pattern with `run_folder.STEP_CHECKPOINT`."""
 
 
+class NotSavedError(OSError):
+    """All steps are trained, but the last checkpoint could not be written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checksum:
     """What the sidecar of a checkpoint records.
@@ -48,10 +52,11 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        # Into memory first: torch.save answers a full disk with a RuntimeError, and Ultralytics' torch.save then tries
-        # again into the same file, behind the torn attempt.
+        # Into memory first: torch.save answers a full disk with a RuntimeError. Not by `torch.save`, which Ultralytics
+        # replaces: its function answers a RuntimeError, such as the SIGCHLD handler of torch raises for a dead loader
+        # worker, by a second attempt into the same buffer, behind the torn first one.
         buffer = BytesIO()
-        torch.save(dict(checkpoint), buffer)
+        torch.serialization.save(dict(checkpoint), buffer)
         content = buffer.getbuffer()
         temporary.write_bytes(content)
         checksum = Checksum(

@@ -16,10 +16,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch.distributed import DistStoreError
 
 import callbacks
+from callbacks.optional_file import OptionalFile
 from yolo_lightning import progress, run_folder
 from yolo_lightning.continuation import (
     checkpoint_to_fit,
@@ -32,6 +33,7 @@ from yolo_lightning.continuation import (
     report_differences,
 )
 from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.endings import full_disk_reported, reported
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.progress import Phase
 from yolo_lightning.ranks import launch_id, machines_of_launch, restarts_are_unsafe
@@ -82,7 +84,8 @@ def main(args: ArgsType = None) -> None:
         elif isinstance(words, list) and words[:1] == ["predict"] and (pictures := leading_values(words[1:])):
             run_tool("predict", [json.dumps(pictures), *words[1 + len(pictures) :]])
         else:
-            run_trainer(args)
+            with full_disk_reported():
+                run_trainer(args)
 
 
 def run_trainer(args: ArgsType) -> None:
@@ -93,6 +96,7 @@ def run_trainer(args: ArgsType) -> None:
         DetectionDataModule,
         args=args,
         parser_class=ShortErrorParser,
+        trainer_class=callbacks.StoppableTrainer,
         save_config_callback=SaveRunConfig,
         save_config_kwargs={"save_to_log_dir": False},
         seed_everything_default=0,
@@ -278,7 +282,7 @@ class YOLOCLI(LightningCLI):
             mirror = self._get(self.config_init, "mirror")
             if mirror is not None:
                 chosen.append(callbacks.CheckpointMirror(mirror))
-            chosen.insert(0, callbacks.ProgressRecord())
+            chosen[:0] = [callbacks.ProgressRecord(), callbacks.StopOnSignal()]
         kwargs["callbacks"] = chosen
         trainer = super().instantiate_trainer(**kwargs)
         place = trainer.strategy.root_device.type
@@ -299,8 +303,10 @@ class YOLOCLI(LightningCLI):
                     remove_temporary_folder(before.marker)
             if alone and launch is not None:
                 run_folder.note_launch(folder, launch)
+            words = self._arguments if isinstance(self._arguments, list) else sys.argv[1:]
             try:
-                super()._run_subcommand(subcommand)
+                with reported(self.trainer, words) if subcommand == "fit" else nullcontext():
+                    super()._run_subcommand(subcommand)
             except DistStoreError as error:
                 raise SystemExit(
                     f"error: a process is missing, or has gone: {error} See configs/engine/ddp.yaml for the time limit"
@@ -314,12 +320,23 @@ class ShortErrorParser(ShortErrors, LightningArgumentParser):
 class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved configuration of the subcommand into the run folder, for any subcommand to read."""
 
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._file = OptionalFile()
+
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Overwrite the file: a resumed run is described by what it was resumed with, not by where it went on."""
         assert trainer.state.fn is not None
         path = Path(trainer.default_root_dir) / run_folder.config_name(trainer.state.fn.value)
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        path.write_text(yaml.safe_dump({key: config[key] for key in config if key not in START}, sort_keys=False))
+        with self._file.attempt(path):
+            path.write_text(yaml.safe_dump({key: config[key] for key in config if key not in START}, sort_keys=False))
+
+    @rank_zero_only
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the file if a full disk prevented that at the start."""
+        if self._file.failed:
+            self.save_config(trainer, pl_module, "fit")
 
 
 def usual_callbacks() -> list[Callback]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from yolo_lightning.checkpoint_file import newest_checkpoint
-from yolo_lightning.files import first_free, replacing
+from yolo_lightning.files import DISK_FULL, first_free, replacing
 
 DEFAULT_RUN = "runs/yolo"
 CHECKPOINTS = "checkpoints"
@@ -60,6 +60,7 @@ def prepare(folder: Path) -> None:
 
     Raises:
         ValueError: If it cannot.
+        OSError: If the disk is full, which may change.
     """
     try:
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
@@ -67,6 +68,8 @@ def prepare(folder: Path) -> None:
         probe.write_text("")
         probe.unlink()
     except OSError as error:
+        if error.errno in DISK_FULL:
+            raise
         raise ValueError(
             f"run folder {folder} cannot be written ({error.strerror}): choose another --trainer.default_root_dir"
         ) from error

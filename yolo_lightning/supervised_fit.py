@@ -24,26 +24,30 @@ def job(words: Sequence[str], folder: Path, *, workers: int, settings: Supervise
         on_gpu: Whether the fit uses a GPU, which then is asked for a sign of life after a stall.
     """
     program = (sys.executable, "-m", "yolo_lightning")
-    place = f"{RUN_FOLDER_OPTION}={folder}"
     return Job(
-        command=(*program, *words, place),
-        restart_command=(*program, *without_beginning(words), place, "--resume"),
+        command=(*program, *words, f"{RUN_FOLDER_OPTION}={folder}"),
+        restart_command=(*program, *resume_words(words, folder)),
         workers=workers,
         settings=settings,
         smoke_test=(sys.executable, "-c", GPU_SMOKE_TEST) if on_gpu else (),
     )
 
 
+def resume_words(words: Sequence[str], folder: Path) -> list[str]:
+    """Return the command line, from the subcommand on, that continues the run in `folder`."""
+    return [*without_beginning(words), f"{RUN_FOLDER_OPTION}={folder}", "--resume"]
+
+
 def without_beginning(words: Sequence[str]) -> list[str]:
-    """The words without those of `BEGINNINGS` and their values."""
+    """The words without those of `BEGINNINGS` and of the run folder, and their values."""
     kept: list[str] = []
     skips_value = False
     for word in words:
         name, equals, _ = word.partition("=")
         if skips_value:
             skips_value = False
-        elif name in BEGINNINGS:
-            skips_value = name == "--ckpt_path" and not equals
+        elif name in (*BEGINNINGS, RUN_FOLDER_OPTION):
+            skips_value = name != "--resume" and not equals
         else:
             kept.append(word)
     return kept

@@ -140,6 +140,17 @@ def to_supervisor(number: signal.Signals, *, again: bool = False) -> Deed:
     return deed
 
 
+def to_group(number: signal.Signals) -> Deed:
+    """A signal to the process group of the command, as a terminal and a service manager send it."""
+
+    def deed(run: "Run") -> None:
+        run.note(f"{number.name} to the group")
+        run.hit.add(trainer(run))
+        os.killpg(run.supervisor.pid, number)
+
+    return deed
+
+
 def remember_workers(run: "Run") -> None:
     """Those of training, before a validation starts its own."""
     run.notes["workers"] = workers(run)

@@ -1,10 +1,11 @@
-"""Rows 12 to 20, 27, 28, 34 to 37: the training process hangs, dies, is slow, or computes nonsense."""
+"""Rows 12 to 20, 27, 28, 34 to 37, 43: the training process hangs, dies, is stopped, is slow, computes NaN."""
 
 import signal
 
-from faults.case import AT_ONCE_S, Case, Report
-from faults.outside import at_step, to_trainer, while_saving
+from faults.case import AT_ONCE_S, Act, Case, Report
+from faults.outside import at_step, in_phase, to_group, to_trainer, while_saving
 from faults.run import Run
+from yolo_lightning.progress import Phase
 from yolo_lightning.supervise.classify import StallClass
 from yolo_lightning.supervise.settings import SuperviseSettings
 
@@ -48,6 +49,20 @@ def one_trainer(run: Run) -> list[str]:
     """Whether nothing was started again."""
     count = len({beat.process for beat in run.beats})
     return [] if count == 1 else [f"{count} trainers instead of one"]
+
+
+def stopped(name: str, fault: str, number: signal.Signals, act: Act) -> Case:
+    """A fit without a supervisor, with workers, is stopped, and resumed without losing a step."""
+    return Case(
+        name,
+        f"without a supervisor: {fault}; then fit --resume",
+        outside=(act,),
+        codes=(128 + number, 0),
+        options={"supervise": False},
+        workers=2,
+        lost_steps=0,
+        log=(f"stopped by {number.name} after step", "resume with: "),
+    )
 
 
 CASES = (
@@ -126,9 +141,10 @@ CASES = (
     ),
     Case(
         "34",
-        "trainer: SIGTERM, exit code 0 without having finished",
+        "trainer: SIGTERM from outside",
         outside=(at_step(9, to_trainer(signal.SIGTERM)),),
-        reports=(Report(UNKNOWN, ("without having finished (exit code 0)",), within_s=5.0),),
+        reports=(Report(UNKNOWN, ("stopped by SIGTERM (exit code 143)",), within_s=5.0),),
+        lost_steps=0,
     ),
     Case(
         "35a",
@@ -165,4 +181,20 @@ CASES = (
         exact=False,
     ),
     Case("37", "trainer: a loss that is not a number", ("poison @ step 20",), exact=False, log=("not finite",)),
+    stopped("43a", "Ctrl-C to the group", signal.SIGINT, at_step(8, to_group(signal.SIGINT))),
+    stopped("43b", "SIGTERM to the group", signal.SIGTERM, at_step(8, to_group(signal.SIGTERM))),
+    stopped("43c", "SIGTERM to the main process", signal.SIGTERM, at_step(8, to_trainer(signal.SIGTERM))),
+    stopped(
+        "43d", "Ctrl-C to the group in a validation", signal.SIGINT, in_phase(Phase.VALIDATE, to_group(signal.SIGINT))
+    ),
+    Case(
+        "43e",
+        "without a supervisor: SIGTERM to the group before the first step",
+        outside=(in_phase(Phase.FIRST_BATCH, to_group(signal.SIGTERM)),),
+        codes=(128 + signal.SIGTERM,),
+        options={"supervise": False},
+        workers=2,
+        exact=False,
+        log=("stopped by SIGTERM before a step was trained: nothing to save",),
+    ),
 )

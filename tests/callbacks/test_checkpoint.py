@@ -5,6 +5,7 @@ import resource
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,16 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
-from callbacks import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
-from yolo_lightning.checkpoint_file import find_damage, newest_checkpoint, read_checksum, write_checkpoint
+from callbacks import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, ProgressRecord
+from callbacks.checkpoint import FINAL_PAUSES_S
+from yolo_lightning.checkpoint_file import (
+    NotSavedError,
+    find_damage,
+    newest_checkpoint,
+    read_checksum,
+    write_checkpoint,
+)
+from yolo_lightning.progress import FINISHED_FILE
 
 
 def steps_kept(folder: Path) -> list[int]:
@@ -117,10 +126,65 @@ def warned(recwarn: pytest.WarningsRecorder) -> str:
 def test_disk_full_warns_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", disk_full)
+    def full_in_the_first_epoch(checkpoint: dict[str, Any], path: Path) -> None:
+        if checkpoint["epoch"] == 0:
+            disk_full()
+        write_checkpoint(checkpoint, path)
+
+    monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", full_in_the_first_epoch)
     module = fit(tmp_path, LastCheckpoint(2), epochs=2, batches=4)
     assert module.steps == 8
+    assert steps_kept(tmp_path) == [6, 8]
     assert re.search(r"could not save .*No space left on device.*training goes on", warned(recwarn))
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between attempts to save, which then take no time."""
+    taken: list[float] = []
+    monkeypatch.setattr("callbacks.checkpoint.time", SimpleNamespace(sleep=taken.append))
+    return taken
+
+
+def test_last_checkpoint_of_a_fit_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    def full_for_a_while(checkpoint: dict[str, Any], path: Path) -> None:
+        if len(pauses) < 3:
+            disk_full()
+        write_checkpoint(checkpoint, path)
+
+    monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", full_for_a_while)
+    fit(tmp_path, LastCheckpoint(0), epochs=1, batches=4)
+    assert pauses == [1.0, 2.0, 4.0]
+    assert steps_kept(tmp_path) == [4]
+
+
+@pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 9, "max_steps": 3}], ids=["epochs", "steps"])
+def test_fit_whose_last_checkpoint_cannot_be_saved_fails(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", disk_full)
+    record = ProgressRecord()
+    with pytest.raises(NotSavedError, match="No space left on device"):
+        fit(tmp_path, record, LastCheckpoint(0), batches=4, **options)
+    assert pauses == [*FINAL_PAUSES_S]
+    assert sum(pauses) <= 60
+    assert not (tmp_path / FINISHED_FILE).exists()
+
+
+def test_error_of_an_earlier_epoch_does_not_fail_the_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    def full_in_the_first_epoch(checkpoint: dict[str, Any], path: Path) -> None:
+        if checkpoint["epoch"] == 0:
+            disk_full()
+        write_checkpoint(checkpoint, path)
+
+    monkeypatch.setattr("callbacks.checkpoint.write_checkpoint", full_in_the_first_epoch)
+    fit(tmp_path, LastCheckpoint(0), epochs=2, batches=4)
+    assert pauses == []
+    assert steps_kept(tmp_path) == [8]
 
 
 def test_after_a_full_disk_the_next_checkpoint_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,15 +202,15 @@ def test_after_a_full_disk_the_next_checkpoint_is_tried(tmp_path: Path, monkeypa
 
 
 def test_disk_that_fills_up_within_the_file_does_not_end_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+    tmp_path: Path, pauses: list[float], recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(torch, "save", torch.serialization.save)  # Ultralytics' own waits 3.5 s
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     module = TinyModule()
     module.register_buffer("ballast", torch.zeros(50_000))
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:
-        fit(tmp_path, LastCheckpoint(2), module=module)
+        with pytest.raises(NotSavedError):
+            fit(tmp_path, LastCheckpoint(2), module=module)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert module.steps == 4

@@ -116,7 +116,7 @@ def test_resumed_fit_knows_at_once_what_was_measured_before(clock: Clock, tmp_pa
 
 def test_full_disk_is_said_once_and_ends_nothing(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[str] = []
-    monkeypatch.setattr(status_file, "rank_zero_warn", warned.append)
+    monkeypatch.setattr("callbacks.optional_file.rank_zero_warn", warned.append)
 
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -85,7 +85,9 @@ def loader(batches: int = 4) -> DataLoader[Any]:
     return DataLoader(one.repeat(batches, 1), batch_size=BATCH, generator=torch.Generator())  # type: ignore[arg-type]
 
 
-def tiny_trainer(folder: Path, *callbacks: Callback, epochs: int = 1, **options: Any) -> Trainer:
+def tiny_trainer(
+    folder: Path, *callbacks: Callback, epochs: int = 1, kind: type[Trainer] = Trainer, **options: Any
+) -> Trainer:
     settings: dict[str, Any] = {
         "accelerator": "cpu",
         "logger": False,
@@ -95,7 +97,7 @@ def tiny_trainer(folder: Path, *callbacks: Callback, epochs: int = 1, **options:
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 1,
     }
-    return Trainer(
+    return kind(
         default_root_dir=folder,
         max_epochs=epochs,
         callbacks=list(callbacks),

@@ -2,7 +2,9 @@
 
 import os
 import threading
+import time
 from itertools import islice
+from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from yolo_lightning.data.worker_processes import (
     SpawningContext,
     thread_environment,
 )
+from yolo_lightning.stopping import STOP_SIGNALS
 
 LADDER = sorted((REPOSITORY / "configs" / "loader").glob("*.yaml"))
 
@@ -35,6 +38,35 @@ def test_worker_of_a_dropped_iterator_ends_without_being_torn_down(start_method:
     del iterator
     worker.join()
     assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_workers_ignore_what_a_process_group_receives_from_their_start_on(start_method: Any) -> None:
+    arguments = LoaderSettings(workers=1, start_method=start_method).arguments(on_gpu=False, persistent=False)
+    iterator = iter(DataLoader(Surroundings(), collate_fn=first, **arguments))
+    (worker,) = iterator._workers  # type: ignore[attr-defined]
+    processes = [worker.pid]
+    if start_method == "forkserver":
+        processes.append(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+    for _ in range(2):  # while the worker is being started, and afterwards
+        for process in processes:
+            for number in STOP_SIGNALS:
+                os.kill(process, number)
+        assert next(iterator)["process"] == worker.pid
+    del iterator
+    worker.join()
+    assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_terminate_ends_a_worker_that_hangs(start_method: Any) -> None:
+    arguments = LoaderSettings(workers=1, start_method=start_method).arguments(on_gpu=False, persistent=False)
+    context = arguments["multiprocessing_context"]
+    worker = context.Process(target=time.sleep, args=(1000.0,), daemon=True)
+    worker.start()
+    worker.terminate()
+    worker.join(20)
+    assert not worker.is_alive()
 
 
 def surroundings(start_method: Any, threads: int) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """What each of some processes finds as they work together: torchrun ... share_work.py FOLDER writes FOLDER/RANK.pt."""
 
 import errno
+import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -18,7 +22,15 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS / "callbacks"), str(TESTS / "evalua
 from detections import CLASS_NAMES, random_frames  # noqa: E402
 from tiny_training import TinyModule, loader  # noqa: E402
 
-from callbacks import EMA, AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, RandomState  # noqa: E402
+from callbacks import (  # noqa: E402
+    EMA,
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    LastCheckpoint,
+    RandomState,
+    StopOnSignal,
+    StoppableTrainer,
+)
 from callbacks.submission import apart, compact  # noqa: E402
 from tests.test_guarded_step import Rig, make_batch  # noqa: E402
 from yolo_lightning.batch import Batch, _slice  # noqa: E402
@@ -26,7 +38,9 @@ from yolo_lightning.data.global_batches import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import named_scores  # noqa: E402
 from yolo_lightning.evaluation.metric import DetectionScores  # noqa: E402
 from yolo_lightning.guarded_step import Processes  # noqa: E402
+from yolo_lightning.position import steps_begun  # noqa: E402
 from yolo_lightning.ranks import gather, gather_on_first  # noqa: E402
+from yolo_lightning.stopping import request  # noqa: E402
 
 FRAMES = 21
 FRAMES_PER_BATCH = 4
@@ -114,8 +128,10 @@ def fit_on_a_full_disk(folder: Path) -> dict[str, Any]:
     return {"best": float(best.best_model_score or 0), "weights": module.state_dict()}
 
 
-def trainer(folder: Path, writer: AtomicCheckpointIO, acts: list[Callback], epochs: int = 1) -> Trainer:
-    return Trainer(
+def trainer(
+    folder: Path, writer: AtomicCheckpointIO, acts: list[Callback], epochs: int = 1, kind: type[Trainer] = Trainer
+) -> Trainer:
+    return kind(
         accelerator="cpu",
         devices=dist.get_world_size(),
         strategy=DDPStrategy(),
@@ -152,6 +168,28 @@ def draws_of_a_resumed_fit(folder: Path) -> dict[str, Any]:
     return {"whole": whole.drawn, "resumed": resumed.drawn}
 
 
+class SignalsTo(Callback):
+    """One rank receives SIGTERM within a batch."""
+
+    def __init__(self, rank: int, batch: int) -> None:
+        self.rank, self.batch = rank, batch
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if (trainer.global_rank, batch_idx) == (self.rank, self.batch):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop_of_a_fit(folder: Path) -> dict[str, Any]:
+    """Which step each rank stops after, and which are saved, where only the second rank receives SIGTERM."""
+    request.install()
+    acts = [StopOnSignal(), SignalsTo(1, 2), LastCheckpoint(0)]
+    stopping = trainer(folder, AtomicCheckpointIO(), acts, kind=StoppableTrainer)
+    with suppress(SIGTERMException):
+        stopping.fit(TinyModule(), loader(9), loader(1))
+    saved = sorted(path.name for path in (folder / "checkpoints").glob("step-*.ckpt"))
+    return {"step": steps_begun(stopping), "saved": saved, "finished": stopping.state.finished}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -161,5 +199,6 @@ if __name__ == "__main__":
         "scores": scores_of_share(),
         "full_disk": fit_on_a_full_disk(to / "run"),
         "draws": draws_of_a_resumed_fit(to / "drawing"),
+        "stop": stop_of_a_fit(to / "stopping"),
     }
     torch.save(found, to / f"{dist.get_rank()}.pt")

@@ -161,13 +161,14 @@ def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *(REPOSITORY / "yolo_lightning" / f"{name}.py" for name in ("progress", "allowances", "files")),
+        *(REPOSITORY / "yolo_lightning" / f"{name}.py" for name in ("progress", "allowances", "files", "stopping")),
         *(REPOSITORY / "yolo_lightning" / "supervise").glob("*.py"),
     ],
     ids=lambda path: path.name,
 )
 def test_supervision_needs_the_standard_library_alone(path: Path) -> None:
-    rooms = tuple(f"yolo_lightning.{name}" for name in ("progress", "allowances", "supervise", "files", "status"))
+    known = ("progress", "allowances", "supervise", "files", "status", "stopping")
+    rooms = tuple(f"yolo_lightning.{name}" for name in known)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

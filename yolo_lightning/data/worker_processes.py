@@ -1,16 +1,18 @@
 """Worker processes of a loader: how they start and end. A worker imports this file, so it imports nothing heavy."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import Pipe
+from multiprocessing import Pipe, popen_forkserver, popen_spawn_posix, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from threading import Lock
 from typing import Any
 
 from yolo_lightning.host import available_cores
+from yolo_lightning.stopping import STOP_SIGNALS
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 """Read once by OpenMP (torch) and OpenBLAS (NumPy), when a process loads them."""
@@ -24,8 +26,24 @@ IMPORT_LIMIT_S = 30.0
 environment_lock = Lock()
 
 
+class SpawnedPopen(popen_spawn_posix.Popen):
+    """Kills where it would send SIGTERM, which workers ignore."""
+
+    def terminate(self) -> None:
+        """Send SIGKILL."""
+        self.kill()
+
+
+class ForkServedPopen(popen_forkserver.Popen):
+    """Kills where it would send SIGTERM, which workers ignore."""
+
+    def terminate(self) -> None:
+        """Send SIGKILL."""
+        self.kill()
+
+
 class SpawnedWorker(SpawnProcess):
-    """A process that finds its number of threads in its environment.
+    """A process that finds its number of threads in its environment, and ignores SIGINT and SIGTERM.
 
     Attributes:
         threads: OpenMP and BLAS threads.
@@ -37,9 +55,13 @@ class SpawnedWorker(SpawnProcess):
 
     def start(self) -> None:
         """Start; the environment is as it was when this returns."""
-        with thread_environment(self.threads):
+        with thread_environment(self.threads), stop_signals_blocked():
             super().start()
         self.importing.close()
+
+    @staticmethod
+    def _Popen(process: SpawnProcess) -> SpawnedPopen:  # type: ignore[override]
+        return SpawnedPopen(process)
 
     def run(self) -> None:
         """Work, and end without tearing the interpreter down.
@@ -62,8 +84,12 @@ class ForkServedWorker(ForkServerProcess):
     def start(self) -> None:
         """Start the server if there is none, and the process."""
         ForkServerContext().set_forkserver_preload(PRELOADED)
-        with thread_environment(self.threads):
+        with thread_environment(self.threads), stop_signals_blocked():
             super().start()
+
+    @staticmethod
+    def _Popen(process: ForkServerProcess) -> ForkServedPopen:  # type: ignore[override]
+        return ForkServedPopen(process)
 
 
 class SpawningContext(SpawnContext):
@@ -83,6 +109,7 @@ class SpawningContext(SpawnContext):
     def Process(self, *arguments: Any, **keywords: Any) -> SpawnedWorker:  # type: ignore[override]
         """A process that has not started yet; waits until a core is free to start it on."""
         self._await_core()
+        share_temporary_folder()
         worker = SpawnedWorker(*arguments, **keywords)
         worker.threads = self.threads
         importing, worker.importing = Pipe(duplex=False)
@@ -109,6 +136,7 @@ class ForkServingContext(ForkServerContext):
 
     def Process(self, *arguments: Any, **keywords: Any) -> ForkServedWorker:  # type: ignore[override]
         """A process that has not started yet."""
+        share_temporary_folder()
         worker = ForkServedWorker(*arguments, **keywords)
         worker.threads = self.threads
         return worker
@@ -131,3 +159,27 @@ def thread_environment(threads: int) -> Iterator[None]:
                 del os.environ[THREADS_VARIABLE]
             else:
                 os.environ[THREADS_VARIABLE] = before
+
+
+@contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Let processes started inside ignore SIGINT and SIGTERM from their first instruction on.
+
+    A process inherits the signal mask; a handler would be missing while it starts, and torch replaces the handler of
+    SIGTERM. A signal that arrives here meanwhile is delivered afterwards. The resource tracker must be running, as
+    starting the tracker unblocks both signals.
+    """
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def share_temporary_folder() -> None:
+    """Let workers put their sockets into the temporary folder of this process, which deletes the folder when it exits.
+
+    A process inherits the name of the folder, if there is one; a worker that has a folder of its own leaves it behind.
+    """
+    util.get_temp_dir()

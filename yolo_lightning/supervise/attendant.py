@@ -221,7 +221,7 @@ class Attendant:
         """Pass the signal on and give the trainer time to save; a second signal ends the patience."""
         number = self.signals[0]
         self.say(f"{signal_name(number)}: the trainer has {self.settings.grace_s:g} s to end; again to end it at once")
-        trainer.forward(signal.SIGTERM)  # on SIGINT Lightning ends within a step, and cannot save
+        trainer.forward(signal.SIGTERM)  # a second SIGINT would end the trainer at once
         end_s = time.monotonic() + self.settings.grace_s
         while trainer.process.poll() is None and time.monotonic() < end_s and len(self.signals) == 1:
             trainer.output.pump(min(self.settings.poll_s, 0.2))

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Sequence
 from enum import IntEnum
 
+from yolo_lightning.stopping import STOP_SIGNALS, exit_code
 from yolo_lightning.supervise.classify import (
     DEAD_WORKER,
     Diagnosis,
@@ -35,6 +36,9 @@ class ExitCode(IntEnum):
 
 STALLED_BY_ITSELF = 75
 """Exit code of a trainer that has noticed its own stall."""
+
+STOPPED = frozenset(map(exit_code, STOP_SIGNALS))
+"""Exit codes of a trainer that somebody has stopped; it has saved its last step."""
 
 STARVED_WORKER = re.compile(r"Caught MemoryError in DataLoader worker|insufficient shared memory")
 AT_SAMPLE = re.compile(r"^while reading image (id=\S+)$")
@@ -95,6 +99,9 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
         return Diagnosis(StallClass.LOADER_CRASH, sentence)
     if code == 0:
         return Diagnosis(StallClass.UNKNOWN, "the trainer ended without having finished (exit code 0)")
+    if code in STOPPED:
+        name = signal_name(code - 128)
+        return Diagnosis(StallClass.UNKNOWN, f"the trainer was stopped by {name} (exit code {code})")
     if code < 0:
         return Diagnosis(StallClass.UNKNOWN, f"the trainer was ended by {signal_name(-code)}")
     error, sample = error_of(log_lines), sample_at_hand(log_lines)

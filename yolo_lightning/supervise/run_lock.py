@@ -5,7 +5,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -54,9 +54,10 @@ def run_lock(folder: Path, marker: str = "") -> Iterator[Holder | None]:
                 f"{who} trains in {folder} already: wait until it has ended, end it, or choose another run folder"
             ) from error
         before = read_holder(path)
-        file.truncate(0)
-        file.write(json.dumps(asdict(Holder(os.getpid(), socket.gethostname(), marker))) + "\n")
-        file.flush()
+        note = json.dumps(asdict(Holder(os.getpid(), socket.gethostname(), marker))) + "\n"
+        with suppress(OSError):  # on a full disk the folder is held without a note of who holds it
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), note.encode())
         yield before
 
 

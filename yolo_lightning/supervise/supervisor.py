@@ -10,6 +10,7 @@ from types import FrameType
 
 from yolo_lightning.allowances import Allowances
 from yolo_lightning.progress import ALLOWANCES_FILE, Phase
+from yolo_lightning.stopping import pasteable
 from yolo_lightning.supervise import live_record, run_files, space
 from yolo_lightning.supervise.announcer import Announcer, write_standing
 from yolo_lightning.supervise.attendant import Attempt, Attendant
@@ -165,7 +166,8 @@ class Supervisor:
             return ExitCode.NEEDS_REBOOT, f"needs reboot: SIGKILL did not end {left}"
         if self.signals:
             saved = self.disk.ask(run_files.has_checkpoint, self.run_folder)
-            hint = "continue with fit --resume" if saved else "nothing was saved yet: start again without --resume"
+            resume = f"resume with: {pasteable(self.job.restart_command)}"
+            hint = resume if saved else "nothing was saved yet: start again without --resume"
             return 128 + self.signals[0], f"stopped by {signal_name(self.signals[0])}; {hint}"
         return None
 

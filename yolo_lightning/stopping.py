@@ -1,0 +1,97 @@
+"""SIGINT and SIGTERM end a command: at once before training, after the current step during training.
+
+Standard library only: `__main__` installs the handler before it imports torch.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Terminals, service managers and `timeout` send them to the whole process group."""
+
+STOPPABLE = frozenset({"fit", "validate", "test", "predict"})
+"""Subcommands that the handler serves."""
+
+RANK_VARIABLES = ("RANK", "LOCAL_RANK")
+NOTICE = "the fit ends after the current step, or after the validation in progress, and saves a checkpoint"
+
+
+class Stopped(SystemExit):
+    """Raised by the signal handler where nothing has to be finished first; the exit code is 128 + signal number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(exit_code(number))
+        self.number = number
+
+
+class StopRequest:
+    """The stop signal that this process has received, if any.
+
+    Attributes:
+        number: First signal received, or None.
+        deferred: Whether the handler only records a signal, because the training loop reads `number` between steps.
+            Otherwise the handler raises `Stopped`.
+        agreed: Whether all ranks have agreed, after the same step, that one of them has received a signal.
+        installed: Whether the handler is in place.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.deferred = self.agreed = self.installed = False
+
+    def install(self) -> None:
+        """Handle SIGINT and SIGTERM from now on, in the main thread; an ignored SIGINT (`fit &`) stays ignored."""
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
+        self.installed = True
+
+    def reinstall(self) -> None:
+        """Replace the SIGTERM handler of Lightning, which calls a collective operation within the signal handler."""
+        if self.installed:
+            self.install()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.number is None:
+            self.number = number
+            if not self.deferred:
+                raise Stopped(number)
+            say(f"{signal.Signals(number).name}: {NOTICE}; Ctrl-C again ends it at once, without saving")
+        elif number == signal.SIGINT:  # SIGTERM often arrives twice: from a service manager and from the supervisor
+            say("SIGINT: ended at once")
+            end_at_once(number)
+
+
+request = StopRequest()
+"""Of this process."""
+
+
+def exit_code(number: int) -> int:
+    """Return the exit code of a process that ends because of a signal, as shells report it."""
+    return 128 + number
+
+
+def say(text: str) -> None:
+    """Write a line to stderr from the first rank; safe in a signal handler, unlike `print`."""
+    if all(os.environ.get(name, "0") == "0" for name in RANK_VARIABLES):
+        os.write(2, f"\n{text}\n".encode())
+
+
+def pasteable(words: Sequence[str]) -> str:
+    """Return a command line for a shell; this interpreter is called `python` where the shell finds it by that name."""
+    program, *rest = words
+    return shlex.join(["python" if shutil.which("python") == program else program, *rest])
+
+
+def end_at_once(number: int) -> None:
+    """Kill the loader workers, which ignore the signal, delete their sockets, and exit without any other clean-up."""
+    if "multiprocessing.util" in sys.modules:
+        for child in sys.modules["multiprocessing"].active_children():
+            child.kill()
+        shutil.rmtree(sys.modules["multiprocessing.util"].get_temp_dir(), ignore_errors=True)
+    os._exit(exit_code(number))
