@@ -16,6 +16,11 @@ from yolo_lightning.files import flush, replacing, write_json
 
 CHECKSUM_SUFFIX = ".json"
 
+INPUT = "input"
+"""Key of a checkpoint: how the images were prepared that the network was trained on, see `network_settings`."""
+CONFIGURATION = "config"
+"""Key of a checkpoint: the configuration of its run, without secrets and places."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checksum:

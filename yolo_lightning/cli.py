@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -25,14 +26,18 @@ from yolo_lightning.continuation import (
     checkpoint_to_fit,
     checkpoint_to_score,
     fetch_from_mirror,
+    flatten,
     folder_after_restart,
     folder_to_fit,
     hyper_parameters,
     remembered,
     report_differences,
 )
+from yolo_lightning.data.data_source import LTDV2
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.network_settings import bound_options, read_record, report_changes, report_precedence
+from yolo_lightning.option_layers import layered
 from yolo_lightning.progress import Phase
 from yolo_lightning.ranks import launch_id, machines_of_launch, restarts_are_unsafe
 from yolo_lightning.remote_checkpoints import is_address
@@ -109,6 +114,11 @@ def run_trainer(args: ArgsType) -> None:
     )
 
 
+def is_file(path: str | None) -> bool:
+    """Whether a path names a file that exists."""
+    return path is not None and Path(path).expanduser().is_file()
+
+
 def leading_values(words: list[str]) -> list[str]:
     """The words before the first option."""
     return list(takewhile(lambda word: not word.startswith("-"), words))
@@ -119,7 +129,20 @@ class YOLOCLI(LightningCLI):
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         self._arguments: ArgsType = named.get("args")
+        self._bound: dict[str, Any] = {}
         super().__init__(*positional, **named)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Command line over environment over the settings of the weights over configuration files over defaults."""
+        words = sys.argv[1:] if args is None else args
+        if not isinstance(words, list):
+            super().parse_arguments(parser, words)
+            return
+        before = list(takewhile(lambda word: word not in self._subcommand_parsers, words))
+        subcommand, typed = words[len(before) : len(before) + 1], words[len(before) + 1 :]
+        if subcommand:
+            typed = layered(typed, self._parser(subcommand[0]), os.environ, self._bound)
+        self.config = parser.parse_args([*before, *subcommand, *typed])
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Lightning's, or the one that is asked for: to describe all takes four times as long."""
@@ -190,7 +213,10 @@ class YOLOCLI(LightningCLI):
             folder = (run_folder.run_of(checkpoint) if checkpoint else None) or base
             if checkpoint is not None:
                 self._use_as_defaults(hyper_parameters(checkpoint))
+                self._use_settings(checkpoint)
                 self.config[self.config.subcommand].model.weights = None
+            elif is_file(config.model.weights):
+                self._use_settings(Path(config.model.weights).expanduser(), trust=config.trust)
         config = self.config[self.config.subcommand]
         run_folder.prepare(folder)
         config.trainer.default_root_dir = str(folder)
@@ -200,6 +226,9 @@ class YOLOCLI(LightningCLI):
             if launch_id() is None:
                 self._become_supervisor(folder)
             rank_zero_info("supervise: not under torchrun, which starts all processes again (--max-restarts)")
+        if self.config.subcommand == "fit" and checkpoint is None and is_file(config.model.weights):
+            record = read_record(Path(config.model.weights).expanduser(), trust=config.trust)
+            report_changes(self._bound_by(record), self._options(), f"the weights {config.model.weights}")
         if restarts_are_unsafe():
             rank_zero_warn("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before it starts")
         progress.enter(Phase.INDEX)
@@ -243,7 +272,21 @@ class YOLOCLI(LightningCLI):
         known = set(self.config[subcommand].model.keys()) - FROM_DATA
         defaults = {f"model.{name}": value for name, value in saved.items() if name in known}
         self._parser(subcommand).set_defaults(defaults)
-        super().parse_arguments(self.parser, self._arguments)
+
+    def _use_settings(self, weights: Path, *, trust: bool = False) -> None:
+        """Evaluate with the settings that the network was trained with, unless the user types others."""
+        configured = self._options()
+        self._bound = self._bound_by(read_record(weights, trust=trust))
+        self._parser(self.config.subcommand).set_defaults(self._bound)
+        self.parse_arguments(self.parser, self._arguments)
+        report_precedence(self._bound, configured, self._options())
+
+    def _bound_by(self, record: dict[str, Any]) -> dict[str, Any]:
+        return bound_options(record, is_gray=self.config[self.config.subcommand].data.source == LTDV2)
+
+    def _options(self) -> dict[str, Any]:
+        """All options of the subcommand by their full name, as plain Python."""
+        return flatten(yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.config.subcommand])
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add what every run has: TensorBoard files in the run folder, atomic checkpoints, the usual callbacks."""
