@@ -105,6 +105,8 @@ ROOMS = {
     },
     "continuation": {"averaging", "run_folder", "checkpoint_file", "remote_checkpoints", "ranks"},
     "cli": {
+        "checkpoint_file",
+        "files",
         "module",
         "network_settings",
         "option_layers",

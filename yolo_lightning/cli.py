@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,19 +23,23 @@ from torch.distributed import DistStoreError
 
 import callbacks
 from yolo_lightning import progress, run_folder
+from yolo_lightning.checkpoint_file import CONFIGURATION
 from yolo_lightning.continuation import (
     checkpoint_to_fit,
     checkpoint_to_score,
+    content_of,
+    epochs_done,
     fetch_from_mirror,
     flatten,
     folder_after_restart,
     folder_to_fit,
-    hyper_parameters,
     remembered,
     report_differences,
+    storable,
 )
 from yolo_lightning.data.data_source import LTDV2
 from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.files import replacing
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.network_settings import bound_options, read_record, report_changes, report_precedence
 from yolo_lightning.option_layers import layered
@@ -204,15 +209,16 @@ class YOLOCLI(LightningCLI):
             self._leave_out(quarantined(folder))
             self._take_rung(folder)
             if checkpoint is not None:
-                saved = hyper_parameters(checkpoint)
-                self._continue_network(saved)
-                now = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.config.subcommand]
-                report_differences(remembered(folder, saved), now)
+                content = content_of(checkpoint)
+                if config.resume or config.ckpt_path == "last":
+                    self._end_if_finished(folder, content)
+                self._continue_network(content.get("hyper_parameters", {}))
+                report_differences(remembered(folder, content), self._options())
         else:
             checkpoint = checkpoint_to_score(base, config.ckpt_path, config.model.weights)
             folder = (run_folder.run_of(checkpoint) if checkpoint else None) or base
             if checkpoint is not None:
-                self._use_as_defaults(hyper_parameters(checkpoint))
+                self._use_as_defaults(content_of(checkpoint).get("hyper_parameters", {}))
                 self._use_settings(checkpoint)
                 self.config[self.config.subcommand].model.weights = None
             elif is_file(config.model.weights):
@@ -259,6 +265,17 @@ class YOLOCLI(LightningCLI):
         on_gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
         workers = config.data.loader.workers
         become_supervisor(folder, job(words, folder, workers=workers, settings=given, on_gpu=on_gpu))
+
+    def _end_if_finished(self, run: Path, content: dict[str, Any]) -> None:
+        """Print that a finished run has nothing left to train, and end; a supervisor's trainer has to note the end."""
+        done, wanted = epochs_done(content), self.config[self.config.subcommand].trainer.max_epochs
+        if is_supervised() or wanted is None or not 0 < wanted <= done:
+            return
+        rank_zero_info(
+            f"{run}: the training is finished, {done} of {wanted} epochs are done; "
+            f"to train longer, give --trainer.max_epochs {done + 1} or more"
+        )
+        raise SystemExit(0)
 
     def _continue_network(self, saved: dict[str, Any]) -> None:
         """Build the network of the checkpoint; the weights that it once started from are not needed any more."""
@@ -352,8 +369,20 @@ class SaveRunConfig(SaveConfigCallback):
         """Overwrite the file: a resumed run is described by what it was resumed with, not by where it went on."""
         assert trainer.state.fn is not None
         path = Path(trainer.default_root_dir) / run_folder.config_name(trainer.state.fn.value)
+        try:
+            with replacing(path) as temporary:
+                temporary.write_text(yaml.safe_dump(self._content, sort_keys=False))
+        except OSError as error:
+            rank_zero_warn(f"{path} cannot be written ({error.strerror}); checkpoints contain the configuration, too")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Store the configuration, for a resume without the file."""
+        checkpoint[CONFIGURATION] = storable(self._content)
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        path.write_text(yaml.safe_dump({key: config[key] for key in config if key not in START}, sort_keys=False))
+        return {key: config[key] for key in config if key not in START}
 
 
 def usual_callbacks() -> list[Callback]:

@@ -21,13 +21,11 @@ class Suppression:
         confidence: Detections must score more than this, 0 to 1.
         overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
         max_detections: Detections kept per image, best first, 1 or more.
-        class_agnostic: Whether boxes of different classes suppress each other, too.
     """
 
     confidence: float = 0.25
     overlap: float = 0.7
     max_detections: int = 300
-    class_agnostic: bool = False
 
     @classmethod
     def of(cls, settings: NetworkSettings) -> Self:
@@ -36,7 +34,7 @@ class Suppression:
         Raises:
             ValueError: If a value is out of range.
         """
-        return cls(settings.confidence, settings.overlap, settings.max_detections, settings.class_agnostic)
+        return cls(settings.confidence, settings.overlap, settings.max_detections)
 
     def __post_init__(self) -> None:
         for name in ("confidence", "overlap"):
@@ -62,8 +60,7 @@ def suppress(decoded: Tensor, settings: Suppression) -> Tensor:
         centre, half = boxes[:2, anchors].T, boxes[2:, anchors].T / 2
         corners = torch.cat((centre - half, centre + half), 1)
         found = scores[labels, anchors]
-        groups = torch.zeros_like(labels) if settings.class_agnostic else labels
-        kept = batched_nms(corners, found, groups, settings.overlap)[: settings.max_detections]
+        kept = batched_nms(corners, found, labels, settings.overlap)[: settings.max_detections]
         columns = (corners[kept], found[kept, None], labels[kept, None].to(corners))
         rows[image, : len(kept)] = torch.cat(columns, 1)
     return rows
