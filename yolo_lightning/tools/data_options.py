@@ -9,7 +9,6 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.network_settings import report_precedence
 
 SECTION = "data"
 
@@ -49,6 +48,10 @@ def call_with_data(
         set_defaults(parser, file)
     options = parser.parse_args(arguments)
     if bound is not None:
+        from yolo_lightning.network_settings import (
+            report_precedence,  # loads Ultralytics, which other tools do not need
+        )
+
         values = bound(options)
         parser.set_defaults(values)
         configured, options = options, parser.parse_args(arguments)

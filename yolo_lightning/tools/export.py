@@ -77,8 +77,8 @@ def export(
     suppression = Suppression.of(settings)
     if nms and settings.class_agnostic:
         raise ValueError(
-            "class_agnostic is true, as given or as the weights record, allowed with nms is false: the operator of ONNX "
-            "suppresses each class by itself. Give --class_agnostic false, or leave out --nms"
+            "class_agnostic is true, as given or as the weights record, allowed with nms is false: ONNX suppresses "
+            "each class by itself. Give --class_agnostic false, or leave out --nms"
         )
     if not nms and confidence is None:
         settings = replace(settings, confidence=recorded.confidence)
