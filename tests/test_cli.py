@@ -127,6 +127,28 @@ class TestCheckpointAndFlags:
         assert (RUN / "config.validate.yaml").is_file()
         assert not {"resume", "ckpt_path"} & yaml.safe_load((RUN / "config.yaml").read_text()).keys()
 
+    @pytest.mark.parametrize("damage", ["", "trainer:\n  max_epochs: [1,"], ids=["empty", "half"])
+    def test_damaged_configuration_does_not_keep_a_run_from_being_resumed(
+        self, trained: Run, caplog: pytest.LogCaptureFixture, damage: str
+    ) -> None:
+        (RUN / "config.yaml").write_text(damage)
+        with pytest.warns(UserWarning, match="config.yaml is damaged .*in the checkpoint is compared"):
+            trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
+        assert "changed since the checkpoint: trainer.max_epochs was 1, now 2 (used)" in caplog.text
+        assert saved(last_checkpoint())["steps"] == 2
+        assert yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["max_epochs"] == 2
+
+    def test_resumed_run_that_is_finished_ends_with_one_line(
+        self, trained: Run, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            trained("fit", "--resume", *ONE_STEP)
+        assert stopped.value.code == 0
+        assert caplog.messages == [
+            "runs/yolo: the training is finished, 1 of 1 epochs are done; "
+            "to train longer, give --trainer.max_epochs 2 or more"
+        ]
+
     def test_resume_without_a_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         assert "nothing to resume" in fails(run, capsys, "fit", "--resume", *ONE_STEP)
 
@@ -228,6 +250,56 @@ class TestOutputs:
         run("fit", *ONE_STEP, "--model.momentum", "0.6")
         config = yaml.safe_load((RUN / "config.yaml").read_text())["model"]
         assert (config["lr0"], config["momentum"]) == (0.3, 0.6)
+
+
+class TestLayers:
+    """Command line over environment over configuration file over defaults."""
+
+    FILE = "seed_everything: 1\ndata:\n  batch_size: 4\n  loader: {workers: 7, prefetch_factor: 3}\ntrust: true\n"
+
+    @pytest.fixture
+    def resolved(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> Callable[..., dict]:
+        monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
+        file = tmp_path / "file.yaml"
+        file.write_text(self.FILE)
+
+        def call(subcommand: str, *words: str, **variables: str) -> dict:
+            for name, value in variables.items():
+                monkeypatch.setenv(f"YOLO_LIGHTNING_{subcommand.upper()}__{name}", value)
+            with pytest.raises(SystemExit) as stopped:
+                main([subcommand, *words, "--config", str(file), "--print_config"])
+            assert stopped.value.code == 0
+            return yaml.safe_load(capsys.readouterr().out)
+
+        return call
+
+    @pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
+    def test_environment_beats_the_file_and_the_command_line_beats_both(
+        self, resolved: Callable[..., dict], subcommand: str
+    ) -> None:
+        variables = {"SEED_EVERYTHING": "2", "DATA__BATCH_SIZE": "8", "DATA__LOADER__WORKERS": "5", "TRUST": "false"}
+        config = resolved(subcommand, "--data.batch_size", "16", **variables)
+        assert (config["seed_everything"], config["trust"]) == (2, False)
+        assert config["data"]["batch_size"] == 16
+        assert (config["data"]["loader"]["workers"], config["data"]["loader"]["prefetch_factor"]) == (5, 3)
+
+    def test_file_named_by_the_environment_lies_below_that_of_the_command_line(
+        self, resolved: Callable[..., dict], tmp_path: Path
+    ) -> None:
+        (tmp_path / "base.yaml").write_text("data: {batch_size: 2, image_size: 96}\n")
+        data = resolved("fit", CONFIG=str(tmp_path / "base.yaml"), DATA__MAX_BAD_FRAMES="9")["data"]
+        assert (data["batch_size"], data["image_size"], data["max_bad_frames"]) == (4, 96, 9)
+
+    def test_bad_value_of_a_variable_is_named(
+        self, resolved: Callable[..., dict], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("YOLO_LIGHTNING_FIT__DATA__BATCH_SIZE", "many")
+        with pytest.raises(SystemExit) as stopped:
+            main(["fit", "--print_config"])
+        assert stopped.value.code == 2
+        assert "data.batch_size" in capsys.readouterr().err
 
 
 class TestBadInput:

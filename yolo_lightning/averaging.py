@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yolo_lightning.checkpoint_file import find_damage, training_age
+from yolo_lightning.checkpoint_file import CONFIGURATION, INPUT, find_damage, training_age
 from yolo_lightning.run_folder import STEP_CHECKPOINTS
 
 AVERAGED = "averaged"
 """Key of a checkpoint that is an average: names of the files that it was made of, in order of training."""
 
-OF_NETWORK = ("pytorch-lightning_version", "hyper_parameters", "epoch", "global_step")
+OF_NETWORK = ("pytorch-lightning_version", "hyper_parameters", INPUT, CONFIGURATION, "epoch", "global_step")
 """What an average takes over from the newest checkpoint. No optimizer, loops, or `steps`: it is no place in a training,
 and without steps `fit --resume` looks at it last."""
 

@@ -23,6 +23,11 @@ STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
 class NotSavedError(OSError):
     """All steps are trained, but the last checkpoint could not be written."""
 
+INPUT = "input"
+"""Key of a checkpoint: how the images were prepared that the network was trained on, see `network_settings`."""
+CONFIGURATION = "config"
+"""Key of a checkpoint: the configuration of its run, without secrets and places."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checksum:

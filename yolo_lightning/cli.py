@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,19 +24,27 @@ from torch.distributed import DistStoreError
 import callbacks
 from callbacks.optional_file import OptionalFile
 from yolo_lightning import progress, run_folder
+from yolo_lightning.checkpoint_file import CONFIGURATION
 from yolo_lightning.continuation import (
     checkpoint_to_fit,
     checkpoint_to_score,
+    content_of,
+    epochs_done,
     fetch_from_mirror,
+    flatten,
     folder_after_restart,
     folder_to_fit,
-    hyper_parameters,
     remembered,
     report_differences,
+    storable,
 )
+from yolo_lightning.data.data_source import LTDV2
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.endings import full_disk_reported, reported
+from yolo_lightning.files import replacing
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.network_settings import bound_options, read_record, report_changes, report_precedence
+from yolo_lightning.option_layers import layered
 from yolo_lightning.progress import Phase
 from yolo_lightning.ranks import launch_id, machines_of_launch, restarts_are_unsafe
 from yolo_lightning.remote_checkpoints import is_address
@@ -116,6 +126,11 @@ def run_trainer(args: ArgsType) -> None:
     )
 
 
+def is_file(path: str | None) -> bool:
+    """Whether a path names a file that exists."""
+    return path is not None and Path(path).expanduser().is_file()
+
+
 def leading_values(words: list[str]) -> list[str]:
     """The words before the first option."""
     return list(takewhile(lambda word: not word.startswith("-"), words))
@@ -126,7 +141,20 @@ class YOLOCLI(LightningCLI):
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         self._arguments: ArgsType = named.get("args")
+        self._bound: dict[str, Any] = {}
         super().__init__(*positional, **named)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Command line over environment over the settings of the weights over configuration files over defaults."""
+        words = sys.argv[1:] if args is None else args
+        if not isinstance(words, list):
+            super().parse_arguments(parser, words)
+            return
+        before = list(takewhile(lambda word: word not in self._subcommand_parsers, words))
+        subcommand, typed = words[len(before) : len(before) + 1], words[len(before) + 1 :]
+        if subcommand:
+            typed = layered(typed, self._parser(subcommand[0]), os.environ, self._bound)
+        self.config = parser.parse_args([*before, *subcommand, *typed])
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Lightning's, or the one that is asked for: to describe all takes four times as long."""
@@ -188,16 +216,20 @@ class YOLOCLI(LightningCLI):
             self._leave_out(quarantined(folder))
             self._take_rung(folder)
             if checkpoint is not None:
-                saved = hyper_parameters(checkpoint)
-                self._continue_network(saved)
-                now = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.config.subcommand]
-                report_differences(remembered(folder, saved), now)
+                content = content_of(checkpoint)
+                if config.resume or config.ckpt_path == "last":
+                    self._end_if_finished(folder, content)
+                self._continue_network(content.get("hyper_parameters", {}))
+                report_differences(remembered(folder, content), self._options())
         else:
             checkpoint = checkpoint_to_score(base, config.ckpt_path, config.model.weights)
             folder = (run_folder.run_of(checkpoint) if checkpoint else None) or base
             if checkpoint is not None:
-                self._use_as_defaults(hyper_parameters(checkpoint))
+                self._use_as_defaults(content_of(checkpoint).get("hyper_parameters", {}))
+                self._use_settings(checkpoint)
                 self.config[self.config.subcommand].model.weights = None
+            elif is_file(config.model.weights):
+                self._use_settings(Path(config.model.weights).expanduser(), trust=config.trust)
         config = self.config[self.config.subcommand]
         run_folder.prepare(folder)
         config.trainer.default_root_dir = str(folder)
@@ -207,6 +239,9 @@ class YOLOCLI(LightningCLI):
             if launch_id() is None:
                 self._become_supervisor(folder)
             rank_zero_info("supervise: not under torchrun, which starts all processes again (--max-restarts)")
+        if self.config.subcommand == "fit" and checkpoint is None and is_file(config.model.weights):
+            record = read_record(Path(config.model.weights).expanduser(), trust=config.trust)
+            report_changes(self._bound_by(record), self._options(), f"the weights {config.model.weights}")
         if restarts_are_unsafe():
             rank_zero_warn("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before it starts")
         progress.enter(Phase.INDEX)
@@ -238,6 +273,17 @@ class YOLOCLI(LightningCLI):
         workers = config.data.loader.workers
         become_supervisor(folder, job(words, folder, workers=workers, settings=given, on_gpu=on_gpu))
 
+    def _end_if_finished(self, run: Path, content: dict[str, Any]) -> None:
+        """Print that a finished run has nothing left to train, and end; a supervisor's trainer has to note the end."""
+        done, wanted = epochs_done(content), self.config[self.config.subcommand].trainer.max_epochs
+        if is_supervised() or wanted is None or not 0 < wanted <= done:
+            return
+        rank_zero_info(
+            f"{run}: the training is finished, {done} of {wanted} epochs are done; "
+            f"to train longer, give --trainer.max_epochs {done + 1} or more"
+        )
+        raise SystemExit(0)
+
     def _continue_network(self, saved: dict[str, Any]) -> None:
         """Build the network of the checkpoint; the weights that it once started from are not needed any more."""
         model = self.config[self.config.subcommand].model
@@ -250,7 +296,21 @@ class YOLOCLI(LightningCLI):
         known = set(self.config[subcommand].model.keys()) - FROM_DATA
         defaults = {f"model.{name}": value for name, value in saved.items() if name in known}
         self._parser(subcommand).set_defaults(defaults)
-        super().parse_arguments(self.parser, self._arguments)
+
+    def _use_settings(self, weights: Path, *, trust: bool = False) -> None:
+        """Evaluate with the settings that the network was trained with, unless the user types others."""
+        configured = self._options()
+        self._bound = self._bound_by(read_record(weights, trust=trust))
+        self._parser(self.config.subcommand).set_defaults(self._bound)
+        self.parse_arguments(self.parser, self._arguments)
+        report_precedence(self._bound, configured, self._options())
+
+    def _bound_by(self, record: dict[str, Any]) -> dict[str, Any]:
+        return bound_options(record, is_gray=self.config[self.config.subcommand].data.source == LTDV2)
+
+    def _options(self) -> dict[str, Any]:
+        """All options of the subcommand by their full name, as plain Python."""
+        return flatten(yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.config.subcommand])
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add what every run has: TensorBoard files in the run folder, atomic checkpoints, the usual callbacks."""
@@ -328,9 +388,17 @@ class SaveRunConfig(SaveConfigCallback):
         """Overwrite the file: a resumed run is described by what it was resumed with, not by where it went on."""
         assert trainer.state.fn is not None
         path = Path(trainer.default_root_dir) / run_folder.config_name(trainer.state.fn.value)
+        with self._file.attempt(path), replacing(path) as temporary:
+            temporary.write_text(yaml.safe_dump(self._content, sort_keys=False))
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Store the configuration, for a resume without the file."""
+        checkpoint[CONFIGURATION] = storable(self._content)
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        with self._file.attempt(path):
-            path.write_text(yaml.safe_dump({key: config[key] for key in config if key not in START}, sort_keys=False))
+        return {key: config[key] for key in config if key not in START}
 
     @rank_zero_only
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,5 +1,6 @@
 """Which checkpoint and run folder a command means, and what has changed since the checkpoint was written."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning import run_folder
 from yolo_lightning.averaging import AVERAGED
-from yolo_lightning.checkpoint_file import find_damage, require_whole, training_age
+from yolo_lightning.checkpoint_file import CONFIGURATION, find_damage, require_whole, training_age
 from yolo_lightning.ranks import launch_id, restarts
 from yolo_lightning.remote_checkpoints import RemoteFolder, below, fetch_run, local_checkpoint
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
 NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
 """What says where to continue, not how; and what holds secrets."""
+SECRET = re.compile(r"password|passwd|token|secret|api_?key|credential", re.IGNORECASE)
+"""Names of options, such as those of loggers, whose values belong to nobody else."""
 
 
 def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactly: bool = False) -> Path | None:
@@ -140,22 +143,70 @@ def fresh_run(base: Path, mirror: str | None) -> Path:
     return run_folder.fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else ())
 
 
-def hyper_parameters(checkpoint: Path) -> dict[str, Any]:
-    """The model's arguments as the checkpoint remembers them."""
-    saved: dict[str, Any] = torch.load(checkpoint, map_location="meta", weights_only=True).get("hyper_parameters", {})
-    return saved
+def content_of(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint contains; tensors without their values."""
+    content: dict[str, Any] = torch.load(checkpoint, map_location="meta", weights_only=True)
+    return content
 
 
-def remembered(folder: Path, saved: dict[str, Any]) -> dict[str, Any]:
-    """What the run knew: the configuration in its folder, and the model's arguments `saved` in the checkpoint."""
-    path = folder / run_folder.config_name("fit")
-    configured = flatten(yaml.safe_load(path.read_text())) if path.is_file() else {}
-    return configured | flatten({"model": saved})
+def epochs_done(content: dict[str, Any]) -> int:
+    """Epochs that the training of a checkpoint has completed."""
+    progress = content.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
+    return int(progress.get("current", {}).get("processed", 0))
 
 
-def report_differences(saved: dict[str, Any], config: dict[str, Any]) -> None:
-    """Say which values differ from those that the run was started with; today's are used."""
-    now = flatten(config)
+def remembered(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a run by full names: the file in its folder, and the model's arguments in the checkpoint.
+
+    A configuration file that cannot be read is replaced by the configuration in the checkpoint.
+    """
+    path, configured = folder / run_folder.config_name("fit"), content.get(CONFIGURATION, {})
+    if path.is_file():
+        try:
+            configured = read_configuration(path)
+        except ValueError as error:
+            source = f"the configuration in the checkpoint is compared{' instead' if configured else ': it has none'}"
+            rank_zero_warn(f"{error}; {source}")
+    return flatten(configured) | flatten({"model": content.get("hyper_parameters", {})})
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """The configuration that a run has written.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read ({error})") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is damaged ({str(error).splitlines()[0]})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged (it holds no options)")
+    return content
+
+
+def storable(config: Any, prefix: str = "") -> Any:
+    """A configuration as checkpoints store it: without secrets, and without what names a place.
+
+    Args:
+        config: Plain Python: the options, or a part of them.
+        prefix: Full name of the section, with a dot behind.
+    """
+    if isinstance(config, list):
+        return [storable(value, prefix) for value in config]
+    if not isinstance(config, dict):
+        return config
+    return {
+        name: storable(value, f"{prefix}{name}.")
+        for name, value in config.items()
+        if prefix + name not in NOT_COMPARED and not SECRET.search(name)
+    }
+
+
+def report_differences(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Say which values differ from those that the run was started with; today's are used. Both by full names."""
     for name in sorted((saved.keys() & now.keys()) - NOT_COMPARED):
         if saved[name] != now[name]:
             rank_zero_info(f"changed since the checkpoint: {name} was {saved[name]}, now {now[name]} (used)")

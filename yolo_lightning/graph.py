@@ -15,6 +15,9 @@ from yolo_lightning.conv import FIXED, Plan
 
 Variant = Literal["yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x"]
 
+OWN_SETTINGS = "yolo_lightning"
+"""Key of a `.pt` file that this package exported: `NetworkSettings` as plain Python."""
+
 INPUT_CHANNELS = 3
 """Channels of the first weight, so that published weights fit. Gray frames need not be repeated, see `GrayConv2d`."""
 
@@ -121,9 +124,18 @@ def read_network(file: Path, *, trust: bool = False) -> Any:
 
 def read_ultralytics(file: Path, *, trust: bool = False) -> Any:
     """The network in an Ultralytics `.pt` file, float32; see `load_weights`."""
+    return open_ultralytics(file, trust=trust)[1]
+
+
+def open_ultralytics(file: Path, *, trust: bool) -> tuple[dict[str, Any], Any]:
+    """The content of an Ultralytics `.pt` file, and the network in it, float32.
+
+    Raises:
+        ValueError: If it needs trust, or is no checkpoint.
+    """
     try:
         content, _ = torch_safe_load(str(file), safe_only=not trust)
-        return (content.get("ema") or content["model"]).float()
+        return content, (content.get("ema") or content["model"]).float()
     except Exception as error:
         foreign = [] if trust else foreign_globals(file)
         if foreign:
@@ -132,6 +144,28 @@ def read_ultralytics(file: Path, *, trust: bool = False) -> Any:
                 "add --trust"
             ) from error
         raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {error}") from error
+
+
+def ultralytics_description(file: Path, *, trust: bool = False) -> dict[str, Any]:
+    """What an Ultralytics `.pt` file records about the use of its weights, under the names of `NetworkSettings`.
+
+    Args:
+        file: The file.
+        trust: See `load_weights`.
+
+    Raises:
+        ValueError: See `read_ultralytics`.
+    """
+    content, network = open_ultralytics(file, trust=trust)
+    size = (content.get("train_args") or {}).get("imgsz") or as_dictionary(getattr(network, "args", {})).get("imgsz")
+    names = list(network.names.values() if isinstance(network.names, dict) else network.names)
+    recorded = {"image_size": max(size) if isinstance(size, list | tuple) else size, "class_names": names}
+    return {**content.get(OWN_SETTINGS, {}), **recorded}
+
+
+def as_dictionary(arguments: Any) -> dict[str, Any]:
+    """Arguments of a network, which Ultralytics stores as a dictionary or a namespace."""
+    return arguments if isinstance(arguments, dict) else vars(arguments)
 
 
 def foreign_globals(file: Path) -> list[str]:

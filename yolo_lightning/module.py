@@ -22,12 +22,14 @@ from yolo_lightning.backend import (
     make_plan,
 )
 from yolo_lightning.batch import Batch, Prediction, Target, targets
+from yolo_lightning.checkpoint_file import INPUT
 from yolo_lightning.data.ltdv2 import CLASS_NAMES
 from yolo_lightning.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.graph import Variant, build_graph, head_class_width, set_loss_gains
 from yolo_lightning.guarded_step import GuardedStep, Processes
 from yolo_lightning.host import keep_freed_memory
 from yolo_lightning.loss import DetectionLoss, class_weights
+from yolo_lightning.network_settings import input_record
 from yolo_lightning.nonfinite import NonFiniteGuard, Patience, Verdict
 from yolo_lightning.optim import (
     Accumulation,
@@ -196,6 +198,7 @@ class YOLOModule(LightningModule):
         self._guard = NonFiniteGuard(Patience(nonfinite_in_a_row, max_rollbacks, rollback_lr_factor))
         self._guarded_step = GuardedStep(self._compute, self.manual_backward, max_halvings)
         self._saved_optimizer: str | None = None
+        self._input: dict[str, Any] = {}
 
     def setup(self, stage: str) -> None:
         """Choose the convolution, where the user has not: the device is known from here on."""
@@ -217,6 +220,7 @@ class YOLOModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One step; the optimizer updates when enough gradients are summed."""
         settings = self._apply_settings(batch_idx)
+        self._input = input_record(batch.images.shape[1], max(batch.images.shape[-2:]))
         batch = self._relabelled(batch)
         losses = self._guarded_step.run(batch, self._processes())
         verdict = self._guard.see_loss(losses.is_finite, batch.image_ids, self._steps, losses.parts)
@@ -310,9 +314,10 @@ class YOLOModule(LightningModule):
         """Keep the gradients: they are carried across an epoch's end, while Lightning would drop them here."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the gradients summed since the last update: a resumed run continues between two updates too."""
+        """Keep the gradients summed since the last update, for a resume between two updates, and the input's form."""
         checkpoint["accumulation"] = self._accumulation.state(self.graph.named_parameters(), self.trainer.scaler)
         checkpoint["steps"] = self._steps
+        checkpoint[INPUT] = self._input
         checkpoint["nonfinite"] = self._guard.state()
         checkpoint["halving"] = self._guarded_step.state()
         checkpoint["optimizer"] = type(self.trainer.optimizers[0]).__name__
@@ -329,6 +334,7 @@ class YOLOModule(LightningModule):
                 raise ValueError(f"the checkpoint has model.{name} {saved[name]}, this model has {self.hparams[name]}")
         self._saved_optimizer = checkpoint.get("optimizer")
         self._steps = checkpoint.get("steps", 0)
+        self._input = checkpoint.get(INPUT, {})
         self._guard.load(checkpoint.get("nonfinite", {}))
         self._guarded_step.load(checkpoint.get("halving", self._guarded_step.state()))
         self._accumulation.load(checkpoint.get("accumulation", {"steps": 0, "gradients": {}}))

@@ -5,8 +5,6 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-import yaml
-
 from yolo_lightning.checkpoint_file import newest_checkpoint
 from yolo_lightning.files import DISK_FULL, first_free, replacing
 
@@ -35,9 +33,6 @@ LAUNCH = "launch"
 
 STARTED = "started"
 """Contains the number of the last fit in the folder: fits in a run folder and in its numbered siblings count up."""
-
-USUAL_IMAGE_SIZE = 640
-"""Pixels."""
 
 
 def config_name(subcommand: str) -> str:
@@ -195,13 +190,3 @@ def checkpoint_to_evaluate(base: Path) -> Path:
 def run_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint lies in, or None for a file from elsewhere."""
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
-
-
-def trained_image_size(checkpoint: Path) -> int:
-    """Side of the input that the checkpoint's run trained with, pixels; YOLO's usual one where that is not known."""
-    folder = run_of(checkpoint)
-    path = folder / config_name("fit") if folder else None
-    if path is None or not path.is_file():
-        return USUAL_IMAGE_SIZE
-    data = (yaml.safe_load(path.read_text()) or {}).get("data", {})
-    return int(data.get("image_size", USUAL_IMAGE_SIZE))

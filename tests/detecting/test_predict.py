@@ -13,6 +13,7 @@ import torch
 
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.batch import Prediction
+from yolo_lightning.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
 from yolo_lightning.detecting.pictures import Picture
 from yolo_lightning.detecting.results import Results, annotated
@@ -132,6 +133,42 @@ def test_augmented_detections_of_a_mirrored_picture_are_the_mirrored_ones(
     boxes = [[SIDE - x2, y1, SIDE - x1, y2] for x1, y1, x2, y2 in (entry["box"] for entry in mirrored)]
     is_same = len(plain) == len(mirrored) and np.allclose([entry["box"] for entry in plain], boxes, atol=0.05)
     assert is_same == augment
+
+
+def detections(folder: Path) -> list[list[dict[str, object]]]:
+    return [entry["detections"] for entry in json.loads((folder / "predictions.json").read_text())]
+
+
+def test_settings_of_the_training_are_the_default(album: Path, weights: Path, tmp_path: Path) -> None:
+    typed = {"image_size": SIDE, "confidence": 0.1, "overlap": 0.6, "max_detections": 40, "class_agnostic": True}
+    content = torch.load(weights, weights_only=True)
+    content["hyper_parameters"] |= {name: typed[name] for name in typed if name != "image_size"}
+    write_checkpoint(content | {"input": {"image_size": SIDE, "channels": 3}}, tmp_path / "trained.ckpt")
+    found = []
+    for file, options in (("trained.ckpt", {}), (weights, typed), (weights, typed | {"class_agnostic": False})):
+        output = tmp_path / f"out-{len(found)}"
+        call: Callable[..., None] = predict
+        call([str(album / "x.png")], weights=str(tmp_path / file), output=str(output), save="json", **options)
+        found.append(detections(output))
+    assert 0 < len(found[0][0]) <= 40, "the case shows nothing"
+    assert found[0] == found[1] != found[2]
+
+
+def test_network_trained_on_gray_frames_gets_gray_pictures(weights: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(5).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    cv2.imwrite(str(tmp_path / "colour.png"), pixels)
+    cv2.imwrite(str(tmp_path / "gray.png"), cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY))
+    found = {}
+    for channels in (1, 3):
+        content = torch.load(weights, weights_only=True) | {"input": {"image_size": SIDE, "channels": channels}}
+        write_checkpoint(content, tmp_path / "trained.ckpt")
+        for name in ("colour", "gray"):
+            output = tmp_path / f"{name}-{channels}"
+            predict(
+                [str(tmp_path / f"{name}.png")], weights=str(tmp_path / "trained.ckpt"), output=str(output), save="json"
+            )
+            found[name, channels] = detections(output)
+    assert found["colour", 1] == found["gray", 1] == found["gray", 3] != found["colour", 3]
 
 
 def test_earlier_results_stay(album: Path, weights: Path, tmp_path: Path) -> None:

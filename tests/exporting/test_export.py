@@ -95,6 +95,7 @@ def test_torchscript_equals_the_network(trained: Path, tmp_path: Path, channels:
         ({"checkpoint": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
         ({"format": "engine"}, "format is 'engine', allowed are pt, onnx, torchscript"),
         ({"nms": True}, "nms is part of a file of format onnx only"),
+        ({"nms": True, "format": "onnx", "class_agnostic": True}, "class_agnostic is true.*allowed with nms is false"),
         ({"channels": 1}, "channels is 1, allowed is 3 for format pt"),
         ({"image_size": 100}, "image_size is 100, allowed are multiples of 32"),
         ({"confidence": 2.0}, "confidence is 2.0, allowed are 0 to 1"),

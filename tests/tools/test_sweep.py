@@ -14,6 +14,7 @@ from yolo_lightning.cli import main
 from yolo_lightning.data.ltdv2 import CLASS_NAMES
 from yolo_lightning.detecting.detector import Detector
 from yolo_lightning.detecting.pictures import read_pictures
+from yolo_lightning.network_settings import NetworkSettings
 
 SETTING = {"confidence": 0.002, "overlap": 0.6, "max_detections": 40}
 
@@ -30,7 +31,8 @@ def root(weights: Path, look_alike: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("found")
     (folder / "frames").symlink_to(look_alike / "frames")
     content = json.loads((look_alike / "Valid.json").read_text())
-    detector = Detector(weights, image_size=64, device=torch.device("cpu"), confidence=0.002, max_detections=9)
+    settings = NetworkSettings(image_size=64, confidence=0.002, max_detections=9)
+    detector = Detector(weights, settings, device=torch.device("cpu"))
     content["annotations"] = []
     for image in content["images"]:
         (found,) = detector(list(read_pictures(folder / image["file_name"])))
@@ -136,3 +138,31 @@ def test_other_classes_are_refused(
     with pytest.raises(SystemExit):
         sweep("--checkpoint", str(tmp_path / "other.ckpt"))
     assert "knows the classes ['a', 'b', 'c', 'd'], the data" in capsys.readouterr().err
+
+
+@pytest.mark.whole_run
+def test_frames_are_shown_in_the_size_of_the_training(
+    weights: Path,
+    root: Path,
+    index_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = torch.load(weights, weights_only=True) | {"input": {"image_size": 64, "channels": 1}}
+    write_checkpoint(content, tmp_path / "trained.ckpt")
+    (tmp_path / "data.yaml").write_text("data:\n  image_size: 128\n")
+    words = ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
+    words = ["sweep", "--config", "data.yaml", *words, "--device", "cpu", "--checkpoint", "trained.ckpt"]
+    found = {}
+    for name, typed in (("recorded", []), ("64", ["--data.image_size", "64"]), ("96", ["--data.image_size", "96"])):
+        main([*words, "--json", f"{name}.json", *typed])
+        found[name] = json.loads(Path(f"{name}.json").read_text())
+    assert found["recorded"] == found["64"] != found["96"]
+    assert "taken from the checkpoint: data.image_size 64 (instead of 128)" in caplog.messages
+    assert "changed since the checkpoint: data.image_size was 64, now 96 (used)" in caplog.messages
+    first, _, last = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")]
+    assert "image_size" not in first
+    assert last.endswith("--data.image_size 96")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import cv2
 import numpy as np
 import torch
 
@@ -11,6 +12,7 @@ from yolo_lightning.batch import Prediction, Sample, collate
 from yolo_lightning.data.geometry import Labelled, letterbox
 from yolo_lightning.detecting.pictures import Picture
 from yolo_lightning.graph import read_network
+from yolo_lightning.network_settings import NetworkSettings
 from yolo_lightning.postprocess import predictions
 from yolo_lightning.test_time_augmentation import augmented
 
@@ -22,12 +24,9 @@ class Detector:
 
     Args:
         file: One of our checkpoints, or an Ultralytics `.pt` file.
-        image_size: Side of the square input, pixels, a multiple of 32.
+        settings: Of the weights; the image size is known. A network that was trained on gray frames gets gray ones.
         device: Where to compute.
         convolution: As `model.conv`.
-        confidence: Detections must score more than this, 0 to 1.
-        overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
-        max_detections: Detections kept per picture.
         trust: Open a `.pt` file whatever code it refers to.
         augment: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together.
 
@@ -38,20 +37,16 @@ class Detector:
     def __init__(
         self,
         file: Path,
+        settings: NetworkSettings,
         *,
-        image_size: int,
         device: torch.device,
         convolution: Convolution = "auto",
-        confidence: float = 0.25,
-        overlap: float = 0.7,
-        max_detections: int = 300,
         trust: bool = False,
         augment: bool = False,
     ) -> None:
         self._graph, self.names = folded_network(file, device, convolution, trust=trust)
-        self.image_size = image_size
+        self.settings = settings
         self.device = device
-        self.confidence, self.overlap, self.max_detections = confidence, overlap, max_detections
         self._augment = augment
 
     def __call__(self, pictures: Sequence[Picture]) -> list[Prediction]:
@@ -65,15 +60,21 @@ class Detector:
         return predictions(
             raw,
             batch,
-            confidence=self.confidence,
-            overlap=self.overlap,
-            max_detections=self.max_detections,
+            confidence=self.settings.confidence,
+            overlap=self.settings.overlap,
+            max_detections=self.settings.max_detections,
+            class_agnostic=self.settings.class_agnostic,
         )
 
     def _sample(self, picture: Picture, *, gray: bool) -> Sample:
-        pixels = np.ascontiguousarray(picture.pixels[..., 0]) if gray else picture.pixels
+        pixels = picture.pixels
+        if gray:
+            pixels = np.ascontiguousarray(pixels[..., 0])
+        elif self.settings.channels == 1:
+            pixels = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), np.uint8)
+        assert self.settings.image_size is not None
         nothing = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-        placed, placement = letterbox(nothing, self.image_size, shrink_by_area=True)
+        placed, placement = letterbox(nothing, self.settings.image_size, shrink_by_area=True)
         height, width = pixels.shape[:2]
         return Sample(placed.image, placed.boxes, placed.labels, str(picture.source), (height, width), placement)
 

@@ -5,17 +5,15 @@ from importlib.metadata import version
 from typing import Any
 
 from yolo_lightning.boxes import STRIDE
+from yolo_lightning.graph import OWN_SETTINGS
+from yolo_lightning.network_settings import NetworkSettings
 
 
-def metadata(
-    names: dict[int, str], *, image_size: int, channels: int, suppresses: bool, dynamic: bool
-) -> dict[str, Any]:
+def metadata(settings: NetworkSettings, *, suppresses: bool, dynamic: bool) -> dict[str, Any]:
     """Description of a detection network for the tools that open it.
 
     Args:
-        names: Class names by index.
-        image_size: Side of the input that it was made for, pixels.
-        channels: Channels of the input.
+        settings: Of the weights, with image size and channels of the file's input.
         suppresses: Whether non-maximum suppression is part of it.
         dynamic: Whether the batch may have any size.
     """
@@ -27,11 +25,12 @@ def metadata(
         "stride": STRIDE,
         "task": "detect",
         "batch": 1,
-        "imgsz": [image_size, image_size],
-        "names": names,
-        "channels": channels,
+        "imgsz": [settings.image_size, settings.image_size],
+        "names": dict(enumerate(settings.class_names)),
+        "channels": settings.channels,
         "args": {"batch": 1, "dynamic": dynamic, "nms": suppresses},
         "end2end": False,
+        OWN_SETTINGS: settings.plain(),
     }
 
 

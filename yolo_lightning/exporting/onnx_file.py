@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from yolo_lightning.exporting.metadata import metadata
 from yolo_lightning.exporting.network import InferenceNetwork, sample_images
 from yolo_lightning.exporting.suppression import Suppression, suppress, suppression_model
 from yolo_lightning.files import replacing
+from yolo_lightning.network_settings import NetworkSettings
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 20
@@ -58,7 +59,7 @@ def require_packages() -> None:
 
 
 def write_onnx_file(
-    network: InferenceNetwork, path: Path, *, names: dict[int, str], image_size: int, suppression: Suppression | None
+    network: InferenceNetwork, path: Path, settings: NetworkSettings, suppression: Suppression | None
 ) -> list[Difference]:
     """Write a network as ONNX and compare it with PyTorch through onnxruntime.
 
@@ -69,8 +70,7 @@ def write_onnx_file(
     Args:
         network: What to write.
         path: File to write; it appears only if it agrees with PyTorch.
-        names: Class names by index, kept in the file.
-        image_size: Usual side of the input, pixels; the comparison runs there.
+        settings: Of the weights, kept in the file; the image size is known, and the comparison runs there.
         suppression: What the file is to suppress, or None.
 
     Returns:
@@ -83,14 +83,14 @@ def write_onnx_file(
     require_packages()
     import onnx
 
+    assert settings.image_size is not None
+    image_size = settings.image_size
     model = decoding_model(network, image_size)
     if suppression is not None:
         tail = suppression_model(network.classes, suppression)
         tail.ir_version = model.ir_version
         model = onnx.compose.merge_models(model, tail, io_map=[(DECODED, "decoded")], outputs=[DETECTIONS, DECODED])
-    about = metadata(
-        names, image_size=image_size, channels=network.channels, suppresses=suppression is not None, dynamic=True
-    )
+    about = metadata(replace(settings, channels=network.channels), suppresses=suppression is not None, dynamic=True)
     onnx.helper.set_model_props(model, {key: str(value) for key, value in about.items()})
     differences = compare(model, network, image_size, suppression)
     if suppression is not None:

@@ -1,11 +1,13 @@
 """Non-maximum suppression, as ONNX operators and as PyTorch's, equal in what they keep."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
+
+from yolo_lightning.network_settings import NetworkSettings
 
 COLUMNS = 6
 """x1, y1, x2, y2 in input pixels, score, class."""
@@ -24,6 +26,15 @@ class Suppression:
     confidence: float = 0.25
     overlap: float = 0.7
     max_detections: int = 300
+
+    @classmethod
+    def of(cls, settings: NetworkSettings) -> Self:
+        """The suppression that belongs to weights.
+
+        Raises:
+            ValueError: If a value is out of range.
+        """
+        return cls(settings.confidence, settings.overlap, settings.max_detections)
 
     def __post_init__(self) -> None:
         for name in ("confidence", "overlap"):

@@ -1,6 +1,7 @@
 """A TorchScript file: runs in C++ and in any PyTorch, without Python code of anybody."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -8,19 +9,19 @@ import torch
 from yolo_lightning.exporting.metadata import as_json, metadata
 from yolo_lightning.exporting.network import InferenceNetwork, sample_images
 from yolo_lightning.files import replacing
+from yolo_lightning.network_settings import NetworkSettings
 
 METADATA = "config.txt"
 """Name of the description inside the archive, where Ultralytics looks for it."""
 
 
-def write_torchscript_file(network: InferenceNetwork, path: Path, *, names: dict[int, str], image_size: int) -> float:
+def write_torchscript_file(network: InferenceNetwork, path: Path, settings: NetworkSettings) -> float:
     """Trace a network, write it, read it back and compare.
 
     Args:
         network: What to write.
         path: File to write; it appears only if it agrees.
-        names: Class names by index, kept in the file.
-        image_size: Side of the input, pixels; the file takes other multiples of 32 too.
+        settings: Of the weights, kept in the file; the image size is known. The file takes other multiples of 32 too.
 
     Returns:
         Largest absolute difference of an output value, over batches of 1, 2 and 8.
@@ -28,7 +29,9 @@ def write_torchscript_file(network: InferenceNetwork, path: Path, *, names: dict
     Raises:
         RuntimeError: If the file and the network disagree.
     """
-    about = metadata(names, image_size=image_size, channels=network.channels, suppresses=False, dynamic=True)
+    assert settings.image_size is not None
+    image_size = settings.image_size
+    about = metadata(replace(settings, channels=network.channels), suppresses=False, dynamic=True)
     with warnings.catch_warnings(), torch.no_grad(), replacing(path) as temporary:
         warnings.simplefilter("ignore")  # torch.jit's farewell, and tracing's remarks on Ultralytics' head
         example = sample_images(2, network.channels, image_size)

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from yolo_lightning.files import replacing
+from yolo_lightning.graph import OWN_SETTINGS
+from yolo_lightning.network_settings import NetworkSettings
 
 OWN_PACKAGES = ("yolo_lightning", "callbacks")
 
 
-def write_ultralytics_file(graph: Any, path: Path, *, image_size: int) -> None:
+def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) -> None:
     """Write the network in Ultralytics' checkpoint layout, half precision as Ultralytics does.
 
     Such a file is a pickle of the whole network, which others should open only if they trust its sender.
@@ -21,9 +23,9 @@ def write_ultralytics_file(graph: Any, path: Path, *, image_size: int) -> None:
     Args:
         graph: From `plain_network`; changed in place.
         path: File to write; it appears whole or not at all.
-        image_size: Side of the input that the network was trained for, pixels; the default of `predict` and `val`.
+        settings: Of the weights, kept in the file. Their image size is the default of `predict` and `val`.
     """
-    options = {"task": "detect", "imgsz": image_size, "single_cls": False, "data": None}
+    options = {"task": "detect", "imgsz": settings.image_size, "single_cls": False, "data": None}
     graph.args = options
     graph.task = "detect"
     graph.criterion = None
@@ -40,6 +42,7 @@ def write_ultralytics_file(graph: Any, path: Path, *, image_size: int) -> None:
         "date": datetime.now().isoformat(),
         "version": version("ultralytics"),
         "license": "AGPL-3.0-or-later",
+        OWN_SETTINGS: settings.plain(),
     }
     with replacing(path) as temporary:
         torch.save(content, temporary)

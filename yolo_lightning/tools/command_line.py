@@ -17,6 +17,8 @@ from yolo_lightning.tools import WITHOUT_TORCH
 
 PROGRAM = "python -m yolo_lightning"
 PACKAGES = ("yolo_lightning", "callbacks")
+BOUND = "bound_by_weights"
+"""Function of a tool's module: the data options that follow from the weights which its options name."""
 SWITCH_VALUES = ("true", "false", "yes", "no")
 WRONG_OPTION = 2
 """Exit code of a command that was given what is not allowed, as argparse has it."""
@@ -54,7 +56,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     if "data" in parameters:
         from yolo_lightning.tools.data_options import call_with_data
 
-        call_with_data(function, words, program)
+        call_with_data(function, words, program, getattr(module, BOUND, None))
         return
     purpose, _, _ = (function.__doc__ or "").partition("Args:")
     auto_cli(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from yolo_lightning.data.datamodule import DetectionDataModule
 
@@ -14,7 +14,10 @@ SECTION = "data"
 
 
 def call_with_data(
-    function: Callable[..., Any], arguments: Sequence[str] | None = None, prog: str | None = None
+    function: Callable[..., Any],
+    arguments: Sequence[str] | None = None,
+    prog: str | None = None,
+    bound: Callable[[Namespace], dict[str, Any]] | None = None,
 ) -> Any:
     """Call a tool whose argument `data` is a datamodule and whose other arguments are options of their own.
 
@@ -22,6 +25,8 @@ def call_with_data(
         function: The tool; its docstring becomes the help.
         arguments: What was typed after the tool's name; null takes the command line.
         prog: How the command is called, for the help.
+        bound: Returns the data options that follow from the weights which the given options name. They take the place
+            of configured ones, not of those on the command line.
 
     Raises:
         ValueError: If a configuration file cannot be read or names an unknown data option.
@@ -41,7 +46,17 @@ def call_with_data(
     first.add_argument("--config", action="append", default=[], type=Path)
     for file in first.parse_known_args(arguments)[0].config:
         set_defaults(parser, file)
-    given = parser.instantiate_classes(parser.parse_args(arguments)).as_dict()
+    options = parser.parse_args(arguments)
+    if bound is not None:
+        from yolo_lightning.network_settings import (
+            report_precedence,  # loads Ultralytics, which other tools do not need
+        )
+
+        values = bound(options)
+        parser.set_defaults(values)
+        configured, options = options, parser.parse_args(arguments)
+        report_precedence(values, *({name: found.get(name) for name in values} for found in (configured, options)))
+    given = parser.instantiate_classes(options).as_dict()
     del given["config"]
     return function(**given)
 

@@ -1,5 +1,6 @@
 """`python -m yolo_lightning export`: the trained network as a file for others."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +14,9 @@ from yolo_lightning.exporting.onnx_file import require_packages, write_onnx_file
 from yolo_lightning.exporting.suppression import Suppression
 from yolo_lightning.exporting.torchscript_file import write_torchscript_file
 from yolo_lightning.exporting.ultralytics_file import write_ultralytics_file
+from yolo_lightning.network_settings import read_settings
 from yolo_lightning.remote_checkpoints import is_address, local_checkpoint
-from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate, trained_image_size
+from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
 
 Format = Literal["pt", "onnx", "torchscript"]
 
@@ -25,11 +27,12 @@ def export(
     format: Format = "pt",
     output: str | None = None,
     image_size: int | None = None,
-    channels: Literal[1, 3] = 3,
+    channels: Literal[1, 3] | None = None,
     nms: bool = False,
-    confidence: float = 0.25,
-    overlap: float = 0.7,
-    max_detections: int = 300,
+    confidence: float | None = None,
+    overlap: float | None = None,
+    max_detections: int | None = None,
+    class_agnostic: bool | None = None,
 ) -> None:
     """Write the averaged weights of a run into a file that others open: Ultralytics, ONNX Runtime, TorchScript.
 
@@ -40,26 +43,45 @@ def export(
             file for any batch size; `torchscript` runs without Python.
         output: File to write; null takes the checkpoint's name with the format's ending, beside it;
             of an address, in the working folder.
-        image_size: Side of the square input, pixels, a multiple of 32; null takes that of the run.
-        channels: Channels of the input, 1 for gray images; `pt` always has 3.
+        image_size: Side of the square input, pixels, a multiple of 32; null takes that of the training.
+        channels: Channels of the input, 1 for gray images; null takes those of the training, but `pt` always has 3.
         nms: Put non-maximum suppression into the file (`onnx`).
-        confidence: With `nms`, detections must score more than this, 0 to 1.
-        overlap: With `nms`, intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
-        max_detections: With `nms`, detections kept per image.
+        confidence: Detections must score more than this, 0 to 1; null takes that of the training if it is above 0.001,
+            which is for scores, else 0.25.
+        overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1; null takes that
+            of the training.
+        max_detections: Detections kept per image; null takes that of the training.
+        class_agnostic: Whether boxes of different classes suppress each other, too; null takes that of the training.
 
     Raises:
         ValueError: If there is no such checkpoint, or a value is not allowed.
     """
     file = local_checkpoint(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
     require_whole(file)
-    suppression = Suppression(confidence, overlap, max_detections)
     check_choices("format", [format], Format)
     if nms and format != "onnx":
         raise ValueError(f"nms is part of a file of format onnx only, format is {format}")
     if channels == 1 and format == "pt":
         raise ValueError("channels is 1, allowed is 3 for format pt, as others build the network anew with 3")
-    side = image_size or trained_image_size(file)
-    check_image_size("image_size", side)
+    recorded = read_settings(file)
+    settings = recorded.for_pictures(
+        image_size=image_size,
+        channels=channels,
+        confidence=confidence,
+        overlap=overlap,
+        max_detections=max_detections,
+        class_agnostic=class_agnostic,
+    )
+    assert settings.image_size is not None
+    check_image_size("image_size", settings.image_size)
+    suppression = Suppression.of(settings)
+    if nms and settings.class_agnostic:
+        raise ValueError(
+            "class_agnostic is true, as given or as the weights record, allowed with nms is false: ONNX suppresses "
+            "each class by itself. Give --class_agnostic false, or leave out --nms"
+        )
+    if not nms and confidence is None:
+        settings = replace(settings, confidence=recorded.confidence)
     if format == "onnx":
         require_packages()
     beside = Path(file.name) if checkpoint and is_address(checkpoint) else file
@@ -69,17 +91,14 @@ def export(
     target.parent.mkdir(parents=True, exist_ok=True)
     say = Console(highlight=False).print
     graph = plain_network(file)
-    names = dict(graph.names)
     if format == "pt":
-        write_ultralytics_file(graph, target, image_size=side)
+        write_ultralytics_file(graph, target, settings)
     elif format == "onnx":
-        network = InferenceNetwork(graph, channels)
-        for found in write_onnx_file(
-            network, target, names=names, image_size=side, suppression=suppression if nms else None
-        ):
+        network = InferenceNetwork(graph, settings.channels or 3)
+        for found in write_onnx_file(network, target, settings, suppression if nms else None):
             same = "" if found.detections is None else f", {found.detections:.0%} of the detections the same"
             say(f"batch {found.batch}: boxes within {found.boxes:.1e} px, scores within {found.scores:.1e}{same}")
     else:
-        gap = write_torchscript_file(InferenceNetwork(graph, channels), target, names=names, image_size=side)
+        gap = write_torchscript_file(InferenceNetwork(graph, settings.channels or 3), target, settings)
         say(f"batches of 1, 2, 8: outputs within {gap:.1e}")
     say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")

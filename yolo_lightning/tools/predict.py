@@ -17,8 +17,9 @@ from yolo_lightning.detecting.pictures import Picture, find_files, read_pictures
 from yolo_lightning.detecting.results import Result, Results
 from yolo_lightning.exporting.suppression import Suppression
 from yolo_lightning.files import first_free
+from yolo_lightning.network_settings import read_settings
 from yolo_lightning.remote_checkpoints import local_checkpoint
-from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate, trained_image_size
+from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
 from yolo_lightning.tools.console import counter, name_some
 
 SOME_UNREADABLE = 1
@@ -34,9 +35,10 @@ def predict(
     output: str = "runs/predictions",
     save: Result | tuple[Result, ...] = ("pictures", "json"),
     image_size: int | None = None,
-    confidence: float = 0.25,
-    overlap: float = 0.7,
-    max_detections: int = 300,
+    confidence: float | None = None,
+    overlap: float | None = None,
+    max_detections: int | None = None,
+    class_agnostic: bool | None = None,
     augment: bool = False,
     batch_size: int = 8,
     device: str = "auto",
@@ -54,10 +56,13 @@ def predict(
         output: Folder for the results; a number is added where it is taken.
         save: What to write: `pictures` (annotated images and videos), `json`, `csv`, `txt` (YOLO's); one, or a
             list as in `[json,csv]`.
-        image_size: Side of the square input, pixels, a multiple of 32; null takes that of the run, or 640.
-        confidence: Detections must score more than this, 0 to 1.
-        overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
-        max_detections: Detections kept per picture.
+        image_size: Side of the square input, pixels, a multiple of 32; null takes that of the training.
+        confidence: Detections must score more than this, 0 to 1; null takes that of the training if it is above 0.001,
+            which is for scores, else 0.25.
+        overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1; null takes that
+            of the training.
+        max_detections: Detections kept per picture; null takes that of the training.
+        class_agnostic: Whether boxes of different classes suppress each other, too; null takes that of the training.
         augment: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together:
             4.3 times the work.
         batch_size: Pictures at once.
@@ -72,25 +77,22 @@ def predict(
     kinds = (save,) if isinstance(save, str) else save
     check_choices("save", kinds, Result)
     check_choices("conv", [conv], Convolution)
-    Suppression(confidence, overlap, max_detections)  # checks
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, allowed are 1 and more")
     file = local_checkpoint(weights) if weights else checkpoint_to_evaluate(Path(run))
     if file.suffix == ".ckpt" or not file.is_file():
         require_whole(file, "weights")
-    side = image_size or trained_image_size(file)
-    check_image_size("image_size", side)
-    detector = Detector(
-        file,
-        image_size=side,
-        device=chosen_device(device),
-        convolution=conv,
+    settings = read_settings(file, trust=trust).for_pictures(
+        image_size=image_size,
         confidence=confidence,
         overlap=overlap,
         max_detections=max_detections,
-        trust=trust,
-        augment=augment,
+        class_agnostic=class_agnostic,
     )
+    assert settings.image_size is not None
+    check_image_size("image_size", settings.image_size)
+    Suppression.of(settings)  # checks
+    detector = Detector(file, settings, device=chosen_device(device), convolution=conv, trust=trust, augment=augment)
     bad: dict[str, Exception] = {}
     pictures = detections = 0
     base = Path(commonpath([file.parent for file in files]))

@@ -1,18 +1,20 @@
 """`python -m yolo_lightning sweep`: which confidence and overlap score best on the validation split."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from jsonargparse import Namespace
 from rich.console import Console
 
 from yolo_lightning.backend import Convolution
 from yolo_lightning.checkpoint_file import require_whole
 from yolo_lightning.choices import chosen_device
+from yolo_lightning.data.data_source import LTDV2
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.detecting.detector import folded_network
 from yolo_lightning.files import write_json
+from yolo_lightning.network_settings import NetworkSettings, bound_options, read_record, read_settings
 from yolo_lightning.remote_checkpoints import local_checkpoint
 from yolo_lightning.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
 from yolo_lightning.sweeping.candidates import Candidates, size_bytes
@@ -25,8 +27,6 @@ from yolo_lightning.tools.console import counter, gigabytes
 
 CONFIDENCES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 OVERLAPS = (0.4, 0.5, 0.6, 0.7, 0.8)
-USUAL = {"confidence": 0.001, "overlap": 0.7, "max_detections": 300, "class_agnostic": False, "single_class": False}
-"""Of a checkpoint that does not say; the defaults of `model`."""
 ROWS = 10
 LEAST_CANDIDATES = 100
 
@@ -65,12 +65,12 @@ def sweep(
     """
     check_options(confidences, overlaps, candidates)
     file = checkpoint_file(run, checkpoint)
-    known = remembered(file)
+    known = read_settings(file)
     place = chosen_device(device)
     network, names = folded_network(file, place, conv)
-    if not known["single_class"] and names != list(data.class_names):
+    if not known.single_class and names != list(data.class_names):
         raise ValueError(f"checkpoint {file} knows the classes {names}, the data {list(data.class_names)}")
-    tried = sorted({*confidences, known["confidence"]})
+    tried = sorted({*confidences, known.confidence})
     data.setup("validate")
     with counter("looked at", len(data.index("valid"))) as advance:
         parts = collect(
@@ -80,11 +80,14 @@ def sweep(
             advance,
             floor=tried[0],
             limit=candidates,
-            single_class=known["single_class"],
+            single_class=known.single_class,
             augment=augment,
         )
     found = try_settings(parts, data, known, classes=len(names), confidences=tried, overlaps=overlaps)
-    show(found, names, file, augment=augment)
+    more = " --model.augment true" if augment else ""
+    if data.image_size != (known.image_size or data.image_size):
+        more += f" --data.image_size {data.image_size}"
+    show(found, names, file, more)
     if json is not None:
         write(Path(json), {"weights": str(file), "augment": augment, **content(found, names)})
 
@@ -116,7 +119,7 @@ def checkpoint_file(run: str, checkpoint: str | None) -> Path:
 def try_settings(
     parts: Sequence[Candidates],
     data: DetectionDataModule,
-    known: Mapping[str, Any],
+    known: NetworkSettings,
     *,
     classes: int,
     confidences: Sequence[float],
@@ -127,12 +130,12 @@ def try_settings(
     Args:
         parts: Candidates of the validation split.
         data: Set up for validation.
-        known: See `remembered`.
+        known: Settings of the weights.
         classes: Number of classes.
         confidences: To try, ascending, with the checkpoint's.
         overlaps: To try; the checkpoint's is added.
     """
-    usual = Setting(known["confidence"], known["overlap"])
+    usual = Setting(known.confidence, known.overlap)
     allowed = sorted({*overlaps, usual.overlap})
     half = half_of(parts, data)
     print(f"{gigabytes(size_bytes(parts))} of candidates, {size_bytes(parts) // max(1, len(half)):,} bytes per frame")
@@ -145,19 +148,25 @@ def try_settings(
             confidences=confidences,
             overlaps=allowed,
             usual=usual,
-            max_detections=known["max_detections"],
-            class_agnostic=known["class_agnostic"],
+            max_detections=known.max_detections,
+            class_agnostic=known.class_agnostic,
         )
 
 
-def remembered(file: Path) -> dict[str, Any]:
-    """What a checkpoint says of suppression and classes."""
-    saved = torch.load(file, map_location="meta", weights_only=True).get("hyper_parameters", {})
-    return {name: saved.get(name, usual) for name, usual in USUAL.items()}
+def bound_by_weights(options: Namespace) -> dict[str, Any]:
+    """The data options that follow from the checkpoint which the given options name.
+
+    Raises:
+        ValueError: If there is none, or it is damaged, or an option is not allowed.
+    """
+    check_options(options.confidences, options.overlaps, options.candidates)
+    record = read_record(checkpoint_file(options.run, options.checkpoint))
+    bound = bound_options(record, is_gray=options.data.source == LTDV2)
+    return {name: value for name, value in bound.items() if name.startswith("data.")}
 
 
-def show(found: Sweep, names: list[str], file: Path, *, augment: bool) -> None:
-    """Print tables and the options to use."""
+def show(found: Sweep, names: list[str], file: Path, more: str) -> None:
+    """Print tables and the options to use, `more` among them."""
     console: Console = wide_console()
     console.print(settings_table(found, ROWS))
     if found.cut:
@@ -167,7 +176,7 @@ def show(found: Sweep, names: list[str], file: Path, *, augment: bool) -> None:
         console.print(held_out_table(found))
     if found.points:
         console.print(points_table(found.points, names))
-    words = best(found.scored).setting.options() + (" --model.augment true" if augment else "")
+    words = best(found.scored).setting.options() + more
     console.print(f"best: --ckpt_path {file} {words}", soft_wrap=True, highlight=False)
 
 
