@@ -196,7 +196,8 @@ class LastCheckpoint(Checkpoint):
             self._failure = self._try_to_save(trainer, path)
             if self._failure is None:
                 return
-            then = "training goes on" if pause_s is None else f"next attempt in {pause_s:g} s"
+            last = "no further attempt" if pauses_s else "training goes on"
+            then = last if pause_s is None else f"next attempt in {pause_s:g} s"
             rank_zero_warn(f"could not save {path} ({self._failure.strerror}); {then}, the older checkpoints stay")
             if pause_s is not None:
                 time.sleep(pause_s)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch import LightningModule, Trainer
 
+from callbacks import StatusFile
 from tests.conftest import TINY
 from yolo_lightning.cli import main, seed_of
 from yolo_lightning.continuation import flatten
@@ -404,3 +406,19 @@ class TestTools:
         shown = capsys.readouterr().err
         assert message in shown
         assert "Traceback" not in shown
+
+
+def test_configuration_that_cannot_be_written_follows_at_the_end_of_the_epoch(
+    run: Run, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    Path(RUN / "config.yaml").mkdir(parents=True)
+    replace = StatusFile.on_train_start
+
+    def space_again(self: StatusFile, trainer: Trainer, module: LightningModule) -> None:
+        Path(RUN / "config.yaml").rmdir()
+        replace(self, trainer, module)
+
+    monkeypatch.setattr(StatusFile, "on_train_start", space_again)
+    run("fit", *ONE_STEP)
+    assert sum("config.yaml" in str(warning.message) for warning in recwarn) == 1
+    assert yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["max_epochs"] == 1

@@ -116,11 +116,15 @@ def save(folder: str, steps: int) -> None:
     write_checkpoint({"state_dict": {}, "steps": steps}, Path(folder) / f"checkpoints/step-{steps:09d}.ckpt")
 
 
+def fails(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
 def said(trainer: Any, error: BaseException | None, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
     """Exit code and line where `error` ends a fit."""
     with pytest.raises(SystemExit) as ended, reported(trainer, ["fit", "--config", "a b.yaml", "--ckpt_path=x.ckpt"]):
-        if error is not None:
-            raise error
+        fails(error)
     (line,) = capsys.readouterr().err.splitlines()
     return ended.value.code, line
 
@@ -174,7 +178,7 @@ def test_supervised_trainer_leaves_the_command_to_the_supervisor(
             ExitCode.DISK_FULL,
             "error: disk full: [Errno 28] No space left",
         ),
-        (OSError(errno.EDQUOT, "Quota exceeded"), ExitCode.DISK_FULL, "in said (test_stopping.py:"),
+        (OSError(errno.EDQUOT, "Quota exceeded"), ExitCode.DISK_FULL, "in fails (test_stopping.py:"),
         (
             NotSavedError(errno.ENOSPC, "No space left", "a/b"),
             ExitCode.DISK_FULL,

@@ -264,3 +264,20 @@ def test_rows_that_a_full_disk_refused_follow_when_it_has_space_again(tmp_path: 
     with pytest.warns(UserWarning, match="could not write .*metrics.csv"):
         fit(tmp_path, FullDisk(2, 4), MetricsFile(), batches=6)
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+
+
+def test_file_that_could_not_be_cut_back_is_cut_back_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from callbacks import metrics_file
+
+    interrupted(tmp_path, 1, 2, epochs=2)
+    write_rows, calls = metrics_file.write_rows, []
+
+    def full_at_first(path: Path, kept: list[dict[str, Any]]) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise OSError(28, "No space left on device")
+        write_rows(path, kept)
+
+    monkeypatch.setattr(metrics_file, "write_rows", full_at_first)
+    fit(tmp_path, MetricsFile(), epochs=2, resume=tmp_path / "checkpoints/step-000000004.ckpt")
+    assert steps(tmp_path) == list(range(1, 9))

@@ -103,3 +103,9 @@ def test_original_frame_has_the_shape_of_the_frame(height: int, width: int) -> N
 def test_no_frames_is_refused() -> None:
     with pytest.raises(ValueError, match="frames is 0"):
         PredictionPictures(0)
+
+
+def test_picture_that_cannot_be_written_does_not_end_the_test(tmp_path: Path) -> None:
+    (tmp_path / "test.png").mkdir()
+    with pytest.warns(UserWarning, match="could not write .*test.png"):
+        run(tmp_path, [frame_batch(0, 1)], 2)

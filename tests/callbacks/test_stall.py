@@ -41,6 +41,12 @@ def test_healthy_fit_leaves_no_incident(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folder_that_cannot_be_made_does_not_end_the_fit(tmp_path: Path) -> None:
+    (tmp_path / "incidents").write_text("no folder")
+    with pytest.warns(UserWarning, match="stacks of a stall go to stderr"):
+        assert fit(tmp_path, StallMonitor(1000)).steps == 4
+
+
 def test_failing_fit_leaves_no_incident(tmp_path: Path) -> None:
     with pytest.raises(Interrupt):
         fit(tmp_path, StallMonitor(1000), StopAt(0, 2))

@@ -42,7 +42,8 @@ def test_last_error_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(0, "exit code 0"), (-11, "SIGSEGV"), (-70, "signal 70"), (3, "exit code 3")]
+    ("code", "words"),
+    [(0, "exit code 0"), (143, "stopped by SIGTERM"), (-11, "SIGSEGV"), (-70, "signal 70"), (3, "exit code 3")],
 )
 def test_end_is_described(code: int, words: str) -> None:
     assert words in diagnose_exit(code, ()).sentence
