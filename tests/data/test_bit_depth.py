@@ -5,6 +5,7 @@ import pickle
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,7 @@ def test_litdata_frames_of_16_bits_raise(ltdv2: Path, monkeypatch: pytest.Monkey
     source = litdata_frames.LitdataFrames.__new__(litdata_frames.LitdataFrames)
     source.store, source.cache = "bucket", ltdv2
     source._names = NameTable(np.array([encode(NAMES[0])]))
-    source._lock = __import__("threading").Lock()
+    source._lock = threading.Lock()
     monkeypatch.setattr(source, "_dataset", lambda: [record])
     with pytest.raises(BitDepthError, match=rf"^{NAMES[0]}: the pixels are uint16, values 7000 to 9040"):
         source.read(NAMES[0])
