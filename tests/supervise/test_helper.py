@@ -58,14 +58,13 @@ def test_large_calls_pass(helper: Helper) -> None:
     assert call.result() == 5_000_000
 
 
-def test_calls_are_made_in_order_and_appended_pieces_are_joined(helper: Helper, tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def test_calls_are_made_in_order_and_appended_pieces_are_joined(tmp_path: Path) -> None:
+    helper, path = Helper(), tmp_path / "log"
     for number in range(500):
         helper.append(append_to_file, path, content=f"{number}\n".encode())
     helper.post(append_to_file, path, b"end\n")
     helper.close(20)
     assert path.read_text() == "".join(f"{number}\n" for number in range(500)) + "end\n"
-    helper.__init__()  # type: ignore[misc]
 
 
 def test_a_call_that_hangs_delays_nobody_and_starts_no_further_process(

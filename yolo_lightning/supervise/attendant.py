@@ -183,12 +183,12 @@ class Attendant:
         lines = trainer.output.lines()
         progress = look.progress or self._seen
         request = Request(folder, trainer.pid, self._reader.path, progress, look.phase, lines, *limits_s)
-        if self.disk.answers(min(PROBE_S, self.settings.part_timeout_s)):
+        self._disk_hung = not self.disk.answers(min(PROBE_S, self.settings.part_timeout_s))
+        if not self._disk_hung:
             diagnosis = classify(collect(request, self._keep))
             incident = Incident(folder, look.phase, progress, diagnosis, look.waited_s)
             self._tell_stalled(incident)
         else:
-            self._disk_hung = True
             silent = f"the disk of the run folder has not answered for {self.disk.silent_s:.0f} s"
             hangs = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.pid}")
             incident = Incident(folder, look.phase, progress, hangs, look.waited_s)
