@@ -18,25 +18,25 @@ When each hook runs, and who acts there::
 `__all__` holds the short names that YAML files use.
 """
 
-from callbacks.checkpoint import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
-from callbacks.checkpoint_mirror import CheckpointMirror
-from callbacks.curves import Curves
-from callbacks.ema import EMA
-from callbacks.environment_file import EnvironmentFile
-from callbacks.epoch_checkpoint import EpochCheckpoint
-from callbacks.final_validation import FinalValidation
-from callbacks.frame_gallery import FrameGallery
-from callbacks.mean_ap import MeanAP
-from callbacks.metrics_file import MetricsFile
-from callbacks.pictures import PredictionPictures
-from callbacks.progress import ProgressLines, RunProgressBar
-from callbacks.progress_record import ProgressRecord
-from callbacks.random_state import RandomState
-from callbacks.results_file import ResultsFile
-from callbacks.stall import StallMonitor
-from callbacks.status import StatusFile
-from callbacks.stop import StopOnSignal, StoppableTrainer
-from callbacks.submission import SubmissionWriter
+from yolo_lightning.callbacks.checkpoint import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
+from yolo_lightning.callbacks.ema import EMA
+from yolo_lightning.callbacks.environment_file import EnvironmentFile
+from yolo_lightning.callbacks.epoch_checkpoint import EpochCheckpoint
+from yolo_lightning.callbacks.final_validation import FinalValidation
+from yolo_lightning.callbacks.frame_gallery import FrameGallery
+from yolo_lightning.callbacks.heartbeat_writer import ProgressRecord
+from yolo_lightning.callbacks.mean_ap import MeanAP
+from yolo_lightning.callbacks.metrics_file import MetricsFile
+from yolo_lightning.callbacks.prediction_pictures import PredictionPictures
+from yolo_lightning.callbacks.progress_bar import ProgressLines, RunProgressBar
+from yolo_lightning.callbacks.random_state import RandomState
+from yolo_lightning.callbacks.results_file import ResultsFile
+from yolo_lightning.callbacks.stall_monitor import StallMonitor
+from yolo_lightning.callbacks.status_file import StatusFile
+from yolo_lightning.callbacks.stop_on_signal import StopOnSignal, StoppableTrainer
+from yolo_lightning.callbacks.submission_writer import SubmissionWriter
+from yolo_lightning.utils.tensorboard import Curves
 
 __all__ = [
     "AtomicCheckpointIO",

@@ -14,17 +14,23 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from yolo_lightning.checkpoint_file import (
+from yolo_lightning.checkpoints.checkpoint_file import (
     NotSavedError,
     link_checkpoint,
     remove_checkpoint,
     superseded,
     write_checkpoint,
 )
-from yolo_lightning.files import remove_leftovers
-from yolo_lightning.position import is_last_epoch, steps_begun
-from yolo_lightning.run_folder import BEST_CHECKPOINT, CHECKPOINTS, LAST_CHECKPOINT, STEP_CHECKPOINT, STEP_CHECKPOINTS
-from yolo_lightning.stopping import request
+from yolo_lightning.checkpoints.run_folder import (
+    BEST_CHECKPOINT,
+    CHECKPOINTS,
+    LAST_CHECKPOINT,
+    STEP_CHECKPOINT,
+    STEP_CHECKPOINTS,
+)
+from yolo_lightning.utils.files import remove_leftovers
+from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
+from yolo_lightning.utils.stop_signals import request
 
 BEST_SO_FAR = (
     *("best_k_models", "best_model_path", "best_model_score"),

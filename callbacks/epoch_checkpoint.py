@@ -8,8 +8,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from callbacks.checkpoint import failing_together
-from yolo_lightning.run_folder import CHECKPOINTS
+from yolo_lightning.callbacks.checkpoint import failing_together
+from yolo_lightning.checkpoints.run_folder import CHECKPOINTS
 
 
 class EpochCheckpoint(ModelCheckpoint):

@@ -4,7 +4,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from yolo_lightning.position import is_last_epoch
+from yolo_lightning.utils.loop_position import is_last_epoch
 
 
 class FinalValidation(Callback):

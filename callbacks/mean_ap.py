@@ -7,8 +7,9 @@ from typing import Any
 import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from callbacks.evaluation_files import draw_record, write_record
+from yolo_lightning.checkpoints.run_folder import CHALLENGE_SCORES, SCORES
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
+from yolo_lightning.evaluation.evaluation_files import draw_record, write_record
 from yolo_lightning.evaluation.metric import Collected, EvaluationCollection
 from yolo_lightning.evaluation.record import EvaluationRecord, Stage
 from yolo_lightning.evaluation.score_table import class_table, score_table
@@ -17,10 +18,9 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
     named_ultralytics_scores,
     ultralytics_scores,
 )
-from yolo_lightning.files import write_json
-from yolo_lightning.position import steps_begun
-from yolo_lightning.ranks import gather
-from yolo_lightning.run_folder import CHALLENGE_SCORES, SCORES
+from yolo_lightning.utils.distributed import gather
+from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.loop_position import steps_begun
 
 
 class MeanAP(Callback):

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from yolo_lightning.position import steps_begun
-from yolo_lightning.ranks import gather_on_first
+from yolo_lightning.utils.distributed import gather_on_first
+from yolo_lightning.utils.loop_position import steps_begun
 
 OTHERS = "others"
 """Key of the states of further processes, in the order of their ranks."""

@@ -5,7 +5,7 @@ python scripts/benchmark_conv2d.py --device cuda --json benchmark.json --chart b
 
 from jsonargparse import auto_cli
 
-from yolo_lightning.tools.benchmark import benchmark
+from yolo_lightning.commands.benchmark.command import benchmark
 
 if __name__ == "__main__":
     auto_cli(benchmark)

@@ -14,7 +14,7 @@ from jsonargparse import auto_cli
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 
-from yolo_lightning.batch import Prediction, Target
+from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, named_scores
 from yolo_lightning.evaluation.metric import DetectionScores
 

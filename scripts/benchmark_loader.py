@@ -20,7 +20,7 @@ WORKERS = 4
 
 def main() -> None:
     """Parse the command line as the tools do, and compare."""
-    from yolo_lightning.tools.data_options import call_with_data
+    from yolo_lightning.commands.data_options import call_with_data
 
     call_with_data(compare, sys.argv[1:])
 
@@ -36,8 +36,7 @@ def compare(
         samples: Samples per measurement, on one core.
         repeats: Measurements of each kind; the median counts.
     """
-    from yolo_lightning.benchmarking.worker_start import floor_of, watch_start
-    from yolo_lightning.tools.benchmark_loader import (
+    from yolo_lightning.commands.benchmark_loader.command import (
         arm_of,
         measure_speeds,
         our_datasets,
@@ -46,6 +45,7 @@ def compare(
         start_table,
         wide_console,
     )
+    from yolo_lightning.commands.benchmark_loader.worker_start import floor_of, watch_start
 
     ours = our_datasets(data)
     rivals = {f"Ultralytics, {channels} channels": rival_dataset(data, work, channels) for channels in (3, 1)}

@@ -23,7 +23,7 @@ import torch
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from yolo_lightning.graph import build_graph
+from yolo_lightning.model.graph import build_graph
 from yolo_lightning.module import YOLOModule
 
 WARM_UP = 2

@@ -15,7 +15,7 @@ CONFIG = str(Path(__file__).resolve().parent.parent / "configs" / "demo.yaml")
 
 def main() -> None:
     """Run the demo in the current folder. Imports late: a spawned loader worker imports this file again."""
-    from yolo_lightning import run_folder
+    from yolo_lightning.checkpoints import run_folder
     from yolo_lightning.cli import main as command_line
     from yolo_lightning.data.synthetic import draw_dataset
 

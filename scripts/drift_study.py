@@ -23,9 +23,9 @@ from math import ceil, isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from yolo_lightning import run_folder
+from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.data.synthetic import draw_dataset
-from yolo_lightning.files import replacing, write_json
+from yolo_lightning.utils.files import replacing, write_json
 
 MONTH_SHARES = {202006: 1.0, 202007: 1.0, 202008: 1.0, 202005: 0.25, 202104: 0.1}
 """Share of the clips drawn for a month that is trained on; months that are not named are unseen."""

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from yolo_lightning.monitoring.folder import read_run
-from yolo_lightning.monitoring.machine import read_machine
-from yolo_lightning.monitoring.run_state import RunState, Verdict
-from yolo_lightning.monitoring.screen import screen
-from yolo_lightning.progress import Phase
+from yolo_lightning.commands.monitor.machine_sensors import read_machine
+from yolo_lightning.commands.monitor.read_run import read_run
+from yolo_lightning.commands.monitor.run_state import RunState, RunVerdict
+from yolo_lightning.commands.monitor.screen import screen
+from yolo_lightning.supervision.heartbeat import Phase
 
 WIDTH = 100
 DEADLINE = datetime.now().astimezone() + timedelta(hours=3)
@@ -111,13 +111,13 @@ def can_be_stopped(state: RunState) -> bool:
 
 def is_stalled(state: RunState) -> bool:
     """Seen by the supervisor too."""
-    return state.judgement.verdict is Verdict.STALLED
+    return state.judgement.verdict is RunVerdict.STALLED
 
 
 def has_recovered(state: RunState, step: int) -> bool:
     """Trains again, after a restart."""
     restarted = state.standing is not None and state.standing.restarts > 0
-    return state.judgement.verdict is Verdict.RUNNING and restarted and steps(state) >= step
+    return state.judgement.verdict is RunVerdict.RUNNING and restarted and steps(state) >= step
 
 
 def take_picture(console: Console, state: RunState) -> None:

@@ -44,7 +44,7 @@ def pictures() -> None:
 @pytest.fixture(autouse=True)
 def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations draw no pictures, unless asked: they take longer than the rest of a small run."""
-    if "pictures" not in request.fixturenames and (mean_ap := sys.modules.get("callbacks.mean_ap")):
+    if "pictures" not in request.fixturenames and (mean_ap := sys.modules.get("yolo_lightning.callbacks.mean_ap")):
         monkeypatch.setattr(mean_ap, "draw_record", lambda *_: None)
 
 

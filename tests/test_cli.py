@@ -12,14 +12,14 @@ import torch
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 
-from callbacks import StatusFile
 from tests.conftest import TINY
+from yolo_lightning.callbacks import StatusFile
+from yolo_lightning.challenge.submission_file import FIRST_CATEGORY_ID
+from yolo_lightning.checkpoints.resume import flatten
 from yolo_lightning.cli import main, seed_of
-from yolo_lightning.continuation import flatten
-from yolo_lightning.evaluation.submission import FIRST_CATEGORY_ID
-from yolo_lightning.supervise.ladder import STATE_FILE, LadderState
-from yolo_lightning.tools import TOOLS
-from yolo_lightning.tools.command_line import is_ours
+from yolo_lightning.commands import TOOLS
+from yolo_lightning.commands.command_line import is_ours
+from yolo_lightning.supervision.fallback import STATE_FILE, LadderState
 
 Run = Callable[..., None]
 RUN = Path("runs/yolo")

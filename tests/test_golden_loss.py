@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-from callbacks import EMA
+from yolo_lightning.callbacks import EMA
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.synthetic import draw_dataset

@@ -8,14 +8,14 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-from callbacks import EMA
 from tests.test_parity import random_batch
 from yolo_lightning import module as module_file
-from yolo_lightning.backend import FoldedGraph
+from yolo_lightning.callbacks import EMA
 from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.conv.recompute import BatchNormSiLU2d
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.model.layers import FoldedGraph
 from yolo_lightning.module import YOLOModule
 
 

@@ -10,13 +10,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from callbacks import EMA, AtomicCheckpointIO, LastCheckpoint, MetricsFile
-from yolo_lightning.batch import Batch
+from yolo_lightning.callbacks import EMA, AtomicCheckpointIO, LastCheckpoint, MetricsFile
+from yolo_lightning.commands.command_line import is_ours
+from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.supervise.outcome import can_be_mended
-from yolo_lightning.tools.command_line import is_ours
+from yolo_lightning.supervision.outcome import can_be_mended
 
 pytestmark = pytest.mark.whole_run
 

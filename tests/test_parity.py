@@ -11,13 +11,13 @@ from ultralytics.nn.tasks import DetectionModel
 from ultralytics.utils.loss import v8DetectionLoss
 from ultralytics.utils.nms import non_max_suppression
 
-from yolo_lightning.batch import Batch
-from yolo_lightning.boxes import Letterbox
-from yolo_lightning.data.ltdv2 import CLASS_NAMES
-from yolo_lightning.graph import build_graph, set_loss_gains
-from yolo_lightning.loss import DetectionLoss
-from yolo_lightning.optim import Group, Recipe, decay_factor, parameter_groups, scaled_weight_decay, settings_at
-from yolo_lightning.postprocess import predictions
+from yolo_lightning.data.batch import Batch
+from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model.graph import build_graph, set_loss_gains
+from yolo_lightning.model.loss import DetectionLoss
+from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.training import Group, Recipe, decay_factor, parameter_groups, scaled_weight_decay, settings_at
 
 SIZE = 96
 GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-from tests.test_guarded_step import Rig, make_batch
-from yolo_lightning.batch import _slice
+from tests.training.test_guarded_step import Rig, make_batch
+from yolo_lightning.data.batch import _slice
 
 HELPER = REPOSITORY / "tests" / "helpers" / "share_work.py"
 EDGES = {"equal": (0, 6), "unequal, one without boxes": (0, 5)}

@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from yolo_lightning.stopping import STOPPABLE, Stopped, request, say
+from yolo_lightning.utils.stop_signals import STOPPABLE, Stopped, request, say
 
 
 def main() -> None:
@@ -11,10 +11,10 @@ def main() -> None:
 
     Imported late: a spawned loader worker imports this file again and needs neither Lightning nor Ultralytics.
     """
-    from yolo_lightning.tools import WITHOUT_TORCH
+    from yolo_lightning.commands import WITHOUT_TORCH
 
     if len(sys.argv) > 1 and sys.argv[1] in WITHOUT_TORCH:  # also where torch does not load
-        from yolo_lightning.tools.command_line import main as run_tool
+        from yolo_lightning.commands.command_line import main as run_tool
 
         run_tool()
         return
@@ -30,7 +30,7 @@ def main() -> None:
 
 def run_with_torch() -> None:
     """Import the command line, which takes seconds, and run it."""
-    from yolo_lightning.progress import open_from_environment
+    from yolo_lightning.supervision.heartbeat import open_from_environment
 
     open_from_environment()  # a supervisor watches from here on: the next import takes seconds and may hang
     from yolo_lightning.cli import main as run

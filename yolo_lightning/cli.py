@@ -21,11 +21,11 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch.distributed import DistStoreError
 
-import callbacks
-from callbacks.optional_file import OptionalFile
-from yolo_lightning import progress, run_folder
-from yolo_lightning.checkpoint_file import CONFIGURATION
-from yolo_lightning.continuation import (
+from yolo_lightning import callbacks
+from yolo_lightning.checkpoints import run_folder
+from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION
+from yolo_lightning.checkpoints.remote import is_address
+from yolo_lightning.checkpoints.resume import (
     checkpoint_to_fit,
     checkpoint_to_score,
     content_of,
@@ -38,20 +38,19 @@ from yolo_lightning.continuation import (
     report_differences,
     storable,
 )
-from yolo_lightning.data.data_source import LTDV2
+from yolo_lightning.commands import TOOLS
+from yolo_lightning.commands.command_line import PROGRAM, ShortErrors, run_tool, user_errors
+from yolo_lightning.commands.endings import full_disk_reported, reported
+from yolo_lightning.commands.option_layers import layered
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.endings import full_disk_reported, reported
-from yolo_lightning.files import replacing
+from yolo_lightning.data.formats.dataset_format import LTDV2
+from yolo_lightning.model.network_settings import bound_options, read_record, report_changes, report_precedence
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.network_settings import bound_options, read_record, report_changes, report_precedence
-from yolo_lightning.option_layers import layered
-from yolo_lightning.progress import Phase
-from yolo_lightning.ranks import launch_id, machines_of_launch, restarts_are_unsafe
-from yolo_lightning.remote_checkpoints import is_address
-from yolo_lightning.supervise import (
+from yolo_lightning.supervision import (
     SuperviseSettings,
     become_supervisor,
     end_with_launcher,
+    heartbeat,
     is_supervised,
     mark_process,
     quarantined,
@@ -60,9 +59,11 @@ from yolo_lightning.supervise import (
     run_lock,
     rung_of_launch,
 )
-from yolo_lightning.supervised_fit import job
-from yolo_lightning.tools import TOOLS
-from yolo_lightning.tools.command_line import PROGRAM, ShortErrors, run_tool, user_errors
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.supervised_fit import job
+from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
+from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.optional_file import OptionalFile
 
 FROM_DATA = frozenset({"class_names"})
 """Model arguments that the data decide."""
@@ -244,7 +245,7 @@ class YOLOCLI(LightningCLI):
             report_changes(self._bound_by(record), self._options(), f"the weights {config.model.weights}")
         if restarts_are_unsafe():
             rank_zero_warn("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before it starts")
-        progress.enter(Phase.INDEX)
+        heartbeat.enter(Phase.INDEX)
 
     def _leave_out(self, suspects: Sequence[str]) -> None:
         """Add samples to those that the data module leaves out."""

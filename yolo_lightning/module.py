@@ -11,7 +11,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from yolo_lightning.backend import (
+from yolo_lightning.checkpoints.checkpoint_file import INPUT
+from yolo_lightning.data.batch import Batch, Prediction, Target, targets
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model.graph import Variant, build_graph, head_class_width, set_loss_gains
+from yolo_lightning.model.layers import (
     Activations,
     Convolution,
     FoldedGraph,
@@ -21,22 +25,16 @@ from yolo_lightning.backend import (
     choose_convolution,
     make_plan,
 )
-from yolo_lightning.batch import Batch, Prediction, Target, targets
-from yolo_lightning.checkpoint_file import INPUT
-from yolo_lightning.data.ltdv2 import CLASS_NAMES
-from yolo_lightning.device_transforms import ONE_CLASS, as_one_class, resized, training_size
-from yolo_lightning.graph import Variant, build_graph, head_class_width, set_loss_gains
-from yolo_lightning.guarded_step import GuardedStep, Processes
-from yolo_lightning.host import keep_freed_memory
-from yolo_lightning.loss import DetectionLoss, class_weights
-from yolo_lightning.network_settings import input_record
-from yolo_lightning.nonfinite import NonFiniteGuard, Patience, Verdict
-from yolo_lightning.optim import (
+from yolo_lightning.model.loss import DetectionLoss, class_weights
+from yolo_lightning.model.network_settings import input_record
+from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.model.tta import augmented
+from yolo_lightning.training import (
     Accumulation,
     Freeze,
     OptimizerChoice,
+    OptimizerSettings,
     Recipe,
-    Settings,
     apply_settings,
     check_same_optimizer,
     freeze_parts,
@@ -46,10 +44,12 @@ from yolo_lightning.optim import (
     scaled_weight_decay,
     settings_at,
 )
-from yolo_lightning.position import place_in_schedule, steps_begun
-from yolo_lightning.postprocess import predictions
-from yolo_lightning.rollback import go_back
-from yolo_lightning.test_time_augmentation import augmented
+from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
+from yolo_lightning.training.guarded_step import GuardedStep, Processes
+from yolo_lightning.training.nonfinite import NonFiniteAction, NonFiniteGuard, Patience
+from yolo_lightning.training.rollback import go_back
+from yolo_lightning.utils.host import keep_freed_memory
+from yolo_lightning.utils.loop_position import place_in_schedule, steps_begun
 
 Evaluation = dict[str, list[Prediction] | list[Target]]
 """Output of a validation or test step: `preds` and `targets`, frame by frame."""
@@ -228,7 +228,7 @@ class YOLOModule(LightningModule):
             self._accumulation.steps += 1
             if self._accumulation.steps >= settings.accumulate:
                 verdict = self._update()
-        if verdict is Verdict.GO_BACK:
+        if verdict is NonFiniteAction.GO_BACK:
             self._go_back()
         self.log("train/loss", losses.total / len(batch), prog_bar=True, batch_size=len(batch))
         self.log_dict({f"train/{name}": part for name, part in losses.parts.items()}, batch_size=len(batch))
@@ -339,7 +339,7 @@ class YOLOModule(LightningModule):
         self._guarded_step.load(checkpoint.get("halving", self._guarded_step.state()))
         self._accumulation.load(checkpoint.get("accumulation", {"steps": 0, "gradients": {}}))
 
-    def _apply_settings(self, batch_idx: int) -> Settings:
+    def _apply_settings(self, batch_idx: int) -> OptimizerSettings:
         assert self.trainer.max_epochs is not None
         batch_size = self.trainer.datamodule.batch_size * self.trainer.world_size  # type: ignore[attr-defined]
         steps_per_epoch = int(self.trainer.num_training_batches)
@@ -365,7 +365,7 @@ class YOLOModule(LightningModule):
             total = self.detection_loss.reaching_all_outputs(total, raw)
         return total, parts, self.detection_loss.target_scores
 
-    def _update(self) -> Verdict:
+    def _update(self) -> NonFiniteAction:
         """Clip the summed gradients and update, unless they are not finite; a gradient scaler does both itself."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)

@@ -6,12 +6,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from yolo_lightning.boxes import corners_to_centres
-from yolo_lightning.data.data_source import COCO, LTDV2
+from yolo_lightning.data.boxes import corners_to_centres
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.frames import ImageFiles
+from yolo_lightning.data.formats.dataset_format import COCO, LTDV2
+from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.splits import Split
+from yolo_lightning.data.storage.frames import ImageFiles
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "valid"}
 """By the name of Ultralytics."""

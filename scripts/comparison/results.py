@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-import callbacks
 from comparison.clock import CLOCK
 from comparison.training import ARMS, Run
-from yolo_lightning import run_folder
+from yolo_lightning import callbacks
+from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
 

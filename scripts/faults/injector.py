@@ -7,7 +7,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from faults.inside import POISON, FaultySource, FaultyStart, InsideFault, Place, call_due
-from yolo_lightning.batch import Batch
+from yolo_lightning.data.batch import Batch
 
 
 class FaultyCheckpointIO(CheckpointIO):

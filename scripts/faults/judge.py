@@ -9,9 +9,9 @@ from typing import Any
 from faults import outcome, traces
 from faults.case import Case, Report
 from faults.run import MARK_VARIABLE, Beat, Run
-from yolo_lightning.allowances import Allowances
-from yolo_lightning.progress import ALLOWANCES_FILE, Phase
-from yolo_lightning.supervise.ladder import STATE_FILE, LadderState
+from yolo_lightning.supervision.fallback import STATE_FILE, LadderState
+from yolo_lightning.supervision.heartbeat import ALLOWANCES_FILE, Phase
+from yolo_lightning.supervision.phase_timeouts import Allowances
 
 REPORTED = re.compile(
     r"^supervisor: \S+ \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"

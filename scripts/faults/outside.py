@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from faults.case import Act
 from faults.workshop import put
-from yolo_lightning.progress import FINISHED_FILE, Phase
+from yolo_lightning.supervision.heartbeat import FINISHED_FILE, Phase
 
 if TYPE_CHECKING:
     from faults.run import Run

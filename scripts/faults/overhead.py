@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from callbacks import ProgressRecord
-from yolo_lightning.allowances import Allowances
-from yolo_lightning.batch import Batch
-from yolo_lightning.progress import PROGRESS_FILE, ProgressReader, ProgressWriter
-from yolo_lightning.supervise import SuperviseSettings
-from yolo_lightning.supervise.watch import Watch, excuse_for
+from yolo_lightning.callbacks import ProgressRecord
+from yolo_lightning.data.batch import Batch
+from yolo_lightning.supervision import SuperviseSettings
+from yolo_lightning.supervision.heartbeat import PROGRESS_FILE, ProgressReader, ProgressWriter
+from yolo_lightning.supervision.phase_timeouts import Allowances
+from yolo_lightning.supervision.watch import Watch, excuse_for
 
 STEP_S = 0.4
 """A training step on the hardware that this is for."""

@@ -6,7 +6,7 @@ from faults import rows_files, rows_loader, rows_supervisor, rows_trainer
 from faults.case import AT_ONCE_S, Case, Report
 from faults.outside import at_step, to_trainer, to_worker
 from faults.soak import RANDOM_CASES
-from yolo_lightning.supervise.classify import StallClass
+from yolo_lightning.supervision.classify import StallClass
 
 CASES: tuple[Case, ...] = tuple(
     sorted(

@@ -23,8 +23,8 @@ from faults.outside import (
     truncate,
 )
 from faults.run import Run
-from yolo_lightning.allowances import Floors
-from yolo_lightning.supervise.classify import StallClass
+from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.phase_timeouts import Floors
 
 UNKNOWN = StallClass.UNKNOWN
 KILLED = Report(UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S)

@@ -14,8 +14,8 @@ from faults.outside import (
     to_worker,
 )
 from faults.run import Run
-from yolo_lightning.progress import Phase
-from yolo_lightning.supervise.classify import StallClass
+from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.heartbeat import Phase
 
 STALL, CRASH, UNKNOWN = StallClass.LOADER_STALL, StallClass.LOADER_CRASH, StallClass.UNKNOWN
 FETCH = {"fetch_s": 3.0}

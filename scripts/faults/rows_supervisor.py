@@ -23,7 +23,7 @@ from faults.outside import (
 from faults.rows_trainer import STEP, one_trainer
 from faults.run import Run
 from faults.workshop import put
-from yolo_lightning.supervise.classify import StallClass
+from yolo_lightning.supervision.classify import StallClass
 
 UNKNOWN = StallClass.UNKNOWN
 HOUR_S = 3600.0

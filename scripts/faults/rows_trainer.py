@@ -5,9 +5,9 @@ import signal
 from faults.case import AT_ONCE_S, Act, Case, Report
 from faults.outside import at_step, in_phase, to_group, to_trainer, while_saving
 from faults.run import Run
-from yolo_lightning.progress import Phase
-from yolo_lightning.supervise.classify import StallClass
-from yolo_lightning.supervise.settings import SuperviseSettings
+from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.settings import SuperviseSettings
 
 UNKNOWN, GPU, LIVELOCK = StallClass.UNKNOWN, StallClass.GPU_STALL, StallClass.LIVELOCK
 STEP = {"step_s": 2.0}

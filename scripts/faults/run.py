@@ -16,12 +16,12 @@ from faults import traces
 from faults.case import Case
 from faults.inside import FIRED_FILE, note_fired
 from faults.workshop import REPOSITORY, SCRIPTS, Workshop, busyness, write
-from yolo_lightning.allowances import Floors
-from yolo_lightning.progress import PROGRESS_FILE, Phase, Progress, ProgressReader
-from yolo_lightning.supervise import SuperviseSettings, live_record
-from yolo_lightning.supervise.output import LOG_FILE
-from yolo_lightning.supervise.run_lock import LOCK_FILE, read_holder
-from yolo_lightning.supervised_fit import job
+from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
+from yolo_lightning.supervision.heartbeat import PROGRESS_FILE, Phase, Progress, ProgressReader
+from yolo_lightning.supervision.output import LOG_FILE
+from yolo_lightning.supervision.phase_timeouts import Floors
+from yolo_lightning.supervision.run_lock import LOCK_FILE, read_holder
+from yolo_lightning.supervision.supervised_fit import job
 
 MARK_VARIABLE = "FAULTS_CASE"
 WORKSHOP_VARIABLE = "FAULTS_WORKSHOP"
@@ -121,7 +121,7 @@ class Run:
         settings = SuperviseSettings(**given | {"floors": Floors(**given["floors"])})
         made = job(fit, self.run_folder, workers=self.case.workers, settings=settings, on_gpu=False)
         made = replace(made, smoke_test=self.case.smoke_test)
-        return [self.workshop.python, "-m", "yolo_lightning.supervise", str(self.run_folder), made.to_json()]
+        return [self.workshop.python, "-m", "yolo_lightning.supervision", str(self.run_folder), made.to_json()]
 
     def start(self, words: list[str]) -> subprocess.Popen[bytes]:
         """A process of this case."""
@@ -191,7 +191,7 @@ class Run:
         """The record that the trainer writes, in the /dev/shm of the supervisor; the copy where there is none."""
         holder = read_holder(self.run_folder / LOCK_FILE)
         if holder is not None:
-            for folder in live_record.folders(holder.marker):
+            for folder in live_heartbeat.folders(holder.marker):
                 path = Path(f"/proc/{self.supervisor.pid}/root{folder}") / PROGRESS_FILE
                 if path.is_file():
                     return path

@@ -8,8 +8,8 @@ from faults.case import AT_ONCE_S, Act, Case, Report
 from faults.outside import Deed, at_step, edit, in_phase, to_trainer, to_worker, while_saving
 from faults.run import KILLS, Run
 from faults.workshop import STEPS_PER_EPOCH, epochs_option
-from yolo_lightning.progress import Phase
-from yolo_lightning.supervise.classify import StallClass
+from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.heartbeat import Phase
 
 EPOCHS = 4
 STEPS = STEPS_PER_EPOCH * EPOCHS

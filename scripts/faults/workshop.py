@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from faults.case import Case
-from yolo_lightning.allowances import Floors
 from yolo_lightning.data.synthetic import draw_dataset
+from yolo_lightning.supervision.phase_timeouts import Floors
 
 SCRIPTS = Path(__file__).resolve().parent.parent
 REPOSITORY = SCRIPTS.parent

@@ -10,8 +10,8 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
-from callbacks import BestCheckpoint, CheckpointMirror, LastCheckpoint, checkpoint_mirror
-from yolo_lightning.remote_checkpoints import RemoteFolder, fetch_run
+from yolo_lightning.callbacks import BestCheckpoint, CheckpointMirror, LastCheckpoint, checkpoint_mirror
+from yolo_lightning.checkpoints.remote import RemoteFolder, fetch_run
 
 MEMORY = fsspec.filesystem("memory")
 MIRROR = "memory://bucket"

@@ -18,8 +18,8 @@ from tiny_training import (
 )
 from torch import Tensor
 
-from callbacks import EMA, LastCheckpoint
-from callbacks.ema import decay_at
+from yolo_lightning.callbacks import EMA, LastCheckpoint
+from yolo_lightning.callbacks.ema import decay_at
 
 DECAY, TAU = 0.9, 5.0
 COUNTER = "layers.1.num_batches_tracked"

@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import fit
 
-from callbacks import EnvironmentFile
-from yolo_lightning.run_folder import ENVIRONMENT
+from yolo_lightning.callbacks import EnvironmentFile
+from yolo_lightning.checkpoints.run_folder import ENVIRONMENT
 
 
 def test_a_fit_says_where_it_runs(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
-from callbacks import FinalValidation, LastCheckpoint
+from yolo_lightning.callbacks import FinalValidation, LastCheckpoint
 
 
 class Validations(Callback):

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_detection import MISS, DetectionModule, Frames, numbers, prediction, target
 from tiny_training import loader, tiny_trainer
 
-from callbacks import EMA, BestCheckpoint, MeanAP
+from yolo_lightning.callbacks import EMA, BestCheckpoint, MeanAP
 from yolo_lightning.evaluation.record import EvaluationRecord
 
 TWO_BATCHES = [

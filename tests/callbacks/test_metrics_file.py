@@ -8,9 +8,9 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit
 
-from callbacks import LastCheckpoint, MetricsFile
-from yolo_lightning.reporting.curves import loss_figure, rate_figure
-from yolo_lightning.reporting.metrics import read_metrics
+from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
+from yolo_lightning.commands.report.curves import loss_figure, rate_figure
+from yolo_lightning.commands.report.metrics_curves import read_metrics
 
 pytestmark = pytest.mark.usefixtures("any_uptime")
 
@@ -152,7 +152,7 @@ def test_seconds_count_from_a_clock_that_shows_zero(tmp_path: Path, monkeypatch:
         def on_train_batch_end(self, *args: Any) -> None:
             now_s[0] += 2
 
-    monkeypatch.setattr("callbacks.metrics_file.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("yolo_lightning.callbacks.metrics_file.time.monotonic", lambda: now_s[0])
     fit(tmp_path, TakesTwoSeconds(), MetricsFile(), batches=2)
     assert [row["time_s"] for row in rows(tmp_path)] == ["2.0", "4.0", "4.0"]
 
@@ -200,7 +200,7 @@ def tear(folder: Path) -> None:
 
 
 def test_torn_last_line_is_no_row(tmp_path: Path) -> None:
-    from callbacks.metrics_file import read_rows
+    from yolo_lightning.callbacks.metrics_file import read_rows
 
     fit(tmp_path, MetricsFile(), batches=2)
     tear(tmp_path)
@@ -238,7 +238,7 @@ def test_file_that_cannot_be_cut_back_warns_and_training_goes_on(
         raise OSError(28, "No space left on device")
 
     fit(tmp_path, MetricsFile())
-    monkeypatch.setattr("callbacks.metrics_file.write_rows", fail)
+    monkeypatch.setattr("yolo_lightning.callbacks.metrics_file.write_rows", fail)
     assert fit(tmp_path, MetricsFile()).steps == 4
     assert "could not write" in warned(recwarn)
 
@@ -267,7 +267,7 @@ def test_rows_that_a_full_disk_refused_follow_when_it_has_space_again(tmp_path: 
 
 
 def test_file_that_could_not_be_cut_back_is_cut_back_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from callbacks import metrics_file
+    from yolo_lightning.callbacks import metrics_file
 
     interrupted(tmp_path, 1, 2, epochs=2)
     write_rows, calls = metrics_file.write_rows, []

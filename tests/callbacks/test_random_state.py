@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import Interrupt, StopAt, fit
 
-from callbacks import LastCheckpoint, RandomState, random_state
-from callbacks.random_state import generators, restore, seed_process
+from yolo_lightning.callbacks import LastCheckpoint, RandomState, random_state
+from yolo_lightning.callbacks.random_state import generators, restore, seed_process
 
 
 def of_rank(rank: int, processes: int) -> Any:

@@ -10,7 +10,7 @@ from tiny_training import Interrupt, StopAt, TinyModule, fit
 from ultralytics.utils.metrics import DetMetrics
 from ultralytics.utils.plotting import plot_results
 
-from callbacks import BestCheckpoint, LastCheckpoint, ResultsFile
+from yolo_lightning.callbacks import BestCheckpoint, LastCheckpoint, ResultsFile
 
 HEADER = (
     "epoch,time,train/box_loss,train/cls_loss,train/dfl_loss,metrics/precision(B),metrics/recall(B),metrics/mAP50(B),"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-import callbacks
+from yolo_lightning import callbacks
 
 NAMES = [name for name in callbacks.__all__ if issubclass(getattr(callbacks, name), Callback)]
 

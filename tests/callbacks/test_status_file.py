@@ -11,10 +11,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import Interrupt, StopAt, TinyModule, fit
 
-from callbacks import LastCheckpoint, StatusFile
-from callbacks import status as status_file
-from callbacks.status import BLOCK_STEPS, BLOCKS, StepPace
-from yolo_lightning.status import Status, read_status
+from yolo_lightning.callbacks import LastCheckpoint, StatusFile, status_file
+from yolo_lightning.callbacks.status_file import BLOCK_STEPS, BLOCKS, StepPace
+from yolo_lightning.supervision.run_status import Status, read_status
 
 
 class Clock:
@@ -116,7 +115,7 @@ def test_resumed_fit_knows_at_once_what_was_measured_before(clock: Clock, tmp_pa
 
 def test_full_disk_is_said_once_and_ends_nothing(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[str] = []
-    monkeypatch.setattr("callbacks.optional_file.rank_zero_warn", warned.append)
+    monkeypatch.setattr("yolo_lightning.utils.optional_file.rank_zero_warn", warned.append)
 
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -11,9 +11,9 @@ from tiny_training import CLASS_NAMES, TinyModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from yolo_lightning.batch import Batch, Prediction, Sample, Target, collate
-from yolo_lightning.boxes import Letterbox
-from yolo_lightning.data.ltdv2 import CATEGORY_IDS
+from yolo_lightning.data.batch import Batch, Prediction, Sample, Target, collate
+from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.data.formats.ltdv2 import CATEGORY_IDS
 
 HEIGHT, WIDTH, SIZE = 60, 80, 64
 HIT = [[10.0, 10.0, 30.0, 50.0]]

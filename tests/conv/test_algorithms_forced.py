@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from tests.conv.test_conv2d import CASES, Case, derivatives, lay_out, random
 from tests.conv.test_conv_dtypes import ROUNDING
-from yolo_lightning.conv import Plan, _algorithms, _native_depthwise, _shared, conv2d
-from yolo_lightning.conv._algorithms import Candidate, Operation, candidates
-from yolo_lightning.conv._arguments import Problem, make_problem
+from yolo_lightning.conv import Plan, conv2d
+from yolo_lightning.conv.algorithms import native_depthwise, shared, table
+from yolo_lightning.conv.algorithms.problem import Problem, make_problem
+from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates
 from yolo_lightning.conv.plan import PlanKey
 
 NOTHING: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
@@ -44,7 +45,7 @@ def problem_of(input_shape: Any, weight_shape: Any, arguments: dict[str, Any], c
 def names(problem: Problem, dtype: torch.dtype = torch.float64) -> list[str]:
     """All algorithms that are a candidate for an operation of this problem, each once."""
     found = [candidate.name for operation in Operation for candidate in candidates(operation, problem, dtype, "cpu")]
-    return list(dict.fromkeys([*found, _algorithms.SEPARATE]))
+    return list(dict.fromkeys([*found, table.SEPARATE]))
 
 
 FORCED = [
@@ -58,8 +59,8 @@ FORCED = [
 def test_the_cases_reach_every_row_of_the_table() -> None:
     reached = {parameters.values[0].removeprefix("mirrored ").partition(" in ")[0] for parameters in FORCED}
     # Kernels that are off, or exist on accelerators only, have tests of their own.
-    rows = {row.name for row in _algorithms._TABLE} - {"native depthwise", "fused", "compiled"}
-    assert reached == rows | {"zeros", _algorithms.SEPARATE}
+    rows = {row.name for row in table._TABLE} - {"native depthwise", "fused", "compiled"}
+    assert reached == rows | {"zeros", table.SEPARATE}
 
 
 SMALL_ENOUGH = 4096
@@ -78,7 +79,7 @@ def test_output_and_gradients(
 ) -> None:
     input_shape, weight_shape, _, arguments = case
     if tile is not None:
-        monkeypatch.setattr(_shared, "CPU_TILE_ELEMENTS", tile)
+        monkeypatch.setattr(shared, "CPU_TILE_ELEMENTS", tile)
     tensors = [lay_out(random(*input_shape), layout), lay_out(random(*weight_shape, seed=1), layout)]
     problem = problem_of(input_shape, weight_shape, arguments, layout == "channels_last")
     grad_output = lay_out(random(*problem.output_size, seed=2), layout)
@@ -240,7 +241,7 @@ def test_native_depthwise_is_for_cuda_devices_and_even_padding() -> None:
         ("cuda", (2, 2)): "depthwise",
     }
     for cropping in ((-1, -1, 0, 0), (0, 0, -1, -1)):
-        assert not _native_depthwise.accepts(replace(even, padding=cropping))
+        assert not native_depthwise.accepts(replace(even, padding=cropping))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")

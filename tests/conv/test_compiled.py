@@ -16,16 +16,10 @@ from torch.nn import functional as F
 
 from tests.conv.test_conv2d import Case, random
 from tests.conv.test_fused import DENSE, draw_convolution, fence, nhwc, problem_of
-from yolo_lightning.conv import (
-    _compiled,
-    _compiled_build,
-    _compiled_launch,
-    disable_fused_kernels,
-    enable_fused_kernels,
-    swap_convs,
-)
-from yolo_lightning.conv._checked import BuildError
-from yolo_lightning.conv._compiled_launch import Loops, Sizes
+from yolo_lightning.conv import disable_fused_kernels, enable_fused_kernels, swap_convs
+from yolo_lightning.conv.kernels import compiled, compiled_build, compiled_launch
+from yolo_lightning.conv.kernels.compiled_launch import KernelSizes, Loops
+from yolo_lightning.conv.kernels.verified import BuildError
 
 LANES = 3
 needs_compiler = pytest.mark.skipif(
@@ -40,7 +34,7 @@ def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def loops(build_folder: Path) -> Loops:
-    return _compiled_build.build(build_folder)
+    return compiled_build.build(build_folder)
 
 
 @pytest.fixture(params=[1, LANES])
@@ -57,7 +51,7 @@ def check(loops: Loops, input_shape: Sequence[int], weight_shape: Sequence[int],
     grad_output = random(*output.shape, seed=2, dtype=torch.float32)
     expected = torch.autograd.grad(output, exact, grad_output.double())
     input, grad_output = nhwc(input), nhwc(grad_output)
-    launch = _compiled_launch
+    launch = compiled_launch
     at_once = launch.gradients(loops, input, grad_output, weight, problem)
     found = {
         "output": (launch.forward(loops, input, weight, problem), output),
@@ -86,7 +80,7 @@ def test_results_equal_torch(case: Case, loops: Loops, lanes: int) -> None:
 def test_winograd_equals_torch(
     tile: int, size: tuple[int, int], padding: int, loops: Loops, lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_compiled_launch, "TILE_ELEMENTS", tile)
+    monkeypatch.setattr(compiled_launch, "TILE_ELEMENTS", tile)
     called: list[str] = []
     monkeypatch.setattr(Loops, "__call__", counted(Loops.__call__, called))
     check(loops, (2, 16, *size), (24, 16, 3, 3), {"padding": padding})
@@ -113,7 +107,7 @@ def test_any_shape(loops: Loops, lanes: int, data: st.DataObject) -> None:
 class Fenced(Loops):
     """Puts a fence around every tensor."""
 
-    def __call__(self, name: str, sizes: Sizes, *values: Tensor | bool | None) -> None:
+    def __call__(self, name: str, sizes: KernelSizes, *values: Tensor | bool | None) -> None:
         places = {number: value for number, value in enumerate(values) if isinstance(value, Tensor) and value.numel()}
         fenced = {number: fence(dense(value), 4, self.at_the_end) for number, value in places.items()}
         super().__call__(name, sizes, *(fenced.get(number, value) for number, value in enumerate(values)))
@@ -156,7 +150,7 @@ def test_results_are_equal_bit_for_bit_from_call_to_call(loops: Loops, monkeypat
     for stride in (1, 2):
         problem = problem_of(input, weight, {"padding": 1, "stride": stride})
         grads = nhwc(random(*problem.output_size, seed=2, dtype=torch.float32))
-        once, again = (_compiled_launch.gradients(loops, input, grads, weight, problem) for _ in range(2))
+        once, again = (compiled_launch.gradients(loops, input, grads, weight, problem) for _ in range(2))
         assert all(map(torch.equal, once, again))
 
 
@@ -188,7 +182,7 @@ def test_without_a_compiler_there_is_one_warning(monkeypatch: pytest.MonkeyPatch
     enable_fused_kernels(tmp_path)
     try:
         with pytest.warns(UserWarning, match="no compiled convolution loops .* there is no C.. compiler") as caught:
-            assert not any(_compiled.available() for _ in range(2))
+            assert not any(compiled.available() for _ in range(2))
         assert len(caught) == 1
     finally:
         disable_fused_kernels()
@@ -198,7 +192,7 @@ def test_without_a_compiler_there_is_one_warning(monkeypatch: pytest.MonkeyPatch
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "/bin/sh -c 'echo no such dialect >&2; exit 3' --")
     with pytest.raises(BuildError, match="ended with 3: no such dialect"):
-        _compiled_build.build(tmp_path)
+        compiled_build.build(tmp_path)
 
 
 @needs_compiler
@@ -207,4 +201,4 @@ def test_what_was_built_is_found_again(build_folder: Path, loops: Loops, monkeyp
         raise AssertionError("compiled twice")
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert _compiled_build.build(build_folder).sgemm == loops.sgemm
+    assert compiled_build.build(build_folder).sgemm == loops.sgemm

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from yolo_lightning.conv import _shared, _winograd, conv2d
-from yolo_lightning.conv._arguments import make_problem
+from yolo_lightning.conv import conv2d
+from yolo_lightning.conv.algorithms import shared, winograd
+from yolo_lightning.conv.algorithms.problem import make_problem
 
 # The error that one rounding of a result of size 1 allows, doubled: facts of the types, not of this machine.
 ROUNDING = {torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -47,7 +48,7 @@ def test_weight_gradient_of_many_tiles_is_summed_in_float32(
     dtype: torch.dtype, memory_format: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every sample adds 1 to the gradient: a running sum in a half type stops counting at 256 or 2048."""
-    monkeypatch.setattr(_shared, "CPU_TILE_ELEMENTS", 1)  # one sample for each tile
+    monkeypatch.setattr(shared, "CPU_TILE_ELEMENTS", 1)  # one sample for each tile
     input = torch.ones(4097, 2, 3, 3, dtype=dtype).contiguous(memory_format=memory_format)
     weight = torch.zeros(1, 2, 3, 3, dtype=dtype, requires_grad=True)
     conv2d(input, weight).sum().backward()
@@ -71,7 +72,7 @@ def test_float32_error_of_winograd(offset: float, limit: float) -> None:
     weight = random(64, 64, 3, 3, seed=1).contiguous(memory_format=torch.channels_last)
     grad_output = random(2, 64, 40, 40, seed=2)
     problem = make_problem(input, weight, None, stride=1, padding=1, dilation=1, groups=1)
-    mine = [_winograd.forward(input, weight, problem), *_winograd.gradients(input, grad_output, weight, problem)]
+    mine = [winograd.forward(input, weight, problem), *winograd.gradients(input, grad_output, weight, problem)]
     leaves = [input.double().requires_grad_(), weight.double().requires_grad_()]
     output = F.conv2d(*leaves, padding=1)
     references = [output, *torch.autograd.grad(output, leaves, grad_output.double())]

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conv.test_conv2d import CASES, Case, random
-from yolo_lightning.conv import _fused_build, _fused_kernels, _fused_launch
-from yolo_lightning.conv._arguments import Problem, make_problem
-from yolo_lightning.conv._fused_kernels import Grid, Launcher
+from yolo_lightning.conv.algorithms.problem import Problem, make_problem
+from yolo_lightning.conv.kernels import fused_build, fused_kernels, fused_launch
+from yolo_lightning.conv.kernels.fused_kernels import Grid, Launcher
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 GUARD = 1 << 10
@@ -38,12 +38,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> "Guarded":
         pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("kernels")
     source, library = folder / "kernels.cpp", folder / "kernels.so"
-    kernels = _fused_build.source(list(_fused_kernels.instances()))
+    kernels = fused_build.source(list(fused_kernels.instances()))
     source.write_text(f'#include "kernel_emulation.h"\n{kernels}\nEMULATED_LAUNCH\n')
     flags = ["-std=c++17", "-O0", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{Path(__file__).parent}"]
     made = subprocess.run([COMPILER, *flags, source, "-o", library], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    return Guarded(_fused_build.LibraryLauncher(library))
+    return Guarded(fused_build.LibraryLauncher(library))
 
 
 @pytest.fixture
@@ -125,9 +125,9 @@ def check(launch: Launcher, input_shape: Sequence[int], weight_shape: Sequence[i
     expected = [output, *torch.autograd.grad(output, exact, grad_output.double())]
     input, grad_output = nhwc(input), nhwc(grad_output)
     found = [
-        _fused_launch.forward(launch, input, weight, problem),
-        _fused_launch.input_gradient(launch, grad_output, weight, problem),
-        _fused_launch.weight_gradient(launch, input, grad_output, problem),
+        fused_launch.forward(launch, input, weight, problem),
+        fused_launch.input_gradient(launch, grad_output, weight, problem),
+        fused_launch.weight_gradient(launch, input, grad_output, problem),
     ]
     for name, one, other in zip(("output", "input", "weight"), found, expected, strict=True):
         assert one.shape == other.shape
@@ -142,11 +142,11 @@ def test_results_equal_torch(case: Case, emulated: Launcher, unwritten_is_nan: N
 
 
 @pytest.mark.parametrize("channels", [12, 7], ids=["by four", "by one"])
-@pytest.mark.parametrize("tile", _fused_launch.TILES, ids=str)
+@pytest.mark.parametrize("tile", fused_launch.TILES, ids=str)
 def test_every_tile(
     tile: Any, channels: int, emulated: Guarded, monkeypatch: pytest.MonkeyPatch, unwritten_is_nan: None
 ) -> None:
-    monkeypatch.setattr(_fused_launch, "TILES", (tile,))
+    monkeypatch.setattr(fused_launch, "TILES", (tile,))
     # More than one tile each way; 5 * 5 taps make more rows of the weight gradient than the largest tile has.
     check(emulated, (2, channels, 15, 14), (tile.columns + channels, channels, 5, 5), {"padding": 2})
     kernels = {name for name, *_ in emulated.launches[-3:]}
@@ -179,11 +179,11 @@ def draw_convolution(data: st.DataObject) -> tuple[Sequence[int], Sequence[int],
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and mprotect")
 @pytest.mark.parametrize("at_the_end", [True, False], ids=["end", "start"])
 @pytest.mark.parametrize("channels", [4, 3], ids=["by four", "by one"])
-@pytest.mark.parametrize("tile", _fused_launch.TILES[1::2], ids=str)
+@pytest.mark.parametrize("tile", fused_launch.TILES[1::2], ids=str)
 def test_nothing_outside_the_tensors_is_touched(
     tile: Any, channels: int, at_the_end: bool, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_fused_launch, "TILES", (tile,))
+    monkeypatch.setattr(fused_launch, "TILES", (tile,))
     child = os.fork()
     if child == 0:
         try:
@@ -199,7 +199,7 @@ def test_an_infinite_number_stays_in_its_windows(emulated: Guarded) -> None:
     # 27 numbers in a window, where the kernel multiplies 32.
     input, weight = nhwc(random(1, 3, 9, 9, dtype=torch.float32)), random(4, 3, 3, 3, dtype=torch.float32)
     input[0, 0, 4, 4] = torch.inf
-    output = _fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))
+    output = fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))
     assert torch.equal(output.isfinite(), F.conv2d(input, weight).isfinite())
 
 
@@ -208,8 +208,8 @@ def test_slices_of_the_channels_are_read_in_place(emulated: Guarded) -> None:
     grads = nhwc(random(2, 16, 4, 5, dtype=torch.float32))
     input, grad_output = whole[:, 4:8], grads[:, 8:]
     problem = problem_of(input, weight, {})
-    output = _fused_launch.forward(emulated, input, weight, problem)
-    grad_weight = _fused_launch.weight_gradient(emulated, input, grad_output, problem)
+    output = fused_launch.forward(emulated, input, weight, problem)
+    grad_weight = fused_launch.weight_gradient(emulated, input, grad_output, problem)
     leaf = weight.requires_grad_()
     expected = F.conv2d(input, leaf)
     torch.testing.assert_close(output, expected.detach(), rtol=0, atol=2e-5)
@@ -223,14 +223,14 @@ def test_slices_of_the_channels_are_read_in_place(emulated: Guarded) -> None:
 def test_unevenly_spaced_pixels_are_laid_out_first(layout: str, emulated: Guarded) -> None:
     whole, weight = nhwc(random(2, 4, 9, 9, dtype=torch.float32)), random(8, 4, 3, 3, dtype=torch.float32)
     input = whole[:, :, 1:7, 2:8] if layout == "crop" else whole[:1, :, :1, :1].expand(2, 4, 6, 6)
-    output = _fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))
+    output = fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))
     torch.testing.assert_close(output, F.conv2d(input, weight), rtol=0, atol=2e-5)
 
 
 def test_unaligned_tensors_are_read_one_by_one(emulated: Guarded) -> None:
     input = nhwc(random(1, 8, 5, 5, dtype=torch.float32))[:, 1:5]
     weight = random(4, 4, 1, 1, dtype=torch.float32)
-    output = _fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))
+    output = fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))
     torch.testing.assert_close(output, F.conv2d(input, weight), rtol=0, atol=1e-5)
     assert emulated.launches[-1][0].endswith("by_one")
 
@@ -238,6 +238,6 @@ def test_unaligned_tensors_are_read_one_by_one(emulated: Guarded) -> None:
 def test_weight_gradient_is_split_over_pixels_and_gives_equal_bits(emulated: Guarded) -> None:
     input, grad_output = (nhwc(random(4, channels, 20, 20, dtype=torch.float32)) for channels in (3, 5))
     problem = problem_of(input, torch.empty(5, 3, 1, 1), {})
-    first, second = (_fused_launch.weight_gradient(emulated, input, grad_output, problem) for _ in range(2))
+    first, second = (fused_launch.weight_gradient(emulated, input, grad_output, problem) for _ in range(2))
     assert torch.equal(first, second)
     assert emulated.launches[-1][1] == (1, 1, 6)

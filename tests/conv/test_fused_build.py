@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from yolo_lightning.conv import _fused_build, _fused_kernels
-from yolo_lightning.conv._fused_build import BuildError
+from yolo_lightning.conv.kernels import fused_build, fused_kernels
+from yolo_lightning.conv.kernels.fused_build import BuildError
 
 DEVICE = torch.device("cuda", 0)
 NVCC = shutil.which("nvcc")
-HOLD = "import sys; from pathlib import Path; from yolo_lightning.conv._fused_build import alone\n" + (
+HOLD = "import sys; from pathlib import Path; from yolo_lightning.conv.kernels.fused_build import alone\n" + (
     "with alone(Path(sys.argv[1]), 0.0):\n    print('held', flush=True)\n    sys.stdin.read()"
 )
 
@@ -47,13 +47,13 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_what_both_sides_must_know_is_equal() -> None:
-    text = _fused_build.source([])
-    assert f"constexpr int THREADS = {_fused_kernels.THREADS};" in text
-    assert f"constexpr int DEPTH = {_fused_kernels.DEPTH};" in text
+    text = fused_build.source([])
+    assert f"constexpr int THREADS = {fused_kernels.THREADS};" in text
+    assert f"constexpr int DEPTH = {fused_kernels.DEPTH};" in text
 
 
 def test_nothing_ties_the_kernels_to_one_vendor() -> None:
-    code = re.sub(r"//.*", "", _fused_build.source([]))
+    code = re.sub(r"//.*", "", fused_build.source([]))
     for word in ("warp", "shfl", "ballot", "asm", "wmma", "atomic", "double", "#include", "__ldg"):
         assert word not in code
 
@@ -69,8 +69,8 @@ def test_the_runtime_compiler_makes_each_kernel_once(monkeypatch: pytest.MonkeyP
         return lambda **arguments: launches.append(arguments)
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", compile_kernel, raising=False)
-    launcher = _fused_build.RuntimeCompiled(DEVICE)
-    first, second, *_ = _fused_kernels.instances()
+    launcher = fused_build.RuntimeCompiled(DEVICE)
+    first, second, *_ = fused_kernels.instances()
     tensor = torch.zeros(3)
     for name in (first, second, second):
         launcher(name, (1, 2, 3), [tensor], [4, 5])
@@ -84,7 +84,7 @@ def test_who_has_no_toolkit_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", compile_kernel, raising=False)
     with pytest.raises(BuildError, match=r"ROCM_HOME .* any folder will do"):
-        _fused_build.RuntimeCompiled(DEVICE)
+        fused_build.RuntimeCompiled(DEVICE)
 
 
 def test_a_failure_of_all_ways_names_their_reasons(
@@ -94,9 +94,9 @@ def test_a_failure_of_all_ways_names_their_reasons(
         raise RuntimeError("Ninja is required")
 
     monkeypatch.delattr(torch.cuda, "_compile_kernel", raising=False)
-    monkeypatch.setattr(_fused_build, "build_library", no_library)
+    monkeypatch.setattr(fused_build, "build_library", no_library)
     with pytest.raises(BuildError, match=r"has no torch\.cuda\._compile_kernel; toolkit: RuntimeError: Ninja"):
-        _fused_build.make_launcher(DEVICE, tmp_path)
+        fused_build.make_launcher(DEVICE, tmp_path)
 
 
 def test_a_build_is_locked_and_clears_the_lock_that_a_killed_one_left(
@@ -109,14 +109,14 @@ def test_a_build_is_locked_and_clears_the_lock_that_a_killed_one_left(
     def load(name: str, sources: Sequence[str], build_directory: str, **_: object) -> None:
         folder = Path(build_directory)
         assert not (folder / "lock").exists()
-        with pytest.raises(BuildError), _fused_build.alone(folder / "building", 0.0):
+        with pytest.raises(BuildError), fused_build.alone(folder / "building", 0.0):
             pass
-        assert Path(sources[0]).read_text(encoding="utf-8") == _fused_build.library_source()
+        assert Path(sources[0]).read_text(encoding="utf-8") == fused_build.library_source()
         (folder / "lock").touch()
         folders.append(folder)
 
     monkeypatch.setattr(cpp_extension, "load", load)
-    libraries = [_fused_build.build_library(DEVICE, tmp_path) for _ in range(2)]
+    libraries = [fused_build.build_library(DEVICE, tmp_path) for _ in range(2)]
     assert len(set(folders)) == 1
     assert libraries == [folder / f"{folder.name}.so" for folder in folders]
 
@@ -126,17 +126,17 @@ def test_a_build_is_locked_and_clears_the_lock_that_a_killed_one_left(
 def test_only_one_process_builds_and_a_killed_one_hinders_nobody(
     tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
-    with pytest.raises(BuildError, match="another process has held"), _fused_build.alone(tmp_path / "building", 0.3):
+    with pytest.raises(BuildError, match="another process has held"), fused_build.alone(tmp_path / "building", 0.3):
         pass
     holder.kill()
     holder.wait()
-    with _fused_build.alone(tmp_path / "building", 5.0):
+    with fused_build.alone(tmp_path / "building", 5.0):
         pass
 
 
 @pytest.mark.slow
 def test_importing_the_package_does_not_look_for_toolkits() -> None:
-    code = "import sys, yolo_lightning.conv._fused; sys.exit('torch.utils.cpp_extension' in sys.modules)"
+    code = "import sys, yolo_lightning.conv.kernels.fused; sys.exit('torch.utils.cpp_extension' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
@@ -145,7 +145,7 @@ def test_hipify_leaves_nothing_of_cuda(tmp_path: Path) -> None:
     from torch.utils.hipify.hipify_python import hipify
 
     file = tmp_path / "kernels.cu"
-    file.write_text(_fused_build.library_source())
+    file.write_text(fused_build.library_source())
     results = hipify(str(tmp_path), output_directory=str(tmp_path), extra_files=[str(file)], is_pytorch_extension=True)
     text = Path(str(results[str(file)].hipified_path)).read_text()
     assert "hipLaunchKernel" in text
@@ -157,12 +157,12 @@ def test_hipify_leaves_nothing_of_cuda(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nvcc_compiles_without_spilling(architecture_name: str, tmp_path: Path) -> None:
     file = tmp_path / "kernels.cu"
-    file.write_text(_fused_build.library_source())
+    file.write_text(fused_build.library_source())
     flags = ["-c", f"-arch={architecture_name}", "-Xptxas", "-v", "-Werror", "all-warnings"]
     made = subprocess.run([str(NVCC), *flags, file, "-o", tmp_path / "kernels.o"], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     spilled = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", made.stderr)
-    assert spilled == [("0", "0")] * len(_fused_kernels.instances())
+    assert spilled == [("0", "0")] * len(fused_kernels.instances())
 
 
 @pytest.mark.skipif(not torch.version.cuda, reason="this torch has no NVRTC")
@@ -175,8 +175,8 @@ def test_nvrtc_compiles_without_a_toolkit(monkeypatch: pytest.MonkeyPatch) -> No
         pytest.skip("this torch keeps its runtime compiler elsewhere")
     # Any name does, for nothing is included.
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/nonexistent")
-    for name in list(_fused_kernels.instances())[::7]:
-        binary, symbol = utils._nvrtc_compile(f'extern "C" {{}}\n{_fused_build.source([name])}', name, "75")
+    for name in list(fused_kernels.instances())[::7]:
+        binary, symbol = utils._nvrtc_compile(f'extern "C" {{}}\n{fused_build.source([name])}', name, "75")
         assert symbol == name
         assert len(binary) > 1000
 
@@ -197,10 +197,10 @@ def toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_toolkit_builds_a_library_whose_launch_says_what_is_wrong(
     architecture: None, toolkit: None, tmp_path: Path
 ) -> None:
-    library = _fused_build.build_library(DEVICE, tmp_path)
-    assert _fused_build.build_library(DEVICE, tmp_path) == library
-    launcher = _fused_build.LibraryLauncher(library)
-    name = next(iter(_fused_kernels.instances()))
+    library = fused_build.build_library(DEVICE, tmp_path)
+    assert fused_build.build_library(DEVICE, tmp_path) == library
+    launcher = fused_build.LibraryLauncher(library)
+    name = next(iter(fused_kernels.instances()))
     with pytest.raises(RuntimeError, match=f"kernel {name} was not started: .*(device|driver)"):
         launcher(name, (1, 1, 1), [torch.zeros(3)] * 3, [0] * 22)
     with pytest.raises(RuntimeError, match="no such kernel"):

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from tests.conv.test_conv2d import random
 from tests.conv.test_fused import nhwc, problem_of
-from yolo_lightning.conv import _fused, _fused_build
-from yolo_lightning.conv._arguments import Problem
-from yolo_lightning.conv._checked import BuildError, CheckedKernels, Product
-from yolo_lightning.conv._fused_kernels import Grid, Launcher
+from yolo_lightning.conv.algorithms.problem import Problem
+from yolo_lightning.conv.kernels import fused as _fused
+from yolo_lightning.conv.kernels import fused_build
+from yolo_lightning.conv.kernels.fused_kernels import Grid, Launcher
+from yolo_lightning.conv.kernels.verified import BuildError, CheckedKernels, Product
 
 ACCEPTED = Problem((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, channels_last=True)
 
@@ -180,7 +181,7 @@ def test_off_until_enabled(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_results_on_a_gpu_equal_those_of_a_cpu(tmp_path: Path) -> None:
-    fused = checked(lambda device: _fused_build.make_launcher(device, tmp_path))
+    fused = checked(lambda device: fused_build.make_launcher(device, tmp_path))
     device = torch.device("cuda", torch.cuda.current_device())
     assert fused.works_on(device)
     for _ in range(2):

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conv.test_conv2d import random
-from yolo_lightning.conv import FIXED, GemmConv2d, Plan, TimedPlan, _rows, conv2d, timed_plan
+from yolo_lightning.conv import FIXED, GemmConv2d, Plan, TimedPlan, autotune, conv2d
 from yolo_lightning.conv import plan as plan_module
-from yolo_lightning.conv._algorithms import SEPARATE, Candidate, Operation, candidates
-from yolo_lightning.conv._arguments import Problem, Tensors
+from yolo_lightning.conv.algorithms import rows
+from yolo_lightning.conv.algorithms.problem import Problem, Tensors
+from yolo_lightning.conv.algorithms.table import SEPARATE, Candidate, Operation, candidates
 
 PROBLEM = Problem((1, 1, 4, 4), (1, 1, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, False)
 OTHER = Problem((2, 1, 4, 4), (1, 1, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, False)
@@ -37,7 +38,7 @@ class Table:
         self.failures: dict[str, RuntimeError] = {}
         self.may_refuse = False
         self.pause_s = 0.0
-        monkeypatch.setattr(timed_plan, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+        monkeypatch.setattr(autotune, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
         monkeypatch.setattr(plan_module, "candidates", lambda *_: self.candidates())
 
     def candidates(self) -> tuple[Candidate, ...]:
@@ -316,7 +317,7 @@ def test_a_convolution_survives_its_favourite_algorithm(monkeypatch: pytest.Monk
 
     tensors = [random(2, 4, 9, 8).requires_grad_(), random(6, 4, 3, 3).requires_grad_()]
     for function in ("forward", "input_gradient", "weight_gradient"):
-        monkeypatch.setattr(_rows, function, fail)
+        monkeypatch.setattr(rows, function, fail)
     with pytest.warns(UserWarning, match="forward.*'rows' failed"):
         output = conv2d(*tensors, stride=2, plan=Plan())
     with pytest.warns(UserWarning, match="_gradient.*'rows' failed"):

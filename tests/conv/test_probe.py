@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from yolo_lightning.conv import _trial, probe
-from yolo_lightning.conv._probe_cache import ProbeCache
+from yolo_lightning.conv import probe, probe_trial
 from yolo_lightning.conv.probe import ProbeResult, probe_native
+from yolo_lightning.conv.probe_cache import ProbeCache
 
 CPU = torch.device("cpu")
 GOOD: dict[str, Any] = {
@@ -240,8 +240,8 @@ def test_file_that_cannot_be_written_is_said_and_no_obstacle(tmp_path: Path) -> 
 
 
 def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_trial, "CASES", (_trial.Case(4, 6, 3, 1, 12),))
-    right = _trial.run_trial(CPU)
+    monkeypatch.setattr(probe_trial, "CASES", (probe_trial.Case(4, 6, 3, 1, 12),))
+    right = probe_trial.run_trial(CPU)
     assert max(right.native_error, right.gemm_error) < 1e-4
     native = torch.nn.Conv2d._conv_forward
 
@@ -250,7 +250,7 @@ def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) ->
         return output.roll(1, dims=1) if input.dtype == torch.float32 else output
 
     monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", off_by_one_channel)
-    wrong = _trial.run_trial(CPU)
+    wrong = probe_trial.run_trial(CPU)
     assert wrong.native_error > 0.5
     assert wrong.gemm_error == right.gemm_error
 
@@ -259,9 +259,9 @@ def test_trial_survives_a_failure_of_ours(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*arguments: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("no BLAS")
 
-    monkeypatch.setattr(_trial, "CASES", (_trial.Case(4, 6, 3, 1, 12),))
+    monkeypatch.setattr(probe_trial, "CASES", (probe_trial.Case(4, 6, 3, 1, 12),))
     monkeypatch.setattr("yolo_lightning.conv.layer.conv2d", fail)
-    trial = _trial.run_trial(CPU)
+    trial = probe_trial.run_trial(CPU)
     assert trial.gemm_failure == "RuntimeError: no BLAS"
     assert trial.native_error < 1e-4
     assert trial.gemm_ms == float("inf")
@@ -269,7 +269,7 @@ def test_trial_survives_a_failure_of_ours(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_help_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        _trial.main(["--help"])
+        probe_trial.main(["--help"])
     assert end.value.code == 0
     assert "--device" in capsys.readouterr().out
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d as native
 
-from yolo_lightning.conv import _winograd, conv2d
-from yolo_lightning.conv._scratch import MOST_PREPARED, Scratch, scratch_of
+from yolo_lightning.conv import conv2d
+from yolo_lightning.conv.algorithms import winograd
+from yolo_lightning.conv.algorithms.scratch import MOST_PREPARED, Scratch, scratch_of
 
 SHAPES = [(2, 32, 40, 24), (1, 48, 9, 70), (3, 32, 8, 8), (2, 32, 40, 24), (1, 32, 100, 100)]
 
@@ -34,13 +35,13 @@ def assert_equals(found: Tensor, expected: Tensor) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """These shapes are computed by Winograd's filtering, or the tests show nothing."""
     counted: list[int] = []
-    convolve = _winograd._convolve
+    convolve = winograd._convolve
 
     def counting(*arguments: Any) -> Any:
         counted.append(1)
         return convolve(*arguments)
 
-    monkeypatch.setattr(_winograd, "_convolve", counting)
+    monkeypatch.setattr(winograd, "_convolve", counting)
     return counted
 
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from yolo_lightning.data.dataset import LabelledFrames
-from yolo_lightning.data.frames import FolderFrames
-from yolo_lightning.data.index import open_index
+from yolo_lightning.data.index.annotation_index import open_index
+from yolo_lightning.data.storage.frames import FolderFrames
 
 CATEGORIES = [
     {"id": number, "name": name}

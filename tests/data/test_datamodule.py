@@ -19,15 +19,15 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from yolo_lightning.batch import Batch, collate
-from yolo_lightning.data.augmentation import Augmentation
+from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
-from yolo_lightning.data.frames import FolderFrames
-from yolo_lightning.data.index import SplitIndex, default_index_root, open_index
+from yolo_lightning.data.index.annotation_index import SplitIndex, default_index_root, open_index
 from yolo_lightning.data.loader import LoaderSettings, prepare_worker
-from yolo_lightning.data.sampler import limited
-from yolo_lightning.data.sampling import Sampling
+from yolo_lightning.data.sampling.sampler import limited
+from yolo_lightning.data.sampling.sampling_rules import Sampling
+from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
 Split = Callable[..., LabelledFrames]
 Make = Callable[..., DetectionDataModule]

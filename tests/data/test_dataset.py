@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from yolo_lightning.batch import Sample
-from yolo_lightning.boxes import Letterbox
-from yolo_lightning.data.augmentation import Augmentation
+from yolo_lightning.data.batch import Sample
+from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, SampleKey, TrainingDataset
-from yolo_lightning.data.frames import FrameSource
-from yolo_lightning.data.geometry import PADDING
+from yolo_lightning.data.storage.frames import FrameSource
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.mosaic import PADDING
 
 Split = Callable[..., LabelledFrames]
 

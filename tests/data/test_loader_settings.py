@@ -24,7 +24,7 @@ from yolo_lightning.data.worker_processes import (
     SpawningContext,
     thread_environment,
 )
-from yolo_lightning.stopping import STOP_SIGNALS
+from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
 LADDER = sorted((REPOSITORY / "configs" / "loader").glob("*.yaml"))
 

@@ -10,12 +10,12 @@ import torch
 from lightning.pytorch import Trainer
 
 from tests.helpers.annotations import assert_boxes_of_the_json
-from yolo_lightning.batch import Batch, targets
-from yolo_lightning.data.checks import BadFrames, check_frames
+from yolo_lightning.data.batch import Batch, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.frames import FolderFrames
-from yolo_lightning.data.index import open_index
+from yolo_lightning.data.formats.frame_checks import BadFrames, check_frames
+from yolo_lightning.data.index.annotation_index import open_index
 from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.storage.frames import FolderFrames
 
 FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
 BATCH_SIZE = 8

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_lightning.data.synthetic import SyntheticSummary, dataset, draw_dataset
+from yolo_lightning.data.synthetic import SyntheticSummary, draw_dataset, drawn_dataset
 from yolo_lightning.data.synthetic.__main__ import main
 from yolo_lightning.data.synthetic.camera import draw_frame
 from yolo_lightning.data.synthetic.climate import MONTHS, weather_at
@@ -177,7 +177,7 @@ def test_person_is_bright_in_winter_and_dark_in_the_summer_sun() -> None:
 
 
 def test_finished_root_is_returned_without_drawing(small: SyntheticSummary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "_draw_splits", lambda *_: pytest.fail("drawn again"))
+    monkeypatch.setattr(drawn_dataset, "_draw_splits", lambda *_: pytest.fail("drawn again"))
     assert draw_dataset(small.root, **SMALL) == small
 
 
@@ -201,7 +201,7 @@ def test_interrupted_draw_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.
         return draw_frame(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(dataset, "draw_frame", stop_at_ten)
+        patch.setattr(drawn_dataset, "draw_frame", stop_at_ten)
         with pytest.raises(KeyboardInterrupt):
             draw_dataset(tmp_path / "root", **TINY)
     assert not (tmp_path / "root" / "Train.json").exists()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 
-from yolo_lightning.batch import Prediction, Target
+from yolo_lightning.data.batch import Prediction, Target
 
 CLASS_NAMES = ["person", "bicycle", "motorcycle", "vehicle"]
 SCALARS = ["map", "map_50", "map_75", "mar_1", "mar_10", "mar_100"]

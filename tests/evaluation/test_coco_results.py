@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from yolo_lightning.batch import Prediction
+from yolo_lightning.data.batch import Prediction
 from yolo_lightning.evaluation.coco_results import coco_results, write_coco_results
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from detections import CLASS_NAMES, OBJECT, prediction, random_frames, target
 
-from yolo_lightning.batch import Prediction, Target
+from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Matches, frame_key, match
 
 ALL = (1 << len(IOU_THRESHOLDS)) - 1

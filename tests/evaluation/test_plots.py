@@ -7,8 +7,8 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from yolo_lightning.batch import Prediction, Target
-from yolo_lightning.evaluation.plots import COLOURS, DOTS_PER_INCH, FRAME_WIDTH_INCHES, Picture, draw_pictures
+from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.evaluation.plots import COLOURS, DOTS_PER_INCH, FRAME_WIDTH_INCHES, LabelledImage, draw_pictures
 
 CLASS_NAMES = ["person", "bicycle", "motorcycle", "vehicle"]
 HEIGHT, WIDTH = 96, 128
@@ -16,12 +16,14 @@ BOX = [32.0, 40.0, 96.0, 80.0]
 Image = npt.NDArray[np.float64]
 
 
-def picture(boxes: list[list[float]], scores: list[float], labels: list[int], target: Target | None = None) -> Picture:
+def picture(
+    boxes: list[list[float]], scores: list[float], labels: list[int], target: Target | None = None
+) -> LabelledImage:
     found = Prediction("a", torch.tensor(boxes).reshape(-1, 4), torch.tensor(scores), torch.tensor(labels).long())
-    return Picture(np.zeros((HEIGHT, WIDTH), np.uint8), found, target)
+    return LabelledImage(np.zeros((HEIGHT, WIDTH), np.uint8), found, target)
 
 
-def draw(folder: Path, *pictures: Picture, columns: int = 3) -> Image:
+def draw(folder: Path, *pictures: LabelledImage, columns: int = 3) -> Image:
     """The picture as red, green, blue from 0 to 1."""
     draw_pictures(pictures, CLASS_NAMES, folder / "new/out.png", columns)
     drawn = cv2.imread(str(folder / "new/out.png"), cv2.IMREAD_COLOR)
@@ -74,7 +76,7 @@ def test_frame_keeps_its_shape(tmp_path: Path) -> None:
 
 def test_grays_are_shown_as_they_are(tmp_path: Path) -> None:
     """A frame of few grays is not stretched to black and white."""
-    gray = Picture(np.full((HEIGHT, WIDTH), 100, np.uint8), picture([], [], []).prediction)
+    gray = LabelledImage(np.full((HEIGHT, WIDTH), 100, np.uint8), picture([], [], []).prediction)
     assert share_of(draw(tmp_path, gray), (100 / 255,) * 3) > 0.7
 
 
@@ -127,7 +129,7 @@ def test_box_lies_on_the_edge_of_what_it_encloses(tmp_path: Path) -> None:
 def label_area(folder: Path, left: float, top: float) -> float:
     """Share of a frame of LTDv2's size that lies behind the label of a box, which is a little transparent."""
     found = picture([[left, top, left + 40, top + 60]], [0.9], [2]).prediction
-    frame = frame_part(draw(folder, Picture(np.zeros((288, 384), np.uint8), found)))
+    frame = frame_part(draw(folder, LabelledImage(np.zeros((288, 384), np.uint8), found)))
     return share_of(frame, tuple(0.85 * part for part in to_rgb(COLOURS[2])))
 
 

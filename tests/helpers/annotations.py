@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from yolo_lightning.batch import Target
+from yolo_lightning.data.batch import Target
 
 
 def assert_boxes_of_the_json(found: Sequence[Target], annotations: list[dict[str, Any]]) -> None:

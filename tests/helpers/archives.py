@@ -12,8 +12,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from yolo_lightning.data.frames import FrameSource, decode_frame
-from yolo_lightning.data.ltdv2 import CLASS_NAMES
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.data.storage.frames import FrameSource, decode_frame
 
 LOCAL, CENTRAL, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 ENCRYPTED = 1

@@ -50,8 +50,7 @@ class FailOnce(Callback):
 
 
 if __name__ == "__main__":
-    import callbacks
-    from yolo_lightning import cli
+    from yolo_lightning import callbacks, cli
 
     usual = cli.usual_callbacks()[:-1]
     usual = [one for one in usual if not isinstance(one, callbacks.StallMonitor)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from yolo_lightning.checkpoint_file import write_checkpoint
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.module import YOLOModule
 
 

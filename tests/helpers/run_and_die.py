@@ -30,8 +30,7 @@ class Die(Callback):
 
 def with_callbacks(where: str, interval_steps: int) -> None:
     """Make the command line use a short checkpoint interval, and die."""
-    import callbacks
-    from yolo_lightning import cli
+    from yolo_lightning import callbacks, cli
 
     usual = cli.usual_callbacks()[:-1]
     cli.usual_callbacks = lambda: [*usual, callbacks.LastCheckpoint(interval_steps=interval_steps), Die(where)]

@@ -22,7 +22,8 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS / "callbacks"), str(TESTS / "evalua
 from detections import CLASS_NAMES, random_frames  # noqa: E402
 from tiny_training import TinyModule, loader  # noqa: E402
 
-from callbacks import (  # noqa: E402
+from tests.training.test_guarded_step import Rig, make_batch  # noqa: E402
+from yolo_lightning.callbacks import (
     EMA,
     AtomicCheckpointIO,
     BestCheckpoint,
@@ -31,16 +32,15 @@ from callbacks import (  # noqa: E402
     StopOnSignal,
     StoppableTrainer,
 )
-from callbacks.submission import apart, compact  # noqa: E402
-from tests.test_guarded_step import Rig, make_batch  # noqa: E402
-from yolo_lightning.batch import Batch, _slice  # noqa: E402
-from yolo_lightning.data.global_batches import GlobalBatches  # noqa: E402
+from yolo_lightning.callbacks.submission_writer import apart, compact  # noqa: E402
+from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
+from yolo_lightning.data.sampling.global_batches import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import named_scores  # noqa: E402
 from yolo_lightning.evaluation.metric import DetectionScores  # noqa: E402
-from yolo_lightning.guarded_step import Processes  # noqa: E402
-from yolo_lightning.position import steps_begun  # noqa: E402
-from yolo_lightning.ranks import gather, gather_on_first  # noqa: E402
-from yolo_lightning.stopping import request  # noqa: E402
+from yolo_lightning.training.guarded_step import Processes  # noqa: E402
+from yolo_lightning.utils.distributed import gather, gather_on_first  # noqa: E402
+from yolo_lightning.utils.loop_position import steps_begun  # noqa: E402
+from yolo_lightning.utils.stop_signals import request  # noqa: E402
 
 FRAMES = 21
 FRAMES_PER_BATCH = 4

@@ -17,14 +17,14 @@ from ultralytics.models.yolo.detect import DetectionValidator
 from ultralytics.utils.metrics import ConfusionMatrix
 from ultralytics.utils.nms import non_max_suppression
 
-from callbacks.results_file import SCORES
-from yolo_lightning.batch import Batch, targets
-from yolo_lightning.boxes import Letterbox, xywh_to_xyxy
-from yolo_lightning.data.geometry import Labelled, letterbox
+from yolo_lightning.callbacks.results_file import SCORES
+from yolo_lightning.data.batch import Batch, targets
+from yolo_lightning.data.boxes import Letterbox, xywh_to_xyxy
+from yolo_lightning.data.transforms.mosaic import Labelled, letterbox
 from yolo_lightning.evaluation.metric import EvaluationCollection
 from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
+from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.postprocess import predictions
 
 CLASSES, ANCHORS = 4, 60
 

@@ -8,9 +8,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 from training_twins import Batch, Frames, make_trainer, random_batches
 
-from callbacks import EMA
+from yolo_lightning.callbacks import EMA
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.optim import Freeze
+from yolo_lightning.training import Freeze
 
 
 @pytest.mark.parametrize(

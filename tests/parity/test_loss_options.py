@@ -10,9 +10,9 @@ import torch
 from training_twins import random_batches
 from ultralytics.models.yolo.detect import DetectionTrainer
 
-from yolo_lightning.device_transforms import as_one_class
-from yolo_lightning.loss import class_weights
+from yolo_lightning.model.loss import class_weights
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.training.device_transforms import as_one_class
 
 ONE_STEP = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),

@@ -13,9 +13,9 @@ from torch import Tensor
 from training_twins import SIZE, Frames, Recorder, make_trainer, random_batches
 from ultralytics.models.yolo.detect import DetectionTrainer
 
-from yolo_lightning.boxes import STRIDE
-from yolo_lightning.device_transforms import resized, training_size
+from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.training.device_transforms import resized, training_size
 
 
 def theirs(images: Tensor, spread: float, size: int) -> Tensor:

@@ -14,8 +14,8 @@ from training_twins import Frames, Recorder, make_trainer, random_batches, train
 from ultralytics.engine.trainer import BaseTrainer
 
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.optim import Recipe, check_same_optimizer, optimizer_maker, parameter_groups
-from yolo_lightning.optim.optimizers import OptimizerName
+from yolo_lightning.training import Recipe, check_same_optimizer, optimizer_maker, parameter_groups
+from yolo_lightning.training.optimizers import OptimizerName
 
 pytestmark = pytest.mark.whole_run
 

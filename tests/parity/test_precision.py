@@ -10,7 +10,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from training_twins import Frames, Recorder, initial_graph, largest_difference, make_trainer, random_batches, state
 
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.optim import Accumulation
+from yolo_lightning.training import Accumulation
 
 CLIP_NORM = 0.5
 """Far below the norm of these gradients: clipping them before they are unscaled would leave next to nothing."""

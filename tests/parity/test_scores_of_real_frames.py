@@ -14,17 +14,17 @@ from ultralytics import YOLO
 from ultralytics.models.yolo.detect import DetectionValidator
 from ultralytics.utils.metrics import DetMetrics
 
-from callbacks import MeanAP
-from callbacks.results_file import SCORES
 from tests.callbacks.tiny_training import tiny_trainer
-from yolo_lightning.backend import restore
-from yolo_lightning.batch import Batch
-from yolo_lightning.boxes import clip_boxes, corners_to_centres
+from yolo_lightning.callbacks import MeanAP
+from yolo_lightning.callbacks.results_file import SCORES
+from yolo_lightning.data.batch import Batch
+from yolo_lightning.data.boxes import clip_boxes, corners_to_centres
 from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.ltdv2 import CLASS_NAMES
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_CONFIDENCE
+from yolo_lightning.model.layers import restore
 from yolo_lightning.module import YOLOModule
 
 HEIGHT, WIDTH = 160, 192

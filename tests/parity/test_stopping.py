@@ -15,9 +15,9 @@ from lightning.pytorch.callbacks import EarlyStopping
 from training_twins import Frames, make_trainer, random_batches
 from ultralytics.utils.torch_utils import EarlyStopping as UltralyticsEarlyStopping
 
-from callbacks import EpochCheckpoint
 from tests.conftest import REPOSITORY, TINY
-from yolo_lightning.checkpoint_file import find_damage
+from yolo_lightning.callbacks import EpochCheckpoint
+from yolo_lightning.checkpoints.checkpoint_file import find_damage
 from yolo_lightning.module import YOLOModule
 
 OVERLAYS = REPOSITORY / "configs" / "training"

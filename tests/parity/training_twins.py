@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 from ultralytics.models.yolo.detect import DetectionTrainer
 from ultralytics.nn.tasks import DetectionModel
 
-from callbacks import EMA
-from yolo_lightning.batch import Batch
-from yolo_lightning.boxes import Letterbox
-from yolo_lightning.data.ltdv2 import CLASS_NAMES
+from yolo_lightning.callbacks import EMA
+from yolo_lightning.data.batch import Batch
+from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.module import YOLOModule
 
 SIZE, BATCH_SIZE, STEPS_PER_EPOCH = 64, 4, 5

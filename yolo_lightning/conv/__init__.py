@@ -7,13 +7,13 @@ Convolutions are lowered to matrix products, forward and backward. A plan decide
 a `TimedPlan` that measures. Needs torch alone.
 """
 
+from yolo_lightning.conv.autotune import TimedPlan
 from yolo_lightning.conv.functional import conv2d
-from yolo_lightning.conv.kernels import disable_fused_kernels, enable_fused_kernels
+from yolo_lightning.conv.kernels.switches import disable_fused_kernels, enable_fused_kernels
 from yolo_lightning.conv.layer import GemmConv2d
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
 from yolo_lightning.conv.plan import FIXED, Plan, PlannedConvolution
 from yolo_lightning.conv.swap import swap_convs, unswap_convs
-from yolo_lightning.conv.timed_plan import TimedPlan
 
 __all__ = [
     "FIXED",

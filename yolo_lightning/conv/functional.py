@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from yolo_lightning.conv._arguments import IntOrPair, Problem, make_problem
+from yolo_lightning.conv.algorithms.problem import IntOrPair, Problem, make_problem
 from yolo_lightning.conv.plan import FIXED, Plan
 
 P = ParamSpec("P")
@@ -87,7 +87,7 @@ def _settled(tensor: Tensor) -> AbstractContextManager[object]:
 MaybeTensor = Tensor | None
 
 
-class _Context(Protocol):
+class _ConvContext(Protocol):
     """What the functions below use of `torch.autograd.function.FunctionCtx`, and the attributes that they add."""
 
     problem: Problem
@@ -106,7 +106,7 @@ def _with_signature(function: Callable[P, T]) -> Callable[P, T]:
     return function
 
 
-def _apply(function: type[Function], ctx: _Context, *tensors: MaybeTensor) -> Tensor:
+def _apply(function: type[Function], ctx: _ConvContext, *tensors: MaybeTensor) -> Tensor:
     """Another function of the same problem."""
     result: Tensor = function.apply(*tensors, ctx.problem, ctx.plan)
     return result
@@ -121,13 +121,15 @@ class _Convolution(Function):
         return output if bias is None else output.add_(bias.view(1, -1, 1, 1))
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, MaybeTensor, Problem, Plan], output: Tensor) -> None:
+    def setup_context(
+        ctx: _ConvContext, inputs: tuple[Tensor, Tensor, MaybeTensor, Problem, Plan], output: Tensor
+    ) -> None:
         input, weight, _, ctx.problem, ctx.plan = inputs
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
 
     @staticmethod
-    def backward(ctx: _Context, grad_output: Tensor) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
+    def backward(ctx: _ConvContext, grad_output: Tensor) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
         input, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_input = grad_weight = None
@@ -149,12 +151,12 @@ class _InputGradient(Function):
             return plan.input_gradient(grad_output, weight, problem)
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, Problem, Plan], output: Tensor) -> None:
+    def setup_context(ctx: _ConvContext, inputs: tuple[Tensor, Tensor, Problem, Plan], output: Tensor) -> None:
         grad_output, weight, ctx.problem, ctx.plan = inputs
         ctx.save_for_backward(grad_output, weight)
 
     @staticmethod
-    def backward(ctx: _Context, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
+    def backward(ctx: _ConvContext, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
         grad_output, weight = ctx.saved_tensors
         needs_grad_output, needs_weight = ctx.needs_input_grad[:2]
         by_grad_output = _apply(_Convolution, ctx, direction, weight, None) if needs_grad_output else None
@@ -170,12 +172,12 @@ class _WeightGradient(Function):
             return plan.weight_gradient(input, grad_output, problem)
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, Problem, Plan], output: Tensor) -> None:
+    def setup_context(ctx: _ConvContext, inputs: tuple[Tensor, Tensor, Problem, Plan], output: Tensor) -> None:
         input, grad_output, ctx.problem, ctx.plan = inputs
         ctx.save_for_backward(input, grad_output)
 
     @staticmethod
-    def backward(ctx: _Context, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
+    def backward(ctx: _ConvContext, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
         input, grad_output = ctx.saved_tensors
         needs_input, needs_grad_output = ctx.needs_input_grad[:2]
         by_input = _apply(_InputGradient, ctx, grad_output, direction) if needs_input else None
@@ -196,7 +198,7 @@ class _Gradients(Function):
 
     @staticmethod
     def setup_context(
-        ctx: _Context, inputs: tuple[Tensor, Tensor, Tensor, Problem, Plan], output: tuple[Tensor, Tensor]
+        ctx: _ConvContext, inputs: tuple[Tensor, Tensor, Tensor, Problem, Plan], output: tuple[Tensor, Tensor]
     ) -> None:
         input, grad_output, weight, ctx.problem, ctx.plan = inputs
         ctx.set_materialize_grads(False)
@@ -204,7 +206,7 @@ class _Gradients(Function):
 
     @staticmethod
     def backward(
-        ctx: _Context, along_input: MaybeTensor, along_weight: MaybeTensor
+        ctx: _ConvContext, along_input: MaybeTensor, along_weight: MaybeTensor
     ) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
         """The directions belong to the gradient for the input and to that for the weight; either may be absent."""
         input, grad_output, weight = ctx.saved_tensors

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from yolo_lightning.conv._arguments import IntOrPair, looks_channels_last
+from yolo_lightning.conv.algorithms.problem import IntOrPair, looks_channels_last
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.plan import FIXED, Plan
 

@@ -8,13 +8,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv._algorithms import (
-    Candidate,
-    Operation,
-    candidates,
-    gradient_candidates,
-)
-from yolo_lightning.conv._arguments import Problem, Tensors
+from yolo_lightning.conv.algorithms.problem import Problem, Tensors
+from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates, gradient_candidates
 
 # Orders that a plan remembers before it forgets them all and looks them up again: a bound on memory where every
 # batch has another shape.

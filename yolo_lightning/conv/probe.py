@@ -19,8 +19,8 @@ from typing import IO, Literal, get_args
 
 import torch
 
-from yolo_lightning.conv._probe_cache import Finding, ProbeCache
-from yolo_lightning.conv._trial import PHASE, Trial, main
+from yolo_lightning.conv.probe_cache import Finding, ProbeCache
+from yolo_lightning.conv.probe_trial import PHASE, Trial, main
 
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower"]
 

@@ -39,7 +39,7 @@ class BatchNormSiLU2d(VendorFreeBatchNorm2d):
         return output
 
 
-class _Context(Protocol):
+class _NormContext(Protocol):
     """What the function below uses of `torch.autograd.function.FunctionCtx`, and the attributes that it adds."""
 
     uses_batch: bool
@@ -58,7 +58,7 @@ class _BatchNormSiLU(Function):
 
     @staticmethod
     def forward(
-        ctx: _Context,
+        ctx: _NormContext,
         input: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -81,13 +81,13 @@ class _BatchNormSiLU(Function):
         return F.silu(output, inplace=True)
 
     @staticmethod
-    def backward(ctx: _Context, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _NormContext, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         # Whoever asks for a graph of the backward pass gets one made by autograd itself.
         gradients = _gradients_with_graph if torch.is_grad_enabled() else _gradients
         return *gradients(ctx, grad_output), None, None, None, None, None
 
 
-def _gradients(ctx: _Context, grad_output: Tensor) -> _Gradients:
+def _gradients(ctx: _NormContext, grad_output: Tensor) -> _Gradients:
     input, weight, bias, first, second = ctx.saved_tensors
     # The affine map of the forward pass from its saved numbers: no second reduction over the batch.
     variance, eps = (second.pow(-2), 0.0) if ctx.uses_batch else (second, ctx.eps)
@@ -108,7 +108,7 @@ def _gradients(ctx: _Context, grad_output: Tensor) -> _Gradients:
     return gradients
 
 
-def _gradients_with_graph(ctx: _Context, grad_output: Tensor) -> _Gradients:
+def _gradients_with_graph(ctx: _NormContext, grad_output: Tensor) -> _Gradients:
     input, weight, bias, first, second = ctx.saved_tensors
     mean, variance = (None, None) if ctx.uses_batch else (first, second)
     normalised, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)

@@ -10,24 +10,24 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
-from yolo_lightning.batch import Batch, Sample, collate
-from yolo_lightning.boxes import check_image_size
-from yolo_lightning.data.augmentation import Augmentation
-from yolo_lightning.data.checks import BadFrames, check_frames, check_labels, needed_channels
-from yolo_lightning.data.data_source import LTDV2, TRAIN_FILE, VALID_FILE, choose_source
+from yolo_lightning.data.batch import Batch, Sample, collate
+from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
-from yolo_lightning.data.frame_sources import FrameStorage
-from yolo_lightning.data.frames import Channels
-from yolo_lightning.data.global_batches import FileOrderBatches, GlobalBatches
-from yolo_lightning.data.index import SplitIndex, default_index_root
-from yolo_lightning.data.json_sources import LTDv2Source
-from yolo_lightning.data.kept_frames import kept_decoded
+from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, choose_source
+from yolo_lightning.data.formats.frame_checks import BadFrames, check_frames, check_labels, needed_channels
+from yolo_lightning.data.formats.json_sources import LTDv2Source
+from yolo_lightning.data.formats.quarantine import check_names, places
+from yolo_lightning.data.index.annotation_index import SplitIndex, default_index_root
+from yolo_lightning.data.index.splits import Shares, Split, describe_split, frame_table
 from yolo_lightning.data.loader import LoaderSettings, describe
-from yolo_lightning.data.quarantine import check_names, places
-from yolo_lightning.data.sampler import EpochBatchSampler, ResumableLoader, limited
-from yolo_lightning.data.sampling import SampledOrder, Sampling
-from yolo_lightning.data.splits import Shares, Split, describe_split, frame_table
-from yolo_lightning.position import recount
+from yolo_lightning.data.sampling.global_batches import FileOrderBatches, GlobalBatches
+from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader, limited
+from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
+from yolo_lightning.data.storage.choose_storage import FrameStorage
+from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.data.storage.image_cache import kept_decoded
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.utils.loop_position import recount
 
 
 class DetectionDataModule(LightningDataModule):

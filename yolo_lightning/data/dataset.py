@@ -5,13 +5,13 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from yolo_lightning.batch import Sample
-from yolo_lightning.boxes import Letterbox
-from yolo_lightning.data.augmentation import Augmentation
-from yolo_lightning.data.frames import Channels, FrameError, FrameSource
-from yolo_lightning.data.geometry import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip
-from yolo_lightning.data.index import SplitIndex
-from yolo_lightning.data.photometry import random_photometry, reference_index
+from yolo_lightning.data.batch import Sample
+from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.data.index.annotation_index import SplitIndex
+from yolo_lightning.data.storage.frames import Channels, FrameError, FrameSource
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.mosaic import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip
+from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
 
 SAMPLE_STREAM = 2
 """Keeps the random numbers of samples apart from those of their order."""

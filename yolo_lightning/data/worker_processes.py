@@ -11,8 +11,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnC
 from threading import Lock
 from typing import Any
 
-from yolo_lightning.host import available_cores
-from yolo_lightning.stopping import STOP_SIGNALS
+from yolo_lightning.utils.host import available_cores
+from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 """Read once by OpenMP (torch) and OpenBLAS (NumPy), when a process loads them."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from yolo_lightning.batch import Prediction, by_image
-from yolo_lightning.files import replacing
+from yolo_lightning.data.batch import Prediction, by_image
+from yolo_lightning.utils.files import replacing
 
 Detection = dict[str, int | float | str | list[float]]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from yolo_lightning.batch import Prediction, Target
+from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.frame_records import FrameRecords
 
 COUNTED_PER_CLASS = 100

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from yolo_lightning.batch import Prediction, Target
+from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores
 from yolo_lightning.evaluation.frame_names import FrameNames
 from yolo_lightning.evaluation.frame_records import FrameRecords

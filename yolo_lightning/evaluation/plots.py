@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from yolo_lightning.batch import Prediction, Target
+from yolo_lightning.data.batch import Prediction, Target
 
 COLOURS = ("#4cc9f0", "#f9c74f", "#f94144", "#90be6d", "#c77dff", "#f8961e", "#43aa8b", "#ff70a6")
 """One per class, readable on gray."""
@@ -25,7 +25,7 @@ DOTS_PER_INCH = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class LabelledImage:
     """One frame of a contact sheet.
 
     Attributes:
@@ -39,7 +39,7 @@ class Picture:
     target: Target | None = None
 
 
-def draw_pictures(pictures: Sequence[Picture], class_names: Sequence[str], path: Path, columns: int = 3) -> None:
+def draw_pictures(pictures: Sequence[LabelledImage], class_names: Sequence[str], path: Path, columns: int = 3) -> None:
     """Draw frames with their boxes as a contact sheet.
 
     Args:
@@ -69,7 +69,7 @@ def draw_pictures(pictures: Sequence[Picture], class_names: Sequence[str], path:
     figure.savefig(path)
 
 
-def draw_picture(axis: Axes, picture: Picture, class_names: Sequence[str]) -> None:
+def draw_picture(axis: Axes, picture: LabelledImage, class_names: Sequence[str]) -> None:
     """Draw one frame into one cell."""
     height, width = picture.frame.shape[:2]
     axis.imshow(picture.frame, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
@@ -109,7 +109,7 @@ def outline(box: Sequence[float], colour: str, style: str, width: float) -> Rect
     )
 
 
-def legend_lines(pictures: Sequence[Picture], class_names: Sequence[str]) -> list[Line2D]:
+def legend_lines(pictures: Sequence[LabelledImage], class_names: Sequence[str]) -> list[Line2D]:
     """What the colours mean; the truth is named only where it is drawn."""
     lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], label=name) for i, name in enumerate(class_names)]
     if any(picture.target is not None for picture in pictures):

@@ -19,7 +19,7 @@ import torch
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
-from yolo_lightning.files import replacing
+from yolo_lightning.utils.files import replacing
 
 Stage = Literal["val", "test"]
 Records = TypeVar("Records", bound=FrameRecords)

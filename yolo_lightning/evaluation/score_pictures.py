@@ -13,13 +13,8 @@ from matplotlib.figure import Figure
 from yolo_lightning.evaluation.average_precision import AT_50
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_CONFIDENCE, CONFUSION_OVERLAP
-from yolo_lightning.evaluation.ultralytics_metrics import (
-    GRID,
-    SMOOTHED_POINTS,
-    UltralyticsScores,
-    running_mean,
-)
-from yolo_lightning.files import replacing
+from yolo_lightning.evaluation.ultralytics_metrics import GRID, SMOOTHED_POINTS, UltralyticsScores, running_mean
+from yolo_lightning.utils.files import replacing
 
 Floats = npt.NDArray[np.float64]
 

@@ -4,6 +4,6 @@ One harbour camera, eight months whose thermal look drifts, clips of consecutive
 the ids, names and categories of the real dataset. `python -m yolo_lightning.data.synthetic ROOT` draws one.
 """
 
-from yolo_lightning.data.synthetic.dataset import SyntheticSummary, draw_dataset
+from yolo_lightning.data.synthetic.drawn_dataset import SyntheticSummary, draw_dataset
 
 __all__ = ["SyntheticSummary", "draw_dataset"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from yolo_lightning.data.synthetic.dataset import draw_dataset
+from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from yolo_lightning.data.synthetic.climate import MONTHS, Month, weather_at
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH
-from yolo_lightning.files import replacing
+from yolo_lightning.utils.files import replacing
 
 IMAGES, BOXES = 329_299, 2_900_000
 """What the real Train.json holds, the boxes rounded."""

@@ -1,0 +1,99 @@
+"""Pictures of predictions on frames, after a test or a prediction."""
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from yolo_lightning.checkpoints.run_folder import picture_name
+from yolo_lightning.data.batch import Batch, Prediction, Target
+from yolo_lightning.data.boxes import scaled_shape
+from yolo_lightning.evaluation.plots import LabelledImage, draw_pictures
+from yolo_lightning.utils.optional_file import OptionalFile
+
+
+class PredictionPictures(Callback):
+    """Draws predictions (and, in a test, the annotated boxes) on frames spread over the split.
+
+    Writes `test.png` or `predict.png` into the run folder. A full disk costs the picture, never the run.
+
+    Args:
+        frames: How many frames are drawn.
+    """
+
+    def __init__(self, frames: int = 9) -> None:
+        if frames < 1:
+            raise ValueError(f"frames is {frames}, allowed are 1 and more")
+        self.frames = frames
+        self._pictures: list[LabelledImage] = []
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep some of the frames."""
+        self._collect(trainer.num_test_batches, batch, batch_idx, outputs["preds"], outputs["targets"])
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep some of the frames."""
+        self._collect(trainer.num_predict_batches, batch, batch_idx, outputs, None)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw."""
+        self._draw(trainer, pl_module, "test")
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw."""
+        self._draw(trainer, pl_module, "predict")
+
+    def _collect(
+        self,
+        batches: list[int | float],
+        batch: Batch,
+        batch_idx: int,
+        predictions: list[Prediction],
+        targets: list[Target] | None,
+    ) -> None:
+        due = round(self.frames * (batch_idx + 1) / max(1, int(sum(batches))))
+        for number, position in enumerate(batch.readable_positions()[: max(0, due - len(self._pictures))]):
+            self._pictures.append(
+                LabelledImage(
+                    original_frame(batch, position), predictions[number], targets[number] if targets else None
+                )
+            )
+
+    def _draw(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not self._pictures or not trainer.is_global_zero:
+            return
+        path = Path(trainer.default_root_dir) / picture_name(stage)
+        pictures, self._pictures = self._pictures, []
+        with OptionalFile().attempt(path, "the run goes on"):
+            draw_pictures(pictures, pl_module.hparams["class_names"], path)
+            rank_zero_info(f"picture: {len(pictures)} frames with predictions in {path}")
+
+
+def original_frame(batch: Batch, position: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The frame, `(H, W)` or `(H, W, 3)` uint8, in its original size, cut out of the letterboxed image."""
+    height, width = batch.frame_shapes[position]
+    placement = batch.letterboxes[position]
+    channels = batch.images[position].cpu().numpy()
+    image = channels[0] if len(channels) == 1 else np.moveaxis(channels, 0, -1)
+    rows, columns = scaled_shape(height, width, placement.gain)
+    inside = image[placement.top : placement.top + rows, placement.left : placement.left + columns]
+    return np.asarray(cv2.resize(inside, (width, height)), dtype=np.uint8)

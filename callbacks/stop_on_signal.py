@@ -1,0 +1,55 @@
+"""Ends a fit after the current step when SIGINT or SIGTERM has arrived."""
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from yolo_lightning.utils.stop_signals import request
+
+
+class StoppableTrainer(Trainer):
+    """A Trainer whose fit ends between two steps, on SIGINT as well as on SIGTERM, and never within a validation.
+
+    Lightning's loops read `received_sigterm` after each step, after each validation batch and after each epoch, and
+    raise `SIGTERMException` where the value is true. A checkpoint written within a validation cannot be resumed
+    exactly, so the validation is finished first. A fit that has trained its last epoch finishes normally.
+    """
+
+    @property
+    def received_sigterm(self) -> bool:
+        """Whether the loop is to end here."""
+        if not request.installed:
+            return super().received_sigterm
+        is_requested = request.number is not None if self.world_size == 1 else request.agreed
+        return is_requested and bool(self.training) and not self.fit_loop.done
+
+
+class StopOnSignal(Callback):
+    """Defers SIGINT and SIGTERM to the end of the step once a step is trained, and lets all ranks agree on the step."""
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: D102
+        request.reinstall()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: D102
+        request.reinstall()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """From the first step on there is something to save."""
+        request.deferred = True
+        agree(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A signal that arrived within the validation ends the fit after the epoch."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            agree(trainer)
+
+
+def agree(trainer: Trainer) -> None:
+    """Let all ranks know whether one of them has received a signal, so that all stop after the same step.
+
+    A collective call where there are several ranks.
+    """
+    if request.installed and trainer.world_size > 1:
+        request.agreed = trainer.strategy.reduce_boolean_decision(request.number is not None, all=False)

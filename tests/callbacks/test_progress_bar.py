@@ -1,0 +1,168 @@
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
+
+from yolo_lightning.callbacks import LastCheckpoint, ProgressLines, RunProgressBar
+from yolo_lightning.callbacks.progress_bar import describe_time
+
+pytestmark = pytest.mark.usefixtures("any_uptime")
+
+NOON = datetime(2026, 1, 1, 12)
+
+
+def test_near_time_is_hours_and_minutes_a_far_one_has_its_date() -> None:
+    now = datetime.now()
+    near, far = now + timedelta(hours=1), now + timedelta(days=3)
+    assert describe_time(near) == near.strftime("%H:%M")
+    assert describe_time(far) == far.strftime("%a %d %b %H:%M")
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    printed: list[str] = []
+    monkeypatch.setattr("yolo_lightning.callbacks.progress_bar.rank_zero_info", printed.append)
+    return printed
+
+
+def of_batches(lines: list[str]) -> list[str]:
+    return [line.split(", loss")[0] for line in of_batches_whole(lines)]
+
+
+def test_line_per_batch_without_interval(tmp_path: Path, lines: list[str]) -> None:
+    fit(tmp_path, ProgressLines(0), epochs=2, batches=2)
+    expected = ["epoch 1/2, batch 1/2", "epoch 1/2, batch 2/2", "epoch 2/2, batch 1/2", "epoch 2/2, batch 2/2"]
+    assert of_batches(lines) == expected
+
+
+def test_only_first_batch_and_ends_of_epochs_within_the_interval(tmp_path: Path, lines: list[str]) -> None:
+    fit(tmp_path, ProgressLines(1000), epochs=2, batches=5)
+    assert of_batches(lines) == ["epoch 1/2, batch 1/5", "epoch 1/2, batch 5/5", "epoch 2/2, batch 5/5"]
+
+
+def test_line_holds_the_loss(tmp_path: Path, lines: list[str]) -> None:
+    fit(tmp_path, ProgressLines(0), batches=2)
+    assert "loss nan" not in lines[0]
+
+
+def test_scores_are_printed_after_validation_but_not_after_the_sanity_check(tmp_path: Path, lines: list[str]) -> None:
+    fit(tmp_path, ProgressLines(), module=TinyModule(val_scores=[0.25, 0.5]), epochs=2, num_sanity_val_steps=1)
+    validated = [line for line in lines if "validated" in line]
+    assert validated == ["epoch 1 validated: map_50 0.2500", "epoch 2 validated: map_50 0.5000"]
+
+
+def test_negative_interval_is_refused() -> None:
+    with pytest.raises(ValueError, match="interval_s is -1"):
+        ProgressLines(-1)
+
+
+class Fake:
+    """A wall clock and a monotonic clock that move only where a test moves them; finish times are printed in full."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr("yolo_lightning.callbacks.progress_bar.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("yolo_lightning.callbacks.progress_bar.datetime", self)
+        monkeypatch.setattr("yolo_lightning.callbacks.progress_bar.describe_time", datetime.isoformat)
+
+    def now(self) -> datetime:
+        return NOON + timedelta(seconds=self.now_s)
+
+
+class Takes(Callback):
+    """The first step takes ten minutes (it compiles), the second one is prefetched, a validation takes 20 minutes."""
+
+    def __init__(self, clock: Fake) -> None:
+        self.clock, self.steps = clock, 0
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.steps += 1
+        self.clock.now_s += {1: 600.0, 2: 1.0}.get(self.steps, 30.0)
+
+    def on_validation_epoch_end(self, *args: Any) -> None:
+        self.clock.now_s += 1200.0
+
+
+def errors_h(lines: list[str], end: datetime) -> list[float | None]:
+    """Hours by which the finish time of each line is too late; None where the line has no finish time."""
+    found = [line.partition(", ETA ")[2] for line in of_batches_whole(lines)]
+    return [
+        None if text == "estimating" else (datetime.fromisoformat(text) - end) / timedelta(hours=1) for text in found
+    ]
+
+
+def of_batches_whole(lines: list[str]) -> list[str]:
+    return [line for line in lines if "validated" not in line]
+
+
+LONG = {"epochs": 4, "batches": 40}
+"""Takes 160 steps of half a minute and four validations: 2:40 hours."""
+
+
+def test_finish_time_is_right_from_its_first_line_on(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Fake(monkeypatch)
+    fit(tmp_path, Takes(clock), ProgressLines(0), **LONG)
+    errors = errors_h(lines, clock.now())
+    assert errors[:40] == [None] * 40, "no validation has been timed yet"
+    assert all(error is not None and abs(error) < 0.1 for error in errors[40:]), errors[40:]
+
+
+@pytest.mark.parametrize("step", [60, 78])
+def test_finish_time_of_a_resumed_run_is_right_from_its_first_line_on(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    clock = Fake(monkeypatch)
+    with pytest.raises(Interrupt):
+        fit(tmp_path, Takes(clock), ProgressLines(0), LastCheckpoint(2, keep=99), StopAt(1, 39), **LONG)
+    lines.clear()
+    checkpoint = tmp_path / "checkpoints" / f"step-{step:09d}.ckpt"
+    fit(tmp_path, Takes(clock), ProgressLines(0), resume=checkpoint, **LONG)
+    errors = errors_h(lines, clock.now())
+    assert errors[:16] == [None] * 16, "too few steps have been timed"
+    assert all(error is not None and abs(error) < 0.1 for error in errors[17:]), errors[17:]
+
+
+def test_line_says_that_the_finish_time_is_being_estimated(tmp_path: Path, lines: list[str]) -> None:
+    fit(tmp_path, ProgressLines(0), epochs=3, batches=20)
+    assert lines[0].endswith(", ETA estimating")
+    assert all(", ETA estimating" not in line and ", ETA " in line for line in of_batches_whole(lines)[20:])
+
+
+def test_fit_without_validation_needs_steps_alone(tmp_path: Path, lines: list[str]) -> None:
+    fit(tmp_path, ProgressLines(0), batches=40, limit_val_batches=0)
+    assert [", ETA estimating" in line for line in lines] == [True] * 16 + [False] * 24
+
+
+class Metrics(Callback):
+    """Asks the bar what it shows, and pretends a logger's version number is among it."""
+
+    def __init__(self, bar: RunProgressBar) -> None:
+        self.bar = bar
+        self.shown: list[dict[str, Any]] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self.shown.append(self.bar.get_metrics(trainer, pl_module))
+
+
+def with_bar(folder: Path, **options: Any) -> list[dict[str, Any]]:
+    bar = RunProgressBar()
+    metrics = Metrics(bar)
+    trainer = tiny_trainer(folder, metrics, bar, enable_progress_bar=True, logger=True, **options)
+    trainer.fit(TinyModule(), loader(3), loader(1))
+    return metrics.shown
+
+
+def test_bar_shows_the_time_of_the_end_and_no_version_number(tmp_path: Path) -> None:
+    shown = with_bar(tmp_path, epochs=2)
+    assert not any("v_num" in metrics for metrics in shown)
+    assert shown[0]["ETA"] == "estimating"
+    assert shown[-1]["ETA"] != "estimating"
+
+
+def test_bar_survives_the_sanity_check(tmp_path: Path) -> None:
+    assert len(with_bar(tmp_path, num_sanity_val_steps=1)) == 3

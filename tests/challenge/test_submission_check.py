@@ -1,0 +1,448 @@
+"""Every mistake that public projects made with the challenge's answer files, and some more."""
+
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from answers import (
+    APART,
+    CONSECUTIVE,
+    HEIGHT,
+    WIDTH,
+    Answers,
+    answers,
+    as_results,
+    renamed,
+    template,
+    with_boxes,
+    with_labels,
+    write,
+)
+
+from yolo_lightning.challenge.check import SubmissionReport, check_submission, repaired
+from yolo_lightning.challenge.content import Certainty, SubmissionProblem, Template
+from yolo_lightning.challenge.submission_file import entries, write_submission
+
+CERTAIN, LIKELY, NOTE = Certainty.CERTAIN, Certainty.LIKELY, Certainty.NOTE
+SECOND = APART[1]
+
+
+def the_one_problem(report: SubmissionReport) -> SubmissionProblem:
+    """All that a report holds."""
+    assert [problem.what for problem in report.problems] == [problem.what for problem in report.problems[:1]]
+    return report.problems[0]
+
+
+def mended(folder: Path, report: SubmissionReport, expected: Template | None, name: str = "mended.json") -> Any:
+    """The mended copy, which a second check must find right."""
+    content, _ = repaired(report, expected)
+    assert content is not None
+    write_submission(entries(content), folder / name)
+    again = check_submission(folder / name, expected)
+    assert again.wrong == ()
+    return json.loads((folder / name).read_text()) if name.endswith(".json") else None
+
+
+def edited(edit: Callable[[dict[str, list[Any]]], Any]) -> Answers:
+    """The right answers with the entry of the second frame changed."""
+    content = answers()
+    edit(content[SECOND])
+    return content
+
+
+def test_right_file_has_no_problem(tmp_path: Path) -> None:
+    report = check_submission(write(tmp_path, answers()), template())
+    assert report.problems == ()
+    assert report.content is not None
+    assert (len(report.content.image_ids), len(report.content.scores)) == (80, 288)
+
+
+FIXED: dict[str, tuple[Any, str, int, Certainty]] = {
+    # What is in the file: words of the problem, count, certainty
+    "xywh": (with_boxes(answers(), "xywh"), "corner, width and height", 288, CERTAIN),
+    "centre": (with_boxes(answers(), "cxcywh"), "centre, width and height", 288, CERTAIN),
+    "shares": (with_boxes(answers(), "xyxy", (1 / WIDTH, 1 / HEIGHT)), "shares of the frame", 288, CERTAIN),
+    "shares of centres": (with_boxes(answers(), "cxcywh", (1 / WIDTH, 1 / HEIGHT)), "shares", 288, CERTAIN),
+    "labels from 0": (with_labels(answers(), -1), "count from 0, as YOLO counts", 288, CERTAIN),
+    "labels from 2": (with_labels(answers(), +1), "as if background were a class", 288, CERTAIN),
+}
+
+
+@pytest.mark.parametrize("case", FIXED)
+def test_what_all_records_have_alike_is_mended_to_the_right_file(tmp_path: Path, case: str) -> None:
+    content, words, count, certainty = FIXED[case]
+    report = check_submission(write(tmp_path, content), template())
+    problem = the_one_problem(report)
+    assert words in problem.what
+    assert (problem.count, problem.certainty) == (count, certainty)
+    assert APART[0] in problem.example
+    right = answers()
+    for image_id, entry in mended(tmp_path, report, template()).items():
+        assert entry["labels"] == right[image_id]["labels"]
+        assert np.array(entry["boxes"]) == pytest.approx(np.array(right[image_id]["boxes"]), abs=1e-9)
+
+
+def test_several_mistakes_at_once_are_mended(tmp_path: Path) -> None:
+    content = with_labels(with_boxes(answers(), "cxcywh", (1 / WIDTH, 1 / HEIGHT)), -1)
+    del content[SECOND]
+    report = check_submission(write(tmp_path, content), template())
+    assert len(report.wrong) == 3
+    copy = mended(tmp_path, report, template())
+    assert copy[APART[0]]["boxes"][0] == pytest.approx([0.0, 0.0, 40.5, 60.25])
+    assert copy[SECOND] == {"boxes": [], "scores": [], "labels": []}
+
+
+def test_missing_frames_are_named_and_added_without_detections(tmp_path: Path) -> None:
+    """As where files of equal names in different clips replaced each other."""
+    content = answers()
+    removed = [content.pop(image_id) for image_id in APART[3:7]]
+    report = check_submission(write(tmp_path, content), template())
+    problem = the_one_problem(report)
+    assert (problem.what, problem.count, problem.example) == ("ids of the split are missing", len(removed), APART[3])
+    copy = mended(tmp_path, report, template())
+    assert list(copy) == list(APART)
+    assert copy[APART[3]] == {"boxes": [], "scores": [], "labels": []}
+
+
+def test_foreign_frames_are_named_and_dropped(tmp_path: Path) -> None:
+    """As with ids of the challenge's older templates."""
+    foreign = ("20200900314101010", "20200900314101011")
+    report = check_submission(write(tmp_path, answers((*APART, *foreign))), template())
+    problem = the_one_problem(report)
+    assert (problem.what, problem.count, problem.example) == ("ids are not of this split", 2, foreign[0])
+    assert list(mended(tmp_path, report, template())) == list(APART)
+
+
+def test_another_split_is_not_emptied_by_a_repair(tmp_path: Path) -> None:
+    report = check_submission(write(tmp_path, answers(CONSECUTIVE)), template())
+    assert [problem.count for problem in report.wrong] == [120, 80]
+    assert repaired(report, template())[0] is None
+
+
+def test_less_than_half_of_the_split_is_not_filled_up(tmp_path: Path) -> None:
+    content = answers((*APART[:39], *CONSECUTIVE))
+    report = check_submission(write(tmp_path, content), template())
+    assert [problem.count for problem in report.wrong] == [120, 41]
+    assert repaired(report, template())[0] is None
+
+
+def test_shares_of_the_frame_that_would_fit_two_layouts_are_not_guessed(tmp_path: Path) -> None:
+    content = answers()
+    for entry in content.values():
+        entry["boxes"] = [[0.3, 0.3, 0.5, 0.5] for _ in entry["boxes"]]
+    problem = the_one_problem(check_submission(write(tmp_path, content), template()))
+    assert "their layout is not clear (xyxy or xywh or cxcywh would fit)" in problem.what
+    assert problem.repair is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: str(float(text)),
+        lambda text: f"{float(text):.0f}",
+        lambda text: f"{text}.0",
+        lambda text: f"{float(text):.14e}",
+        lambda text: f"{float(text):.1f}",
+        lambda text: text[:-2] + "00",
+    ],
+    ids=["repr", "rounded", "decimal point", "exponent", "rounded with point", "trailing zeros"],
+)
+def test_ids_that_went_through_a_float_are_restored_where_one_can_be_meant(
+    tmp_path: Path, spoil: Callable[[str], str]
+) -> None:
+    content = renamed(answers(), {image_id: spoil(image_id) for image_id in APART})
+    report = check_submission(write(tmp_path, content), template())
+    problem = the_one_problem(report)
+    damaged = [image_id for image_id in APART if spoil(image_id) != image_id]
+    assert "went through a floating-point number" in problem.what
+    assert problem.count == len(damaged) > 0
+    assert problem.certainty is CERTAIN
+    assert damaged[0] in problem.example
+    assert mended(tmp_path, report, template()) == answers()
+
+
+@pytest.mark.parametrize("spoil", [lambda text: f"{float(text):.0f}", lambda text: str(float(text))])
+def test_rounded_ids_of_neighbouring_frames_are_not_guessed(tmp_path: Path, spoil: Callable[[str], str]) -> None:
+    content = renamed(answers(CONSECUTIVE), {image_id: spoil(image_id) for image_id in CONSECUTIVE})
+    assert len(content) < 40, "the case is too easy"
+    report = check_submission(write(tmp_path, content), template(CONSECUTIVE))
+    assert "not clear which ids" in report.wrong[0].what
+    assert repaired(report, template(CONSECUTIVE))[0] is None
+
+
+@pytest.mark.parametrize("others", [[], [f"{SECOND}.00"]], ids=["right one is there", "two of them"])
+def test_a_damaged_id_whose_frame_has_another_entry_is_not_guessed(tmp_path: Path, others: list[str]) -> None:
+    content = answers()
+    for name in (f"{SECOND}.0", *others):
+        content[name] = content[SECOND]
+    if others:
+        del content[SECOND]
+    report = check_submission(write(tmp_path, content), template())
+    assert "not clear which ids" in report.wrong[0].what
+    assert repaired(report, template())[0] is None
+
+
+def test_id_in_short_exponent_form_is_damaged_beyond_repair(tmp_path: Path) -> None:
+    report = check_submission(write(tmp_path, renamed(answers(), {SECOND: "1.2020052e16"})), template())
+    assert "floating-point" in report.wrong[0].what
+    assert "1.2020052e16" in report.wrong[0].example
+    assert repaired(report, template())[0] is None
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({SECOND: "1.2020052e16"}, "floating-point"),
+        ({image_id: f"{float(image_id):.0f}" for image_id in APART}, "multiples of 4"),
+        ({image_id: image_id[:-2] + "00" for image_id in APART}, "multiples of 100"),
+        ({SECOND: "image_0015"}, "no ids of 17 digits"),
+    ],
+)
+def test_damaged_ids_are_noticed_without_a_template(tmp_path: Path, names: dict[str, str], words: str) -> None:
+    report = check_submission(write(tmp_path, renamed(answers(), names)))
+    assert [words in problem.what for problem in report.wrong] == [True]
+
+
+def test_without_a_template_the_report_says_what_stays_unknown(tmp_path: Path) -> None:
+    problem = the_one_problem(check_submission(write(tmp_path, answers())))
+    assert "no template" in problem.what
+    assert problem.certainty is NOTE
+
+
+def test_results_list_is_grouped_and_its_boxes_become_corners(tmp_path: Path) -> None:
+    report = check_submission(write(tmp_path, as_results(answers())), template())
+    assert "COCO results list" in report.wrong[0].what
+    assert any("corner, width and height" in problem.what for problem in report.wrong)
+    assert mended(tmp_path, report, template()) == answers()
+
+
+def test_results_list_of_corners_is_taken_as_such(tmp_path: Path) -> None:
+    report = check_submission(write(tmp_path, as_results(answers(), "xyxy")), template())
+    assert any("where COCO has width and height" in problem.what for problem in report.wrong)
+    assert mended(tmp_path, report, template()) == answers()
+
+
+def test_results_list_whose_boxes_would_fit_both_ways_is_not_guessed(tmp_path: Path) -> None:
+    content = answers()
+    for entry in content.values():
+        entry["boxes"] = [[10.0, 10.0, 50.0, 60.0] for _ in entry["boxes"]]
+    report = check_submission(write(tmp_path, as_results(content, "xyxy")), template())
+    assert any("layout of the boxes is not clear" in problem.what for problem in report.wrong)
+    assert repaired(report, template())[0] is None
+
+
+ENTRIES: dict[str, tuple[Callable[[dict[str, list[Any]]], Any], str, Certainty]] = {
+    "unequal lengths": (lambda e: e["scores"].pop(), "not equally many", CERTAIN),
+    "no scores": (lambda e: e.pop("scores"), "no object of boxes, scores and labels", CERTAIN),
+    "names for labels": (lambda e: e["labels"].__setitem__(0, "person"), "no object of boxes", CERTAIN),
+    "a box of five": (lambda e: e["boxes"][0].append(1.0), "no object of boxes", CERTAIN),
+    "unknown labels": (lambda e: e["labels"].__setitem__(0, 7), "labels are 1, 2, 3, 4, 7", CERTAIN),
+    "a fraction": (lambda e: e["labels"].__setitem__(0, 1.5), "labels are 1, 1.5", CERTAIN),
+    "both 0 and 4": (lambda e: e["labels"].__setitem__(0, 0), "labels are 0, 1, 2, 3, 4", CERTAIN),
+    "percent": (lambda e: e["scores"].__setitem__(0, 90.0), "scores are not between 0 and 1", CERTAIN),
+    "negative score": (lambda e: e["scores"].__setitem__(0, -0.1), "scores are not between 0 and 1", CERTAIN),
+    "one inverted box": (lambda e: e["boxes"].__setitem__(0, [50, 5, 20, 9]), "end before they begin", CERTAIN),
+    "another size": (lambda e: e["boxes"].__setitem__(0, [500, 5, 600, 90]), "lie outside the frame", LIKELY),
+}
+
+
+@pytest.mark.parametrize("case", ENTRIES)
+def test_what_would_have_to_be_guessed_is_named_and_left(tmp_path: Path, case: str) -> None:
+    edit, words, certainty = ENTRIES[case]
+    report = check_submission(write(tmp_path, edited(edit)), template())
+    problem = the_one_problem(report)
+    assert words in problem.what
+    assert (problem.count, problem.certainty, problem.repair) == (1, certainty, None)
+    assert SECOND in problem.example
+    assert repaired(report, template())[0] is None
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "null"])
+@pytest.mark.parametrize("key", ["boxes", "scores", "labels"])
+def test_numbers_that_are_none_are_named_and_their_detections_dropped(tmp_path: Path, key: str, number: str) -> None:
+    content = answers()
+    content[SECOND][key][1] = "HERE" if key != "boxes" else [1.0, 2.0, "HERE", 4.0]
+    report = check_submission(write(tmp_path, json.dumps(content).replace('"HERE"', number)), template())
+    problem = the_one_problem(report)
+    assert "NaN, Infinity or null" in problem.what
+    assert (problem.count, problem.certainty) == (1, CERTAIN)
+    assert f"image {SECOND}, detection 1" in problem.example
+    copy = mended(tmp_path, report, template())
+    assert copy[SECOND]["labels"] == [1, 3, 4]
+    assert copy[APART[2]] == answers()[APART[2]]
+
+
+def test_boxes_that_stand_for_empty_frames_are_dropped(tmp_path: Path) -> None:
+    """As some fill frames without detections: one box of four zeros, with a class."""
+    content = answers()
+    content[APART[9]] = {"boxes": [[0.0, 0.0, 0.0, 0.0]], "scores": [1.0], "labels": [4]}
+    report = check_submission(write(tmp_path, content), template())
+    problem = the_one_problem(report)
+    assert (problem.what, problem.count, problem.certainty) == ("boxes have no area", 1, LIKELY)
+    assert mended(tmp_path, report, template()) == answers()
+
+
+def test_boxes_that_are_no_corners_but_fit_two_layouts_are_not_guessed(tmp_path: Path) -> None:
+    content = answers()
+    for entry in content.values():
+        entry["boxes"] = [[300.0, 200.0, 20.0, 30.0] for _ in entry["boxes"]]
+    problem = the_one_problem(check_submission(write(tmp_path, content), template()))
+    assert "not clear: xywh or cxcywh would fit" in problem.what
+    assert problem.repair is None
+
+
+def test_few_labels_off_by_one_are_not_guessed(tmp_path: Path) -> None:
+    content = answers()
+    for entry in content.values():
+        entry["labels"] = [0 for _ in entry["labels"]]
+    problem = the_one_problem(check_submission(write(tmp_path, content), template()))
+    assert (problem.certainty, problem.repair) == (LIKELY, None)
+
+
+def test_labels_from_0_are_not_moved_where_0_is_not_the_most_frequent(tmp_path: Path) -> None:
+    """0 may be background then, and the others right."""
+    content = with_labels(answers(), -1)
+    content[SECOND]["labels"] = [1, 1, 1, 1]
+    problem = the_one_problem(check_submission(write(tmp_path, content), template()))
+    assert (problem.certainty, problem.repair) == (LIKELY, None)
+
+
+def test_more_motorcycles_than_vehicles_are_noted(tmp_path: Path) -> None:
+    """As where COCO's class numbers were applied to a network of four classes."""
+    content = answers()
+    for entry in content.values():
+        entry["labels"] = [{3: 4, 4: 3}.get(label, label) for label in entry["labels"]]
+    problem = the_one_problem(check_submission(write(tmp_path, content), template()))
+    assert "were classes swapped" in problem.what
+    assert problem.certainty is NOTE
+
+
+def test_more_than_a_hundred_of_a_class_are_noted(tmp_path: Path) -> None:
+    content = edited(lambda e: e.update(boxes=[[1, 1, 9, 9]] * 101, scores=[0.5] * 101, labels=[4] * 101))
+    problem = the_one_problem(check_submission(write(tmp_path, content), template()))
+    assert "only the best count" in problem.what
+    assert (problem.count, problem.example, problem.certainty) == (1, f"image {SECOND}: 101 of label 4", NOTE)
+
+
+def test_boxes_that_stand_out_of_the_frame_a_little_are_noted(tmp_path: Path) -> None:
+    content = edited(lambda e: e["boxes"].__setitem__(0, [-3.0, 0.0, 20.0, 20.0]))
+    problem = the_one_problem(check_submission(write(tmp_path, content), template()))
+    assert "stand out of the frame" in problem.what
+    assert problem.certainty is NOTE
+
+
+def test_frame_size_of_the_template_counts(tmp_path: Path) -> None:
+    large = with_boxes(answers(), "xyxy", (2, 2))
+    assert check_submission(write(tmp_path, large), template()).wrong
+    assert not check_submission(write(tmp_path, large), Template(APART, (2 * WIDTH, 2 * HEIGHT))).problems
+
+
+def test_no_detection_at_all_is_suspicious(tmp_path: Path) -> None:
+    empty = {image_id: {"boxes": [], "scores": [], "labels": []} for image_id in APART}
+    problem = the_one_problem(check_submission(write(tmp_path, empty), template()))
+    assert (problem.what, problem.certainty) == ("no image has a detection", LIKELY)
+
+
+def test_repeated_keys_are_named(tmp_path: Path) -> None:
+    text = json.dumps(answers())
+    again = f'"{SECOND}": {{"boxes": [], "scores": [], "labels": []}}'
+    report = check_submission(write(tmp_path, text[:-1] + f", {again}}}"), template())
+    problem = the_one_problem(report)
+    assert "keys occur more than once" in problem.what
+    assert (problem.count, problem.example) == (1, f"{SECOND} occurs 2 times")
+    assert repaired(report, template())[0] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (json.dumps(answers())[:-500], "ends in the middle"),
+        ("", "ends in the middle"),
+        ('{"a": [1, 2}', "no JSON"),
+        ("42", "neither an object"),
+        ("id,box,score", "no JSON"),
+    ],
+)
+def test_what_is_no_json_object_is_named(tmp_path: Path, text: str, words: str) -> None:
+    report = check_submission(write(tmp_path, text), template())
+    assert words in the_one_problem(report).what
+    assert report.content is None
+
+
+def test_truncated_file_names_the_last_key(tmp_path: Path) -> None:
+    report = check_submission(write(tmp_path, json.dumps(answers())[:-500]), template())
+    assert "number 77" in the_one_problem(report).example
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00binary", pickle.dumps({"a": 1}, 4)], ids=["binary", "pickle"])
+def test_binary_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "predictions.json"
+    path.write_bytes(content)
+    problem = the_one_problem(check_submission(path, template()))
+    assert ("pickle" in problem.what) == (content[:1] == b"\x80")
+
+
+def test_months_of_an_older_challenge_are_no_entries(tmp_path: Path) -> None:
+    nested = {"Feb": {"image_0001": {"boxes": [[0, 0, 0, 0]], "labels": [0]}}}
+    report = check_submission(write(tmp_path, nested), template())
+    assert "no object of boxes, scores and labels" in report.wrong[0].what
+
+
+def test_byte_order_mark_is_read_over(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(answers()).encode())
+    assert check_submission(path, template()).problems == ()
+
+
+def archive(path: Path, members: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, text in members.items():
+            file.writestr(name, text)
+    return path
+
+
+RIGHT = json.dumps(answers())
+
+
+def test_right_archive_has_no_problem(tmp_path: Path) -> None:
+    path = archive(tmp_path / "p.zip", {"predictions.json": RIGHT})
+    assert check_submission(path, template()).problems == ()
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"submission.json": RIGHT}, {"run/predictions.json": RIGHT}, {"predictions.json": RIGHT, "readme.txt": "x"}],
+    ids=["name", "folder", "another file"],
+)
+def test_archive_of_another_layout_is_named_and_mended(tmp_path: Path, members: dict[str, str]) -> None:
+    report = check_submission(archive(tmp_path / "p.zip", members), template())
+    problem = the_one_problem(report)
+    assert "predictions.json alone" in problem.what
+    assert problem.certainty is LIKELY
+    mended(tmp_path, report, template(), "mended.zip")
+    with zipfile.ZipFile(tmp_path / "mended.zip") as file:
+        assert file.namelist() == ["predictions.json"]
+        assert json.loads(file.read("predictions.json")) == answers()
+
+
+@pytest.mark.parametrize("members", [{}, {"a.json": RIGHT, "b.json": RIGHT}], ids=["empty", "two"])
+def test_archive_whose_answer_is_not_clear_is_not_guessed(tmp_path: Path, members: dict[str, str]) -> None:
+    report = check_submission(archive(tmp_path / "p.zip", members), template())
+    assert f"{len(members)} JSON files" in the_one_problem(report).what
+    assert report.content is None
+
+
+def test_damaged_archive_is_named(tmp_path: Path) -> None:
+    path = archive(tmp_path / "p.zip", {"predictions.json": RIGHT})
+    path.write_bytes(path.read_bytes()[:-100])
+    assert "archive is damaged" in the_one_problem(check_submission(path, template())).what
+
+
+def test_missing_file_is_an_error_of_the_user(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.json cannot be read"):
+        check_submission(tmp_path / "nowhere.json")

@@ -1,0 +1,132 @@
+"""The mean of checkpoints: values, and what is refused."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, average_states, newest_steps
+from yolo_lightning.checkpoints.checkpoint_file import newest_checkpoint, write_checkpoint
+
+NETWORK = {"variant": "yolov8n", "class_names": ["a"], "class_width": 64, "lr0": 0.1}
+
+
+def state(value: float, batches: int = 0) -> dict[str, Tensor]:
+    return {
+        "weight": torch.full((2, 3), value),
+        "bn.running_mean": torch.full((3,), -value),
+        "count": torch.tensor(batches),
+    }
+
+
+def checkpoint(folder: Path, steps: int, value: float, **changes: Any) -> Path:
+    content: dict[str, Any] = {
+        "state_dict": state(float(value), steps),
+        "hyper_parameters": NETWORK,
+        "steps": steps,
+        "epoch": steps,
+        "optimizer_states": [{}],
+        "pytorch-lightning_version": "2.6.6",
+    }
+    path = folder / f"step-{steps:09d}.ckpt"
+    write_checkpoint(content | changes, path)
+    return path
+
+
+@given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=9))
+def test_floating_tensors_are_averaged_in_float64(values: list[float]) -> None:
+    average = average_states([state(value) for value in values])
+    expected = torch.tensor(values, dtype=torch.float64).mean().float()
+    torch.testing.assert_close(average["weight"], expected.expand(2, 3), rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(average["bn.running_mean"], -expected.expand(3), rtol=1e-6, atol=1e-30)
+    assert average["weight"].dtype == torch.float32
+
+
+def test_small_differences_survive_many_large_values() -> None:
+    values = [1e8] * 3 + [1e8 + 8.0]
+    assert average_states([state(value) for value in values])["weight"][0, 0] == torch.tensor(1e8 + 2.0)
+
+
+def test_equal_states_average_to_themselves() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(1000, generator=generator)
+    assert torch.equal(average_states([{"weight": weights}] * 3)["weight"], weights)
+
+
+def test_counters_are_those_of_the_newest() -> None:
+    assert average_states([state(1, 7), state(2, 30)])["count"] == 30
+
+
+def test_result_shares_no_memory() -> None:
+    newest = state(2, 5)
+    average_states([state(1), newest])["count"].add_(1)
+    assert newest["count"] == 5
+
+
+@pytest.mark.parametrize("other", [{"weight": torch.zeros(2, 4)}, {"weights": torch.zeros(2, 3)}])
+def test_other_networks_are_refused_by_name(other: dict[str, Tensor]) -> None:
+    with pytest.raises(ValueError, match=r"the networks differ in .*weight"):
+        average_states([other, {"weight": torch.zeros(2, 3)}])
+
+
+def test_checkpoint_holds_the_network_and_its_origin_alone(tmp_path: Path) -> None:
+    files = [checkpoint(tmp_path, steps, steps) for steps in (2, 1, 6)]
+    content = average_checkpoints(files)
+    assert content[AVERAGED] == ["step-000000001.ckpt", "step-000000002.ckpt", "step-000000006.ckpt"]
+    assert set(content) == {"state_dict", "hyper_parameters", "epoch", "pytorch-lightning_version", AVERAGED}
+    assert content["state_dict"]["weight"][0, 0] == 3
+    assert (content["state_dict"]["count"], content["epoch"]) == (6, 6)
+
+
+def test_average_is_the_last_that_resuming_looks_at(tmp_path: Path) -> None:
+    files = [checkpoint(tmp_path, steps, steps) for steps in (1, 2)]
+    write_checkpoint(average_checkpoints(files), tmp_path / "average.ckpt")
+    assert newest_checkpoint(tmp_path)[0] == files[1]
+
+
+def test_newest_are_taken_by_steps_and_last_is_no_checkpoint_of_its_own(tmp_path: Path) -> None:
+    files = [checkpoint(tmp_path, steps, steps) for steps in (5, 40, 9)]
+    os.link(files[1], tmp_path / "last.ckpt")
+    assert newest_steps(tmp_path, 2) == [files[2], files[1]]
+    with pytest.raises(ValueError, match=r"last is 4, but .* holds 3"):
+        newest_steps(tmp_path, 4)
+
+
+def test_damaged_files_are_all_named(tmp_path: Path) -> None:
+    files = [checkpoint(tmp_path, steps, steps) for steps in (1, 2, 3)]
+    files[0].write_bytes(files[0].read_bytes()[:-9])
+    files[2].unlink()
+    with pytest.raises(ValueError, match=r"step-000000001.ckpt: it has .*step-000000003.ckpt: it does not exist"):
+        average_checkpoints(files)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hyper_parameters": NETWORK | {"class_names": ["b"]}}, r"model.class_names \['b'\].* has \['a'\]"),
+        ({"state_dict": state(1) | {"more": torch.zeros(1)}}, "000002.ckpt and .*000003.ckpt: .* differ in more"),
+        (
+            {"state_dict": state(float("nan"))},
+            "000002.ckpt cannot be averaged: weight holds values that are not finite",
+        ),
+        ({AVERAGED: ["x.ckpt"]}, "000002.ckpt is an average of x.ckpt already"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    files = [checkpoint(tmp_path, 1, 1), checkpoint(tmp_path, 2, 2, **changes), checkpoint(tmp_path, 3, 3)]
+    with pytest.raises(ValueError, match=message):
+        average_checkpoints(files)
+
+
+def test_a_file_counts_once(tmp_path: Path) -> None:
+    file = checkpoint(tmp_path, 1, 1)
+    os.link(file, tmp_path / "last.ckpt")
+    with pytest.raises(ValueError, match="are the same checkpoint"):
+        average_checkpoints([file, tmp_path / "last.ckpt"])
+    with pytest.raises(ValueError, match="1 checkpoints given, an average takes 2"):
+        average_checkpoints([file])

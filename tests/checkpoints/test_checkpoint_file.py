@@ -1,0 +1,381 @@
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from yolo_lightning.checkpoints import checkpoint_file
+from yolo_lightning.checkpoints.checkpoint_file import (
+    checksum_path,
+    find_damage,
+    link_checkpoint,
+    newest_checkpoint,
+    read_checksum,
+    remove_checkpoint,
+    write_checkpoint,
+)
+from yolo_lightning.utils.files import remove_leftovers
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def content(steps: int = 7, size: int = 1000) -> dict[str, Any]:
+    weights = torch.arange(size, dtype=torch.float32)
+    return {"state_dict": {"weight": weights}, "epoch": 2, "steps": steps, "loops": {"name": "fit", "done": [1, 2]}}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "one.ckpt"
+    write_checkpoint(content(), path)
+    return path
+
+
+def temporaries(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".writing-")]
+
+
+def flip_tensor_byte(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("data/0"))
+        stored = archive.read(name)
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(stored) + 2000] ^= 1
+    path.write_bytes(whole)
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def append_a_byte(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def write_text(path: Path) -> None:
+    path.write_text("these are no weights\n" * 300)
+
+
+def pickle_a_class(path: Path) -> None:
+    torch.save({"state_dict": Path("here")}, path)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "truncated": cut_in_half,
+    "empty": lambda path: path.write_bytes(b""),
+    "longer": append_a_byte,
+    "text": write_text,
+    "class": pickle_a_class,
+    "missing": Path.unlink,
+}
+
+
+def test_what_is_written_is_read_back_without_executing_code(checkpoint: Path) -> None:
+    loaded = torch.load(checkpoint, weights_only=True)
+    assert torch.equal(loaded["state_dict"]["weight"], content()["state_dict"]["weight"])
+    assert (loaded["epoch"], loaded["steps"], loaded["loops"]) == (2, 7, {"name": "fit", "done": [1, 2]})
+
+
+def test_whole_file_has_no_damage(checkpoint: Path) -> None:
+    assert find_damage(checkpoint) is None
+
+
+def test_sidecar_records_length_epoch_and_steps(checkpoint: Path) -> None:
+    checksum = read_checksum(checkpoint)
+    assert checksum is not None
+    assert (checksum.bytes, checksum.epoch, checksum.steps) == (checkpoint.stat().st_size, 2, 7)
+
+
+def test_folder_is_made(tmp_path: Path) -> None:
+    write_checkpoint(content(), tmp_path / "new/folder/one.ckpt")
+    assert find_damage(tmp_path / "new/folder/one.ckpt") is None
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_found(checkpoint: Path, name: str) -> None:
+    DAMAGES[name](checkpoint)
+    assert find_damage(checkpoint) is not None
+
+
+@pytest.mark.parametrize("name", ["truncated", "empty", "text", "class", "missing"])
+def test_damage_is_found_without_the_sidecar(checkpoint: Path, name: str) -> None:
+    DAMAGES[name](checkpoint)
+    checksum_path(checkpoint).unlink()
+    assert find_damage(checkpoint) is not None
+
+
+def test_one_flipped_byte_of_a_tensor_is_found_though_torch_loads_it(checkpoint: Path) -> None:
+    flip_tensor_byte(checkpoint)
+    loaded = torch.load(checkpoint, weights_only=True)
+    assert not torch.equal(loaded["state_dict"]["weight"], content()["state_dict"]["weight"])
+    assert find_damage(checkpoint) == "its content does not match its checksum"
+
+
+@pytest.mark.parametrize("other", [[1, 2], {"weight": torch.zeros(2)}], ids=["list", "plain state_dict"])
+def test_something_else_saved_by_torch_is_no_checkpoint(tmp_path: Path, other: Any) -> None:
+    torch.save(other, tmp_path / "one.ckpt")
+    assert find_damage(tmp_path / "one.ckpt") is not None
+
+
+@pytest.mark.parametrize("sidecar", ["", "{", "[]", '{"sha256": "0"}'])
+def test_unreadable_sidecar_counts_as_none(checkpoint: Path, sidecar: str) -> None:
+    checksum_path(checkpoint).write_text(sidecar)
+    assert read_checksum(checkpoint) is None
+    assert find_damage(checkpoint) is None
+
+
+def test_newest_has_the_most_steps_not_the_latest_time(tmp_path: Path) -> None:
+    for name, steps, written in (("a.ckpt", 30, 100), ("b.ckpt", 10, 300), ("c.ckpt", 20, 200)):
+        write_checkpoint(content(steps), tmp_path / name)
+        os.utime(tmp_path / name, (written, written))
+    assert newest_checkpoint(tmp_path) == (tmp_path / "a.ckpt", {})
+
+
+def test_damaged_newest_is_passed_over_with_its_reason(tmp_path: Path) -> None:
+    for steps in (10, 20, 30):
+        write_checkpoint(content(steps), tmp_path / f"{steps}.ckpt")
+    flip_tensor_byte(tmp_path / "20.ckpt")
+    cut_in_half(tmp_path / "30.ckpt")
+    path, damaged = newest_checkpoint(tmp_path)
+    assert path == tmp_path / "10.ckpt"
+    assert list(damaged) == [tmp_path / "30.ckpt", tmp_path / "20.ckpt"]
+    assert "bytes instead of" in damaged[tmp_path / "30.ckpt"]
+    assert "checksum" in damaged[tmp_path / "20.ckpt"]
+
+
+def test_empty_folder_has_no_newest(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) == (None, {})
+
+
+@pytest.mark.parametrize("names", [("step-000000020.ckpt", "step-000000003.ckpt"), ("a.ckpt", "b.ckpt")])
+def test_files_without_sidecar_are_ordered_by_the_steps_in_name_or_content(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    for name, steps, written in zip(names, (20, 3), (100, 200), strict=True):
+        torch.save(content(steps), tmp_path / name)
+        os.utime(tmp_path / name, (written, written))
+    (tmp_path / "torn.ckpt").write_bytes(b"torn")
+    assert newest_checkpoint(tmp_path)[0] == tmp_path / names[0]
+
+
+def test_of_equally_trained_checkpoints_the_best_comes_last_whatever_the_clock_said(tmp_path: Path) -> None:
+    for name, written in (("best.ckpt", 300), ("step-000000020.ckpt", 100)):
+        write_checkpoint(content(20), tmp_path / name)
+        os.utime(tmp_path / name, (written, written))
+    assert newest_checkpoint(tmp_path)[0] == tmp_path / "step-000000020.ckpt"
+
+
+WRITER = """
+import os, resource, signal, sys
+from pathlib import Path
+import torch
+from yolo_lightning.checkpoint_file import write_checkpoint
+
+{kill}
+write_checkpoint({{"steps": 8, "weight": torch.zeros(100_000)}}, Path(sys.argv[1]))
+"""
+
+KILLS = {
+    # The kernel kills a process that writes beyond the limit, unless Python's handler is taken away.
+    "within the file": """
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+""",
+    "before the flush": "os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)",
+    "before the rename": "os.replace = lambda source, target: os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
+@pytest.mark.parametrize("moment", KILLS)
+def test_killed_writer_leaves_the_old_file_and_a_temporary_one(checkpoint: Path, moment: str) -> None:
+    before = checkpoint.read_bytes()
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", WRITER.format(kill=KILLS[moment]), str(checkpoint)]
+    killed = subprocess.run(command, env=environment, check=False, timeout=60)
+    assert -killed.returncode in (signal.SIGKILL, signal.SIGXFSZ)
+    assert checkpoint.read_bytes() == before
+    assert find_damage(checkpoint) is None
+    assert len(temporaries(checkpoint.parent)) == 1
+    assert newest_checkpoint(checkpoint.parent) == (checkpoint, {})
+    remove_leftovers(checkpoint.parent)
+    assert temporaries(checkpoint.parent) == []
+
+
+class Killed(BaseException):
+    """Stands for a kill between two steps of the writer."""
+
+
+def test_kill_between_file_and_sidecar_leaves_a_usable_file(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
+    def kill_before_the_sidecar(source: Path, target: Path) -> None:
+        if target.suffix == ".json":
+            raise Killed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", kill_before_the_sidecar)
+    with pytest.raises(Killed):
+        write_checkpoint(content(8), checkpoint)
+    assert torch.load(checkpoint, weights_only=True)["steps"] == 8
+    assert find_damage(checkpoint) is None
+
+
+def test_file_is_on_the_disk_before_it_is_renamed(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (events.append("fsync"), fsync(descriptor))[1])
+    monkeypatch.setattr(os, "replace", lambda *names: (events.append("rename"), replace(*names))[1])
+    write_checkpoint(content(8), checkpoint)
+    assert [name for name, _ in groupby(events)] == ["fsync", "rename", "fsync", "rename", "fsync"]
+
+
+def test_nothing_is_written_to_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    write_checkpoint(content(), tmp_path / "run/one.ckpt")
+    assert find_damage(tmp_path / "run/one.ckpt") is None
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.fixture
+def limited_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """No file may grow beyond 50,000 bytes: a write then fails half-way with EFBIG, as it does with ENOSPC elsewhere.
+
+    torch.save is torch's own, not the one by which Ultralytics replaces it at import.
+    """
+    monkeypatch.setattr(torch, "save", torch.serialization.save)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    yield before
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("limited_disk")
+def test_disk_that_fills_up_keeps_the_old_file_and_leaves_no_temporary(checkpoint: Path) -> None:
+    with pytest.raises((OSError, RuntimeError)):
+        write_checkpoint(content(8, size=200_000), checkpoint)
+    checksum = read_checksum(checkpoint)
+    assert checksum is not None
+    assert checksum.steps == 7
+    assert find_damage(checkpoint) is None
+    assert temporaries(checkpoint.parent) == []
+
+
+@pytest.mark.usefixtures("limited_disk")
+def test_disk_that_fills_up_is_an_os_error(checkpoint: Path) -> None:
+    try:
+        write_checkpoint(content(8, size=200_000), checkpoint)
+    except (OSError, RuntimeError) as error:
+        assert isinstance(error, OSError)  # noqa: PT017
+
+
+def test_disk_that_is_full_for_a_moment_gives_a_whole_file_or_an_error(
+    checkpoint: Path, limited_disk: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ultralytics.utils import patches
+
+    def free_the_disk(seconds: float) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limited_disk)
+
+    monkeypatch.setattr(torch, "save", patches.torch_save)
+    monkeypatch.setattr(patches.time, "sleep", free_the_disk)
+    with suppress(OSError):
+        write_checkpoint(content(8, size=200_000), checkpoint)
+    assert find_damage(checkpoint) is None
+    torch.load(checkpoint, weights_only=True)
+
+
+def test_failing_flush_keeps_the_old_file_with_its_checksum(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_checkpoint(content(8), checkpoint)
+    assert read_checksum(checkpoint) is not None
+
+
+def test_link_is_the_same_checkpoint_without_a_second_copy(checkpoint: Path) -> None:
+    target = checkpoint.with_name("last.ckpt")
+    link_checkpoint(checkpoint, target)
+    assert target.samefile(checkpoint)
+    assert read_checksum(target) == read_checksum(checkpoint)
+
+
+def test_link_replaces_an_older_one(checkpoint: Path) -> None:
+    target = checkpoint.with_name("last.ckpt")
+    write_checkpoint(content(1), target)
+    link_checkpoint(checkpoint, target)
+    assert torch.load(target, weights_only=True)["steps"] == 7
+    assert find_damage(target) is None
+
+
+def test_linked_name_outlives_the_original(checkpoint: Path) -> None:
+    target = checkpoint.with_name("last.ckpt")
+    link_checkpoint(checkpoint, target)
+    remove_checkpoint(checkpoint)
+    assert find_damage(target) is None
+
+
+def test_writing_the_original_again_leaves_the_linked_name_alone(checkpoint: Path) -> None:
+    target = checkpoint.with_name("last.ckpt")
+    link_checkpoint(checkpoint, target)
+    write_checkpoint(content(8), checkpoint)
+    assert torch.load(target, weights_only=True)["steps"] == 7
+    assert find_damage(target) is None
+
+
+def test_link_is_a_copy_where_there_are_no_hard_links(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*names: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(checkpoint_file.os, "link", fail)
+    target = checkpoint.with_name("last.ckpt")
+    link_checkpoint(checkpoint, target)
+    assert not target.samefile(checkpoint)
+    assert find_damage(target) is None
+    assert temporaries(checkpoint.parent) == []
+
+
+def test_remove_deletes_file_and_sidecar_and_does_not_mind_a_missing_one(checkpoint: Path) -> None:
+    remove_checkpoint(checkpoint)
+    remove_checkpoint(checkpoint)
+    assert list(checkpoint.parent.iterdir()) == []
+
+
+class FailsOnce:
+    """Raises while it is pickled for the first time, as torch's SIGCHLD handler may at any moment."""
+
+    failed = False
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        if not FailsOnce.failed:
+            FailsOnce.failed = True
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Terminated.")
+        return dict, ()
+
+
+def test_error_within_the_writing_leaves_the_file_before_also_under_ultralytics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ultralytics.utils.patches import torch_save
+
+    monkeypatch.setattr(torch, "save", torch_save)
+    monkeypatch.setattr(FailsOnce, "failed", False)
+    path = tmp_path / "one.ckpt"
+    write_checkpoint({"state_dict": {"weight": torch.ones(1000)}, "steps": 1}, path)
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        write_checkpoint({"state_dict": {"weight": torch.zeros(1000)}, "steps": 2, "late": FailsOnce()}, path)
+    assert torch.load(path, weights_only=True)["steps"] == 1
+    assert find_damage(path) is None

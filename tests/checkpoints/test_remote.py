@@ -1,0 +1,227 @@
+"""Checkpoints in stores of fsspec: its own memory, and a local folder in the place of a bucket."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+from yolo_lightning.checkpoints.checkpoint_file import find_damage, read_checksum, write_checkpoint
+from yolo_lightning.checkpoints.remote import RemoteFolder, copy, fetch_run, local_checkpoint, not_copied
+from yolo_lightning.commands.average import average
+
+MEMORY = fsspec.filesystem("memory")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    MEMORY.store.clear()
+    MEMORY.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture(params=["memory", "file"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteFolder:
+    return RemoteFolder("memory://bucket/run" if request.param == "memory" else f"file://{tmp_path}/bucket/run")
+
+
+class Objects(type(MEMORY)):  # type: ignore[misc]
+    """A store whose objects appear whole, and that has no rename."""
+
+    protocol = "objects"
+    cachable = False
+
+    def mv(self, *args: object, **options: object) -> None:
+        raise NotImplementedError
+
+
+fsspec.register_implementation("objects", Objects)
+
+
+def save(folder: Path, steps: int, name: str | None = None) -> Path:
+    path = folder / (name or f"step-{steps:09d}.ckpt")
+    write_checkpoint({"state_dict": {"weight": torch.full((2,), float(steps))}, "steps": steps}, path)
+    return path
+
+
+def mirror(folder: Path, remote: RemoteFolder) -> None:
+    copy(not_copied(folder, {}), remote)
+
+
+def put(remote: RemoteFolder, name: str, content: bytes) -> None:
+    with fsspec.open(f"{remote.address}/{name}", "wb") as file:
+        file.write(content)
+
+
+def get(remote: RemoteFolder, name: str) -> bytes:
+    with fsspec.open(f"{remote.address}/{name}", "rb") as file:
+        content: bytes = file.read()
+    return content
+
+
+def test_copy_is_the_same_file_with_the_same_sidecar(tmp_path: Path, remote: RemoteFolder) -> None:
+    path = save(tmp_path / "run", 5)
+    best = save(tmp_path / "run", 4, "best.ckpt")
+    mirror(tmp_path / "run", remote)
+    assert remote.whole() == ["best.ckpt", path.name]
+    fetched, damaged = fetch_run(remote, tmp_path / "other")
+    assert (fetched, damaged) == (tmp_path / "other" / path.name, {})
+    for one in (path, best):
+        assert (tmp_path / "other" / one.name).read_bytes() == one.read_bytes()
+        assert read_checksum(tmp_path / "other" / one.name) == read_checksum(one)
+    assert {one.name for one in (tmp_path / "other").iterdir()} == set(remote.names())
+
+
+def test_nothing_is_uploaded_twice(tmp_path: Path, remote: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 5)
+    mirror(tmp_path, remote)
+    monkeypatch.setattr(RemoteFolder, "upload", lambda self, path: pytest.fail(f"{path} again"))
+    mirror(tmp_path, remote)
+
+
+def test_a_few_generations_stay_and_leftovers_go(tmp_path: Path, remote: RemoteFolder) -> None:
+    for steps in range(1, 6):
+        save(tmp_path, steps)
+        mirror(tmp_path, remote)
+        put(remote, ".writing-step-000000009.ckpt", b"cut off")
+    save(tmp_path, 6)
+    mirror(tmp_path, remote)
+    assert remote.whole() == [f"step-{steps:09d}.ckpt" for steps in (4, 5, 6)]
+    assert len(remote.names()) == 6
+
+
+def test_checkpoints_of_a_longer_course_stay(tmp_path: Path, remote: RemoteFolder) -> None:
+    save(tmp_path / "long", 900)
+    mirror(tmp_path / "long", remote)
+    for steps in range(1, 6):
+        save(tmp_path / "short", steps)
+        mirror(tmp_path / "short", remote)
+    assert remote.whole() == [f"step-{steps:09d}.ckpt" for steps in (3, 4, 5, 900)]
+
+
+def test_the_one_trained_longest_is_copied_whatever_the_clock_said(tmp_path: Path) -> None:
+    for steps, written in ((500, 200), (550, 100)):
+        os.utime(save(tmp_path, steps), (written, written))
+    assert [path.name for path in not_copied(tmp_path, {})] == ["step-000000550.ckpt"]
+
+
+def test_checkpoint_without_sidecar_is_not_copied(tmp_path: Path) -> None:
+    save(tmp_path, 5).with_suffix(".ckpt.json").unlink()
+    assert not_copied(tmp_path, {}) == {}
+
+
+def cut(remote: RemoteFolder, name: str) -> None:
+    put(remote, name, get(remote, name)[:-7])
+
+
+def change(remote: RemoteFolder, name: str) -> None:
+    content = bytearray(get(remote, name))
+    content[len(content) // 2] ^= 1
+    put(remote, name, bytes(content))
+
+
+def lose_sidecar(remote: RemoteFolder, name: str) -> None:
+    fsspec.core.url_to_fs(remote.address)[0].rm_file(f"{fsspec.core.url_to_fs(remote.address)[1]}/{name}.json")
+
+
+@pytest.mark.parametrize("harm", [cut, change, lose_sidecar])
+def test_torn_upload_is_passed_over(
+    tmp_path: Path, remote: RemoteFolder, harm: Callable[[RemoteFolder, str], None]
+) -> None:
+    for steps in (1, 2):
+        save(tmp_path / "run", steps)
+        mirror(tmp_path / "run", remote)
+    harm(remote, "step-000000002.ckpt")
+    fetched, damaged = fetch_run(remote, tmp_path / "other")
+    assert fetched == tmp_path / "other/step-000000001.ckpt"
+    assert list(damaged) == ([] if harm is lose_sidecar else ["step-000000002.ckpt"])
+    assert not (tmp_path / "other/step-000000002.ckpt").exists()
+
+
+def test_upload_that_is_cut_off_leaves_no_checkpoint_under_its_name(
+    tmp_path: Path, remote: RemoteFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path, 5)
+    store = fsspec.core.url_to_fs(remote.address)[0]
+    monkeypatch.setattr(type(store), "mv", lambda *args, **options: (_ for _ in ()).throw(OSError("connection lost")))
+    with pytest.raises(ConnectionError, match="connection lost"):
+        mirror(tmp_path, remote)
+    assert remote.names() == [f".writing-{path.name}"]
+
+
+def test_object_store_is_written_whole_without_rename(tmp_path: Path) -> None:
+    remote = RemoteFolder("objects://bucket/run")
+    path = save(tmp_path, 5)
+    mirror(tmp_path, remote)
+    assert remote.names() == [path.name, f"{path.name}.json"]
+
+
+def test_empty_mirror_has_nothing_to_fetch(tmp_path: Path, remote: RemoteFolder) -> None:
+    assert fetch_run(remote, tmp_path / "other") == (None, {})
+
+
+def test_clients_own_exceptions_become_errors_of_the_connection(
+    tmp_path: Path, remote: RemoteFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoCredentialsError(Exception):
+        pass
+
+    def refuse(*args: object, **options: object) -> None:
+        raise NoCredentialsError("who are you?")
+
+    monkeypatch.setattr(type(fsspec.core.url_to_fs(remote.address)[0]), "ls", refuse)
+    with pytest.raises(ConnectionError, match=r"bucket/run: NoCredentialsError: who are you\?"):
+        remote.names()
+
+
+def test_unknown_protocol_is_named() -> None:
+    with pytest.raises(ValueError, match="nonsense://bucket cannot be opened: Protocol not known: nonsense"):
+        RemoteFolder("nonsense://bucket")
+
+
+def test_local_copy_of_an_address_is_checked_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path, 5)
+    remote = RemoteFolder("memory://bucket/run")
+    mirror(tmp_path, remote)
+    copied = local_checkpoint(f"memory://bucket/run/{path.name}")
+    assert tmp_path / "cache" in copied.parents
+    assert copied.read_bytes() == path.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(RemoteFolder, "download", lambda *args: pytest.fail("fetched again"))
+        assert local_checkpoint(f"memory://bucket/run/{path.name}") == copied
+    save(tmp_path, 6, path.name)
+    mirror(tmp_path, remote)
+    assert local_checkpoint(f"memory://bucket/run/{path.name}").read_bytes() == path.read_bytes()
+
+
+def test_address_without_sidecar_is_judged_by_loading(tmp_path: Path) -> None:
+    path = save(tmp_path, 5)
+    put(RemoteFolder("memory://bucket"), "x.ckpt", path.read_bytes())
+    assert find_damage(local_checkpoint("memory://bucket/x.ckpt")) is None
+    put(RemoteFolder("memory://bucket"), "x.ckpt", path.read_bytes()[:-500])
+    with pytest.raises(ValueError, match=r"memory://bucket/x.ckpt cannot be used: it cannot be loaded"):
+        local_checkpoint("memory://bucket/x.ckpt")
+
+
+def test_address_of_nothing_is_named() -> None:
+    with pytest.raises(ValueError, match=r"checkpoint memory://bucket/none.ckpt cannot be read"):
+        local_checkpoint("memory://bucket/none.ckpt")
+
+
+def test_file_address_is_the_file_itself(tmp_path: Path) -> None:
+    assert local_checkpoint(f"file://{tmp_path}/x.ckpt") == tmp_path / "x.ckpt"
+
+
+def test_average_reads_addresses(tmp_path: Path) -> None:
+    for steps in (2, 4):
+        save(tmp_path / "run/checkpoints", steps)
+        mirror(tmp_path / "run/checkpoints", RemoteFolder("memory://bucket"))
+    addresses = ",".join(f"memory://bucket/step-{steps:09d}.ckpt" for steps in (2, 4))
+    average(str(tmp_path / "run"), checkpoints=addresses)
+    content = torch.load(tmp_path / "run/checkpoints/average.ckpt", weights_only=True)
+    assert content["state_dict"]["weight"].tolist() == [3.0, 3.0]
+    assert json.loads((tmp_path / "run/checkpoints/average.ckpt.json").read_text())["bytes"]

@@ -1,0 +1,89 @@
+"""Which run folder a fit continues in, and what finding it costs."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning.checkpoints import checkpoint_file, resume
+from yolo_lightning.checkpoints.checkpoint_file import find_damage, write_checkpoint
+from yolo_lightning.checkpoints.resume import checkpoint_to_fit, folder_to_fit, remembered, storable
+
+
+def save(run: Path, steps: int) -> Path:
+    path = run / f"checkpoints/step-{steps}.ckpt"
+    write_checkpoint({"state_dict": {}, "steps": steps}, path)
+    return path
+
+
+def test_newest_checkpoint_continues_in_its_own_folder(tmp_path: Path) -> None:
+    save(tmp_path / "yolo", 1)
+    newest = save(tmp_path / "yolo", 2)
+    assert folder_to_fit(tmp_path / "yolo", newest) == tmp_path / "yolo"
+
+
+def test_checkpoint_that_its_run_has_gone_beyond_continues_in_a_fresh_folder(tmp_path: Path) -> None:
+    older = save(tmp_path / "yolo", 1)
+    save(tmp_path / "yolo", 2)
+    assert folder_to_fit(tmp_path / "yolo", older) == tmp_path / "yolo-2"
+
+
+def test_damaged_checkpoint_is_nothing_to_be_kept(tmp_path: Path) -> None:
+    older = save(tmp_path / "yolo", 1)
+    save(tmp_path / "yolo", 2).write_bytes(b"torn")
+    assert folder_to_fit(tmp_path / "yolo", older) == tmp_path / "yolo"
+
+
+def test_checkpoint_from_elsewhere_continues_in_a_fresh_folder(tmp_path: Path) -> None:
+    save(tmp_path / "yolo", 1)
+    assert folder_to_fit(tmp_path / "yolo", save(tmp_path / "other", 5)) == tmp_path / "yolo-2"
+
+
+def test_resume_reads_the_newest_checkpoint_once_to_check_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "yolo", 1)
+    newest = save(tmp_path / "yolo", 2)
+    checked: list[Path] = []
+
+    def count(path: Path) -> str | None:
+        checked.append(path)
+        return find_damage(path)
+
+    for module in (checkpoint_file, resume):
+        monkeypatch.setattr(module, "find_damage", count)
+    assert checkpoint_to_fit(tmp_path / "yolo", None, resume=True) == newest
+    assert folder_to_fit(tmp_path / "yolo", newest) == tmp_path / "yolo"
+    assert checked == [newest]
+
+
+@pytest.mark.parametrize("damage", [b"", b"trainer:\n  max_epochs: [1,", b"\xff\xfe\x00", b"- 1"])
+def test_damaged_configuration_is_replaced_by_that_in_the_checkpoint(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(damage)
+    content = {"config": {"trainer": {"max_epochs": 3}}, "hyper_parameters": {"lr0": 0.1}}
+    with pytest.warns(UserWarning, match="config.yaml .*in the checkpoint is compared instead") as told:
+        assert remembered(tmp_path, content) == {"trainer.max_epochs": 3, "model.lr0": 0.1}
+    assert len(told) == 1
+    with pytest.warns(UserWarning, match="it has none"):
+        assert remembered(tmp_path, {}) == {}
+
+
+def test_configuration_of_the_run_folder_comes_first_and_may_be_missing(tmp_path: Path) -> None:
+    content = {"config": {"trainer": {"max_epochs": 3}}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert remembered(tmp_path, content) == {"trainer.max_epochs": 3}
+        (tmp_path / "config.yaml").write_text("trainer: {max_epochs: 4}")
+        assert remembered(tmp_path, content) == {"trainer.max_epochs": 4}
+
+
+def test_stored_configuration_has_neither_secrets_nor_places() -> None:
+    config = {
+        "trainer": {"default_root_dir": "/home/me", "logger": [{"init_args": {"api_key": "x", "name": "run"}}]},
+        "supervision": {"notify": {"webhook": "https://hook", "ping": None, "ping_interval_s": 60.0}},
+        "mirror": "s3://bucket",
+        "data": {"image_size": 64},
+    }
+    assert storable(config) == {
+        "trainer": {"logger": [{"init_args": {"name": "run"}}]},
+        "supervision": {"notify": {"ping_interval_s": 60.0}},
+        "data": {"image_size": 64},
+    }

@@ -1,0 +1,171 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning.checkpoints import run_folder
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+
+
+def save(run: Path, name: str = "last.ckpt", steps: int = 1, written: int | None = None) -> Path:
+    path = run / "checkpoints" / name
+    write_checkpoint({"state_dict": {}, "steps": steps}, path)
+    if written is not None:
+        os.utime(path, (written, written))
+    return path
+
+
+def test_first_run_takes_the_base(tmp_path: Path) -> None:
+    assert run_folder.fresh_run(tmp_path / "yolo") == tmp_path / "yolo"
+
+
+def test_fresh_runs_are_numbered_and_never_overwrite(tmp_path: Path) -> None:
+    seen = []
+    for _ in range(4):
+        folder = run_folder.fresh_run(tmp_path / "yolo")
+        save(folder)
+        seen.append(folder.name)
+    assert seen == ["yolo", "yolo-2", "yolo-3", "yolo-4"]
+
+
+def test_folder_without_checkpoint_is_used_again(tmp_path: Path) -> None:
+    save(tmp_path / "yolo")
+    run_folder.prepare(tmp_path / "yolo-2")
+    assert run_folder.fresh_run(tmp_path / "yolo") == tmp_path / "yolo-2"
+
+
+def test_runs_are_listed_by_number_whatever_the_clock_said(tmp_path: Path) -> None:
+    for name, written in (("yolo", 200), ("yolo-2", 300), ("yolo-10", 100)):
+        save(tmp_path / name, written=written)
+    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo")] == ["yolo-10", "yolo-2", "yolo"]
+
+
+def test_the_run_in_which_a_fit_has_started_last_is_the_newest(tmp_path: Path) -> None:
+    for name, written in (("yolo", 300), ("yolo-2", 200), ("yolo-3", 100)):
+        save(tmp_path / name, written=written)
+        run_folder.note_start(tmp_path / name)
+    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo")] == ["yolo-3", "yolo-2", "yolo"]
+    for _ in range(2):
+        run_folder.note_start(tmp_path / "yolo")
+    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo")] == ["yolo", "yolo-3", "yolo-2"]
+
+
+def test_base_that_ends_in_a_number_has_newer_runs_too(tmp_path: Path) -> None:
+    for name in ("yolo-5", "yolo-5-2", "yolo-5"):
+        save(tmp_path / name)
+        run_folder.note_start(tmp_path / name)
+    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo-5")] == ["yolo-5", "yolo-5-2"]
+
+
+def test_note_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
+    for name in ("yolo", "yolo-2"):
+        save(tmp_path / name)
+        run_folder.note_start(tmp_path / name)
+    (tmp_path / "yolo" / run_folder.STARTED).write_bytes(b"\xff")
+    run_folder.note_start(tmp_path / "yolo-2")
+    assert [folder.name for folder in run_folder.runs(tmp_path / "yolo")] == ["yolo-2", "yolo"]
+
+
+def test_folder_of_a_launch_is_the_one_it_has_started_in_last(tmp_path: Path) -> None:
+    for name in ("yolo-2", "yolo"):
+        (tmp_path / name).mkdir()
+        run_folder.note_launch(tmp_path / name, "launch-1")
+        run_folder.note_start(tmp_path / name)
+    os.utime(tmp_path / "yolo-2" / run_folder.LAUNCH, (4e9, 4e9))
+    assert run_folder.run_of_launch(tmp_path / "yolo", "launch-1") == tmp_path / "yolo"
+    assert run_folder.run_of_launch(tmp_path / "yolo", "launch-2") is None
+
+
+def test_other_folders_are_not_runs_of_the_base(tmp_path: Path) -> None:
+    for name in ("yolo", "yolov", "yolo-x", "my-yolo", "yolo-2-old"):
+        save(tmp_path / name)
+    run_folder.prepare(tmp_path / "yolo-3")
+    assert run_folder.runs(tmp_path / "yolo") == [tmp_path / "yolo"]
+
+
+def test_name_of_the_base_is_no_pattern(tmp_path: Path) -> None:
+    save(tmp_path / "v1.5+n")
+    save(tmp_path / "v1x5n")
+    assert run_folder.runs(tmp_path / "v1.5+n") == [tmp_path / "v1.5+n"]
+
+
+def test_no_runs_where_the_parent_is_missing(tmp_path: Path) -> None:
+    assert run_folder.runs(tmp_path / "missing/yolo") == []
+
+
+def test_working_folder_can_be_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "yolo").mkdir()
+    monkeypatch.chdir(tmp_path / "yolo")
+    save(Path())
+    assert [folder.resolve() for folder in run_folder.runs(Path())] == [tmp_path / "yolo"]
+    assert run_folder.fresh_run(Path()).resolve() == tmp_path / "yolo-2"
+
+
+def test_resume_takes_the_newest_run_and_its_longest_trained_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path / "yolo", "step-9.ckpt", steps=9, written=100)
+    save(tmp_path / "yolo-2", "step-5.ckpt", steps=5, written=300)
+    expected = save(tmp_path / "yolo-2", "step-6.ckpt", steps=6, written=200)
+    assert run_folder.checkpoint_to_resume(tmp_path / "yolo") == (expected, {})
+
+
+def test_resume_says_what_it_passed_over(tmp_path: Path) -> None:
+    expected = save(tmp_path / "yolo", "step-5.ckpt", steps=5)
+    torn = save(tmp_path / "yolo", "step-6.ckpt", steps=6)
+    torn.write_bytes(b"")
+    path, damaged = run_folder.checkpoint_to_resume(tmp_path / "yolo")
+    assert path == expected
+    assert list(damaged) == [torn]
+
+
+def test_nothing_to_resume_names_the_base(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"no run folder {tmp_path}/yolo or"):
+        run_folder.checkpoint_to_resume(tmp_path / "yolo")
+
+
+def test_all_checkpoints_damaged_lists_each_with_its_reason(tmp_path: Path) -> None:
+    for name in ("step-5.ckpt", "step-6.ckpt"):
+        save(tmp_path / "yolo", name).write_bytes(b"")
+    with pytest.raises(ValueError, match="is damaged") as error:
+        run_folder.checkpoint_to_resume(tmp_path / "yolo")
+    assert str(error.value).count("it has 0 bytes") == 2
+    assert "step-5.ckpt" in str(error.value)
+    assert "step-6.ckpt" in str(error.value)
+
+
+def test_best_of_the_newest_run_is_evaluated(tmp_path: Path) -> None:
+    save(tmp_path / "yolo", "best.ckpt", steps=1, written=100)
+    expected = save(tmp_path / "yolo-2", "best.ckpt", steps=1, written=200)
+    save(tmp_path / "yolo-2", "last.ckpt", steps=9, written=300)
+    assert run_folder.checkpoint_to_evaluate(tmp_path / "yolo") == expected
+
+
+def test_longest_trained_is_evaluated_where_none_was_scored(tmp_path: Path) -> None:
+    save(tmp_path / "yolo", "step-1.ckpt", steps=1)
+    expected = save(tmp_path / "yolo", "step-2.ckpt", steps=2)
+    assert run_folder.checkpoint_to_evaluate(tmp_path / "yolo") == expected
+
+
+def test_nothing_to_evaluate_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds a checkpoint"):
+        run_folder.checkpoint_to_evaluate(tmp_path / "yolo")
+
+
+def test_prepare_makes_the_folder_and_leaves_nothing_else(tmp_path: Path) -> None:
+    run_folder.prepare(tmp_path / "a/yolo")
+    assert [path.name for path in (tmp_path / "a/yolo").iterdir()] == ["checkpoints"]
+
+
+def test_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"file/yolo cannot be written \(Not a directory\).*default_root_dir"):
+        run_folder.prepare(tmp_path / "file/yolo")
+
+
+def test_run_of_a_checkpoint(tmp_path: Path) -> None:
+    assert run_folder.run_of(tmp_path / "yolo/checkpoints/last.ckpt") == tmp_path / "yolo"
+    assert run_folder.run_of(tmp_path / "yolov8n.pt") is None
+
+
+def test_each_subcommand_has_its_own_configuration_file() -> None:
+    names = [run_folder.config_name(subcommand) for subcommand in ("fit", "validate", "test", "predict")]
+    assert names == ["config.yaml", "config.validate.yaml", "config.test.yaml", "config.predict.yaml"]

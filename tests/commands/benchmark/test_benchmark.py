@@ -1,0 +1,249 @@
+"""The benchmark as a whole on a tiny network: report, JSON, tables, picture, command line."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import pytest
+import torch
+from jsonargparse import auto_cli
+from rich.console import Console
+
+from yolo_lightning.commands.benchmark.baselines import UnfoldConv2d, Variant
+from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport, as_dictionary, write_json
+from yolo_lightning.commands.benchmark.benchmark_settings import BenchmarkSettings, stability_size
+from yolo_lightning.commands.benchmark.chart import draw_chart
+from yolo_lightning.commands.benchmark.command import benchmark
+from yolo_lightning.commands.benchmark.run import run
+from yolo_lightning.commands.benchmark.table_layout import print_table
+from yolo_lightning.commands.benchmark.tables import show
+
+TINY: dict[str, Any] = {
+    "device": "cpu",
+    "sections": ("graph",),
+    "image_size": 64,
+    "batch_size": 1,
+    "repeats": 1,
+    "profile": False,
+    "skip": ("unfold", "slow", "native"),
+}
+FAILURE = "RuntimeError: HIP out of memory"
+
+
+@pytest.fixture(scope="module")
+def kept() -> list[str]:
+    """What was in the report each time that it was kept."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def report(kept: list[str]) -> Iterator[BenchmarkReport]:
+    """All sections, with a rival that fails."""
+
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("HIP out of memory\nTried to allocate")
+
+    settings = BenchmarkSettings(
+        device=torch.device("cpu"),
+        sections=("layers", "graph", "step", "stability"),
+        layers="six",
+        skip=(),
+        conv_plan="timed",
+        conv_plan_budget_s=0.05,
+        precision="32-true",
+        batch_size=1,
+        image_size=64,
+        repeats=2,
+        stability_steps=10,
+        stability_image_size=64,
+        tf32=False,
+        vendor_search=False,
+        profile=False,
+        frames=100,
+        epochs=2,
+    )
+
+    def keep(report: BenchmarkReport) -> None:
+        kept.append("".join(name[0] for name in ("layers", "graph", "step", "stability") if getattr(report, name)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UnfoldConv2d, "_conv_forward", broken)
+        patch.setattr("yolo_lightning.commands.benchmark.gemm_ceiling.CPU_SIZES", (64, 128))
+        yield run(settings, lambda text: None, keep)
+
+
+def test_report_is_kept_after_every_section(report: BenchmarkReport, kept: list[str]) -> None:
+    assert kept == ["l", "lg", "lgs", "lgss"]
+
+
+def test_failing_rival_is_told_in_every_section(report: BenchmarkReport) -> None:
+    sections = [report.graph, report.step, *(results for _, results in report.layers)]
+    for results in sections:
+        assert {result.variant: result.failure for result in results if result.failure} == {Variant.UNFOLD: FAILURE}
+        assert all((result.total is None) == (result.variant is Variant.UNFOLD) for result in results)
+    assert {len(results) for results in sections[:2]} == {len(Variant)}
+
+
+def test_json_holds_what_was_measured(report: BenchmarkReport, tmp_path: Path) -> None:
+    path = tmp_path / "benchmark.json"
+    write_json(report, path)
+    content = json.loads(path.read_text())
+    assert content == json.loads(json.dumps(as_dictionary(report)))
+    assert list(content) == [
+        "format", "environment", "settings", "gemm_ceiling", "layers", "graph", "step", "estimate_label", "stability",
+        "plan",
+    ]  # fmt: skip
+    assert content["settings"]["device"] == "cpu"
+    for section in (content["graph"], content["step"], *(layer["results"] for layer in content["layers"])):
+        measured = [row for row in section if row["failure"] is None]
+        assert [row["variant"] for row in section if row not in measured] == ["unfold"]
+        for row in measured:
+            stages = row["stages"].values()
+            assert row["total"]["samples_s"] == pytest.approx([sum(s["samples_s"][r] for s in stages) for r in (0, 1)])
+            assert row["reference"] in ("native", "native-nhwc")
+        assert [row["ratio_to_reference"] for row in measured if row["variant"] == row["reference"]] == [1.0]
+    layer = content["layers"][0]
+    native = layer["results"][0]
+    assert native["gflops"] == pytest.approx(layer["operations"] / native["total"]["median_s"] / 1e9)
+    assert native["share_of_gemm"] == pytest.approx(native["gflops"] / content["gemm_ceiling"]["gflops"])
+    step = content["step"][0]
+    assert step["estimate"]["run_s"] == pytest.approx(100 * 2 * step["total"]["median_s"])
+    assert content["stability"]["passed"] is True
+    assert {planned["operation"] for planned in content["plan"]}
+
+
+def test_recomputing_activations_keeps_less(report: BenchmarkReport) -> None:
+    saved = {result.variant: result.footprint.saved_bytes for result in report.graph if result.footprint}
+    assert saved[Variant.GEMM_RECOMPUTE] < 0.8 * saved[Variant.GEMM]
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_tables_fit_the_terminal(report: BenchmarkReport, width: int) -> None:
+    text = tables(report, width)
+    lines = [
+        line for line in text.splitlines() if not line.startswith((" " * 4, "forward:", "weight_", "input_", "grad"))
+    ]
+    assert max(map(len, lines)) <= width
+    assert "…" not in text
+    # A cut or wrapped table would lose or double rows: one per variant and part of the table.
+    headings = [line for line in lines if line.startswith("variant")]
+    assert len([line for line in lines if line.startswith("gemm ")]) == len(headings)
+
+
+def test_tables_name_what_matters(report: BenchmarkReport) -> None:
+    text = tables(report, 120)
+    for expected in (
+        "Six layers, NOT a training speed",
+        f"unfold failed: {FAILURE}",
+        "convolution and step only; the loader is measured separately",
+        "Stability: passed",
+        "x slow",
+        "images/s",
+    ):
+        assert expected in text
+
+
+def tables(report: BenchmarkReport, width: int) -> str:
+    output = io.StringIO()
+    show(report, Console(file=output, width=width))
+    return output.getvalue()
+
+
+@pytest.mark.parametrize(("layers", "network"), [(True, True), (True, False), (False, True)])
+def test_chart_is_drawn_of_what_there_is(report: BenchmarkReport, tmp_path: Path, layers: bool, network: bool) -> None:
+    part = BenchmarkReport(report.settings, report.environment, report.ceiling)
+    part.layers = report.layers if layers else []
+    part.step = report.step if network else []
+    draw_chart(part, tmp_path / "chart.png")
+    picture = cv2.imread(str(tmp_path / "chart.png"))
+    assert picture is not None
+    height, width, _ = picture.shape
+    assert width > 1000
+    assert height > 300
+    assert picture[:, [0, -1]].min() == 255, "something touches the edge of the picture"
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("yolo_lightning.commands.benchmark.gemm_ceiling.CPU_SIZES", (64,))
+    output = tmp_path / "out.json"
+    options = ["--device=cpu", "--image_size=64", "--batch_size=1", "--repeats=1", "--profile=false", "--threads=1"]
+    choice = ["--sections=graph", "--skip=[native,slow,unfold]", "--precision=bf16-mixed", f"--json={output}"]
+    auto_cli(benchmark, args=[*options, *choice])
+    rows = json.loads(output.read_text())["graph"]
+    assert [(row["variant"], row["failure"], row["reference"] is None) for row in rows] == [
+        ("gemm", None, False), ("gemm-nhwc", None, False), ("gemm-recompute", None, False),
+    ]  # fmt: skip
+    printed = capsys.readouterr()
+    assert "bf16-mixed" in printed.out
+    assert "measuring: whole network" in printed.err
+
+
+def test_exit_code_tells_of_a_failed_stability_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("yolo_lightning.commands.benchmark.gemm_ceiling.CPU_SIZES", (64,))
+    monkeypatch.setattr(torch.Tensor, "backward", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
+    with pytest.raises(SystemExit) as exit:
+        benchmark(**TINY | {"sections": "stability", "stability_steps": 10})
+    assert exit.value.code == 1
+
+
+def test_threads_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    seen = []
+    command = "yolo_lightning.commands.benchmark.command"
+    monkeypatch.setattr(f"{command}._run", lambda *_: seen.append(torch.get_num_threads()) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        benchmark(**TINY, threads=before + 1)
+    assert (seen, torch.get_num_threads()) == ([before + 1], before)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("device", "cuda:99", "auto, cpu"),
+        ("device", "toaster", "auto, cpu"),
+        ("threads", 0, "1 and more"),
+        ("sections", (), "layers, graph, step, stability"),
+        ("sections", ("graf",), "layers, graph, step, stability"),
+        ("layers", "seven", "six, all"),
+        ("skip", "vendor", "native, slow, unfold, gemm"),
+        ("skip", ("native", "slow", "unfold", "gemm"), "no rival"),
+        ("batch_size", 0, "1 and more"),
+        ("image_size", 100, "multiples of 32"),
+        ("image_size", 32, "multiples of 32 from 64"),
+        ("repeats", 0, "1 and more"),
+        ("precision", "16", "32-true, bf16-mixed"),
+        ("conv_plan", "best", "fixed, timed"),
+        ("conv_plan_budget_s", float("nan"), "above 0"),
+        ("stability_steps", 3, "0 (off) and 10 and more"),
+        ("stability_image_size", 65, "multiples of 32"),
+        ("frames", 0, "1 and more"),
+        ("epochs", -1, "1 and more"),
+        ("json", Path("missing/out.json"), "no folder"),
+        ("json", Path(), "which is a folder"),
+        ("chart", Path("chart.gif"), ".png, .svg, .pdf"),
+        ("sections", "stability", "layers, graph or step is needed"),
+    ],
+)
+def test_bad_value_is_refused_with_the_allowed_ones(
+    name: str, value: object, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("yolo_lightning.commands.benchmark.command._run", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(ValueError, match=name) as error:
+        benchmark(**{"chart": Path("chart.png")} | TINY | {name: value})
+    assert told in str(error.value)
+
+
+def test_stability_is_smaller_on_a_cpu_only() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert [stability_size(None, 640, device) for device in (cpu, cuda)] == [160, 640]
+    assert [stability_size(None, 96, cpu), stability_size(320, 640, cpu)] == [96, 320]
+
+
+def test_columns_that_do_not_fit_are_printed_below() -> None:
+    output = io.StringIO()
+    print_table(Console(file=output, width=20), ["name", "first", "second", "third"], [["gemm", "1", "22", "333"]])
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
+    assert lines == ["name  first  second", "gemm      1      22", "name  third", "gemm    333"]

@@ -1,0 +1,127 @@
+"""Order of the rounds, statistics, the clock, and the comparison that rests on them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from yolo_lightning.commands.benchmark import comparison, timing
+from yolo_lightning.commands.benchmark.baselines import Variant
+from yolo_lightning.commands.benchmark.comparison import Result, compare, ratio, reference
+from yolo_lightning.commands.benchmark.estimate import estimate
+from yolo_lightning.commands.benchmark.timing import Clock, Pass, Spread, rounds
+
+CPU = torch.device("cpu")
+
+
+class Watch:
+    """Replaces the host's clock: time passes only where a stage says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        self.seen: list[Variant] = []
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now_s)
+
+    def work(self, variant: Variant, forward_s: float, backward_s: float) -> Callable[[], Pass]:
+        def forward(_: None) -> None:
+            self.seen.append(variant)
+            self.now_s += forward_s
+
+        def backward(_: None) -> None:
+            self.now_s += backward_s
+
+        return lambda: Pass((("forward", forward), ("backward", backward)), ())
+
+
+@contextmanager
+def no_switches(variant: Variant) -> Iterator[None]:
+    yield
+
+
+def run(passes: dict[Variant, Callable[[], Pass]], repeats: int = 3) -> list[Result]:
+    return compare(passes, no_switches, CPU, repeats=repeats, footprints=False, profiled=False)
+
+
+@given(st.integers(1, 6), st.integers(0, 12))
+def test_every_round_holds_everything_once_and_starts_one_later(items: int, count: int) -> None:
+    orders = list(rounds(range(items), count))
+    assert len(orders) == count
+    for position, order in enumerate(orders):
+        assert sorted(order) == list(range(items))
+        assert order[0] == position % items
+
+
+def test_ratio_cancels_what_slows_a_whole_round() -> None:
+    # Neither the ratio of the medians (9) nor the mean of the ratios (4.3).
+    one, two = Spread((2.0, 20.0, 9.0)), Spread((1.0, 10.0, 1.0))
+    assert one.ratio_to(two) == 2.0
+    assert (one.median_s, one.minimum_s, one.maximum_s) == (9.0, 2.0, 20.0)
+
+
+def test_clock_sums_stages_over_passes_and_leaves_out_what_is_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, clock = Watch(monkeypatch), Clock(CPU)
+    one_pass = watch.work(Variant.GEMM, 1.0, 3.0)()
+    one_pass.run(clock)
+    watch.now_s += 100
+    one_pass.run(clock)
+    assert clock.read() == {"forward": 2.0, "backward": 6.0}
+    assert clock.read() == {}
+
+
+def test_variants_take_turns_and_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
+    native, gemm = run({v: watch.work(v, s, 2 * s) for v, s in ((Variant.NATIVE, 1.0), (Variant.GEMM, 2.0))})
+    warm_up, rounds_ = watch.seen[:4], watch.seen[4:]
+    assert warm_up == [Variant.NATIVE, Variant.NATIVE, Variant.GEMM, Variant.GEMM]
+    assert rounds_ == [Variant.NATIVE, Variant.GEMM, Variant.GEMM, Variant.NATIVE, Variant.NATIVE, Variant.GEMM]
+    assert native.total == Spread((3.0,) * 3)
+    assert gemm.stages == {"forward": Spread((2.0,) * 3), "backward": Spread((4.0,) * 3)}
+    assert ratio(gemm, reference([native, gemm])) == 2.0
+
+
+def test_short_work_is_repeated_within_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
+    (result,) = run({Variant.GEMM: watch.work(Variant.GEMM, 0.001, 0.001)}, repeats=1)
+    assert len(watch.seen) == 2 + comparison.SHORTEST_SAMPLE_S / 0.002
+    assert result.total is not None
+    assert result.total.median_s == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize("fails_at", [1, 4], ids=["warm-up", "second round"])
+def test_a_failing_rival_becomes_a_result(monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
+    watch = Watch(monkeypatch)
+    calls = 0
+
+    def broken(_: None) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= fails_at:
+            raise RuntimeError("miopenStatusUnknownError\nand a long text")
+
+    passes = {
+        Variant.NATIVE: lambda: Pass((("forward", broken),), ()),
+        Variant.GEMM: watch.work(Variant.GEMM, 1.0, 1.0),
+    }
+    native, gemm = run(passes)
+    assert native == Result(Variant.NATIVE, {}, None, None, "RuntimeError: miopenStatusUnknownError")
+    assert calls == fails_at
+    assert gemm.total == Spread((2.0,) * 3)
+    assert reference([native, gemm]) is gemm
+    assert ratio(native, gemm) is None
+
+
+def test_reference_is_the_faster_layout_of_the_best_rival() -> None:
+    times = {Variant.NATIVE: 3.0, Variant.NATIVE_NHWC: 2.0, Variant.GEMM: 1.0, Variant.SLOW: 4.0}
+    results = [Result(variant, {}, Spread((time_s,))) for variant, time_s in times.items()]
+    found = [reference(results), reference(results, ("slow",)), reference(results[2:])]
+    assert [result and result.variant for result in found] == [Variant.NATIVE_NHWC, Variant.SLOW, Variant.SLOW]
+
+
+def test_estimate_counts_a_last_smaller_batch_as_a_step() -> None:
+    found = estimate(Spread((0.5, 0.4, 1.0)), batch_size=8, frames=17, epochs=10)
+    assert (found.epoch_s, found.run_s) == (1.5, 15.0)
+    assert found.epoch_range_s == pytest.approx((1.2, 3.0))
+    assert found.run_range_s == pytest.approx((12.0, 30.0))

@@ -1,0 +1,130 @@
+"""What the loader benchmark measures, on a small split."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import cv2
+import pytest
+import torch
+
+from yolo_lightning.commands.benchmark.timing import Spread
+from yolo_lightning.commands.benchmark_loader.command import (
+    benchmark_loader,
+    measure_speeds,
+    megabytes,
+    our_datasets,
+    single_thread,
+    speed_table,
+)
+from yolo_lightning.commands.benchmark_loader.worker_start import WorkerStart, memory_of
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.loader import LoaderSettings
+
+
+@pytest.fixture
+def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
+    loader = LoaderSettings(start_method="forkserver")
+    return DetectionDataModule(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)
+
+
+def test_numbers_are_printed_and_written(
+    data: DetectionDataModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "loader.json"
+    benchmark_loader(data=data, workers=(0, 1), samples=3, repeats=2, json=output)
+    content = json.loads(output.read_text())
+    assert set(content["samples_s"]) == {"folder"}
+    assert len(content["samples_s"]["folder"]) == 2
+    assert all(0 < value < 5 for value in content["samples_s"]["folder"])
+    assert 0 < content["pickled_bytes"] < 5000
+    assert content["setup_s"] > 0
+    (serial, *_), (one, *_) = content["starts"]["0 workers"], content["starts"]["1 workers"]
+    assert serial["private_bytes"] == []
+    assert len(one["private_bytes"]) == 1
+    assert 1e6 < one["private_bytes"][0] <= one["proportional_bytes"][0] < 2e9
+    assert set(content["floors"]) == {"1 workers"}
+    printed = capsys.readouterr().out
+    assert "folder" in printed
+    assert "1 workers" in printed
+
+
+def test_arms_take_turns_over_the_same_samples() -> None:
+    calls: list[tuple[str, int]] = []
+    arms: dict[str, Any] = {name: lambda number, name=name: calls.append((name, number)) for name in ("a", "b")}
+    spreads = measure_speeds(arms, samples=2, repeats=2)
+    assert calls == [
+        *[("a", 0), ("a", 1), ("b", 0), ("b", 1)],  # unmeasured
+        *[("a", 2), ("a", 3), ("b", 2), ("b", 3)],
+        *[("b", 4), ("b", 5), ("a", 4), ("a", 5)],
+    ]
+    assert all(len(spread.samples_s) == 2 for spread in spreads.values())
+
+
+def test_speed_is_seconds_per_sample() -> None:
+    (spread,) = measure_speeds({"sleepy": lambda number: time.sleep(0.01)}, samples=4, repeats=3).values()
+    assert spread.minimum_s >= 0.01
+    assert spread.minimum_s < 0.03
+
+
+def test_measurement_runs_on_one_thread_and_gives_the_threads_back() -> None:
+    before = cv2.getNumThreads()
+    torch.set_num_threads(2)
+    try:
+        with single_thread():
+            assert (torch.get_num_threads(), cv2.getNumThreads()) == (1, 1)
+        assert (torch.get_num_threads(), cv2.getNumThreads()) == (2, before)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_every_sample_is_a_mosaic(data: DetectionDataModule) -> None:
+    (dataset,) = our_datasets(data).values()
+    assert dataset.augmentation.mosaic == 1
+    assert dataset.mosaic_epochs > 1000
+
+
+def test_ratio_says_how_many_times_as_fast() -> None:
+    from rich.console import Console
+
+    console = Console(width=100, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(speed_table({"ours": Spread((0.5, 0.5)), "rival": Spread((1.0, 1.0))}, "title", ("rival",)))
+    text = console.export_text()
+    assert "2 (2 to 2)" in text
+    assert "2.00" in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"samples": 0}, "samples is 0, allowed are 1 and more"),
+        ({"repeats": 0}, "repeats is 0, allowed are 1 and more"),
+        ({"workers": (2, -1)}, r"workers are \(2, -1\), allowed are 0 and more"),
+    ],
+)
+def test_option_out_of_range_is_refused(data: DetectionDataModule, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        benchmark_loader(data=data, **changed)
+
+
+def test_data_without_frames_are_refused(tmp_path: Path, look_alike: Path, index_root: Path) -> None:
+    (tmp_path / "Train.json").write_bytes((look_alike / "Train.json").read_bytes())
+    data = DetectionDataModule(str(tmp_path), index_root=str(index_root))
+    with pytest.raises(ValueError, match=r"packed: .*folder: .*zip: "):
+        our_datasets(data)
+
+
+def test_memory_of_this_process_is_told() -> None:
+    private, proportional = memory_of(os.getpid())
+    assert 10e6 < private <= proportional
+
+
+def test_memory_of_a_process_that_is_gone_is_zero() -> None:
+    assert memory_of(2**22 + 1) == (0, 0)
+
+
+def test_largest_worker_is_shown() -> None:
+    start = WorkerStart(1.0, (3 * 2**20, 5 * 2**20), ())
+    assert (megabytes(start.private_bytes), megabytes(start.proportional_bytes)) == ("5", "")

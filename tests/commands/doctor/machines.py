@@ -1,0 +1,69 @@
+"""Machines to judge, made up."""
+
+from pathlib import Path
+
+from yolo_lightning.commands.doctor.finding import Finding
+from yolo_lightning.commands.doctor.findings import findings
+from yolo_lightning.commands.doctor.machine import (
+    FileSystem,
+    KernelSettings,
+    MachineFacts,
+    Memory,
+    PciGpu,
+    TorchBuild,
+    Vendor,
+)
+from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
+
+GIB = 1 << 30
+NAVI = PciGpu(Vendor.AMD, "AMD Navi 10 [Radeon RX 5600 XT]", "gfx1010", 6 * GIB)
+H200 = PciGpu(Vendor.NVIDIA, "NVIDIA H200")
+ROCM = TorchBuild("2.9.1+rocm7.1", hip="7.1.52802")
+OLD_ROCM = TorchBuild("2.6.0+rocm6.2.4", hip="6.2.41134-65d174c3e")
+CUDA = TorchBuild("2.15.0+cu132", cuda="13.2")
+CPU = TorchBuild("2.13.0+cpu")
+
+PLAIN = MachineFacts(
+    system="Linux 6.18.0",
+    processor="AMD EPYC",
+    cores=8,
+    memory=Memory(32 * GIB, 24 * GIB, 0),
+    shared_memory=FileSystem("/dev/shm", 16 * GIB, 15 * GIB),
+    run_disk=FileSystem("runs", 500 * GIB, 300 * GIB),
+    data_disk=None,
+    torch=CPU,
+    packages={
+        "lightning": "2.6.6",
+        "pytorch-lightning": "2.6.6",
+        "torchvision": "0.29.2",
+        "opencv-python": "5.0.0.93",
+        "py-spy": "0.4.3",
+    },
+    python=(3, 11, 7),
+    start_method="fork",
+    kernel=KernelSettings("madvise", False, 1, False),
+)
+"""A machine without a GPU, on which nothing is to be said."""
+
+
+def finding(machine: MachineFacts, check: str) -> Finding:
+    """The only finding of a check."""
+    (found,) = [one for one in findings(machine) if one.check == check]
+    return found
+
+
+def results(on: str = "cuda", **outcomes: Outcome) -> list[ProbeOutcome]:
+    """Every probe works but those that are named."""
+    facts = {"device": on, "name": "a card", "architectures": ["gfx1010", "gfx1030"], "capability": None}
+    return [
+        ProbeOutcome(probe, outcomes.get(probe, Outcome.WORKS), facts=facts if probe is Probe.DEVICE else {})
+        for probe in Probe
+    ]
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    """Make files below `root`, as proc and sys have them."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content + "\n")

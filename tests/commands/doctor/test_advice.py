@@ -1,0 +1,113 @@
+"""What is recommended to whom."""
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from machines import GIB, H200, NAVI, PLAIN, ROCM, results
+
+from yolo_lightning.commands.doctor.advice import Value, advise
+from yolo_lightning.commands.doctor.machine import FileSystem, KernelSettings, MachineFacts, Memory
+from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
+from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.model.layers import Convolution
+
+AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True)
+OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+
+
+def options(machine: MachineFacts, found: list[ProbeOutcome]) -> dict[str, Value]:
+    return {option.key: option.value for option in advise(machine, found).options}
+
+
+def commands(machine: MachineFacts, found: list[ProbeOutcome]) -> list[str]:
+    return [command.text for command in advise(machine, found).commands]
+
+
+def with_facts(found: list[ProbeOutcome], **facts: object) -> list[ProbeOutcome]:
+    return [replace(one, facts=one.facts | facts) if one.probe is Probe.DEVICE else one for one in found]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "own", "value"),
+    [
+        (Outcome.WORKS, Outcome.WORKS, "auto"),
+        (Outcome.SLOWER, Outcome.WORKS, "gemm"),
+        (Outcome.HANGS, Outcome.WORKS, "gemm"),
+        (Outcome.WRONG, Outcome.WORKS, "gemm"),
+        (Outcome.NOT_TRIED, Outcome.WORKS, "gemm"),
+        (Outcome.WORKS, Outcome.CRASHES, "native"),
+    ],
+)
+def test_convolution(outcome: Outcome, own: Outcome, value: str) -> None:
+    assert options(AMD, results(convolution=outcome, own_convolution=own))["model.conv"] == value
+    assert value in get_args(Convolution)
+
+
+def test_a_cpu_needs_no_trial() -> None:
+    assert options(PLAIN, results("cpu"))["model.conv"] == "auto"
+
+
+def test_precision_follows_the_card_and_what_was_tried() -> None:
+    nvidia = replace(PLAIN, gpus=(H200,))
+    new, old = (with_facts(results(), capability=[major, 0]) for major in (9, 7))
+    assert options(nvidia, new)["trainer.precision"] == "bf16-mixed"
+    assert options(nvidia, old)["trainer.precision"] == "32-true"
+    broken = with_facts(results(matmul_bfloat16=Outcome.WRONG), capability=[9, 0])
+    assert options(nvidia, broken)["trainer.precision"] == "32-true"
+    assert options(AMD, results())["trainer.precision"] == "32-true"
+    assert options(nvidia, [])["trainer.precision"] == "32-true", "nothing was tried"
+
+
+@pytest.mark.parametrize(
+    ("machine", "workers"),
+    [
+        (PLAIN, 4),
+        (replace(PLAIN, cores=3), 2),
+        (replace(PLAIN, cores=1), 1),
+        (replace(PLAIN, memory=Memory(8 * GIB, 5 * GIB, 0)), 2),
+        (replace(PLAIN, shared_memory=FileSystem("/dev/shm", 64 << 20, 60 << 20)), 0),
+        (replace(PLAIN, shared_memory=None), 0),
+    ],
+)
+def test_workers_follow_cores_memory_and_shared_memory(machine: MachineFacts, workers: int) -> None:
+    assert options(machine, results("cpu"))["data.loader.workers"] == workers
+
+
+def test_a_loader_that_hangs_has_no_workers_and_no_start_method() -> None:
+    found = options(PLAIN, results("cpu", loader=Outcome.HANGS))
+    assert found["data.loader.workers"] == 0
+    assert "data.loader.start_method" not in found
+
+
+@pytest.mark.parametrize("machine", [PLAIN, AMD])
+def test_loader_options_are_the_loaders(machine: MachineFacts) -> None:
+    found = options(machine, results())
+    names = {key.removeprefix("data.loader."): value for key, value in found.items() if key.startswith("data.loader.")}
+    LoaderSettings(**names)  # type: ignore[arg-type]
+
+
+def test_batches_are_pinned_on_amd() -> None:
+    assert options(AMD, results())["data.loader.pin_memory"] is True
+    assert options(PLAIN, results("cpu"))["data.loader.pin_memory"] is None
+
+
+def test_an_override_that_torch_does_not_need_is_to_go() -> None:
+    machine = replace(AMD, environment={OVERRIDE: "10.3.0"})
+    assert commands(machine, results()) == [f"unset {OVERRIDE}"]
+    assert commands(machine, with_facts(results(), architectures=["gfx1030"])) == [], "it is needed"
+
+
+def test_an_override_is_offered_where_torch_lacks_the_card() -> None:
+    assert commands(AMD, with_facts(results(), architectures=["gfx1030"])) == [f"export {OVERRIDE}=10.3.0"]
+    assert commands(AMD, with_facts(results(), architectures=["gfx1100"])) == [], "no kernels that would do"
+    assert commands(AMD, results()) == []
+
+
+def test_the_kernel_is_kept_from_moving_pages_under_an_amd_card_only() -> None:
+    kernel = KernelSettings("always", True)
+    assert [one.split()[0:2] for one in commands(replace(AMD, kernel=kernel), results())] == [
+        ["echo", "madvise"],
+        ["sudo", "sysctl"],
+    ]
+    assert commands(replace(PLAIN, kernel=kernel), results("cpu")) == []

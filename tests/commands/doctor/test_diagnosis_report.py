@@ -1,0 +1,74 @@
+"""The table, the lines to paste and the JSON."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+from machines import NAVI, PLAIN, ROCM, results
+from rich.console import Console
+
+from yolo_lightning.commands.doctor.advice import Option, advise
+from yolo_lightning.commands.doctor.doctor_report import findings_table, json_text, show, summary, yaml_text
+from yolo_lightning.commands.doctor.finding import Finding, Severity
+from yolo_lightning.commands.doctor.findings import findings
+from yolo_lightning.commands.doctor.machine import MachineFacts
+from yolo_lightning.commands.doctor.probes import Outcome, probe_findings
+
+AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True, environment={"HSA_OVERRIDE_GFX_VERSION": "10.3.0"})
+
+
+def printed(machine: MachineFacts, columns: int) -> str:
+    tried = results(convolution=Outcome.HANGS)
+    console = Console(file=io.StringIO(), width=columns, force_terminal=False)
+    show(console, machine, [*findings(machine), *probe_findings(tried)], advise(machine, tried))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_it_fits_the_terminal_and_says_all(columns: int) -> None:
+    text = printed(AMD, columns)
+    assert max(map(len, text.splitlines())) <= columns
+    for word in ("[Radeon RX 5600 XT]", "vendor convolution", "hangs", "conv: gemm", "unset HSA_OVERRIDE_GFX_VERSION"):
+        assert word in text
+
+
+@pytest.mark.parametrize("columns", [30, 80, 120])
+def test_the_lines_are_yaml_with_their_reasons(columns: int) -> None:
+    options = (
+        Option("trainer.precision", "32-true", "safe"),
+        Option("data.loader.workers", 0, "hangs"),
+        Option("data.loader.pin_memory", None, "as the device wants"),
+        Option("data.batch_size", 4, "small"),
+    )
+    text = yaml_text(options, columns)
+    assert yaml.safe_load(text) == {
+        "trainer": {"precision": "32-true"},
+        "data": {"loader": {"workers": 0, "pin_memory": None}, "batch_size": 4},
+    }
+    assert all(f"# {option.reason}" in text for option in options)
+
+
+def test_brackets_in_names_are_no_markup() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(findings_table([Finding("[bold]check", "[red]found[/red]", Severity.OK, "[dim]do")]))
+    assert isinstance(console.file, io.StringIO)
+    assert all(word in console.file.getvalue() for word in ("[bold]check", "[red]found[/red]", "[dim]do"))
+
+
+def test_json_holds_everything() -> None:
+    tried = results(convolution=Outcome.HANGS)
+    found = [*findings(AMD), *probe_findings(tried)]
+    content = json.loads(json_text(AMD, tried, found, advise(AMD, tried)))
+    assert content["verdict"] == "warning"
+    assert content["machine"]["gpus"][0]["architecture"] == "gfx1010"
+    assert [one["check"] for one in content["findings"]] == [one.check for one in found]
+    assert content["probes"][-1]["outcome"] == "hangs"
+    assert {"key": "model.conv", "value": "gemm"}.items() <= content["recommended"]["options"][1].items()
+
+
+def test_the_summary_counts_the_worst_first() -> None:
+    verdicts = [Severity.OK, Severity.BAD, Severity.OK, Severity.NOTE]
+    assert summary([Finding("a", "b", verdict) for verdict in verdicts]) == "bad: 1, note: 1, ok: 2"

@@ -1,0 +1,163 @@
+"""Every rule by a machine that it is about."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from machines import CPU, CUDA, GIB, H200, NAVI, OLD_ROCM, PLAIN, ROCM, finding
+
+from yolo_lightning.commands.doctor.finding import Finding, Severity, worst
+from yolo_lightning.commands.doctor.findings import findings
+from yolo_lightning.commands.doctor.machine import (
+    FileSystem,
+    KernelSettings,
+    MachineFacts,
+    Memory,
+    PciGpu,
+    TorchBuild,
+    Vendor,
+)
+
+OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+GOOD_AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True)
+GOOD_NVIDIA = replace(PLAIN, gpus=(H200,), torch=CUDA, nvidia_driver="575.57.08")
+BOTH_OPENCV = {"opencv-python": "5.0.0.93", "opencv-python-headless": "5.0.0.93"}
+
+
+def with_packages(**versions: str) -> MachineFacts:
+    return replace(PLAIN, packages=PLAIN.packages | {name.replace("_", "-"): one for name, one in versions.items()})
+
+
+def without(package: str) -> MachineFacts:
+    return replace(PLAIN, packages={name: one for name, one in PLAIN.packages.items() if name != package})
+
+
+def kernel(machine: MachineFacts, **settings: Any) -> MachineFacts:
+    return replace(machine, kernel=replace(machine.kernel, **settings))
+
+
+CASES = [
+    # graphics card
+    (PLAIN, "graphics card", Severity.NOTE, "no AMD or NVIDIA card"),
+    (GOOD_AMD, "graphics card", Severity.NOTE, "gfx1010, 6.0 GiB"),
+    (GOOD_NVIDIA, "graphics card", Severity.OK, "H200"),
+    # torch build
+    (PLAIN, "torch build", Severity.OK, "for the CPU alone"),
+    (replace(PLAIN, torch=CUDA), "torch build", Severity.NOTE, "computes on the CPU"),
+    (replace(PLAIN, torch=ROCM), "torch build", Severity.NOTE, "computes on the CPU"),
+    (replace(PLAIN, torch=None), "torch build", Severity.BAD, "not installed"),
+    (GOOD_AMD, "torch build", Severity.OK, "ROCm, HIP 7.1"),
+    (replace(GOOD_AMD, torch=CUDA), "torch build", Severity.BAD, "the card is AMD"),
+    (replace(GOOD_NVIDIA, torch=ROCM), "torch build", Severity.BAD, "the card is NVIDIA"),
+    (replace(GOOD_NVIDIA, torch=CPU), "torch build", Severity.BAD, "the card is NVIDIA"),
+    (replace(GOOD_NVIDIA, gpus=(NAVI, H200)), "torch build", Severity.OK, "CUDA 13.2"),
+    (replace(PLAIN, gpus=(PciGpu(Vendor.AMD, "AMD Raphael", "gfx1036", GIB // 2),)), "torch build", Severity.OK, "CPU"),
+    # access and drivers
+    (GOOD_AMD, "access to the card", Severity.OK, "may be opened"),
+    (replace(GOOD_AMD, kfd_opens=False), "access to the card", Severity.BAD, "may not open"),
+    (replace(GOOD_AMD, kfd_opens=None), "access to the card", Severity.BAD, "not there"),
+    (replace(GOOD_NVIDIA, nvidia_driver=""), "NVIDIA driver", Severity.BAD, "not loaded"),
+    (replace(GOOD_NVIDIA, nvidia_driver="", torch=CPU), "NVIDIA driver", Severity.NOTE, "not loaded"),
+    # ROCm's age
+    (GOOD_AMD, "ROCm", Severity.OK, "7.1"),
+    (replace(GOOD_AMD, torch=OLD_ROCM), "ROCm", Severity.WARNING, "fork"),
+    (replace(GOOD_AMD, torch=TorchBuild("2", hip="7.0.9")), "ROCm", Severity.WARNING, "fork"),
+    (replace(GOOD_AMD, torch=OLD_ROCM, start_method="forkserver"), "ROCm", Severity.NOTE, "fork"),
+    (replace(GOOD_AMD, torch=TorchBuild("1.13", hip="5.2.21153")), "ROCm", Severity.NOTE, "older"),
+    (replace(GOOD_AMD, torch=TorchBuild("2", hip="unknown")), "ROCm", Severity.NOTE, "cannot be compared"),
+    # override
+    (GOOD_AMD, "override", Severity.OK, "is not set"),
+    (replace(GOOD_AMD, environment={OVERRIDE: "10.3.0"}), "override", Severity.WARNING, "gfx1010 computes as gfx1030"),
+    (replace(GOOD_AMD, environment={OVERRIDE: "10.1.0"}), "override", Severity.NOTE, "anyway"),
+    (replace(GOOD_AMD, environment={OVERRIDE: "gfx1030"}), "override", Severity.BAD, "=gfx1030 names no"),
+    (replace(PLAIN, environment={OVERRIDE: "10.3.0"}), "override", Severity.NOTE, "without effect"),
+    # packages
+    (PLAIN, "Python", Severity.OK, "3.11.7"),
+    (replace(PLAIN, python=(3, 10, 12)), "Python", Severity.BAD, "too old"),
+    (with_packages(lightning="2.6.2"), "lightning", Severity.BAD, "malicious"),
+    (with_packages(pytorch_lightning="2.6.3"), "lightning", Severity.BAD, "malicious"),
+    (with_packages(lightning="2.6.5"), "lightning", Severity.WARNING, "two versions"),
+    (without("lightning"), "lightning", Severity.BAD, "pytorch-lightning 2.6.6"),
+    (PLAIN, "lightning", Severity.OK, "2.6.6"),
+    (with_packages(**BOTH_OPENCV), "OpenCV", Severity.NOTE, "both write the same folder"),
+    (with_packages(opencv_python_headless="4.9.0"), "OpenCV", Severity.WARNING, "whichever came last"),
+    (without("opencv-python"), "OpenCV", Severity.NOTE, "no package"),
+    (PLAIN, "OpenCV", Severity.OK, "opencv-python 5.0.0.93"),
+    (without("torchvision"), "torchvision", Severity.BAD, "not installed"),
+    (with_packages(torchvision="0.29.2+cu132"), "torchvision", Severity.BAD, "does not belong to torch 2.13.0+cpu"),
+    (with_packages(torchvision="0.29.2+cpu"), "torchvision", Severity.OK, "0.29.2+cpu"),
+    (without("py-spy"), "py-spy", Severity.WARNING, "not installed"),
+    (kernel(PLAIN, ptrace_scope=1), "py-spy", Severity.OK, "descendants"),
+    (kernel(PLAIN, ptrace_scope=2), "py-spy", Severity.WARNING, "only root"),
+    (kernel(PLAIN, ptrace_scope=3), "py-spy", Severity.WARNING, "until a reboot"),
+    (replace(kernel(PLAIN, ptrace_scope=2), is_root=True), "py-spy", Severity.OK, "ptrace_scope 2"),
+    (replace(PLAIN, environment={"MIOPEN_FIND_MODE": "FAST"}), "environment", Severity.OK, "MIOPEN_FIND_MODE=FAST"),
+    (replace(PLAIN, environment={"CUDA_VISIBLE_DEVICES": ""}), "environment", Severity.WARNING, "hides every GPU"),
+    # system
+    (PLAIN, "processor", Severity.OK, "8 cores"),
+    (replace(PLAIN, cores=2), "processor", Severity.NOTE, "2 cores"),
+    (replace(PLAIN, cores=1), "processor", Severity.WARNING, "1 core for"),
+    (PLAIN, "memory", Severity.OK, "24.0 GiB of 32.0 GiB"),
+    (replace(PLAIN, memory=Memory(8 * GIB, 5 * GIB, 0)), "memory", Severity.WARNING, "scoring"),
+    (replace(PLAIN, memory=Memory(32 * GIB, 24 * GIB, GIB)), "swap", Severity.OK, "1.0 GiB"),
+    (replace(GOOD_AMD, memory=Memory(32 * GIB, 24 * GIB, GIB)), "swap", Severity.NOTE, "stop the queues"),
+    (replace(PLAIN, shared_memory=None), "/dev/shm", Severity.BAD, "not there"),
+    (
+        replace(PLAIN, shared_memory=FileSystem("/dev/shm", 64 << 20, 63 << 20)),
+        "/dev/shm",
+        Severity.WARNING,
+        "bus error",
+    ),
+    (
+        replace(PLAIN, shared_memory=FileSystem("/dev/shm", 64 << 20, 64 << 20)),
+        "/dev/shm",
+        Severity.NOTE,
+        "batches of 8",
+    ),
+    (replace(PLAIN, shared_memory=FileSystem("/dev/shm", None, None)), "/dev/shm", Severity.BAD, "does not answer"),
+    (replace(PLAIN, run_disk=FileSystem("runs", GIB, GIB - 1)), "disk for runs", Severity.BAD, "at runs"),
+    (replace(PLAIN, run_disk=FileSystem("runs", GIB, 4 * GIB)), "disk for runs", Severity.WARNING, "4.0 GiB"),
+    (replace(PLAIN, run_disk=FileSystem("runs", None, None)), "disk for runs", Severity.BAD, "does not answer"),
+    (
+        replace(PLAIN, data_disk=FileSystem("LTDv2", GIB, GIB)),
+        "disk for data",
+        Severity.NOTE,
+        "`prepare` needs 43.3 GiB",
+    ),
+    (replace(PLAIN, data_disk=FileSystem("LTDv2", 99 * GIB, 99 * GIB)), "disk for data", Severity.OK, "99.0 GiB"),
+    (kernel(PLAIN, huge_pages="always", numa_balancing=True), "huge pages", Severity.OK, "always"),
+    (kernel(GOOD_AMD, huge_pages="always"), "huge pages", Severity.NOTE, "stop the queues"),
+    (kernel(GOOD_AMD, numa_balancing=True), "NUMA balancing", Severity.NOTE, "stop the queues"),
+    (kernel(PLAIN, numa_balancing=True), "NUMA balancing", Severity.OK, "on"),
+    (kernel(PLAIN, log_restricted=True), "kernel log", Severity.NOTE, "root only"),
+    (replace(kernel(PLAIN, log_restricted=True), is_root=True), "kernel log", Severity.OK, "may be read"),
+]
+
+
+@pytest.mark.parametrize(("machine", "check", "verdict", "phrase"), CASES)
+def test_rule(machine: MachineFacts, check: str, verdict: Severity, phrase: str) -> None:
+    found = finding(machine, check)
+    assert found.verdict is verdict
+    assert phrase in found.found
+
+
+@pytest.mark.parametrize("machine", [PLAIN, GOOD_AMD, GOOD_NVIDIA])
+def test_a_good_machine_has_nothing_to_be_warned_of(machine: MachineFacts) -> None:
+    assert worst(findings(machine)) in (Severity.OK, Severity.NOTE)
+
+
+@pytest.mark.parametrize(("machine", "check"), [(machine, check) for machine, check, *_ in CASES])
+def test_what_is_bad_says_what_to_do(machine: MachineFacts, check: str) -> None:
+    found = finding(machine, check)
+    assert found.advice or found.verdict is not Severity.BAD
+
+
+def test_kernels_without_the_settings_are_judged() -> None:
+    assert worst(findings(replace(GOOD_AMD, kernel=KernelSettings()))) is Severity.NOTE
+
+
+def test_the_worst_verdict_counts() -> None:
+    found = [Finding("a", "", verdict) for verdict in (Severity.NOTE, Severity.BAD, Severity.WARNING)]
+    assert worst(found) is Severity.BAD
+    assert worst(found[:1]) is Severity.NOTE
+    assert worst([]) is Severity.OK

@@ -1,0 +1,203 @@
+"""Children that end in every way, and what that means."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from machines import results
+
+from yolo_lightning.commands.doctor import probes
+from yolo_lightning.commands.doctor.child import Ended, run_child
+from yolo_lightning.commands.doctor.finding import Finding, Severity, worst
+from yolo_lightning.commands.doctor.probe_work import Answer, compare, gradients
+from yolo_lightning.commands.doctor.probes import (
+    SEVERITY,
+    TITLES,
+    Outcome,
+    Probe,
+    ProbeOutcome,
+    judge,
+    probe_findings,
+    run_probe,
+    run_probes,
+)
+from yolo_lightning.supervision.processes import read_process
+
+ANSWER = '{"outcome": "works", "detail": "fine", "facts": {"device": "cuda"}}'
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code]
+
+
+def is_gone(pid: int) -> bool:
+    process = read_process(pid)
+    return process is None or process.is_gone
+
+
+def try_it(code: str, timeout_s: float = 20.0) -> ProbeOutcome:
+    return run_probe(Probe.CONVOLUTION, "cpu", timeout_s, python(code))
+
+
+def test_an_answer_is_believed() -> None:
+    result = try_it(f"print('noise'); print('{ANSWER}')")
+    assert (result.outcome, result.detail, result.facts) == (Outcome.WORKS, "fine", {"device": "cuda"})
+
+
+def test_a_signal_is_a_crash_with_its_name_and_place() -> None:
+    result = try_it("import os, sys; print('probe: layer 3', file=sys.stderr, flush=True); os.kill(os.getpid(), 11)")
+    assert (result.outcome, result.detail) == (Outcome.CRASHES, "SIGSEGV in: layer 3")
+
+
+def test_an_error_code_is_a_failure_with_the_last_words() -> None:
+    result = try_it("import sys; print('no such kernel', file=sys.stderr); sys.exit(3)")
+    assert (result.outcome, result.detail) == (Outcome.FAILS, "exit code 3; no such kernel")
+
+
+def test_an_answer_that_is_none_is_a_failure() -> None:
+    assert try_it("print('hello')").outcome is Outcome.FAILS
+    assert try_it("pass").outcome is Outcome.FAILS
+
+
+def test_a_child_that_cannot_be_started_is_a_failure() -> None:
+    assert run_probe(Probe.DEVICE, "cpu", 5, ["/not/there"]).outcome is Outcome.FAILS
+
+
+def test_a_hang_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    mine = tmp_path / "grandchild"
+    began_s = time.monotonic()
+    result = try_it(
+        "import subprocess, sys, time\n"
+        "print('probe: a product', file=sys.stderr, flush=True)\n"
+        "one = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"open({str(mine)!r}, 'w').write(str(one.pid))\n"
+        "time.sleep(600)",
+        timeout_s=1.5,
+    )
+    assert (result.outcome, result.detail) == (Outcome.HANGS, "no answer after 1.5 s in: a product")
+    assert time.monotonic() - began_s < 30
+    assert is_gone(int(mine.read_text()))
+
+
+def test_a_child_that_has_ended_leaves_nothing_behind(tmp_path: Path) -> None:
+    mine = tmp_path / "grandchild"
+    code = (
+        "import subprocess, sys\n"
+        "one = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"open({str(mine)!r}, 'w').write(str(one.pid))"
+    )
+    assert run_child(python(code), 20).code == 0
+    assert is_gone(int(mine.read_text()))
+
+
+def test_a_process_that_outlives_its_kill_means_a_reboot() -> None:
+    ended = Ended(None, 9.0, err=("probe: copy",), survivors={77: "python, state D, waits in kfd_ioctl"})
+    detail = judge(Probe.CONVOLUTION, ended, 9.0).detail
+    assert detail.startswith("no answer after 9 s in: copy; process 77 cannot be ended (python, state D")
+    assert detail.endswith("reboot")
+
+
+def test_signals_have_names() -> None:
+    assert Ended(-signal.SIGABRT, 1.0).signal_name == "SIGABRT"
+    assert Ended(-250, 1.0).signal_name == "signal 250"
+    assert Ended(3, 1.0).signal_name == Ended(None, 1.0).signal_name == ""
+
+
+class Script:
+    """Stands in for `run_probe`: every probe works but those named, and each call is noted."""
+
+    def __init__(self, **outcomes: Outcome) -> None:
+        self.outcomes = outcomes
+        self.calls: list[tuple[Probe, str]] = []
+
+    def __call__(self, probe: Probe, device: str, timeout_s: float) -> ProbeOutcome:
+        self.calls.append((probe, device))
+        facts = {"device": "cuda"} if probe is Probe.DEVICE else {}
+        return ProbeOutcome(probe, self.outcomes.get(probe, Outcome.WORKS), facts=facts)
+
+
+def run_script(monkeypatch: pytest.MonkeyPatch, **outcomes: Outcome) -> tuple[Script, list[ProbeOutcome]]:
+    script = Script(**outcomes)
+    monkeypatch.setattr(probes, "run_probe", script)
+    return script, run_probes("auto", 10.0, lambda text: None)
+
+
+def test_all_is_tried_on_the_device_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, found = run_script(monkeypatch)
+    assert [probe for probe, _ in script.calls] == list(Probe) == [result.probe for result in found]
+    assert {device for _, device in script.calls[2:]} == {"cuda"}
+    assert list(Probe)[-1] is Probe.CONVOLUTION, "what is known to hang cards comes last"
+
+
+def test_after_a_hang_of_the_card_nothing_is_tried_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, found = run_script(monkeypatch, matmul_float16=Outcome.HANGS)
+    assert script.calls[-1][0] is Probe.MATMUL_FLOAT16
+    assert {result.outcome for result in found[5:]} == {Outcome.NOT_TRIED}
+    assert "float16 products" in found[-1].detail
+
+
+def test_a_crash_or_a_stuck_loader_does_not_end_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, _ = run_script(monkeypatch, matmul_float16=Outcome.CRASHES, loader=Outcome.HANGS)
+    assert script.calls[-1][0] is Probe.CONVOLUTION
+
+
+def test_without_a_device_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, found = run_script(monkeypatch, device=Outcome.CRASHES)
+    assert script.calls[-1][0] is Probe.DEVICE
+    assert found[-1].outcome is Outcome.NOT_TRIED
+
+
+def of(probe: Probe, found: list[Finding]) -> Finding:
+    return next(one for one in found if one.check == TITLES[probe])
+
+
+def test_vendor_convolutions_may_hang_where_ours_work() -> None:
+    found = probe_findings(results(convolution=Outcome.HANGS, batch_norm=Outcome.CRASHES))
+    assert worst(found) is Severity.WARNING
+    assert "gemm" in of(Probe.CONVOLUTION, found).advice
+
+
+def test_no_convolution_at_all_is_bad() -> None:
+    found = probe_findings(results(convolution=Outcome.HANGS, own_convolution=Outcome.WRONG))
+    assert of(Probe.CONVOLUTION, found).verdict is of(Probe.OWN_CONVOLUTION, found).verdict is Severity.BAD
+
+
+def test_ours_may_fail_where_the_vendors_were_not_tried_to_their_end() -> None:
+    found = probe_findings(results(convolution=Outcome.NOT_TRIED, own_convolution=Outcome.HANGS))
+    assert of(Probe.OWN_CONVOLUTION, found).verdict is Severity.WARNING
+
+
+@pytest.mark.parametrize("probe", list(Probe))
+def test_severity_and_words_of_each(probe: Probe) -> None:
+    found = of(probe, probe_findings(results(**{probe: Outcome.FAILS})))
+    assert found.verdict is SEVERITY[probe]
+    assert found.advice
+    assert of(probe, probe_findings(results(**{probe: Outcome.SLOWER}))).verdict is Severity.NOTE
+    assert of(probe, probe_findings(results())).verdict is Severity.OK
+
+
+def compared(found: torch.Tensor, expected: torch.Tensor) -> Answer:
+    return compare({"output": (found, expected)}, 0.01)
+
+
+def test_results_are_compared_with_the_largest_value() -> None:
+    right = torch.tensor([100.0, 1.0], dtype=torch.float64)
+    assert compared(right + 0.9, right).outcome is Outcome.WORKS
+    assert compared(right + 1.1, right).outcome is Outcome.WRONG
+    assert compared(right * torch.nan, right).outcome is Outcome.WRONG
+
+
+def test_gradients_of_a_normalisation_do_not_vanish() -> None:
+    torch.manual_seed(0)
+    found = gradients(torch.nn.BatchNorm2d(3), torch.randn(2, 3, 8, 8))
+    assert set(found) == {"output", "gradient of the input", "gradient of weight", "gradient of bias"}
+    assert min(one.abs().max() for one in found.values()) > 0.01
+
+
+@pytest.mark.parametrize("probe", [Probe.DEVICE, *(pytest.param(one, marks=pytest.mark.slow) for one in Probe)])
+def test_on_this_cpu_all_works(probe: Probe) -> None:
+    result = run_probe(probe, "cpu", 120)
+    assert result.works, result

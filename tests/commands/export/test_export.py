@@ -1,0 +1,113 @@
+"""Files for others, opened by others: in a process in which this project cannot be imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from yolo_lightning.commands.export.command import export
+from yolo_lightning.commands.export.export_network import plain_network, sample_images
+
+IMAGE_SIZE = 64
+STRANGER = """
+import json, sys
+import torch
+from ultralytics import YOLO
+
+file, data, project = sys.argv[1:]
+model = YOLO(file)
+result = model.predict(f"{data}/images/0.png", imgsz=64, conf=0.3, verbose=False, save=False)[0]
+images = torch.load(f"{data}/images.pt")
+model.model.eval()
+decoded = model.model.float()(images)[0]
+torch.save(decoded, f"{project}/decoded.pt")
+scores = model.val(data=f"{data}/data.yaml", imgsz=64, batch=2, workers=0, plots=False, verbose=False, project=project)
+model.fuse()
+trained = YOLO(file).train(
+    data=f"{data}/data.yaml", imgsz=64, batch=2, epochs=1, workers=0, plots=False, verbose=False, project=project,
+    amp=False, val=False,
+)
+print(json.dumps({
+    "names": result.names, "boxes": len(result.boxes), "map": float(scores.box.map),
+    "foreign": [name for name in sys.modules if name.split(".")[0] in ("yolo_lightning", "callbacks")],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def strangers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    for folder in ("images", "labels"):
+        (root / folder).mkdir()
+    for number in range(2):
+        pixels = np.random.default_rng(number).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "images" / f"{number}.png")
+        (root / "labels" / f"{number}.txt").write_text("1 0.5 0.5 0.4 0.6\n")
+    (root / "data.yaml").write_text(f"path: {root}\ntrain: images\nval: images\nnames: [a, b, c, d]\n")
+    torch.save(sample_images(2, 3, IMAGE_SIZE), root / "images.pt")
+    return root
+
+
+@pytest.mark.whole_run
+def test_plain_ultralytics_opens_the_file(trained: Path, strangers_data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file.pt"
+    export(checkpoint=str(trained), format="pt", output=str(file), image_size=IMAGE_SIZE)
+    font = {"YOLO_CONFIG_DIR": str(tmp_path), "YOLO_OFFLINE": "1", "YOLO_AUTOINSTALL": "0"}
+    answer = subprocess.run(
+        [sys.executable, "-I", "-c", STRANGER, str(file), str(strangers_data), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | font,
+        check=False,
+        timeout=150,
+    )
+    assert answer.returncode == 0, answer.stdout[-2000:] + answer.stderr[-2000:]
+    found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    assert found["foreign"] == []
+    assert found["names"] == {"0": "person", "1": "bicycle", "2": "motorcycle", "3": "vehicle"}
+    with torch.no_grad():
+        expected = plain_network(trained).half().float()(sample_images(2, 3, IMAGE_SIZE))[0]
+    assert torch.allclose(torch.load(tmp_path / "decoded.pt"), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_torchscript_equals_the_network(trained: Path, tmp_path: Path, channels: int) -> None:
+    file = tmp_path / "file.torchscript"
+    export(checkpoint=str(trained), format="torchscript", output=str(file), image_size=IMAGE_SIZE, channels=channels)
+    images = sample_images(3, channels, IMAGE_SIZE)
+    with torch.no_grad():
+        expected = plain_network(trained)(images.expand(-1, 3, -1, -1))[0]
+        found = torch.jit.load(str(file))(images)
+    assert torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
+        ({"format": "engine"}, "format is 'engine', allowed are pt, onnx, torchscript"),
+        ({"nms": True}, "nms is part of a file of format onnx only"),
+        ({"nms": True, "format": "onnx", "class_agnostic": True}, "class_agnostic is true.*allowed with nms is false"),
+        ({"channels": 1}, "channels is 1, allowed is 3 for format pt"),
+        ({"image_size": 100}, "image_size is 100, allowed are multiples of 32"),
+        ({"confidence": 2.0}, "confidence is 2.0, allowed are 0 to 1"),
+        ({"max_detections": 0}, "max_detections is 0, allowed are 1 and more"),
+    ],
+)
+def test_bad_option_is_named(trained: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        export(**({"checkpoint": str(trained), "output": str(tmp_path / "file")} | options))
+    assert not list(tmp_path.iterdir())
+
+
+def test_output_must_not_be_the_checkpoint(trained: Path) -> None:
+    with pytest.raises(ValueError, match="is the checkpoint itself"):
+        export(checkpoint=str(trained), output=str(trained))

@@ -1,0 +1,103 @@
+"""The ONNX file against PyTorch and against this project's own suppression."""
+
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from yolo_lightning.commands.export.command import export
+from yolo_lightning.commands.export.export_network import InferenceNetwork, plain_network, sample_images
+from yolo_lightning.commands.export.onnx_file import compare
+from yolo_lightning.commands.export.suppression import Suppression, suppress, suppression_model
+
+pytestmark = pytest.mark.whole_run
+
+IMAGE_SIZE = 64
+
+
+def run(path: Path, images: torch.Tensor) -> torch.Tensor:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, {"images": images.numpy()})
+    return torch.from_numpy(output)
+
+
+@pytest.fixture(scope="module")
+def decoding_file(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("onnx") / "plain.onnx"
+    export(checkpoint=str(trained), format="onnx", output=str(path), image_size=IMAGE_SIZE)
+    return path
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 64), (3, 64, 64), (2, 96, 32)])
+def test_file_decodes_as_pytorch_for_any_batch_and_size(
+    decoding_file: Path, trained: Path, shape: tuple[int, int, int]
+) -> None:
+    batch, height, width = shape
+    images = torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = plain_network(trained)(images)[0]
+    assert torch.allclose(run(decoding_file, images), expected, atol=1e-3)
+
+
+def test_file_is_a_single_one_and_names_its_classes(decoding_file: Path) -> None:
+    assert [path.name for path in decoding_file.parent.iterdir()] == ["plain.onnx"]
+    about = {entry.key: entry.value for entry in onnx.load(decoding_file).metadata_props}
+    assert about["names"] == "{0: 'person', 1: 'bicycle', 2: 'motorcycle', 3: 'vehicle'}"
+    assert about["stride"] == "32"
+
+
+def test_suppression_inside_keeps_what_pytorch_keeps(trained: Path, tmp_path: Path) -> None:
+    path = tmp_path / "detections.onnx"
+    export(
+        checkpoint=str(trained),
+        format="onnx",
+        output=str(path),
+        image_size=IMAGE_SIZE,
+        channels=1,
+        nms=True,
+        confidence=0.3,
+        overlap=0.4,
+        max_detections=7,
+    )
+    images = sample_images(5, 1, IMAGE_SIZE)
+    with torch.no_grad():
+        decoded = plain_network(trained)(images.expand(-1, 3, -1, -1))[0]
+    expected = suppress(decoded, Suppression(0.3, 0.4, 7))
+    assert expected.any(), "the case shows nothing"
+    assert torch.allclose(run(path, images), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize("kept", [1, 5, 300])
+def test_onnx_and_pytorch_suppress_alike(confidence: float, kept: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    decoded = torch.rand(3, 7, 40, generator=generator)
+    decoded[:, :4] *= 20
+    decoded[1, 4:] = 0  # an image without anything
+    settings = Suppression(confidence, 0.3, kept)
+    session = onnxruntime.InferenceSession(suppression_model(3, settings).SerializeToString())
+    (found,) = session.run(None, {"decoded": decoded.numpy()})
+    assert found.shape == (3, kept, 6)
+    assert torch.allclose(torch.from_numpy(found), suppress(decoded, settings), atol=1e-4)
+
+
+def test_suppression_agrees_with_evaluation(trained: Path) -> None:
+    from ultralytics.utils.nms import non_max_suppression
+
+    with torch.no_grad():
+        decoded = plain_network(trained)(sample_images(2, 3, IMAGE_SIZE))[0]
+    expected = non_max_suppression(decoded.clone(), conf_thres=0.3, iou_thres=0.5, multi_label=True, max_det=20)
+    for rows, reference in zip(suppress(decoded, Suppression(0.3, 0.5, 20)), expected, strict=True):
+        assert len(reference) > 5, "the case shows nothing"
+        assert torch.allclose(rows[: len(reference)], reference, atol=1e-4)
+        assert not rows[len(reference) :].any()
+
+
+def test_file_that_disagrees_is_refused(decoding_file: Path, trained: Path) -> None:
+    other = InferenceNetwork(plain_network(trained))
+    with torch.no_grad():
+        other.detector.model[0].conv.weight *= 2
+    with pytest.raises(RuntimeError, match="disagree"):
+        compare(onnx.load(decoding_file), other, IMAGE_SIZE, None)

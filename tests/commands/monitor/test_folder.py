@@ -1,0 +1,172 @@
+"""Run folders of living, dead and other runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from known_states import STATUS, add_incident, make_run
+
+from yolo_lightning.commands.monitor.read_run import TRACES, checkpoints, incidents, read_run
+from yolo_lightning.commands.monitor.run_state import RunVerdict
+from yolo_lightning.supervision.heartbeat import TAIL_AT, Phase
+from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
+from yolo_lightning.supervision.run_status import write_status
+
+WRITES_RECORD = """
+import sys, time
+from pathlib import Path
+from yolo_lightning.progress import Phase, ProgressWriter
+ProgressWriter(Path(sys.argv[1])).beat(Phase.STEP, 1, 105, 30)
+print(flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that has written its record and goes on living."""
+    command = [sys.executable, "-c", WRITES_RECORD, str(tmp_path / "progress")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{tmp_path}/none does not exist"):
+        read_run(tmp_path / "none")
+
+
+def test_folder_without_a_run_names_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(ValueError, match="holds no run") as refused:
+        read_run(tmp_path)
+    assert [name for name in TRACES if name not in str(refused.value)] == []
+
+
+def test_living_run_is_read_from_record_and_status(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    state = read_run(tmp_path)
+    assert state.judgement.verdict is RunVerdict.RUNNING
+    assert (state.phase, state.epoch, state.batch, state.step) == (Phase.STEP, 1, 30, 105)
+    assert (state.allowance_s, state.remaining.run_s) == (60.0, (45 + 3 * 75) * 0.5 + 3 * 10)
+    assert state.trainer is not None
+    assert state.trainer.pid == os.getpid()
+
+
+def test_stall_is_judged_by_the_allowances_of_the_supervisor(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "allowances.json").write_text(Allowances(Floors(step_s=0.05), {}).to_json())
+    time.sleep(0.1)
+    state = read_run(tmp_path)
+    assert (state.judgement.verdict, state.allowance_s) == (RunVerdict.STALLED, 0.05)
+
+
+def test_stopped_trainer_still_lives(trainer: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
+    trainer.send_signal(signal.SIGSTOP)
+    assert read_run(tmp_path).judgement.verdict is RunVerdict.RUNNING
+
+
+def test_killed_trainer_is_gone_also_while_nobody_has_asked_for_its_code(
+    trainer: "subprocess.Popen[bytes]", tmp_path: Path
+) -> None:
+    os.utime(tmp_path / "progress", (1e9, 1e9))
+    trainer.kill()
+    os.waitid(os.P_PID, trainer.pid, os.WEXITED | os.WNOWAIT)
+    judgement = read_run(tmp_path).judgement
+    assert (judgement.verdict, judgement.since_s) == (RunVerdict.GONE, 1e9)
+
+
+def test_process_of_the_same_id_that_began_later_is_another_one(tmp_path: Path) -> None:
+    make_run(tmp_path, status=None)
+    content = bytearray((tmp_path / "progress").read_bytes())
+    content[24] ^= 1  # clock ticks of the start
+    (tmp_path / "progress").write_bytes(content)
+    assert read_run(tmp_path).judgement.verdict is RunVerdict.GONE
+
+
+def tear(folder: Path) -> None:
+    content = bytearray((folder / "progress").read_bytes())
+    content[TAIL_AT] ^= 255
+    (folder / "progress").write_bytes(content)
+
+
+def test_torn_record_of_a_living_trainer(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    tear(tmp_path)
+    state = read_run(tmp_path)
+    assert state.judgement.verdict is RunVerdict.BLIND
+    assert (state.epoch, state.batch, state.step, state.phase) == (1, 30, 105, None)
+
+
+def test_torn_record_of_a_dead_trainer(tmp_path: Path) -> None:
+    make_run(tmp_path, status=replace(STATUS, process=2**22 + 1))
+    tear(tmp_path)
+    judgement = read_run(tmp_path).judgement
+    assert judgement.verdict is RunVerdict.GONE
+    assert "half written" in judgement.sentence
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": 1}', "\x00\xff"])
+def test_torn_status_leaves_the_record(content: str, tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "status.json").write_text(content)
+    (tmp_path / "supervisor.json").write_text(content)
+    state = read_run(tmp_path)
+    assert (state.judgement.verdict, state.status, state.step) == (RunVerdict.RUNNING, None, 105)
+
+
+def test_finished_run_is_known_after_its_end(tmp_path: Path) -> None:
+    write_status(replace(STATUS, process=2**22 + 1), tmp_path / "status.json")
+    (tmp_path / "finished.json").write_text("{}")
+    os.utime(tmp_path / "finished.json", (1e9, 1e9))
+    state = read_run(tmp_path)
+    assert (state.judgement.verdict, state.judgement.since_s) == (RunVerdict.FINISHED, 1e9)
+    assert state.step == 105
+
+
+def test_run_of_another_machine_lives_as_long_as_its_status_is_fresh(tmp_path: Path) -> None:
+    far = replace(STATUS, host="elsewhere", written_s=time.time())
+    make_run(tmp_path, status=far)
+    state = read_run(tmp_path)
+    assert (state.judgement.verdict, state.trainer, state.workers) == (RunVerdict.RUNNING, None, ())
+    write_status(replace(far, written_s=time.time() - 16), tmp_path / "status.json")
+    assert read_run(tmp_path).judgement.verdict is RunVerdict.GONE
+
+
+def test_batches_of_a_validation_are_no_batches_of_the_epoch(tmp_path: Path) -> None:
+    make_run(tmp_path, Phase.VALIDATE).beat(Phase.VALIDATE, batch=3)
+    assert read_run(tmp_path).batch == 75
+
+
+def test_last_checkpoint_is_not_counted_twice(tmp_path: Path) -> None:
+    for age_s, name in ((100, "best.ckpt"), (10, "step-000000100.ckpt")):
+        (tmp_path / name).write_bytes(bytes(age_s))
+        os.utime(tmp_path / name, (1e9 - age_s, 1e9 - age_s))
+    os.link(tmp_path / "step-000000100.ckpt", tmp_path / "last.ckpt")
+    (tmp_path / "step-000000100.ckpt.json").write_text(json.dumps({"steps": 100}))
+    found = [(one.name, one.age_s, one.size_bytes, one.steps) for one in checkpoints(tmp_path, 1e9)]
+    assert found == [("step-000000100.ckpt", 10.0, 10, 100), ("best.ckpt", 100.0, 100, None)]
+
+
+def test_incidents_of_supervisor_and_stall_monitor_are_both_read(tmp_path: Path) -> None:
+    for number in range(5):
+        add_incident(
+            tmp_path,
+            f"2026112{number}-000000",
+            **{"time": f"2026-11-2{number}T00:00:00+0000", "class": "loader stall", "sentence": "s", "outcome": "o"},
+        )
+    add_incident(tmp_path, "20261126-000000", reason="no progress for 900 s")
+    (tmp_path / "incidents" / "20261127-000000").mkdir()
+    found = incidents(tmp_path / "incidents")
+    assert [one.kind for one in found] == ["loader stall"] * 3 + ["stall"]
+    assert (found[0].time_s, found[0].outcome) == (1795305600.0, "o")
+    assert (found[3].sentence, found[3].outcome) == ("no progress for 900 s", "the process was ended")

@@ -1,0 +1,92 @@
+"""`monitor` from the command line."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning.cli import main
+from yolo_lightning.commands.monitor.command import look
+from yolo_lightning.commands.monitor.machine_sensors import MachineReader
+from yolo_lightning.commands.monitor.run_state import SensorReadings
+from yolo_lightning.supervision.heartbeat import Phase, ProgressWriter
+from yolo_lightning.utils.sensors import Capacity
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Path:
+    ProgressWriter(tmp_path / "progress").beat(Phase.STEP, 2, 70, 10)
+    return tmp_path
+
+
+def test_state_is_printed_once_where_there_is_no_terminal(running: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["monitor", str(running)])
+    assert "RUNNING" in capsys.readouterr().out
+
+
+def test_json_has_all_that_is_known(running: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["monitor", str(running), "--json", "--deadline", "2100-01-01"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["judgement"]["verdict"] == "running"
+    assert (found["phase"], found["epoch"], found["step"], found["batch"]) == ("step", 2, 70, 10)
+    assert found["machine"]["disk"]["total_bytes"] > 0
+    assert found["buffer_s"] is None  # nothing was measured yet
+    assert all("disk" in flag or "memory" in flag for flag in found["red_flags"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["nowhere"], "nowhere does not exist"),
+        (["."], "holds no run"),
+        ([".", "--deadline", "soon"], "deadline is 'soon'"),
+        ([".", "--interval_s", "0"], "interval_s is 0.0, allowed are"),
+    ],
+)
+def test_mistake_is_named(
+    options: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(["monitor", *options])
+    assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_looking_changes_nothing_in_the_folder(running: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in running.rglob("*")}
+    look(running, MachineReader(running, 1.0), 5.0)
+    assert {path: path.stat().st_mtime_ns for path in running.rglob("*")} == before
+
+
+def test_driver_that_hangs_holds_up_nothing_and_is_reported(running: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("yolo_lightning.commands.monitor.machine_sensors.SILENT_AFTER_S", 0.1)
+    asked = threading.Event()
+
+    def read(folder: Path, trainer: int | None) -> SensorReadings:
+        if asked.is_set():
+            time.sleep(60)
+        asked.set()
+        return SensorReadings(disk=Capacity(1, 2))
+
+    reader = MachineReader(running, 0.01, read)
+    assert reader.latest(5.0).disk == Capacity(1, 2)
+    wait_until(lambda: reader.latest().silent_s > 0)
+    began_s = time.monotonic()
+    state = look(running, reader, 0.0)
+    assert time.monotonic() - began_s < 5
+    assert state.machine.disk == Capacity(1, 2)  # the last that is known
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)

@@ -1,0 +1,67 @@
+from dataclasses import replace
+
+import pytest
+from known_states import NOW_S, STATUS
+
+from yolo_lightning.commands.monitor.red_flags import red_flags
+from yolo_lightning.commands.monitor.run_state import Judgement, RunState, RunVerdict, SensorReadings
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.utils.sensors import Capacity, GpuReading, ProcessInfo
+
+COOL = GpuReading("GPU 0", busy_share=0.9, temperature_c=80.0, power_w=150.0, memory_used_bytes=97, memory_bytes=100)
+WELL = RunState(
+    folder="runs/x",
+    now_s=NOW_S,
+    judgement=Judgement(RunVerdict.RUNNING),
+    phase=Phase.STEP,
+    phase_s=120.0,
+    status=replace(STATUS, device="cuda:0"),
+    workers=(ProcessInfo(7, "pt_data_worker", "S", 1),),
+    machine=SensorReadings(gpus=(COOL,), memory=Capacity(89, 100), disk=Capacity(89, 100)),
+)
+
+
+def with_machine(**changed: object) -> RunState:
+    return replace(WELL, machine=replace(WELL.machine, **changed))  # type: ignore[arg-type]
+
+
+def with_gpu(**changed: object) -> RunState:
+    return with_machine(gpus=(replace(COOL, **changed),))  # type: ignore[arg-type]
+
+
+def test_healthy_run_close_to_all_limits_has_none() -> None:
+    assert red_flags(WELL) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "flag"),
+    [
+        (replace(WELL, phase_s=121.0), "no batch for 2 min 1 s"),
+        (replace(WELL, status=replace(STATUS, losses={"train/box_loss": None})), "not finite: train/box_loss"),
+        (replace(WELL, workers=(ProcessInfo(7, "w", "T", 1),)), "loader worker 7 is stopped (T)"),
+        (with_gpu(busy_share=0.0), "GPU at 0 %"),
+        (with_gpu(temperature_c=81.0), "GPU 0 at 81 °C"),
+        (with_gpu(memory_used_bytes=98), "memory of GPU 0 98 % full"),
+        (with_machine(memory=Capacity(91, 100)), "memory 91 % full"),
+        (with_machine(disk=Capacity(91, 100)), "disk 91 % full"),
+        (with_machine(silent_s=30.0), "the sensors have not answered for 30 s"),
+    ],
+)
+def test_each_trouble_raises_its_flag(state: RunState, flag: str) -> None:
+    assert red_flags(state) == [flag]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        replace(WELL, phase=Phase.METRICS, phase_s=800.0),
+        replace(WELL, judgement=Judgement(RunVerdict.GONE), phase_s=800.0),
+        replace(with_gpu(busy_share=0.0), status=STATUS),  # trains on the CPU
+        replace(with_gpu(busy_share=0.0), phase=Phase.METRICS),
+        with_machine(gpus=(replace(COOL, busy_share=0.0), COOL)),  # one of two is used
+        with_machine(gpus=(GpuReading("GPU 0"),), memory=None, disk=None),
+    ],
+    ids=["scores take long", "ended", "on the CPU", "scores on the CPU", "one of two", "nothing known"],
+)
+def test_no_flag_without_trouble(state: RunState) -> None:
+    assert red_flags(state) == []

@@ -1,0 +1,152 @@
+"""What is drawn; every line of it is looked for as a person would."""
+
+from dataclasses import replace
+from datetime import datetime
+from io import StringIO
+
+import pytest
+from known_states import NOW_S, STANDING, STATUS
+from rich.console import Console
+
+from yolo_lightning.commands.monitor.run_state import (
+    Checkpoint,
+    Judgement,
+    PastIncident,
+    Remaining,
+    RunState,
+    RunVerdict,
+    SensorReadings,
+)
+from yolo_lightning.commands.monitor.screen import buffer_s, screen
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.utils.sensors import Capacity, GpuReading, ProcessInfo
+
+STATE = RunState(
+    folder="runs/ltdv2",
+    now_s=NOW_S,
+    judgement=Judgement(RunVerdict.RUNNING),
+    phase=Phase.STEP,
+    phase_s=0.4,
+    allowance_s=60.0,
+    epoch=1,
+    batch=30,
+    step=105,
+    trainer=ProcessInfo(4711, "python", "R", 1_200_000_000),
+    workers=(ProcessInfo(4712, "pt_data_worker", "S", 300_000_000), ProcessInfo(4713, "pt_data_worker", "T", 0)),
+    status=STATUS,
+    standing=STANDING,
+    remaining=Remaining(32.5, 165.0),
+    checkpoints=(Checkpoint("step-000000100.ckpt", 12.0, 36_500_000, 100), Checkpoint("best.ckpt", 90.0, 1, None)),
+    incidents=(PastIncident(NOW_S - 300, "loader stall", "loader stall: worker 7 slept", "restart in 10 s"),),
+    machine=SensorReadings(
+        gpus=(GpuReading("AMD GPU 1", 0.97, 71.0, 180.0, 5_000_000_000, 8_573_157_376),),
+        memory=Capacity(4_000_000_000, 16_000_000_000),
+        disk=Capacity(60, 100),
+        evicted_ms=1500,
+    ),
+)
+
+
+def draw(state: RunState, deadline: datetime | None = None, width: int = 80) -> str:
+    file = StringIO()
+    Console(file=file, width=width, color_system=None).print(screen(state, deadline))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_everything_is_shown_and_fits(width: int) -> None:
+    shown = draw(STATE, width=width)
+    assert max(map(len, shown.splitlines())) == width
+    assert len(shown.splitlines()) <= 24
+    for words in (
+        *("RUNNING", "restarts: 1, loader 'as configured'", "step for 0 s of 1 min 0 s allowed, process 4711 (R)"),
+        *("2 of 5, batch 30 of 75", "28 %, step 105", "2.00 it/s now, 1.75 it/s over the run"),
+        *("25 % of it waiting for data", "epoch 32 s, run 2 min 45 s, done", "11.5, box 4.25, cls 3"),
+        *("lr 0.01 / 0.02", "0.1234 (epoch 1); best 0.1234", "97 % busy, 71 °C, 180 W, 5.0 GB of 8.6 GB"),
+        *("stopped by the kernel for 1.5 s", "memory 4.0 GB of 16.0 GB, this run 1.5 GB", "40 %"),
+        *("2 workers: 4712 (S), 4713 (T)", "step-000000100.ckpt 12 s ago, 36.5 MB", "! loader worker 4713 is stopped"),
+        *("loader stall: worker 7 slept", "restart in 10 s"),
+    ):
+        assert words in " ".join(line.strip("│ ") for line in shown.splitlines()), words
+    assert "loader stall: loader stall" not in shown
+
+
+def test_time_that_is_not_known_is_not_invented() -> None:
+    unknown = replace(STATE, remaining=Remaining(), status=replace(STATUS, step_s=None, fetch_share=None, step=0))
+    shown = draw(unknown)
+    assert "epoch unknown, run unknown" in shown
+    assert "unknown now, unknown over the run" in shown
+    assert "done" not in shown
+
+
+def test_unmeasured_validations_are_named_and_no_date_is_promised() -> None:
+    shown = draw(replace(STATE, remaining=Remaining(None, 165.0, 3)))
+    assert "run 2 min 45 s + 3 validations not yet measured" in shown
+    assert "done" not in shown
+
+
+def test_stalled_run_promises_no_date_and_says_since_when() -> None:
+    stalled = replace(STATE, judgement=Judgement(RunVerdict.STALLED, NOW_S - 70, "worker 7 sleeps"), phase_s=70.0)
+    shown = draw(stalled)
+    assert "STALLED since" in shown
+    assert "(1 min 10 s)" in shown
+    assert "worker 7 sleeps" in shown
+    assert "done" not in shown
+    assert "2.00 it/s before" in shown
+
+
+@pytest.mark.parametrize(("margin_s", "words"), [(3600, "1 h 0 min to spare"), (-90, "1 min 30 s too late")])
+def test_deadline_is_compared(margin_s: float, words: str) -> None:
+    deadline = datetime.fromtimestamp(NOW_S + 165 + margin_s).astimezone()
+    assert buffer_s(STATE, deadline) == margin_s
+    assert words in draw(STATE, deadline)
+
+
+def test_deadline_without_known_time_is_shown_alone() -> None:
+    deadline = datetime.fromtimestamp(NOW_S).astimezone()
+    state = replace(STATE, remaining=Remaining(None, 165.0, 3))
+    assert buffer_s(state, deadline) is None
+    shown = draw(state, deadline)
+    assert "deadline" in shown
+    assert "to spare" not in shown
+
+
+def test_ended_run_shows_what_it_reached() -> None:
+    ended = replace(STATE, judgement=Judgement(RunVerdict.FINISHED, NOW_S - 7200), trainer=None, workers=())
+    shown = draw(ended)
+    assert "FINISHED since" in shown
+    assert "left" not in shown
+    assert "allowed" not in shown
+    assert "best 0.1234" in shown
+
+
+def test_markup_in_names_is_shown_as_it_is() -> None:
+    assert "runs/[red]x" in draw(replace(STATE, folder="runs/[red]x"))
+    incident = PastIncident(NOW_S, "unknown", "unknown: in [/bold] frame", "")
+    assert "[/bold] frame" in draw(replace(STATE, incidents=(incident,)))
+
+
+def test_newest_incident_is_shown_whole_and_older_ones_in_a_line() -> None:
+    past = tuple(PastIncident(NOW_S - age_s, "unknown", f"unknown: {age_s} {'x' * 100} end") for age_s in (3000, 2000))
+    lines = [line for line in draw(replace(STATE, incidents=past)).splitlines() if "unknown:" in line or "end" in line]
+    assert "2000" in lines[0]
+    assert "end" in lines[1]
+    assert "3000" in lines[2]
+    assert "…" in lines[2]
+    assert len(lines) == 3
+
+
+def test_sentence_of_the_present_stall_is_shown_once() -> None:
+    judgement = Judgement(RunVerdict.STALLED, NOW_S - 70, "loader stall: worker 7 slept")
+    shown = draw(replace(STATE, judgement=judgement))
+    assert shown.count("worker 7 slept") == 1
+    assert "→ restart in 10 s" in shown
+
+
+def test_nothing_known_is_no_error() -> None:
+    assert "STOPPED, PROCESS GONE" in draw(RunState("runs/x", NOW_S, Judgement(RunVerdict.GONE)))
+
+
+def test_loss_that_is_not_finite_is_shown() -> None:
+    shown = draw(replace(STATE, status=replace(STATUS, losses={"train/loss": None})))
+    assert "! not finite: train/loss" in shown

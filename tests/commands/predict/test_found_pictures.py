@@ -1,0 +1,98 @@
+"""What a path means, and what comes out of it."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from yolo_lightning.commands.predict.inputs import find_files, frames_per_second, read_pictures
+from yolo_lightning.data.storage.frames import FrameError
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> Path:
+    (tmp_path / "deep").mkdir()
+    colour = np.zeros((6, 8, 3), np.uint8)
+    colour[..., 2] = 200  # red, in OpenCV's order
+    for name in ("b.png", "a.PNG", "deep/c.png"):
+        cv2.imwrite(str(tmp_path / name), colour)
+    cv2.imwrite(str(tmp_path / "gray.png"), colour[..., 2])
+    (tmp_path / "notes.txt").write_text("no picture")
+    writer = cv2.VideoWriter(str(tmp_path / "film.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 5, (32, 32))
+    for number in range(4):
+        writer.write(np.full((32, 32, 3), 60 * number, np.uint8))
+    writer.release()
+    return tmp_path
+
+
+def test_folder_counts_with_all_below_it(album: Path) -> None:
+    assert [path.relative_to(album).as_posix() for path in find_files([str(album)])] == [
+        "a.PNG",
+        "b.png",
+        "deep/c.png",
+        "film.mp4",
+        "gray.png",
+    ]
+
+
+def test_sources_keep_their_order_and_count_once(album: Path) -> None:
+    found = find_files([str(album / "gray.png"), str(album / "*.png"), str(album / "**" / "c.png")])
+    assert [path.name for path in found] == ["gray.png", "b.png", "c.png"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("absent.png", "does not exist"),
+        ("notes.txt", "is no image or video, known endings are .avi"),
+        ("*.bmp", "holds no image or video"),
+    ],
+)
+def test_source_without_pictures_is_named(album: Path, source: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_files([str(album / "b.png"), str(album / source)])
+
+
+def test_colours_are_rgb_and_gray_is_known(album: Path) -> None:
+    (colour,) = read_pictures(album / "b.png")
+    (gray,) = read_pictures(album / "gray.png")
+    assert colour.pixels[0, 0].tolist() == [200, 0, 0]
+    assert not colour.is_gray()
+    assert gray.is_gray()
+
+
+def test_video_gives_its_frames_in_order(album: Path) -> None:
+    frames = list(read_pictures(album / "film.mp4"))
+    assert [frame.frame for frame in frames] == [0, 1, 2, 3]
+    levels = [float(frame.pixels.mean()) for frame in frames]
+    assert levels == pytest.approx([0, 60, 120, 180], abs=6)
+    assert frames_per_second(album / "film.mp4") == 5
+
+
+def write_gray_film(path: Path, pixels: np.ndarray) -> None:
+    depth = cv2.CV_16U if pixels.dtype == np.uint16 else cv2.CV_8U
+    options = [cv2.VIDEOWRITER_PROP_DEPTH, depth, cv2.VIDEOWRITER_PROP_IS_COLOR, 0]
+    size = (pixels.shape[1], pixels.shape[0])
+    writer = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"FFV1"), 5, size, options)
+    writer.write(pixels)
+    writer.release()
+
+
+def test_gray_video_of_16_bits_is_refused(tmp_path: Path) -> None:
+    write_gray_film(tmp_path / "raw.mkv", np.full((48, 64), 7000, np.uint16))
+    with pytest.raises(FrameError, match=r"raw\.mkv: the video is gray with 16 bits per pixel, only 8-bit"):
+        list(read_pictures(tmp_path / "raw.mkv"))
+
+
+def test_gray_video_of_8_bits_is_read(tmp_path: Path) -> None:
+    write_gray_film(tmp_path / "gray.mkv", np.full((48, 64), 90, np.uint8))
+    (picture,) = read_pictures(tmp_path / "gray.mkv")
+    assert (picture.is_gray(), int(picture.pixels[0, 0, 0])) == (True, 90)
+
+
+@pytest.mark.parametrize(("name", "error"), [("bad.png", FrameError), ("bad.mp4", ValueError)])
+def test_damaged_file_is_named(album: Path, name: str, error: type[Exception]) -> None:
+    (album / name).write_bytes(b"torn")
+    with pytest.raises(error, match=name):
+        list(read_pictures(album / name))

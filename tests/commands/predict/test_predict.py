@@ -1,0 +1,235 @@
+"""The command, from a checkpoint and pictures to files."""
+
+import csv
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.networks import lively_checkpoint
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.cli import main
+from yolo_lightning.commands.predict.command import predict
+from yolo_lightning.commands.predict.inputs import InputImage
+from yolo_lightning.commands.predict.results import Results, annotated
+from yolo_lightning.data.batch import Prediction
+
+NAMES = ("cat", "dog")
+SIDE = 64
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network that finds something everywhere."""
+    return lively_checkpoint(tmp_path_factory.mktemp("weights"), class_names=NAMES)
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> Path:
+    root = tmp_path / "album"
+    (root / "day").mkdir(parents=True)
+    for number, name in enumerate(("day/x.png", "x.png")):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 60 + 20 * number, 3), dtype=np.uint8)
+        cv2.imwrite(str(root / name), pixels)
+    writer = cv2.VideoWriter(str(root / "film.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 5, (48, 48))
+    for number in range(3):
+        writer.write(np.random.default_rng(number).integers(0, 256, (48, 48, 3), dtype=np.uint8))
+    writer.release()
+    return root
+
+
+def test_all_results_of_images_and_videos(
+    album: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (album / "torn.jpg").write_bytes(b"\xff\xd8 torn")
+    output = tmp_path / "out"
+    words = ["predict", str(album), "--weights", str(weights), "--output", str(output), "--image_size", str(SIDE)]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--save", "[pictures,json,csv,txt]", "--confidence", "0.4", "--batch_size", "2"])
+    assert ended.value.code == 1
+    assert f"left out 1 that cannot be read: {album / 'torn.jpg'}: the JPEG is torn" in capsys.readouterr().out
+    entries = json.loads((output / "predictions.json").read_text())
+    seen = [(Path(entry["source"]).relative_to(album).as_posix(), entry["frame"]) for entry in entries]
+    assert seen == [("day/x.png", None), ("film.mp4", 0), ("film.mp4", 1), ("film.mp4", 2), ("x.png", None)]
+    assert sum(len(entry["detections"]) for entry in entries) > 0, "the case shows nothing"
+    with (output / "predictions.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == sum(len(entry["detections"]) for entry in entries)
+    made = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
+    assert made == [
+        *("labels/day/x.txt", "labels/film_0.txt", "labels/film_1.txt", "labels/film_2.txt", "labels/x.txt"),
+        *("pictures/day/x.jpg", "pictures/film.mp4", "pictures/x.jpg", "predictions.csv", "predictions.json"),
+    ]
+    film = cv2.VideoCapture(str(output / "pictures" / "film.mp4"))
+    assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (3, 5)
+
+
+def test_nothing_readable_is_an_error_in_one_line(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.jpg", "b.png", "c.mp4"):
+        (tmp_path / name).write_bytes(b"torn")
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(tmp_path), "--weights", str(weights), "--output", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"error: none of 3 files can be read: {tmp_path / 'a.jpg'}: not an image")
+    assert str(tmp_path / "c.mp4") in errors[0]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("extension", ["png", "tif"])
+def test_pictures_of_16_bits_are_refused_with_range_and_remedy(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], extension: str
+) -> None:
+    for number in range(7):
+        raw = np.full((40, 60), 7000, np.uint16)
+        raw[10:20] = 9000 + number
+        cv2.imwrite(str(tmp_path / f"{number}.{extension}"), raw)
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(tmp_path), "--weights", str(weights), "--output", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"error: 7 of 7 files are not 8-bit images: {tmp_path / f'0.{extension}'} is uint16, all have" in said
+    assert "values 7000 to 9006; only 8-bit images are read: convert" in said
+
+
+def test_results_do_not_depend_on_the_batch(album: Path, weights: Path, tmp_path: Path) -> None:
+    found = []
+    for batch_size in (1, 5):
+        output = tmp_path / str(batch_size)
+        predict(
+            [str(album)],
+            weights=str(weights),
+            output=str(output),
+            save="json",
+            image_size=SIDE,
+            batch_size=batch_size,
+        )
+        found.append([entry["detections"] for entry in json.loads((output / "predictions.json").read_text())])
+    assert len(found[0]) == len(found[1]) == 5
+    for one, other in zip(*found, strict=True):
+        assert [entry["label"] for entry in one] == [entry["label"] for entry in other]
+        assert [entry["score"] for entry in one] == pytest.approx([entry["score"] for entry in other], abs=1e-4)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_augmented_detections_of_a_mirrored_picture_are_the_mirrored_ones(
+    weights: Path, tmp_path: Path, augment: bool
+) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    for name, image in (("plain", pixels), ("mirrored", pixels[:, ::-1])):
+        cv2.imwrite(str(tmp_path / f"{name}.png"), image)
+    words = ["predict", str(tmp_path / "plain.png"), str(tmp_path / "mirrored.png"), "--weights", str(weights)]
+    words += ["--output", str(tmp_path / "out"), "--image_size", str(SIDE), "--save", "json", "--conv", "native"]
+    main([*words, "--augment", str(augment).lower()])
+    plain, mirrored = (entry["detections"] for entry in json.loads((tmp_path / "out" / "predictions.json").read_text()))
+    assert plain, "the case shows nothing"
+    boxes = [[SIDE - x2, y1, SIDE - x1, y2] for x1, y1, x2, y2 in (entry["box"] for entry in mirrored)]
+    is_same = len(plain) == len(mirrored) and np.allclose([entry["box"] for entry in plain], boxes, atol=0.05)
+    assert is_same == augment
+
+
+def detections(folder: Path) -> list[list[dict[str, object]]]:
+    return [entry["detections"] for entry in json.loads((folder / "predictions.json").read_text())]
+
+
+def test_settings_of_the_training_are_the_default(album: Path, weights: Path, tmp_path: Path) -> None:
+    typed = {"image_size": SIDE, "confidence": 0.1, "overlap": 0.6, "max_detections": 40, "class_agnostic": True}
+    content = torch.load(weights, weights_only=True)
+    content["hyper_parameters"] |= {name: typed[name] for name in typed if name != "image_size"}
+    write_checkpoint(content | {"input": {"image_size": SIDE, "channels": 3}}, tmp_path / "trained.ckpt")
+    found = []
+    for file, options in (("trained.ckpt", {}), (weights, typed), (weights, typed | {"class_agnostic": False})):
+        output = tmp_path / f"out-{len(found)}"
+        call: Callable[..., None] = predict
+        call([str(album / "x.png")], weights=str(tmp_path / file), output=str(output), save="json", **options)
+        found.append(detections(output))
+    assert 0 < len(found[0][0]) <= 40, "the case shows nothing"
+    assert found[0] == found[1] != found[2]
+
+
+def test_network_trained_on_gray_frames_gets_gray_pictures(weights: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(5).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    cv2.imwrite(str(tmp_path / "colour.png"), pixels)
+    cv2.imwrite(str(tmp_path / "gray.png"), cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY))
+    found = {}
+    for channels in (1, 3):
+        content = torch.load(weights, weights_only=True) | {"input": {"image_size": SIDE, "channels": channels}}
+        write_checkpoint(content, tmp_path / "trained.ckpt")
+        for name in ("colour", "gray"):
+            output = tmp_path / f"{name}-{channels}"
+            predict(
+                [str(tmp_path / f"{name}.png")], weights=str(tmp_path / "trained.ckpt"), output=str(output), save="json"
+            )
+            found[name, channels] = detections(output)
+    assert found["colour", 1] == found["gray", 1] == found["gray", 3] != found["colour", 3]
+
+
+def test_earlier_results_stay(album: Path, weights: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        predict([str(album / "x.png")], weights=str(weights), output=str(tmp_path / "out"), image_size=SIDE)
+    assert (tmp_path / "out-2" / "pictures" / "x.jpg").is_file()
+
+
+@pytest.fixture
+def one() -> tuple[InputImage, Prediction]:
+    pixels = np.full((100, 200, 3), 90, np.uint8)
+    boxes = torch.tensor([[20.0, 10.0, 120.0, 60.0]])
+    prediction = Prediction("a", boxes, torch.tensor([0.75]), torch.tensor([1]))
+    return InputImage(Path("/in/a.png"), None, pixels), prediction
+
+
+def test_text_file_holds_shares_of_the_picture(one: tuple[InputImage, Prediction], tmp_path: Path) -> None:
+    with Results(tmp_path, ["txt"], NAMES, Path("/in")) as results:
+        results.write(*one)
+    text = (tmp_path / "labels" / "a.txt").read_text()
+    assert text == "1 0.350000 0.350000 0.500000 0.500000 0.750000\n"
+
+
+def test_files_are_complete_when_an_error_ends_it(one: tuple[InputImage, Prediction], tmp_path: Path) -> None:
+    results = Results(tmp_path, ["json", "csv"], NAMES, Path("/in"))
+    with suppress(RuntimeError), results:
+        results.write(*one)
+        raise RuntimeError
+    (entry,) = json.loads((tmp_path / "predictions.json").read_text())
+    assert entry["detections"] == [{"box": [20.0, 10.0, 120.0, 60.0], "score": 0.75, "label": 1, "name": "dog"}]
+    assert (tmp_path / "predictions.csv").read_text().splitlines()[
+        1
+    ] == "/in/a.png,,20.00,10.00,120.00,60.00,0.75000,1,dog"
+
+
+def test_box_is_drawn_where_it_lies(one: tuple[InputImage, Prediction]) -> None:
+    scene = annotated(*one, NAMES)
+    changed = np.argwhere((scene != 90).any(-1))
+    assert scene.shape == (100, 200, 3)
+    assert (scene[60, 30:110] != 90).any(-1).all(), "no lower edge"
+    assert changed[:, 1].min() >= 15
+    assert changed[:, 0].max() <= 65
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
+        ({"weights": "no.pt"}, "no.pt cannot be used: it does not exist"),
+        ({"save": "gif"}, "save is 'gif', allowed are pictures, json, csv, txt"),
+        ({"image_size": 50}, "image_size is 50, allowed are multiples of 32"),
+        ({"confidence": -1.0}, "confidence is -1.0, allowed are 0 to 1"),
+        ({"batch_size": 0}, "batch_size is 0, allowed are 1 and more"),
+        ({"device": "tpu9"}, "device is 'tpu9', allowed are auto, cpu"),
+        ({"conv": "magic"}, "conv is 'magic', allowed are auto, gemm, native"),
+    ],
+)
+def test_bad_option_is_named(
+    album: Path, weights: Path, tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    call: Callable[..., None] = predict
+    with pytest.raises(ValueError, match=message):
+        call([str(album)], **({"weights": str(weights), "output": str(tmp_path / "out")} | options))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,317 @@
+"""`prepare` from the user's side: packs, continues, repairs, refuses."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.archives import drawn_frames, pixels, write_annotations, write_zip
+from yolo_lightning.commands.prepare.command import INTERRUPTED, LOCK, prepare
+from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames, read_manifest
+
+FRAMES = drawn_frames(8)
+NAMES = sorted(FRAMES)
+
+
+def annotate(root: Path, names: list[str], file: str = "Train.json", height: int = 24, width: int = 32) -> None:
+    write_annotations(root / file, names, height, width)
+
+
+def put(root: Path, frames: dict[str, bytes]) -> None:
+    for name, content in frames.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    put(tmp_path, FRAMES)
+    annotate(tmp_path, NAMES)
+    return tmp_path
+
+
+@pytest.fixture
+def pack(root: Path) -> Callable[..., PackedFrames]:
+    def call(**options: object) -> PackedFrames:
+        options = {"index_root": str(root / "index"), "workers": 1, "shard_frames": 3, **options}
+        prepare(str(root), **options)  # type: ignore[arg-type]
+        return PackedFrames(Path(str(options.get("store", root / "packed"))))
+
+    return call
+
+
+def assert_holds(source: PackedFrames, frames: dict[str, bytes]) -> None:
+    assert source.missing(frames) == []
+    for name, frame in pixels(frames).items():
+        assert np.array_equal(source.read(name), frame)
+
+
+def flip(path: Path, place: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_packs_only_the_frames_that_are_named(root: Path, pack: Callable[..., PackedFrames]) -> None:
+    annotate(root, NAMES[:3])
+    annotate(root, NAMES[2:5], "Valid.json")
+    packed = pack(workers=2)
+    assert_holds(packed, {name: FRAMES[name] for name in NAMES[:5]})
+    assert packed.missing(NAMES) == NAMES[5:]
+
+
+def test_packs_from_the_archive(root: Path, pack: Callable[..., PackedFrames]) -> None:
+    write_zip(root / "frames.zip", FRAMES)
+    shutil.rmtree(root / "frames")
+    assert_holds(pack(store=str(root / "elsewhere")), FRAMES)
+
+
+def test_real_frames_are_those_of_the_folder(real_frames: Path, tmp_path: Path, index_root: Path) -> None:
+    prepare(str(real_frames), ["TestNoLabels.json"], str(tmp_path / "packed"), index_root=str(index_root), workers=1)
+    packed, folder = PackedFrames(tmp_path / "packed"), FolderFrames(real_frames)
+    names = [image["file_name"] for image in json.loads((real_frames / "TestNoLabels.json").read_text())["images"]]
+    assert packed.missing(names) == []
+    for name in names[::10]:
+        assert np.array_equal(packed.read(name), folder.read(name))
+
+
+def test_second_run_packs_nothing(pack: Callable[..., PackedFrames], capfd: pytest.CaptureFixture[str]) -> None:
+    first = pack()
+    assert "packed 8 of 8" in capfd.readouterr().out
+    before = {path: path.stat().st_mtime_ns for path in first.store.rglob("*.*") if path.name != LOCK}
+    pack()
+    assert "packing 0 frames" in capfd.readouterr().out
+    changed = {path.name for path, moment in before.items() if path.stat().st_mtime_ns != moment}
+    assert changed <= {MANIFEST}
+
+
+def test_leftovers_of_a_killed_run_are_deleted(root: Path, pack: Callable[..., PackedFrames]) -> None:
+    leftovers = (root / "packed" / ".writing-1-shard-0123.u8.part", root / "packed" / ".index-0123.abc")
+    leftovers[1].mkdir(parents=True)
+    leftovers[0].write_bytes(b"half a shard")
+    pack()
+    assert not any(path.exists() for path in leftovers)
+
+
+def test_another_annotation_file_adds_its_frames(
+    root: Path, pack: Callable[..., PackedFrames], capfd: pytest.CaptureFixture[str]
+) -> None:
+    annotate(root, NAMES[:5])
+    pack()
+    annotate(root, NAMES[5:], "Valid.json")
+    packed = pack(shard_frames=2)
+    assert "packing 3 frames" in capfd.readouterr().out
+    assert_holds(packed, FRAMES)
+
+
+def test_damaged_and_missing_frames_are_listed_and_left_out(
+    root: Path, pack: Callable[..., PackedFrames], capfd: pytest.CaptureFixture[str]
+) -> None:
+    (root / NAMES[0]).write_bytes(FRAMES[NAMES[0]][:99])
+    (root / NAMES[1]).unlink()
+    packed = pack()
+    output = capfd.readouterr().out
+    assert f"left out, 1 damaged: {NAMES[0]}: the JPEG is torn (99 bytes" in output
+    assert f"left out, 1 missing: {NAMES[1]}" in output
+    assert packed.missing(NAMES) == [NAMES[1]]
+    put(root, FRAMES)
+    assert_holds(pack(), FRAMES)
+
+
+def test_frames_of_another_dataset_are_refused(root: Path, pack: Callable[..., PackedFrames]) -> None:
+    annotate(root, [name.replace("clip_1", "clip_7") for name in NAMES])
+    with pytest.raises(ValueError, match=r"none of the 8 frames that the annotation files name is in .*frames"):
+        pack()
+
+
+def test_store_without_one_usable_frame_is_refused(root: Path, pack: Callable[..., PackedFrames]) -> None:
+    put(root, dict.fromkeys(NAMES, b"<html>"))
+    with pytest.raises(ValueError, match=r"none of the 8 frames .* can be used: .*not an image"):
+        pack()
+    assert not (root / "packed" / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "delete", "description"])
+def test_broken_shard_is_packed_again_and_said_so(
+    root: Path, pack: Callable[..., PackedFrames], capfd: pytest.CaptureFixture[str], damage: str
+) -> None:
+    shard = pack().store / read_manifest(root / "packed").shards[0].file
+    if damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:-1])
+    elif damage == "delete":
+        shard.unlink()
+    else:
+        flip(shard.with_suffix(".json"), 30)
+    packed = pack()
+    assert f"{shard} is incomplete: its frames are packed again" in capfd.readouterr().out
+    assert_holds(packed, FRAMES)
+
+
+def test_verify_finds_a_flipped_byte_and_packs_the_shard_again(
+    root: Path, pack: Callable[..., PackedFrames], capfd: pytest.CaptureFixture[str]
+) -> None:
+    packed = pack()
+    shard = packed.store / read_manifest(packed.store).shards[0].file
+    names = json.loads(shard.with_suffix(".json").read_text().partition("\n")[2])["names"]
+    flip(shard)
+    pack(verify=True)
+    output = capfd.readouterr().out
+    assert f"{shard} is damaged ({names[0]}): packed again" in output
+    assert output.count("is damaged") == 1
+    assert_holds(PackedFrames(packed.store), FRAMES)
+
+
+def test_store_of_other_frames_is_refused(root: Path, pack: Callable[..., PackedFrames]) -> None:
+    write_zip(root / "frames.zip", FRAMES)
+    pack()
+    with pytest.raises(ValueError, match=r"was packed from kind folder, path .*, not from kind zip"):
+        pack(frames="zip")
+
+
+def test_small_disk_is_noticed_before_anything_is_written(
+    root: Path, pack: Callable[..., PackedFrames], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
+    with pytest.raises(ValueError, match=r"needs 67\.1 MB, 1\.0 MB are free.*another disk"):
+        pack()
+    assert not list((root / "packed").glob("shard-*"))
+
+
+def test_more_shards_than_files_can_be_open_are_refused(
+    pack: Callable[..., PackedFrames], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("yolo_lightning.commands.prepare.pack_store.MOST_SHARDS", 3)
+    with pytest.raises(ValueError, match=r"shard_frames is 2, .* more than 3 shards: 8 frames need 3 or more each"):
+        pack(shard_frames=2)
+    assert len(read_manifest(pack(shard_frames=3).store).shards) == 3
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow beyond 100 kB; raises `OSError` as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_disk_full_half_way_keeps_finished_shards(
+    root: Path, pack: Callable[..., PackedFrames], request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
+) -> None:
+    large = drawn_frames(1, clip="frames/20200502/clip_9_2359", height=400, width=400)
+    put(root, large)
+    annotate(root, [*NAMES, *large])
+    request.getfixturevalue("small_files")
+    with pytest.raises(ValueError, match=r"no space for .*packed .*finished shards are kept; free some space"):
+        pack(shard_frames=4, workers=1)
+    assert len(list((root / "packed").glob("shard-*.u8"))) == 2
+    assert not list((root / "packed").glob(".writing-*"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    packed = pack(shard_frames=4)
+    assert "packing 1 frames" in capfd.readouterr().out
+    assert_holds(packed, {**FRAMES, **large})
+
+
+@pytest.mark.parametrize("place", ["/proc/packed", "{root}/Train.json/packed"])
+def test_store_that_cannot_be_written_is_named(root: Path, pack: Callable[..., PackedFrames], place: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot write .*packed: .*; name a folder that can be written with store"):
+        pack(store=place.format(root=root))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "workers is 0, allowed are 1 and more"),
+        ({"shard_frames": 0}, "shard_frames is 0, allowed are 1 and more"),
+        ({"frames": "tar"}, "frames is 'tar', allowed are auto, folder and zip"),
+        ({"frames": "zip"}, r"frames\.zip does not exist"),
+        ({"annotations": ["Other.json"]}, r"Other\.json does not exist"),
+        ({"annotations": []}, "holds none of Train.json, Valid.json, TestNoLabels.json"),
+    ],
+)
+def test_bad_option_is_refused(pack: Callable[..., PackedFrames], options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(**options)
+
+
+def test_summary_prints_and_draws_each_annotation_file(
+    pack: Callable[..., PackedFrames], capfd: pytest.CaptureFixture[str]
+) -> None:
+    packed = pack(summary=True)
+    assert "Train.json, 8 frames by month" in capfd.readouterr().out
+    assert (packed.store / "Train.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_ended_half_way_it_is_continued(
+    root: Path, pack: Callable[..., PackedFrames], capfd: pytest.CaptureFixture[str], ending: signal.Signals
+) -> None:
+    frames = drawn_frames(1500)
+    put(root, frames)
+    annotate(root, sorted(frames))
+    call = f"prepare({str(root)!r}, index_root={str(root / 'index')!r}, workers=1, shard_frames=4)"
+    script = f"from yolo_lightning.commands.prepare.command import prepare\n{call}"
+    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stdout=subprocess.PIPE) as process:
+        deadline_s = time.monotonic() + 60
+        while len(list((root / "packed").glob("*.json"))) < 10:
+            assert process.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+        process.send_signal(signal.SIGSTOP)  # or it may have finished before the next lines
+        with pytest.raises(ValueError, match=rf"process {process.pid} is writing into .*packed already"):
+            pack()
+        os.killpg(process.pid, ending) if ending == signal.SIGINT else process.send_signal(ending)
+        process.send_signal(signal.SIGCONT)
+        output = process.communicate()[0].decode()
+    if ending == signal.SIGINT:
+        assert process.returncode == INTERRUPTED
+        assert "interrupted: finished shards" in output
+    assert not (root / "packed" / MANIFEST).exists(), "it was too fast"
+    with pytest.raises(ValueError, match="is no finished packed store"):
+        PackedFrames(root / "packed")
+    packed = pack()
+    found = [line for line in capfd.readouterr().out.splitlines() if line.startswith("packing ")]
+    assert 40 <= int(found[-1].split()[-4]) < len(frames)
+    assert_holds(packed, frames)
+    assert not list((root / "packed").glob(".writing-*"))
+
+
+@pytest.mark.slow
+def test_full_file_system_keeps_finished_shards(
+    root: Path, pack: Callable[..., PackedFrames], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = root / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a file system")
+    monkeypatch.setattr("yolo_lightning.commands.prepare.pack_store.SPARE_BYTES", 0)
+    large = drawn_frames(20, height=400, width=400)
+    put(root, large)
+    annotate(root, sorted(large), height=1, width=1)  # too small, so that the check beforehand lets it pass
+    try:
+        with pytest.raises(ValueError, match=r"no space for .*No space left on device.*finished shards are kept"):
+            pack(store=str(disk / "packed"), shard_frames=2)
+        assert 4 <= len(list((disk / "packed").glob("shard-*.u8"))) < 10
+        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        assert_holds(pack(store=str(disk / "packed"), shard_frames=2), large)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -1,0 +1,102 @@
+"""Frames and boxes per month, as numbers, table and picture."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from rich.console import Console
+
+from yolo_lightning.commands.prepare.summary import MonthlyCounts, monthly_counts, table
+from yolo_lightning.commands.prepare.summary_plot import save_picture
+from yolo_lightning.data.index.annotation_index import SplitIndex, open_index
+
+Coco = Callable[..., dict[str, Any]]
+WriteJson = Callable[..., Path]
+
+BOX = [1, 2, 10, 20]
+
+
+@pytest.fixture
+def index(coco: Coco, write_json: WriteJson, tmp_path: Path) -> SplitIndex:
+    """Six frames of two months and two without; box `k` of a frame has class `k`."""
+    content = coco([[BOX], [], [BOX] * 4, [BOX, BOX], [], [BOX], [], []])
+    folders = ("a", "a", "b", "c", "c", "c", "c", "d")
+    ids = (None, None, None, None, 20210100114223901, 20210100114223902, 7, 8)
+    temperatures = (10, None, 13, None, -2, -4, None, None)
+    moved = {}
+    for image, folder, identifier, temperature in zip(content["images"], folders, ids, temperatures, strict=True):
+        image["file_name"] = f"frames/{folder}/{image['id']}.jpg"
+        image["meta"] = {"Temperature": temperature}
+        image["date_captured"] = None
+        moved[image["id"]] = identifier or image["id"]
+        image["id"] = moved[image["id"]]
+    for annotation in content["annotations"]:
+        annotation["image_id"] = moved[annotation["image_id"]]
+    return open_index(write_json(content), tmp_path / "index")
+
+
+def full_size() -> MonthlyCounts:
+    months = np.array([202005, 202006, 202007, 202008, 202009, 202101, 202102, 202103, 202104])
+    boxes = np.array([[308_913, 15_596, 1_821, 36_684]] * 9)
+    frames = np.full(9, 41_179)
+    return MonthlyCounts(months, frames, frames // 9, frames // 120, boxes, np.linspace(-10.4, 20, 9))
+
+
+def lines(counts: MonthlyCounts, width: int) -> list[str]:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table(counts))
+    return console.export_text().splitlines()
+
+
+def test_counts_are_those_of_each_month(index: SplitIndex) -> None:
+    counts = monthly_counts(index)
+    assert counts.months.tolist() == [0, 202005, 202101]
+    assert counts.frames.tolist() == [2, 4, 2]
+    assert counts.empty_frames.tolist() == [2, 1, 1]
+    assert counts.clips.tolist() == [2, 3, 1]
+    assert counts.boxes.tolist() == [[0, 0, 0, 0], [3, 2, 1, 1], [1, 0, 0, 0]]
+    np.testing.assert_array_equal(counts.temperature, [np.nan, 11.5, -3.0])
+
+
+def test_counts_of_drawn_frames_add_up_to_the_split(look_alike: Path, index_root: Path) -> None:
+    index = open_index(look_alike / "Train.json", index_root)
+    counts = monthly_counts(index)
+    assert counts.frames.sum() == len(index)
+    assert counts.boxes.sum() == len(index.all_labels())
+    assert counts.months.tolist() == [*range(202005, 202009), *range(202101, 202105)]
+    assert not np.isnan(counts.temperature).any()
+
+
+def test_table_has_a_line_per_month_and_totals(index: SplitIndex) -> None:
+    rows = [line.split() for line in lines(monthly_counts(index), 80)]
+    assert ["unknown", "2", "2", "2", "0", "0", "0", "0", "0"] in rows
+    assert ["2020-05", "4", "1", "3", "7", "3", "2", "1", "1", "11.5"] in rows
+    assert ["2021-01", "2", "1", "1", "1", "1", "0", "0", "0", "-3.0"] in rows
+    # Half of the months' frames has no temperature, but a month counts by all of its frames.
+    assert ["total", "8", "4", "6", "8", "4", "2", "1", "1", "6.7"] in rows
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_table_of_the_full_size_fits_a_terminal(width: int) -> None:
+    text = "\n".join(lines(full_size(), width))
+    assert "…" not in text
+    assert "2020-05  41,179  4,575   343   363,014   308,913  15,596  1,821  36,684 -10.4" in text
+    assert "total   370,611 41,175 3,087 3,267,126 2,780,217 140,364 16,389 330,156   4.8" in text
+
+
+@pytest.mark.parametrize("known", ["all", "no-temperature", "no-boxes"])
+def test_picture_leaves_out_what_is_not_known(tmp_path: Path, known: str) -> None:
+    counts = full_size()
+    if known != "all":
+        counts.temperature[:] = np.nan
+    if known == "no-boxes":
+        counts.boxes[:] = 0
+    save_picture(counts, tmp_path / "new" / "summary.png")
+    picture = cv2.imread(str(tmp_path / "new" / "summary.png"))
+    assert picture is not None
+    assert picture.shape[0] == {"all": 912, "no-temperature": 696, "no-boxes": 300}[known]
+    assert (picture < 255).any()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["summary.png"]

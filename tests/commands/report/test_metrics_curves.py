@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folder_maker import METRICS_TEXT
+
+from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Metrics:
+    path = tmp_path / "metrics.csv"
+    path.write_text(METRICS_TEXT)
+    return read_metrics(path)
+
+
+def test_series_holds_the_finite_points(metrics: Metrics) -> None:
+    series = metrics.series("train/loss")
+    assert series.steps.tolist() == [10, 20, 40]
+    assert series.values.tolist() == [9.5, 8.5, 6.5]
+    assert len(metrics.series("train/nothing")) == 0
+
+
+def test_pace_leaves_validations_out(metrics: Metrics) -> None:
+    pace = metrics.pace()
+    assert pace.steps.tolist() == [20, 30, 40]
+    assert pace.values.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_last_scores_are_of_the_last_validation(metrics: Metrics) -> None:
+    assert metrics.last_scores("val/") == {"box_loss": 2.4, "map_50": 0.4, "map": 0.2, "balanced": 0.35}
+
+
+def test_value_with_two_names_is_drawn_once() -> None:
+    row = np.zeros(1)
+    metrics = Metrics({"train/loss": row, "train/loss_step": row, "train/other_step": row})
+    assert metrics.names("train/") == ["train/loss", "train/other_step"]
+
+
+def test_rows_of_a_file_that_is_none_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(b"\xff\xfe\0\0garbage\nmore\n")
+    assert (len(read_metrics(path)), read_metrics(path).unreadable) == (0, 2)
+    assert len(read_metrics(tmp_path / "nothing.csv")) == 0

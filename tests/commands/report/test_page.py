@@ -1,0 +1,213 @@
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from run_folder_maker import CLASS_NAMES, METRICS_TEXT, make_run
+
+from yolo_lightning.commands.report.page import render
+from yolo_lightning.commands.report.read_report import read_contents
+
+VOID = frozenset({"meta", "img", "br"})
+LOADS = frozenset({"src", "href", "xlink:href", "data", "action", "poster", "srcset"})
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and collects what is loaded, the headings, and the ids."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.loads: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.loads += [value or "" for name, value in attrs if name in LOADS]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return render(read_contents(make_run(tmp_path_factory.mktemp("report") / "run")))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Summary",
+        "Loss</figcaption>",
+        "Scores of the validations</figcaption>",
+        "Learning rate</figcaption>",
+        "Pace</figcaption>",
+        "mAP50 by month</figcaption>",
+        "Precision and recall at IoU 0.5</figcaption>",
+        "Sizes of objects and of detections</figcaption>",
+        "Confusion matrix",
+        "Worst frames",
+        "By the clock</figcaption>",
+        "restart in 0 s",
+        "Starts of training: 2.",
+        "step-000000040.ckpt",
+        "<dt>torch</dt><dd>2.6.0</dd>",
+        "<summary>config.yaml</summary>",
+        "Of the weights after 40 batches, in epoch 2.",
+    ],
+)
+def test_every_part_is_there(whole: str, words: str) -> None:
+    assert words in whole
+
+
+def test_nothing_is_loaded_from_elsewhere(whole: str) -> None:
+    page = Page(whole)
+    assert {load for load in page.loads if not load.startswith(("data:image/jpeg;base64,", "#"))} == set()
+    assert not page.tags & {"script", "link", "iframe", "object", "base"}
+    assert "http:" not in whole
+    assert "https:" not in whole
+    assert re.findall(r"@import|url\((?!#)", whole) == []
+
+
+def test_references_lead_to_one_place_each(whole: str) -> None:
+    page = Page(whole)
+    assert len(page.ids) == len(set(page.ids))
+    assert {load[1:] for load in page.loads if load.startswith("#")} <= set(page.ids)
+
+
+def test_figures_take_the_colours_of_the_page(whole: str) -> None:
+    figures = re.findall(r"<svg.*?</svg>", whole, flags=re.DOTALL)
+    assert len(figures) == 8
+    for figure in figures:
+        assert "var(--ink)" in figure
+        assert set(re.findall(r"#[0-9a-f]{6}\b", figure)) == set()
+
+
+def test_what_comes_from_files_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    folder = make_run(tmp_path / "run", class_names=(evil, "bicycle"), image_id=f'"{evil}')
+    incident = next(folder.glob("incidents/*/incident.json"))
+    incident.write_text(incident.read_text().replace("no progress", evil.replace("/", "\\/")))
+    (folder / "config.test.yaml").write_text(f"a: '{evil}'\n")
+    text = render(read_contents(folder))
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;alert(1)") >= 5
+    Page(text)
+
+
+def test_addresses_for_messages_are_not_shown(whole: str) -> None:
+    assert "hooks.example" not in whole
+    assert "$PING_URL" in whole
+
+
+def test_confusion_goes_from_annotated_to_detected(whole: str) -> None:
+    table = re.search(r'<table class="confusion">.*?</table>', whole, flags=re.DOTALL)
+    assert table is not None
+    rows = re.findall(r"<tr><th>(\w+)</th>(.*?)</tr>", table[0])
+    counts = {name: [int(count) for count in re.findall(r">(\d+)<", cells)] for name, cells in rows}
+    assert counts == {"person": [1, 1, 1], "bicycle": [0, 0, 0], "nothing": [1, 0, 0]}
+
+
+def test_months_and_their_drift(whole: str) -> None:
+    assert "CoV of map_50 over 3 months 1.7321, balanced score -0.2464." in whole
+    assert re.search(r"<td>2020-05</td><td class=\"number\">1</td><td class=\"number\">1</td>", whole)
+
+
+def test_run_that_has_just_begun_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step,time_s,train/loss\n0,10,9.0,3.0\n")
+    text = render(read_contents(tmp_path))
+    Page(text)
+    for sentence in (
+        "No validation and no test yet.",
+        "Scores of the validations: no validation yet.",
+        "Pace: too few rows were logged.",
+        "No incidents.",
+        "There is no checkpoint.",
+        "Environment: it is not written down.",
+        "No start is recorded.",
+    ):
+        assert sentence in text
+
+
+def test_empty_run_is_a_page_too(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    text = render(read_contents(tmp_path))
+    Page(text)
+    assert "Nothing was logged yet." in text
+    assert "<svg" not in text
+
+
+def test_validation_without_a_record_shows_the_logged_scores(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    shutil.rmtree(folder / "evaluations")
+    text = render(read_contents(folder))
+    assert "Confusion matrix: the run folder keeps no matched detections" in text
+    assert "Best and worst frames: none are kept." in text
+    assert "0.4000" in text
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "evaluations/val.npz",
+        "evaluations/frames/val.json",
+        "evaluations/frames/val-worst-1.jpg",
+        "incidents/20261121-095523/incident.json",
+        "config.yaml",
+        "environment.json",
+        "test_scores.json",
+    ],
+)
+def test_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path, damaged: str) -> None:
+    folder = make_run(tmp_path / "run")
+    path = folder / damaged
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] + b"\xff\0: [")
+    text = render(read_contents(folder))
+    Page(text)
+    assert f"<li>{damaged} cannot be read:" in text
+    assert "Loss</figcaption>" in text
+
+
+def test_lines_of_metrics_that_are_torn_are_counted(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "metrics.csv").write_text(METRICS_TEXT + "1,50,6\n1,x,60.0,,,,,,,,\n")
+    text = render(read_contents(folder))
+    assert "metrics.csv has 2 lines that cannot be understood" in text
+
+
+def test_picture_that_is_gone_is_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "evaluations" / "frames" / "val-worst-1.jpg").unlink()
+    assert "val-worst-1.jpg is listed but missing" in render(read_contents(folder))
+
+
+def test_list_cannot_name_a_file_outside(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (tmp_path / "outside.jpg").write_bytes((folder / "evaluations" / "frames" / "val-worst-1.jpg").read_bytes())
+    listed = folder / "evaluations" / "frames" / "val.json"
+    listed.write_text(listed.read_text().replace("val-worst-1.jpg", "../../../outside.jpg"))
+    assert "data:image" not in render(read_contents(folder))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_folder_without_a_run_is_refused(tmp_path: Path, there: bool) -> None:
+    folder = tmp_path if there else tmp_path / "nowhere"
+    with pytest.raises(ValueError, match=str(folder)):
+        read_contents(folder)
+
+
+def test_names_of_classes_are_those_of_the_record(whole: str) -> None:
+    assert f"{CLASS_NAMES[0]}</th>" in whole

@@ -1,0 +1,89 @@
+"""Scores of settings: what cutting the matches is worth, and how a choice is made and checked."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.evaluation.detections import CLASS_NAMES, Frame, random_frames
+from yolo_lightning.commands.sweep.sweep_settings import Setting, SettingScores, best, held_out, score_setting, selected
+from yolo_lightning.data.batch import Prediction
+from yolo_lightning.evaluation.drift import drift_scores
+from yolo_lightning.evaluation.matching import Matches, match
+
+MONTHS = (202101, 202102, 202005, 0)
+CLASSES = len(CLASS_NAMES)
+
+
+def matched(frames: list[Frame]) -> Matches:
+    return match([one for one, _ in frames], [other for _, other in frames], CLASSES)
+
+
+def cut(found: Prediction, confidence: float) -> Prediction:
+    kept = found.scores > confidence
+    return Prediction(found.image_id, found.boxes[kept], found.scores[kept], found.labels[kept])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([0.0, 0.2, 0.55, 0.9, 1.0]), st.integers(1, 3))
+def test_cutting_matches_equals_matching_what_is_left(seed: int, confidence: float, digits: int) -> None:
+    frames = random_frames(seed, months=MONTHS, digits=digits)
+    chosen = np.arange(len(frames)) % 3 != 0
+    left = [frame for frame, kept in zip(frames, chosen, strict=True) if kept]
+    expected = matched([(cut(one, confidence), other) for one, other in left])
+    found = selected(matched(frames), chosen, confidence)
+    for name in ("keys", "months", "annotated", "counts", "labels", "scores", "ranks", "hits"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_scores_are_those_of_the_frames_and_detections_left() -> None:
+    frames = random_frames(3, months=MONTHS)
+    everything = np.ones(len(frames), dtype=np.bool_)
+    scored = score_setting(matched(frames), Setting(0.4, 0.7), everything)
+    expected = drift_scores(matched([(cut(one, 0.4), other) for one, other in frames]))
+    assert scored.map_50 == expected.overall.scalars()["map_50"]
+    assert scored.variation == expected.variation()
+    assert scored.balanced == expected.balanced()
+
+
+def scored(confidence: float, balanced: float, map_50: float = 0.5) -> SettingScores:
+    return SettingScores(Setting(confidence, 0.5), map_50, 0.1, balanced)
+
+
+def test_best_is_the_highest_balanced_score_then_map_50_then_the_first() -> None:
+    assert best([scored(0.1, 0.2), scored(0.2, 0.4), scored(0.3, math.nan)]).setting.confidence == 0.2
+    assert best([scored(0.1, 0.4, 0.5), scored(0.2, 0.4, 0.6)]).setting.confidence == 0.2
+    assert best([scored(0.1, 0.4), scored(0.2, 0.4)]).setting.confidence == 0.1
+    assert best([scored(0.1, math.nan), scored(0.2, -1.0)]).setting.confidence == 0.2
+
+
+def test_a_choice_is_scored_on_frames_that_had_no_part_in_it() -> None:
+    good, bad = random_frames(1, months=MONTHS), random_frames(2, months=MONTHS)
+    by_overlap = {0.5: matched(good + bad), 0.7: matched(bad[::-1] + good[::-1])}
+    half = np.arange(24) < 12
+    usual = Setting(0.1, 0.7)
+    first, second = held_out(by_overlap, (0.1, 0.6), half, usual)
+    for one, own in ((first, half), (second, ~half)):
+        options = [
+            score_setting(matches, Setting(confidence, overlap), own)
+            for overlap, matches in by_overlap.items()
+            for confidence in (0.1, 0.6)
+        ]
+        assert one.chosen == best(options)
+        setting = one.chosen.setting
+        assert one.elsewhere == score_setting(by_overlap[setting.overlap], setting, ~own)
+        assert one.usual == score_setting(by_overlap[0.7], usual, ~own)
+
+
+def test_options_are_words_of_the_command_line() -> None:
+    assert Setting(0.003, 0.5).options() == "--model.confidence 0.003 --model.overlap 0.5"
+
+
+@pytest.mark.parametrize("confidence", [0.25, 0.5])
+def test_a_detection_must_score_more_than_the_confidence(confidence: float) -> None:
+    frames = random_frames(5, digits=2)
+    found = selected(matched(frames), np.ones(len(frames), dtype=np.bool_), confidence)
+    assert found.scores.min() > confidence

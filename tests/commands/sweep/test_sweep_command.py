@@ -1,0 +1,168 @@
+"""The command, against what `validate` scores with the same settings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.networks import lively_checkpoint
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.cli import main
+from yolo_lightning.commands.predict.detector import Detector
+from yolo_lightning.commands.predict.inputs import read_pictures
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model.network_settings import NetworkSettings
+
+SETTING = {"confidence": 0.002, "overlap": 0.6, "max_detections": 40}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network that finds something everywhere."""
+    return lively_checkpoint(tmp_path_factory.mktemp("weights"), *SETTING, **SETTING)
+
+
+@pytest.fixture(scope="module")
+def root(weights: Path, look_alike: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The drawn frames, annotated with some of what the network finds, so that it scores neither 0 nor 1."""
+    folder = tmp_path_factory.mktemp("found")
+    (folder / "frames").symlink_to(look_alike / "frames")
+    content = json.loads((look_alike / "Valid.json").read_text())
+    settings = NetworkSettings(image_size=64, confidence=0.002, max_detections=9)
+    detector = Detector(weights, settings, device=torch.device("cpu"))
+    content["annotations"] = []
+    for image in content["images"]:
+        (found,) = detector(list(read_pictures(folder / image["file_name"])))
+        for rank in (0, 2, 5):
+            left, top, right, bottom = found.boxes[rank].tolist()
+            box = [left, top, right - left, bottom - top]
+            label = int(found.labels[rank]) + 1
+            number = len(content["annotations"])
+            content["annotations"].append({"id": number, "image_id": image["id"], "category_id": label, "bbox": box})
+    (folder / "Valid.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def sweep(
+    root: Path, index_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, Any]]:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> dict[str, Any]:
+        data = ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
+        size = ["--data.image_size", "64", "--device", "cpu", "--candidates", "100000"]
+        main(["sweep", *data, *size, "--json", "sweep.json", *words])
+        result: dict[str, Any] = json.loads(Path("sweep.json").read_text())
+        return result
+
+    return call
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize("augment", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_scores_are_those_of_validate(
+    augment: bool,
+    weights: Path,
+    root: Path,
+    sweep: Callable[..., dict[str, Any]],
+    run: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = sweep(
+        *("--checkpoint", str(weights), "--confidences", "[0.3]", "--overlaps", "[0.4]"),
+        *("--augment", str(augment).lower()),
+    )
+    assert found["checkpoint"] == {name: SETTING[name] for name in ("confidence", "overlap")}
+    places = [(one["confidence"], one["overlap"]) for one in found["settings"]]
+    assert sorted(places) == [(0.002, 0.4), (0.002, 0.6), (0.3, 0.4), (0.3, 0.6)]
+    text = capsys.readouterr().out
+    best = found["best"]
+    assert (
+        f"--ckpt_path {weights} --model.confidence {best['confidence']:g} --model.overlap {best['overlap']:g}" in text
+    )
+    one = found["settings"][-1]
+    run(
+        *("test", "--ckpt_path", str(weights), "--trainer.default_root_dir", str(weights.parent / "run")),
+        *("--model.confidence", str(one["confidence"]), "--model.overlap", str(one["overlap"])),
+        *("--model.augment", str(augment).lower(), "--data.root", str(root)),
+    )
+    scores = json.loads((weights.parent / "run" / "test_scores.json").read_text())
+    assert 0 < scores["test/map_50"] < 1
+    assert one["map_50"] == pytest.approx(scores["test/map_50"], abs=1e-9)
+    assert one["balanced"] == pytest.approx(scores["test/balanced"], abs=1e-9)
+
+
+def test_halves_and_operating_points_are_reported(weights: Path, sweep: Callable[..., dict[str, Any]]) -> None:
+    found = sweep("--checkpoint", str(weights), "--confidences", "[0.3]")
+    assert found["frames"] == 8
+    assert {point["class"] for point in found["operating_points"]} <= set(CLASS_NAMES)
+    assert {point["month"][:4] for point in found["operating_points"]} <= {"2020", "2021"}
+    assert found["operating_points"]
+
+
+def test_frames_that_lose_candidates_are_counted(
+    weights: Path, sweep: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = sweep("--checkpoint", str(weights), "--candidates", "100")
+    assert found["frames_cut"] == 8
+    assert "8 of 8 frames had more candidates than were kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--confidences", "[1.5]"], "confidences are [1.5], allowed are numbers from 0 to 1"),
+        (["--overlaps", "[]"], "overlaps are [], allowed are numbers from 0 to 1, one or more"),
+        (["--candidates", "5"], "candidates is 5, allowed are 100 and more"),
+        (["--checkpoint", "gone.ckpt"], "checkpoint gone.ckpt cannot be used: it does not exist"),
+    ],
+)
+def test_what_is_not_allowed_is_said(
+    words: list[str], message: str, sweep: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        sweep(*words)
+    assert message in capsys.readouterr().err
+
+
+def test_other_classes_are_refused(
+    weights: Path, sweep: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = torch.load(weights, weights_only=True)
+    changed["hyper_parameters"]["class_names"] = ["a", "b", "c", "d"]
+    write_checkpoint(changed, tmp_path / "other.ckpt")
+    with pytest.raises(SystemExit):
+        sweep("--checkpoint", str(tmp_path / "other.ckpt"))
+    assert "knows the classes ['a', 'b', 'c', 'd'], the data" in capsys.readouterr().err
+
+
+@pytest.mark.whole_run
+def test_frames_are_shown_in_the_size_of_the_training(
+    weights: Path,
+    root: Path,
+    index_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = torch.load(weights, weights_only=True) | {"input": {"image_size": 64, "channels": 1}}
+    write_checkpoint(content, tmp_path / "trained.ckpt")
+    (tmp_path / "data.yaml").write_text("data:\n  image_size: 128\n")
+    words = ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
+    words = ["sweep", "--config", "data.yaml", *words, "--device", "cpu", "--checkpoint", "trained.ckpt"]
+    found = {}
+    for name, typed in (("recorded", []), ("64", ["--data.image_size", "64"]), ("96", ["--data.image_size", "96"])):
+        main([*words, "--json", f"{name}.json", *typed])
+        found[name] = json.loads(Path(f"{name}.json").read_text())
+    assert found["recorded"] == found["64"] != found["96"]
+    assert "taken from the checkpoint: data.image_size 64 (instead of 128)" in caplog.messages
+    assert "changed since the checkpoint: data.image_size was 64, now 96 (used)" in caplog.messages
+    first, _, last = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")]
+    assert "image_size" not in first
+    assert last.endswith("--data.image_size 96")

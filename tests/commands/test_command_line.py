@@ -1,0 +1,65 @@
+"""Tools as typed: switches, hyphens, errors of our own, and the doctor without torch."""
+
+import json
+import subprocess
+import sys
+from inspect import signature
+
+import pytest
+
+from yolo_lightning.commands import TOOLS, WITHOUT_TORCH
+from yolo_lightning.commands.command_line import spelled_out, user_errors
+
+
+def tool(*, json: bool = False, hang_study: bool = False, hours_per_arm: float = 1.0) -> None:
+    """Options of every kind."""
+
+
+@pytest.mark.parametrize(
+    ("typed", "spelled"),
+    [
+        ("--json", "--json=true"),
+        ("--json --hours-per-arm 2", "--json=true --hours_per_arm 2"),
+        ("--json false --hang-study", "--json false --hang_study=true"),
+        ("--hang_study=false --json=true", "--hang_study=false --json=true"),
+        ("--hours-per-arm=2", "--hours_per_arm=2"),
+        ("--no-such --json-file x", "--no-such --json-file x"),
+        ("a-b -c -", "a-b -c -"),
+    ],
+)
+def test_words_are_spelled_out(typed: str, spelled: str) -> None:
+    assert spelled_out(typed.split(), signature(tool).parameters) == spelled.split()
+
+
+def test_our_own_value_errors_are_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    from yolo_lightning.commands.doctor.command import check_device
+
+    with pytest.raises(SystemExit) as exit_info, user_errors():
+        check_device("gpu")
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err.startswith("error: device is 'gpu'")
+
+
+def test_those_of_others_keep_their_traceback() -> None:
+    with pytest.raises(ValueError, match="invalid literal"), user_errors():
+        int("x")
+
+
+def test_tools_without_torch_are_tools() -> None:
+    assert set(TOOLS) > WITHOUT_TORCH
+
+
+def test_the_doctor_runs_from_the_command_line_without_torch() -> None:
+    code = """
+import sys
+sys.argv = ["yolo_lightning", "doctor", "--json", "--probes", "false"]
+from yolo_lightning.tools.command_line import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    assert json.loads(done.stdout)["machine"]["cores"] >= 1
+    assert done.stderr.splitlines()[-1] == "False"

@@ -1,0 +1,31 @@
+"""What tools print while they work."""
+
+import pytest
+
+from yolo_lightning.commands import console
+from yolo_lightning.commands.console import Lines, gigabytes, name_some
+
+
+def test_lines_come_at_intervals_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now_s)
+    lines = Lines("packed", 4000, interval_s=30.0)
+    for step_s in (10.0, 25.0, 10.0, 65.0):
+        now_s += step_s
+        lines.advance(1000)
+    assert capsys.readouterr().out.splitlines() == [
+        "packed 2,000 of 4,000, 57 per second, 0:35 left",
+        "packed 4,000 of 4,000, 36 per second, 0:00 left",
+    ]
+
+
+def test_long_lists_are_cut() -> None:
+    assert name_some(["a", "b"]) == "a; b"
+    assert name_some({"a": "torn"}) == "a: torn"
+    assert name_some([str(number) for number in range(7)]) == "0; 1; 2; 3; 4; and 2 more"
+
+
+def test_sizes_have_a_fitting_unit() -> None:
+    assert [gigabytes(size) for size in (0, 67_108_864, 46_453_000_000)] == ["0.0 MB", "67.1 MB", "46.5 GB"]

@@ -1,0 +1,162 @@
+"""The picture of what the network sees, from the command line's options to the file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from tests.conftest import REPOSITORY
+from yolo_lightning.commands import contact_sheet as tool
+from yolo_lightning.commands.contact_sheet import contact_sheet, draw_sample, sample_rows, spread_frames
+from yolo_lightning.commands.data_options import call_with_data
+from yolo_lightning.data.batch import Sample
+from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.dataset import LabelledFrames
+from yolo_lightning.data.index.annotation_index import open_index
+from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+
+Make = Callable[..., DetectionDataModule]
+
+
+@pytest.fixture
+def make(look_alike: Path, index_root: Path) -> Make:
+    def build(**changed: Any) -> DetectionDataModule:
+        return DetectionDataModule(str(look_alike), index_root=str(index_root), image_size=96, **changed)
+
+    return build
+
+
+@pytest.fixture
+def frames(look_alike: Path, index_root: Path) -> LabelledFrames:
+    return LabelledFrames(open_index(look_alike / "Train.json", index_root), FolderFrames(look_alike))
+
+
+def test_picture_has_four_rows_of_samples(make: Make, tmp_path: Path) -> None:
+    output = tmp_path / "new" / "sheet.png"
+    contact_sheet(data=make(), output=output, samples=3)
+    picture = cv2.imread(str(output))
+    assert picture is not None
+    height, width = picture.shape[:2]
+    assert width == round(3 * tool.CELL_INCHES * tool.DOTS_PER_INCH)
+    assert height == int((4 * (tool.CELL_INCHES + tool.TITLE_INCHES) + tool.LEGEND_INCHES) * tool.DOTS_PER_INCH)
+    assert (np.ptp(picture.astype(int), axis=2) > 60).any()  # coloured boxes
+
+
+def test_samples_are_those_of_the_training(make: Make, frames: LabelledFrames) -> None:
+    data = make(augmentation=Augmentation(mosaic=0.3, photometric=1), seed=5)
+    rows = list(sample_rows(data, frames, [0, 7], 3, epoch=2).values())
+    recorded, plain, mixed, repeated = rows
+    assert [sample.image_id for sample in plain] == [frames.index.image_id(index) for index in (0, 7)]
+    assert not np.array_equal(plain[0].image, recorded[0].image)
+    assert not np.array_equal(plain[0].image, mixed[0].image)
+    assert {sample.image_id for sample in repeated} == {frames.index.image_id(3)}
+    assert not np.array_equal(repeated[0].image, repeated[1].image)
+    again = list(sample_rows(data, frames, [0, 7], 3, epoch=2).values())
+    assert all(
+        np.array_equal(a.image, b.image) for x, y in zip(rows, again, strict=True) for a, b in zip(x, y, strict=True)
+    )
+
+
+def test_without_mosaic_there_is_no_row_of_mosaics(make: Make, frames: LabelledFrames) -> None:
+    rows = sample_rows(make(augmentation=Augmentation(mosaic=0)), frames, [0], 0, epoch=0)
+    assert len(rows) == 3
+    assert not any("with mosaic" in heading for heading in rows)
+
+
+def test_frames_are_spread_over_the_split(frames: LabelledFrames) -> None:
+    chosen = spread_frames(frames, 4)
+    assert chosen == sorted(chosen)
+    assert len(chosen) == 4
+    assert chosen[0] < 8 <= chosen[-1]
+    assert len(spread_frames(frames, 16)) == 16
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"samples": 0}, "samples is 0, allowed are 1 to 16"),
+        ({"samples": 17}, "samples is 17, allowed are 1 to 16"),
+        ({"epoch": -1}, "epoch is -1, allowed are 0 and more"),
+        ({"frame": 16}, "frame is 16, allowed are 0 to 15"),
+        ({"output": Path("sheet.jpg")}, r"output is sheet\.jpg, allowed are names that end in \.png"),
+    ],
+)
+def test_option_out_of_range_is_refused(make: Make, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        contact_sheet(data=make(), **changed)
+
+
+def sample(count: int, readable: bool = True) -> Sample:
+    boxes = np.array([[4, 4, 20, 20]] * count, dtype=np.float32).reshape(-1, 4)
+    image = np.full((64, 64), 90, dtype=np.uint8)
+    return Sample(image, boxes, np.zeros(count, np.int64), "7", (64, 64), Letterbox(1, 0, 0), readable)
+
+
+@pytest.mark.parametrize(("count", "names"), [(0, 0), (1, 1), (tool.NAMED_BOXES, tool.NAMED_BOXES), (13, 0)])
+def test_boxes_are_named_where_there_are_few(count: int, names: int) -> None:
+    cell = Figure().add_subplot()
+    draw_sample(cell, sample(count), ("person",))
+    texts = [text.get_text() for text in cell.texts]
+    assert texts.count("person") == names
+    assert len(cell.patches) == count
+    assert texts[-1] == ("7, 1 box" if count == 1 else f"7, {count} boxes")
+
+
+def test_unreadable_frame_is_named() -> None:
+    cell = Figure().add_subplot()
+    draw_sample(cell, sample(0, readable=False), ("person",))
+    assert "cannot be read" in [text.get_text() for text in cell.texts]
+
+
+def options(*arguments: str) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+
+    def show(*, data: DetectionDataModule, samples: int = 8) -> None:
+        """Show.
+
+        Args:
+            data: The dataset.
+            samples: How many.
+        """
+        seen.update(data=data, samples=samples)
+
+    call_with_data(show, arguments)
+    return seen
+
+
+def test_command_line_takes_configurations_and_overrides() -> None:
+    recipe, rung = REPOSITORY / "configs" / "ltdv2.yaml", REPOSITORY / "configs" / "loader" / "spawn2.yaml"
+    flags = ("--data.root", "here", "--samples", "3", "--data.augmentation.gain", "0.7")
+    data = options("--config", str(recipe), f"--config={rung}", *flags)["data"]
+    assert (data.root, data.batch_size) == (Path("here"), 8)
+    assert (data.loader.workers, data.loader.worker_threads) == (2, 2)
+    assert (data.augmentation.gain, data.augmentation.inversion) == (0.7, 0.02)
+    assert options("--data.root", "here", "--samples", "3")["samples"] == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("data: {rooot: x}", r"names data\.rooot, which is no option"),
+        ("data: {loader: {worker: 1}}", r"names data\.loader\.worker, which is no option"),
+        ("data: [1]", "has no section 'data' of options"),
+        ("- 1", "has no section 'data' of options"),
+        ("data: {", "cannot be read"),
+    ],
+)
+def test_configuration_that_cannot_be_used_is_named(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=rf"configuration {path} {message}"):
+        options("--config", str(path), "--data.root", "x")
+
+
+def test_missing_configuration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.yaml cannot be read"):
+        options("--config", str(tmp_path / "none.yaml"), "--data.root", "x")

@@ -1,0 +1,214 @@
+"""What a stop signal does to the process; and what a fit says that has not finished."""
+
+import errno
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from tests.conftest import REPOSITORY
+from yolo_lightning import __main__
+from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, write_checkpoint
+from yolo_lightning.checkpoints.run_folder import prepare
+from yolo_lightning.commands import endings
+from yolo_lightning.commands.endings import full_disk_reported, reported
+from yolo_lightning.supervision import ExitCode
+from yolo_lightning.utils.stop_signals import STOP_SIGNALS, Stopped, StopRequest, pasteable
+
+WAITS = """
+import signal, time
+from yolo_lightning.stopping import request
+{ignored}
+request.install()
+request.deferred = {deferred}
+print("ready", flush=True)
+end_s = time.monotonic() + {seconds}
+while time.monotonic() < end_s:
+    time.sleep(0.01)
+print("number", request.number)
+"""
+
+
+def waiting(*, deferred: bool = True, ignores: bool = False, seconds: float = 60.0) -> subprocess.Popen[str]:
+    """A process that waits with the handlers in place."""
+    how = "SIG_IGN" if ignores else "default_int_handler"
+    script = WAITS.format(deferred=deferred, seconds=seconds, ignored=f"signal.signal(signal.SIGINT, signal.{how})")
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_process_with_nothing_to_save_ends_at_once_without_a_traceback(number: int) -> None:
+    process = waiting(deferred=False)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_ctrl_c_ends_a_process_that_is_stopping_at_once(number: int) -> None:
+    process = waiting()
+    process.send_signal(number)
+    assert process.stderr is not None
+    while "Ctrl-C again ends it at once" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+
+
+def test_second_sigterm_changes_nothing() -> None:
+    process = waiting(seconds=1.0)
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    output, _ = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, "number 15\n")
+
+
+def test_ignored_sigint_stays_ignored() -> None:
+    process = waiting(deferred=False, ignores=True, seconds=0.5)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, "number None\n")
+
+
+def test_command_that_is_stopped_before_a_step_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def raises() -> None:
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(sys, "argv", ["yolo_lightning", "fit"])
+    monkeypatch.setattr(__main__, "run_with_torch", raises)
+    monkeypatch.setattr(__main__.request, "install", lambda: None)
+    with pytest.raises(SystemExit) as stopped:
+        __main__.main()
+    assert stopped.value.code == 143
+    assert capfd.readouterr().err.strip() == "stopped by SIGTERM before a step was trained: nothing to save"
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """After seven steps, in a run folder without checkpoints."""
+    monkeypatch.setattr(endings, "steps_begun", lambda _: 7)
+    monkeypatch.setattr(endings, "request", StopRequest())
+    return SimpleNamespace(
+        default_root_dir=str(tmp_path / "my run"), is_global_zero=True, state=SimpleNamespace(finished=False)
+    )
+
+
+def save(folder: str, steps: int) -> None:
+    write_checkpoint({"state_dict": {}, "steps": steps}, Path(folder) / f"checkpoints/step-{steps:09d}.ckpt")
+
+
+def fails(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+def said(trainer: Any, error: BaseException | None, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
+    """Exit code and line where `error` ends a fit."""
+    with pytest.raises(SystemExit) as ended, reported(trainer, ["fit", "--config", "a b.yaml", "--ckpt_path=x.ckpt"]):
+        fails(error)
+    (line,) = capsys.readouterr().err.splitlines()
+    return ended.value.code, line
+
+
+def test_stopped_fit_names_the_command_that_resumes_it(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    save(trainer.default_root_dir, 7)
+    endings.request.number = signal.SIGINT
+    code, line = said(trainer, SIGTERMException(), capsys)
+    options = f"--config 'a b.yaml' '--trainer.default_root_dir={trainer.default_root_dir}' --resume"
+    command = pasteable([sys.executable])
+    assert code == 130
+    assert line == f"stopped by SIGINT after step 7; resume with: {command} -m yolo_lightning fit {options}"
+
+
+def test_stopped_fit_says_which_steps_are_lost(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    save(trainer.default_root_dir, 5)
+    code, line = said(trainer, SIGTERMException(), capsys)
+    assert code == 143
+    assert line.startswith("stopped by SIGTERM after step 7; saved up to step 5; resume with: ")
+
+
+def test_stopped_fit_without_a_checkpoint_names_no_command(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(trainer, SIGTERMException(), capsys) == (
+        143,
+        "stopped by SIGTERM after step 7; nothing is saved: start again",
+    )
+
+
+def test_signal_after_the_last_step_still_ends_the_chain_of_commands(
+    trainer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer.state.finished = True
+    endings.request.number = signal.SIGINT
+    assert said(trainer, None, capsys) == (130, "stopped by SIGINT after step 7; the fit had finished")
+
+
+def test_supervised_trainer_leaves_the_command_to_the_supervisor(
+    trainer: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endings, "is_supervised", lambda: True)
+    save(trainer.default_root_dir, 7)
+    _, line = said(trainer, SIGTERMException(), capsys)
+    assert line.startswith("stopped by SIGTERM after step 7; saved in ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left", "a/b"),
+            ExitCode.DISK_FULL,
+            "error: disk full: [Errno 28] No space left",
+        ),
+        (OSError(errno.EDQUOT, "Quota exceeded"), ExitCode.DISK_FULL, "in fails (test_stopping.py:"),
+        (
+            NotSavedError(errno.ENOSPC, "No space left", "a/b"),
+            ExitCode.DISK_FULL,
+            "the last checkpoint could not be saved",
+        ),
+        (NotSavedError(errno.EIO, "Input/output error"), ExitCode.NOT_SAVED, "the last checkpoint could not be saved"),
+    ],
+)
+def test_file_that_cannot_be_written_ends_with_a_code_of_its_own_and_one_line(
+    error: OSError, code: int, words: str, trainer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, line = said(trainer, error, capsys)
+    assert found == code
+    assert words in line
+
+
+def test_full_disk_before_the_training_has_the_same_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "run")
+
+    monkeypatch.setattr(Path, "mkdir", no_space)
+    with pytest.raises(SystemExit) as ended, full_disk_reported():
+        prepare(tmp_path / "run")
+    assert ended.value.code == ExitCode.DISK_FULL
+    assert capsys.readouterr().err == "error: disk full: [Errno 28] No space left on device: 'run'\n"
+
+
+def test_other_errors_keep_their_traceback(trainer: Any) -> None:
+    with pytest.raises(PermissionError), reported(trainer, ["fit"]):
+        raise PermissionError(errno.EACCES, "Permission denied")

@@ -1,0 +1,225 @@
+"""Images of more than 8 bits: refused with file, range and remedy wherever images are read, never made black."""
+
+import json
+import pickle
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from lightning.pytorch import Trainer
+
+from tests.helpers.archives import drawn_frames, write_annotations, write_zip
+from yolo_lightning.commands.predict.inputs import read_pictures
+from yolo_lightning.commands.prepare.command import prepare
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.storage.choose_storage import open_frames
+from yolo_lightning.data.storage.frames import BitDepthError, FolderFrames, FrameError, decode_frame
+
+HEIGHT, WIDTH = 24, 32
+LOWEST, HIGHEST = 7000, 9040
+RAW = np.linspace(LOWEST, HIGHEST, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH)
+COLOUR = np.stack((RAW, RAW[::-1], RAW[:, ::-1]), axis=-1)
+NAMES = [f"frames/20200502/clip_1_1142/image_{number:04d}.jpg" for number in range(6)]
+BOX = "0 0.5 0.5 0.25 0.5\n"
+
+ENCODED = {
+    "gray png": (".png", RAW.astype(np.uint16), "uint16, values 7000 to 9040"),
+    "colour png": (".png", COLOUR.astype(np.uint16), "uint16, values 7000 to 9040"),
+    "gray tiff": (".tif", RAW.astype(np.uint16), "uint16, values 7000 to 9040"),
+    "colour tiff": (".tif", COLOUR.astype(np.uint16), "uint16, values 7000 to 9040"),
+    "signed tiff": (".tif", (RAW - 8000).astype(np.int16), "int16, values -1000 to 1040"),
+    "float tiff": (".tif", (RAW / 1000).astype(np.float32), "float32, values 7 to 9.04"),
+    "float colour tiff": (".tif", (COLOUR / 1000).astype(np.float32), "float32, values 7 to 9.04"),
+    "double tiff": (".tif", RAW / 1000, "float64, values 7 to 9.04"),
+    "integer tiff": (".tif", RAW.astype(np.int32), "int32, values 7000 to 9040"),
+}
+
+
+def encode(extension: str, image: np.ndarray) -> bytes:
+    return cv2.imencode(extension, image)[1].tobytes()
+
+
+def raw_frame() -> bytes:
+    return encode(".png", RAW.astype(np.uint16))
+
+
+def put(root: Path, frames: dict[str, bytes]) -> None:
+    for name, content in frames.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("case", ENCODED)
+def test_file_range_and_remedy_are_named(case: str, channels: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    extension, image, words = ENCODED[case]
+    with pytest.raises(BitDepthError, match=rf"^a/b\.png: the pixels are {words}; only 8-bit .*: convert") as raised:
+        decode_frame(encode(extension, image), "a/b.png", channels)
+    assert isinstance(raised.value, FrameError)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+    assert capfd.readouterr().err == "", "OpenCV complains in several lines"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("extension", [".jpg", ".png", ".tif", ".bmp", ".webp"])
+def test_8_bit_images_are_read_as_before(extension: str, channels: Any) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    content = encode(extension, image)
+    flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
+    assert np.array_equal(
+        decode_frame(content, "a", channels), cv2.imdecode(np.frombuffer(content, dtype=np.uint8), flag)
+    )
+
+
+@pytest.mark.parametrize("case", ["gray png", "float tiff", "colour png"])
+def test_remedy_of_the_message_converts_the_image(case: str, tmp_path: Path) -> None:
+    extension, image, _ = ENCODED[case]
+    (tmp_path / f"IN{extension}").write_bytes(encode(extension, image))
+    with pytest.raises(BitDepthError) as raised:
+        decode_frame((tmp_path / f"IN{extension}").read_bytes(), "a")
+    command = str(raised.value).partition("for example ")[2].replace("'IN'", f"'IN{extension}'")
+    _, option, program = shlex.split(command)
+    subprocess.run([sys.executable, option, program], cwd=tmp_path, check=True, timeout=60)
+    converted = cv2.imread(str(tmp_path / "OUT.png"), cv2.IMREAD_UNCHANGED)
+    expected = (image - image.min()) / (image.max() - image.min()) * 255
+    assert converted.dtype == np.uint8
+    assert np.abs(converted - expected).max() <= 1
+    assert (converted.min(), converted.max() >= 254) == (0, True)
+
+
+@pytest.fixture
+def ltdv2(tmp_path: Path) -> Path:
+    """A dataset in LTDv2's layout whose frames all have 16 bits."""
+    put(tmp_path, dict.fromkeys(NAMES, raw_frame()))
+    for file in ("Train.json", "Valid.json", "TestNoLabels.json"):
+        write_annotations(tmp_path / file, NAMES, HEIGHT, WIDTH)
+    return tmp_path
+
+
+def set_up(stage: str, root: Path | None, **options: Any) -> DetectionDataModule:
+    values = {"image_size": 32, "batch_size": 2, "loader": LoaderSettings(workers=0), **options}
+    datamodule = DetectionDataModule(None if root is None else str(root), **values)
+    datamodule.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    datamodule.setup(stage)
+    return datamodule
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("storage", ["folder", "zip"])
+def test_ltdv2_of_16_bits_is_refused_before_it_starts(ltdv2: Path, storage: Any, stage: str) -> None:
+    write_zip(ltdv2 / "frames.zip", dict.fromkeys(NAMES, raw_frame()))
+    with pytest.raises(
+        ValueError, match=r"^6 of 6 sampled frames .*image_0000\.jpg is uint16, .* values 7000 to 9040.*convert"
+    ) as raised:
+        set_up(stage, ltdv2, frames=storage, index_root=str(ltdv2 / "index"))
+    assert "\n" not in str(raised.value)
+
+
+def test_coco_of_16_bits_is_refused_before_it_starts(ltdv2: Path) -> None:
+    with pytest.raises(ValueError, match=r"^6 of 6 sampled frames .* is uint16.* values 7000 to 9040"):
+        set_up("fit", ltdv2, source="coco", index_root=str(ltdv2 / "index"))
+
+
+@pytest.mark.parametrize("case", ["gray png", "colour png", "colour tiff", "float tiff", "float colour tiff"])
+def test_yolo_dataset_of_16_bits_is_refused_before_it_starts(
+    yolo_set: Callable[..., Path], tmp_path: Path, case: str
+) -> None:
+    extension, image, words = ENCODED[case]
+    file = yolo_set({f"{split}/{number}{extension}": BOX for split in ("train", "val") for number in range(4)})
+    for path in (file.parent / "images").rglob(f"*{extension}"):
+        path.write_bytes(encode(extension, image))
+    with pytest.raises(ValueError, match=rf"^4 of 4 sampled frames .*{words.partition(',')[0]}"):
+        set_up("fit", None, source=str(file), index_root=str(tmp_path / "index"))
+
+
+def test_a_single_16_bit_frame_is_named_and_left_out(ltdv2: Path) -> None:
+    put(ltdv2, drawn_frames(6))
+    put(ltdv2, {NAMES[4]: raw_frame()})
+    with pytest.warns(UserWarning, match=r"left out, 1 of 100 tolerated: .*image_0004\.jpg: the pixels are uint16"):
+        datamodule = set_up("validate", ltdv2, index_root=str(ltdv2 / "index"))
+    (batch,) = [batch for batch in datamodule.val_dataloader() if batch.bad_frames]
+    assert batch.bad_frames[0].startswith(f"{NAMES[4]}: the pixels are uint16, values 7000 to 9040")
+
+
+def test_dataset_without_one_readable_frame_is_refused(ltdv2: Path) -> None:
+    put(ltdv2, dict.fromkeys(NAMES, b"torn"))
+    with pytest.raises(ValueError, match=r"^none of 6 sampled frames can be read: .*image_0000\.jpg: not an image"):
+        set_up("predict", ltdv2, index_root=str(ltdv2 / "index"))
+
+
+def test_dataset_whose_frames_are_all_missing_is_refused(ltdv2: Path) -> None:
+    for name in NAMES:
+        (ltdv2 / name).unlink()
+    with pytest.raises(ValueError, match=r"^none of 6 sampled frames can be read: .*image_0000\.jpg: no such file"):
+        set_up("predict", ltdv2, index_root=str(ltdv2 / "index"))
+
+
+def pack(root: Path, **options: Any) -> None:
+    prepare(str(root), index_root=str(root / "index"), workers=1, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"bucket": "bucket"}])
+def test_prepare_refuses_frames_of_16_bits(ltdv2: Path, options: dict[str, str]) -> None:
+    options = {name: str(ltdv2 / value) for name, value in options.items()}
+    with pytest.raises(ValueError, match=r"^6 of 6 sampled frames .* is uint16.* values 7000 to 9040"):
+        pack(ltdv2, **options)
+    assert not list(ltdv2.glob("packed/*.u8"))
+    assert not (ltdv2 / "bucket").exists()
+
+
+def test_prepare_names_a_single_frame_of_16_bits(ltdv2: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    put(ltdv2, drawn_frames(6))
+    put(ltdv2, {NAMES[4]: raw_frame()})
+    pack(ltdv2)
+    assert f"left out, 1 damaged: {NAMES[4]}: the pixels are uint16, values 7000 to 9040" in capfd.readouterr().out
+    with pytest.raises(FrameError, match=rf"^{NAMES[4]}: the pixels are uint16, values 7000 to 9040"):
+        open_frames(ltdv2, "packed", index_root=ltdv2 / "index").read(NAMES[4])
+
+
+def test_store_that_an_earlier_version_packed_from_16_bits_is_refused(ltdv2: Path) -> None:
+    put(ltdv2, drawn_frames(6))
+    pack(ltdv2)
+    put(ltdv2, dict.fromkeys(NAMES, raw_frame()))
+    with pytest.raises(
+        ValueError,
+        match=r"packed.* was packed from .* not 8-bit images: .*0000\.jpg: the pixels are uint16",
+    ):
+        open_frames(ltdv2, "packed", index_root=ltdv2 / "index")
+
+
+def test_litdata_frames_of_16_bits_raise(ltdv2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the encoded file is stored, so that reading decides."""
+    pytest.importorskip("litdata")
+    from yolo_lightning.data.index.name_table import NameTable, encode
+    from yolo_lightning.data.storage import litdata_frames
+
+    record = litdata_frames.record_of(FolderFrames(ltdv2), NAMES[0])
+    source = litdata_frames.LitdataFrames.__new__(litdata_frames.LitdataFrames)
+    source.store, source.cache = "bucket", ltdv2
+    source._names = NameTable(np.array([encode(NAMES[0])]))
+    source._lock = threading.Lock()
+    monkeypatch.setattr(source, "_dataset", lambda: [record])
+    with pytest.raises(BitDepthError, match=rf"^{NAMES[0]}: the pixels are uint16, values 7000 to 9040"):
+        source.read(NAMES[0])
+
+
+def test_pictures_of_16_bits_raise(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(raw_frame())
+    with pytest.raises(BitDepthError, match=r"a\.png: the pixels are uint16, values 7000 to 9040"):
+        list(read_pictures(path))
+
+
+def test_annotations_of_the_fixture_are_read(ltdv2: Path) -> None:
+    """Otherwise the refusals above would show nothing."""
+    put(ltdv2, drawn_frames(6))
+    assert len(json.loads((ltdv2 / "Train.json").read_text())["annotations"]) == 1
+    assert len(set_up("fit", ltdv2, index_root=str(ltdv2 / "index")).index("train")) == 6

@@ -1,0 +1,162 @@
+"""Plain COCO JSON: any categories and ids, crowds, and where the images lie."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from yolo_lightning.data.formats.annotations import Annotations
+from yolo_lightning.data.formats.coco import image_folder, read_coco
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.data.index.annotation_index import open_index
+
+WriteJson = Callable[..., Path]
+
+
+def content(*annotations: dict[str, Any], **replaced: Any) -> dict[str, Any]:
+    images = [
+        {"id": 7, "file_name": "b/2.jpg", "width": 60, "height": 40, "license": 1, "flickr_url": "x"},
+        {"id": 3, "file_name": "a/1.jpg", "width": 60, "height": 40},
+        {"id": 391895, "file_name": "3.jpg", "width": 100, "height": 50},
+    ]
+    categories = [
+        {"id": 90, "name": "toothbrush", "supercategory": "indoor"},
+        {"id": 1, "name": "person", "keypoints": []},
+        {"id": 17, "name": "cat"},
+    ]
+    whole = [
+        {"id": n, "image_id": 7, "category_id": 1, "iscrowd": 0, "area": 1.5, "segmentation": [[1, 2]], **one}
+        for n, one in enumerate(annotations)
+    ]
+    return {"info": {}, "licenses": [], "images": images, "categories": categories, "annotations": whole, **replaced}
+
+
+@pytest.fixture
+def read(write_json: WriteJson) -> Callable[..., Annotations]:
+    return lambda *annotations, **replaced: read_coco(write_json(content(*annotations, **replaced)))
+
+
+def test_classes_are_the_categories_in_the_order_of_their_ids(read: Callable[..., Annotations]) -> None:
+    split = read({"bbox": [0, 0, 5, 5], "category_id": 90}, {"bbox": [0, 0, 5, 5], "category_id": 17})
+    assert split.class_names == ("person", "cat", "toothbrush")
+    assert split.category_ids == (1, 17, 90)
+    assert split.labels.tolist() == [2, 1]
+
+
+def test_boxes_belong_to_their_image_in_the_order_of_the_file(read: Callable[..., Annotations]) -> None:
+    split = read(
+        {"bbox": [1.5, 2, 10.25, 3], "image_id": 3},
+        {"bbox": [0, 0, 5, 5], "image_id": 7},
+        {"bbox": [2, 2, 4, 4], "image_id": 3},
+    )
+    assert split.image_ids.tolist() == [b"7", b"3", b"391895"]
+    assert split.file_names.tolist() == [b"b/2.jpg", b"a/1.jpg", b"3.jpg"]
+    assert split.shapes.tolist() == [[40, 60], [40, 60], [50, 100]]
+    assert split.box_offsets.tolist() == [0, 1, 3, 3]
+    assert split.boxes.tolist() == [[0, 0, 5, 5], [1.5, 2, 11.75, 5], [2, 2, 6, 6]]
+
+
+def test_boxes_are_clipped_and_those_of_no_size_dropped(read: Callable[..., Annotations]) -> None:
+    split = read({"bbox": [50, 30, 20, 20]}, {"bbox": [5, 5, 0, 3]}, {"bbox": [61, 0, 5, 5]}, {"bbox": [1, 1, -2, 2]})
+    assert split.boxes.tolist() == [[50, 30, 60, 40]]
+    assert (split.counts.kept, split.counts.clipped, split.counts.dropped) == (1, 1, 3)
+
+
+@pytest.mark.parametrize("crowd", [1, True])
+def test_crowd_regions_are_left_out_and_counted(read: Callable[..., Annotations], crowd: Any) -> None:
+    split = read(
+        {"bbox": [0, 0, 5, 5], "iscrowd": crowd}, {"bbox": [1, 1, 5, 5]}, {"bbox": [2, 2, 5, 5], "iscrowd": None}
+    )
+    assert split.boxes[:, 0].tolist() == [1, 2]
+    assert split.notes == ("1 crowd regions left out",)
+
+
+def test_text_ids_and_foreign_slashes_are_accepted(read: Callable[..., Annotations]) -> None:
+    images = [{"id": "frame 1", "file_name": "a\\1.jpg", "width": 60, "height": 40}]
+    split = read({"bbox": [0, 0, 5, 5], "image_id": "frame 1"}, images=images)
+    assert (split.image_ids.tolist(), split.file_names.tolist()) == ([b"frame 1"], [b"a/1.jpg"])
+
+
+def test_names_that_two_categories_share_are_told_apart(read: Callable[..., Annotations]) -> None:
+    categories = [{"id": 0, "name": "fish"}, {"id": 1, "name": "fish"}, {"id": 2, "name": "crab"}]
+    assert read(categories=categories).class_names == ("fish (0)", "fish (1)", "crab")
+
+
+def test_file_without_annotations_is_a_split_to_predict(write_json: WriteJson) -> None:
+    whole = content()
+    del whole["annotations"]
+    assert read_coco(write_json(whole)).counts.kept == 0
+
+
+@pytest.mark.parametrize(
+    ("annotation", "replaced", "message"),
+    [
+        (
+            {"bbox": [0, 0, 5, 5], "category_id": 2},
+            {},
+            r"annotations\[0\] has category_id 2, .* have the ids 1, 17, 90",
+        ),
+        ({"bbox": [0, 0, 5, 5], "image_id": 9}, {}, r"annotations\[0\] belongs to unknown image_id 9"),
+        ({"bbox": [0, 0, 5]}, {}, r"is not a COCO annotation file: annotations\[0\]"),
+        ({"bbox": None}, {}, r"is not a COCO annotation file: annotations\[0\]"),
+        ({"bbox": [0, 0, 5, 5]}, {"categories": []}, "the list of categories is empty"),
+        ({"bbox": [0, 0, 5, 5]}, {"images": []}, "the list of images is empty"),
+        (
+            {"bbox": [0, 0, 5, 5]},
+            {"categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]},
+            "2 categories have the id 1, allowed is one",
+        ),
+    ],
+)
+def test_record_that_means_nothing_is_named(
+    read: Callable[..., Annotations], annotation: dict[str, Any], replaced: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"Train\.json.*{message}"):
+        read(annotation, **replaced)
+
+
+@pytest.mark.parametrize(
+    ("file", "folder"),
+    [
+        ("annotations/instances_train2017.json", "train2017"),
+        ("annotations/instances_train2017.json", "images/train2017"),
+        ("train/_annotations.coco.json", "train"),
+        ("labels.json", "images"),
+        ("labels.json", "."),
+        ("deep/down/labels.json", "deep/down"),
+    ],
+)
+def test_images_are_found_in_the_usual_places(tmp_path: Path, file: str, folder: str) -> None:
+    image = tmp_path / folder / "a" / "1.jpg"
+    image.parent.mkdir(parents=True)
+    image.touch()
+    found = image_folder(tmp_path / file, tmp_path, (), ["a/1.jpg"])
+    assert found.resolve() == (tmp_path / folder).resolve()
+
+
+def test_folder_that_holds_most_of_the_images_is_taken(tmp_path: Path) -> None:
+    for name in ("images/1.jpg", "pictures/1.jpg", "pictures/2.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = image_folder(tmp_path / "a.json", tmp_path, ("images", "pictures"), ["1.jpg", "2.jpg", "3.jpg"])
+    assert found == tmp_path / "pictures"
+
+
+def test_images_in_none_of_the_places_are_named_with_all_places(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"such as '1\.jpg', are in none of .*: name their folder with data\.image_f"
+    ) as raised:
+        image_folder(tmp_path / "annotations" / "instances_val.json", tmp_path, (), ["1.jpg"])
+    for place in ("val", "images/val", "images", "annotations"):
+        assert str(tmp_path / place) in str(raised.value)
+
+
+def test_file_read_as_coco_has_an_index_of_its_own(
+    coco: Callable[..., dict[str, Any]], write_json: WriteJson, tmp_path: Path
+) -> None:
+    path = write_json(coco([[[1, 2, 3, 4]]]))
+    assert open_index(path, tmp_path / "index").class_names == CLASS_NAMES
+    as_coco = open_index(path, tmp_path / "index", read_coco)
+    assert as_coco.class_names == ("background", *CLASS_NAMES)
+    assert as_coco.labels(0).tolist() == [1]

@@ -1,0 +1,355 @@
+"""The data module over a data.yaml and over COCO JSON: splits, classes, channels, options that do not apply."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from lightning.pytorch import Trainer
+
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.dataset import TrainingDataset
+from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.sampling.sampling_rules import Sampling
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+
+YoloSet = Callable[..., Path]
+Make = Callable[..., DetectionDataModule]
+BOX = "1 0.5 0.5 0.25 0.5\n"
+IMAGES = {f"{folder}/{number}.png": BOX for folder, count in (("train", 6), ("val", 3)) for number in range(count)}
+STAGES: dict[str, Split] = {"fit": "train", "validate": "valid", "test": "test", "predict": "predict"}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Builds a data module with a trainer and sets it up."""
+
+    def build(source: Path | str, stage: str = "fit", **options: Any) -> DetectionDataModule:
+        values = {"index_root": str(tmp_path / "index"), "image_size": 64, "batch_size": 2, **options}
+        datamodule = DetectionDataModule(source=str(source), loader=LoaderSettings(workers=0), **values)
+        datamodule.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=3)
+        datamodule.setup(stage)
+        return datamodule
+
+    return build
+
+
+@pytest.fixture
+def coco_set(tmp_path: Path) -> Callable[..., Path]:
+    """Writes train.json, val.json and images in folders of these names; returns the root."""
+
+    def build(categories: dict[str, dict[int, str]] | None = None) -> Path:
+        for split, count in (("train", 6), ("val", 3)):
+            (tmp_path / "coco" / split).mkdir(parents=True)
+            for number in range(count):
+                pixels = np.random.default_rng(number).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+                cv2.imwrite(str(tmp_path / "coco" / split / f"{number}.jpg"), pixels)
+            names = (categories or {}).get(split, {3: "cat", 1: "dog"})
+            content = {
+                "images": [{"id": n, "file_name": f"{n}.jpg", "width": 64, "height": 48} for n in range(count)],
+                "categories": [{"id": number, "name": name} for number, name in names.items()],
+                "annotations": [{"image_id": n, "category_id": 3, "bbox": [1, 2, 30, 40]} for n in range(count)],
+            }
+            (tmp_path / "coco" / f"{split}.json").write_text(json.dumps(content))
+        return tmp_path / "coco"
+
+    return build
+
+
+UNLABELLED = "TestNoLabels.json"
+FILES = {"train_file": "train.json", "valid_file": "val.json"}
+
+
+def gray(file: Path) -> None:
+    for path in file.parent.rglob("*.png"):
+        cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
+
+
+def test_data_yaml_gives_classes_splits_and_batches(yolo_set: YoloSet, make: Make) -> None:
+    data = make(yolo_set(IMAGES))
+    assert (data.class_names, data.category_ids, data.channels) == (("cat", "dog"), (0, 1), 3)
+    assert (len(data.index("train")), len(data.index("valid"))) == (6, 3)
+    batch = next(iter(data.train_dataloader()))
+    assert batch.images.shape == (2, 3, 64, 64)
+    assert set(batch.image_ids) < {f"images/train/{number}" for number in range(6)}
+    batch = next(iter(data.val_dataloader()))
+    assert (batch.labels.tolist(), batch.months) == ([1, 1], (0, 0))
+
+
+@pytest.mark.parametrize(("keys", "folder"), [({}, "val"), ({"test": "images/train"}, "train")])
+@pytest.mark.parametrize("stage", ["test", "predict"])
+def test_test_split_stands_in_for_itself_or_is_that_of_validation(
+    yolo_set: YoloSet, make: Make, keys: dict[str, str], folder: str, stage: str
+) -> None:
+    data = make(yolo_set(IMAGES, **keys), stage)
+    assert data.index(STAGES[stage]).image_id(0) == f"images/{folder}/0"
+
+
+def test_share_held_out_takes_the_place_of_val(yolo_set: YoloSet, make: Make) -> None:
+    data = make(yolo_set(IMAGES, val=None), valid_share=0.34)
+    train, valid = (set(data.index(split).image_ids()) for split in ("train", "valid"))
+    assert (len(train), len(valid)) == (4, 2)
+    assert train | valid == {f"images/train/{number}" for number in range(6)}
+    assert set(make(data.source.description.file, "test", valid_share=0.34).index("test").image_ids()) == valid  # type: ignore[attr-defined]
+
+
+def test_subset_is_a_share_of_the_images(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set(IMAGES)
+    half, most = (set(make(file, train_subset=share).index("train").image_ids()) for share in (0.5, 0.84))
+    assert (len(half), len(most)) == (3, 5)
+    assert half < most
+
+
+def test_gray_images_are_read_as_one_channel(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set(IMAGES)
+    gray(file)
+    assert make(file).channels == 1
+    assert next(iter(make(file).train_dataloader())).images.shape == (2, 1, 64, 64)
+
+
+def test_one_image_in_colour_is_enough(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set(IMAGES)
+    gray(file)
+    (file.parent / "images" / "train" / "0.png").write_bytes(b"torn")
+    cv2.imwrite(str(file.parent / "images" / "train" / "4.png"), np.full((48, 64, 3), (9, 9, 8), np.uint8))
+    assert make(file).channels == 3
+
+
+@pytest.mark.parametrize(("option", "key", "expected"), [(1, None, 1), (3, 1, 3), (None, 1, 1), (None, 3, 3)])
+def test_channels_are_what_the_user_says_else_the_file(
+    yolo_set: YoloSet, make: Make, option: Any, key: Any, expected: int
+) -> None:
+    file = yolo_set(IMAGES, channels=key)
+    if expected == 3:
+        gray(file)
+    data = make(file, channels=option)
+    assert next(iter(data.train_dataloader())).images.shape[1] == data.channels == expected
+
+
+def test_coco_gives_classes_splits_and_batches(coco_set: Callable[..., Path], make: Make) -> None:
+    data = make("coco", root=str(coco_set()), **FILES)
+    assert (data.class_names, data.category_ids, data.is_ltdv2) == (("dog", "cat"), (1, 3), False)
+    assert (len(data.index("train")), len(data.index("valid"))) == (6, 3)
+    batch = next(iter(data.val_dataloader()))
+    assert (batch.images.shape, batch.labels.tolist(), batch.image_ids) == ((2, 3, 64, 64), [1, 1], ("0", "1"))
+    for stage in ("test", "predict"):
+        assert len(make("coco", stage, root=str(data.root), **FILES).index(STAGES[stage])) == 3
+
+
+def test_coco_without_validation_file_scores_what_it_held_out(coco_set: Callable[..., Path], make: Make) -> None:
+    options = {"root": str(coco_set()), "train_file": "train.json", "valid_file": None, "valid_share": 0.34}
+    data = make("coco", **options)
+    valid = data.index("valid").image_ids()
+    assert (len(data.index("train")), len(valid)) == (4, 2)
+    for stage in ("test", "predict"):
+        assert make("coco", stage, **options).index(STAGES[stage]).image_ids() == valid
+    assert len(make("coco", "test", **options, test_file="train.json").index("test")) == 6
+
+
+def test_coco_splits_must_have_the_same_categories(coco_set: Callable[..., Path], make: Make) -> None:
+    root = coco_set({"val": {3: "cat", 1: "cow"}})
+    with pytest.raises(ValueError, match=r"val\.json: category 1 is 'cow', in train\.json it is 'dog'"):
+        make("coco", root=str(root), **FILES)
+
+
+def test_coco_without_its_training_file_can_be_scored(coco_set: Callable[..., Path], make: Make) -> None:
+    root = coco_set()
+    (root / "train.json").unlink()
+    data = make("coco", "validate", root=str(root), **FILES)
+    assert (data.class_names, len(data.index("valid"))) == (("dog", "cat"), 3)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (Sampling(balance="month"), "balance is month and sampling.frame_interval 1"),
+        (Sampling(balance="clip"), "balance is clip and"),
+        (Sampling(frame_interval=2), "balance is none and sampling.frame_interval 2"),
+    ],
+)
+def test_sampling_by_clips_is_refused_where_there_are_none(
+    yolo_set: YoloSet, make: Make, rules: Sampling, said: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"{said}.* belong to no clips or months, allowed are none and 1"):
+        make(yolo_set(IMAGES), sampling=rules)
+
+
+def test_sampling_by_classes_needs_no_clips(yolo_set: YoloSet, make: Make) -> None:
+    data = make(yolo_set(IMAGES | {"train/6.png": "0 0.5 0.5 1 1"}), sampling=Sampling(repeat_threshold=1.0))
+    assert len(data.train_dataloader()) > 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"train_file": "a.json"},
+            r"data\.train_file is a\.json: the splits of data\.source .* are named in that file",
+        ),
+        ({"predict_file": "a.json"}, r"data\.predict_file is a\.json"),
+        ({"frames": "zip"}, r"data\.frames is zip .*LTDv2's; .* allowed are auto or folder"),
+        ({"store": "packed"}, r"data\.store packed: packed stores"),
+        ({"image_folders": ("images",)}, r"data\.image_folders is \['images'\], which belongs to data\.source coco"),
+        ({"channels": 2}, r"data\.channels is 2, allowed are 1, 3 and null"),
+        ({"valid_share": 1.0}, r"data\.valid_share is 1\.0, allowed"),
+    ],
+)
+def test_option_that_does_not_apply_is_refused(
+    yolo_set: YoloSet, make: Make, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(yolo_set(IMAGES), **options)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, r"data\.root is null: name the dataset folder, or a data\.yaml with data\.source"),
+        ({"source": "coco"}, r"data\.root is null"),
+        ({"source": "voc"}, r"data\.source is 'voc', allowed are ltdv2, coco and the path of a data\.yaml"),
+        ({"source": "absent.yaml"}, r"absent\.yaml does not exist"),
+        ({"root": ".", "channels": 3}, "frames of LTDv2 are gray: allowed are 1 and null"),
+        ({"root": ".", "source": "coco", "valid_share": 0.1}, "exactly one must be null"),
+    ],
+)
+def test_dataset_that_is_none_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DetectionDataModule(**values)
+
+
+def test_split_that_is_not_named_is_refused_when_it_is_needed(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set(IMAGES, val=None)
+    with pytest.raises(ValueError, match=r"names no 'val', which is needed here; data\.valid_share holds out"):
+        make(file)
+
+
+def test_labels_that_are_nowhere_are_missed_before_training(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set(dict.fromkeys(IMAGES))
+    message = r"^data\.source .*data\.yaml 'train': none of the 6 frames in use has a box .*such as .*/train/0\.txt"
+    with pytest.raises(ValueError, match=message):
+        make(file)
+    assert len(make(file, "predict").index("predict")) == 3
+    assert len(make(file, allow_unlabelled=True).index("train")) == 6
+
+
+@pytest.mark.parametrize("source", ["ltdv2", "coco"])
+@pytest.mark.parametrize(
+    ("stage", "option"),
+    [("fit", "train_file"), ("fit", "valid_file"), ("validate", "valid_file"), ("test", "test_file")],
+)
+def test_file_without_a_box_is_refused(look_alike: Path, make: Make, source: str, stage: str, option: str) -> None:
+    options = {"root": str(look_alike), "train_file": "Train.json", "valid_file": "Valid.json", option: UNLABELLED}
+    message = rf"^data\.{option} {UNLABELLED}: none of the 4 frames in use has a box.* data\.allow_unlabelled true"
+    with pytest.raises(ValueError, match=message):
+        make(source, stage, **options)
+    make(source, stage, **options, allow_unlabelled=True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "written"),
+    [(["0012", "12", "a"], ["0012", "12", "a"]), ([7, "8", 2**60], [7, "8", 2**60]), ([7.0, 12, 3], [7, 12, 3])],
+)
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_ids_of_a_prediction_are_those_of_the_file(
+    coco_set: Callable[..., Path], make: Make, ids: list[Any], written: list[Any], share: float
+) -> None:
+    root = coco_set()
+    content = json.loads((root / "val.json").read_text())
+    for image, annotation, identifier in zip(content["images"], content["annotations"], ids, strict=True):
+        image["id"] = annotation["image_id"] = identifier
+    (root / "val.json").write_text(json.dumps(content))
+    options = FILES if share == 1 else {"train_file": "val.json", "valid_file": None, "valid_share": share}
+    data = make("coco", "predict", root=str(root), **options)
+    found = data.predict_original_ids
+    assert [str(one) for one in found] == data.predict_image_ids
+    chosen = written if share == 1 else [one for one in written if str(one) in data.predict_image_ids]
+    assert [(type(one), one) for one in found] == [(type(one), one) for one in chosen]
+    assert len(found) == (3 if share == 1 else 1)
+
+
+def test_ids_of_a_yolo_dataset_are_text(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set({"train/1.png": BOX, "val/2.png": BOX}, path="images/val", train=".", val=".")
+    assert make(file, "predict").predict_original_ids == ["2"]
+
+
+@pytest.mark.parametrize("source", ["ltdv2", "coco"])
+def test_file_without_a_box_is_predicted(look_alike: Path, make: Make, source: str) -> None:
+    options = {"root": str(look_alike), "predict_file": UNLABELLED, "valid_file": "Valid.json"}
+    assert len(make(source, "predict", **options).index("predict")) == 4
+
+
+@pytest.mark.filterwarnings("ignore:.*in quarantine")
+def test_boxes_of_the_frames_in_use_count(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set(IMAGES | dict.fromkeys([f"train/{number}.png" for number in range(2, 6)]))
+    labelled = ["id=images/train/0", "id=images/train/1"]
+    assert len(make(file, quarantine=labelled[:1]).index("train")) == 6
+    with pytest.raises(ValueError, match=r"data\.yaml 'train': none of the 4 frames in use has a box"):
+        make(file, quarantine=labelled)
+
+
+def test_boxes_outside_of_the_subset_do_not_count(coco_set: Callable[..., Path], make: Make) -> None:
+    root = coco_set()
+    used = {image for image in make("coco", root=str(root), **FILES, train_subset=0.5).index("train").image_ids()}
+    content = json.loads((root / "train.json").read_text())
+    content["annotations"] = [one for one in content["annotations"] if str(one["image_id"]) not in used]
+    (root / "train.json").write_text(json.dumps(content))
+    assert content["annotations"], "the case shows nothing"
+    make("coco", root=str(root), **FILES)
+    with pytest.raises(ValueError, match=r"^data\.train_file train\.json: none of the 3 frames in use has a box"):
+        make("coco", root=str(root), **FILES, train_subset=0.5)
+
+
+def test_damaged_images_count_as_bad_frames(yolo_set: YoloSet, make: Make) -> None:
+    file = yolo_set(IMAGES)
+    (file.parent / "images" / "train" / "3.png").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"1 frames cannot be used, data\.max_bad_frames is 0: images/train/3\.png"):
+        make(file, max_bad_frames=0)
+    with pytest.warns(UserWarning, match=r"left out, 1 of 1 tolerated: images/train/3\.png"):
+        make(file, max_bad_frames=1)
+
+
+def test_real_frames_are_the_same_from_all_three(real_frames: Path, make: Make, tmp_path: Path) -> None:
+    content = json.loads((real_frames / "Valid.json").read_text())
+    in_order = sorted(content["images"], key=lambda image: image["file_name"])
+    chosen = {image["id"]: image for image in in_order[::8]}
+    content["annotations"] = [one for one in content["annotations"] if one["image_id"] in chosen]
+    content["images"] = list(chosen.values())
+    (tmp_path / "Valid.json").write_text(json.dumps(content))
+    (tmp_path / "frames").symlink_to(real_frames / "frames")
+    (tmp_path / "images").symlink_to(real_frames / "frames")
+    for image in chosen.values():
+        own = [one for one in content["annotations"] if one["image_id"] == image["id"]]
+        scale = np.array([image["width"], image["height"]] * 2)
+        file = (tmp_path / "labels" / image["file_name"].removeprefix("frames/")).with_suffix(".txt")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        corners = np.array([one["bbox"] for one in own]).reshape(-1, 4)
+        rows = np.column_stack((corners[:, :2] + corners[:, 2:] / 2, corners[:, 2:])) / scale
+        lines = [
+            f"{one['category_id'] - 1} {' '.join(map(repr, row.tolist()))}" for one, row in zip(own, rows, strict=True)
+        ]
+        file.write_text("\n".join(lines))
+    listed = [f"./images/{image['file_name'].removeprefix('frames/')}" for image in chosen.values()]
+    (tmp_path / "list.txt").write_text("\n".join(listed))
+    (tmp_path / "data.yaml").write_text(
+        "train: list.txt\nval: list.txt\nnames: [person, bicycle, motorcycle, vehicle]\n"
+    )
+    content["categories"] = [category for category in content["categories"] if category["id"]]
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    only = {"train_file": "coco.json", "valid_file": "coco.json"}
+    sources = [
+        make("ltdv2", root=str(tmp_path), train_file="Valid.json").open("train"),
+        make(tmp_path / "data.yaml").open("train"),
+        make("coco", root=str(tmp_path), **only).open("train"),
+    ]
+    assert [(source.channels, len(source)) for source in sources] == [(1, len(chosen))] * 3
+    datasets = [TrainingDataset(source, 96, Augmentation(), 10, seed=4) for source in sources]
+    for source, dataset in zip(sources[1:], datasets[1:], strict=True):
+        for place in range(len(chosen)):
+            assert np.array_equal(source.index.boxes(place), sources[0].index.boxes(place))
+            assert np.array_equal(source.index.labels(place), sources[0].index.labels(place))
+        for place in range(0, len(chosen), 5):
+            assert np.array_equal(dataset[1, place].image, datasets[0][1, place].image)

@@ -1,0 +1,134 @@
+"""Frames that are left out on purpose: never read, nowhere used, and nothing else changes."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from lightning.pytorch import Trainer
+
+from yolo_lightning.data.batch import Batch
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
+from yolo_lightning.data.formats.quarantine import places
+from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.storage.frames import FrameSource
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+
+Split = Callable[..., LabelledFrames]
+Make = Callable[..., DetectionDataModule]
+
+FRAMES, LEFT_OUT = 6, 2
+MIXED = Augmentation(mosaic=1.0)
+
+
+class Trap:
+    """A source that must never be asked for one frame: reading it would hang."""
+
+    def __init__(self, source: FrameSource, name: str) -> None:
+        self.source, self.name = source, name
+
+    def read(self, name: str) -> npt.NDArray[np.uint8]:
+        assert name != self.name
+        return self.source.read(name)
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        return self.source.missing(names)
+
+
+@pytest.fixture
+def frames(split: Split) -> LabelledFrames:
+    return split([[[5, 5, 30, 20]]] * FRAMES)
+
+
+@pytest.fixture
+def make(look_alike: Path, index_root: Path) -> Make:
+    def build(**options: Any) -> DetectionDataModule:
+        data = DetectionDataModule(
+            str(look_alike),
+            index_root=str(index_root),
+            image_size=64,
+            batch_size=4,
+            loader=LoaderSettings(workers=0),
+            **options,
+        )
+        data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=30)
+        data.setup("fit")
+        return data
+
+    return build
+
+
+def test_frames_are_found_by_id_and_in_training_by_place(frames: LabelledFrames) -> None:
+    suspects = (f"id={frames.index.image_id(4)}", "index=1", "index=99", "id=nobody")
+    assert places(suspects, frames.index, "train") == {1, 4}
+    assert places(suspects, frames.index, "valid") == {4}
+    assert places((), frames.index, "train") == frozenset()
+
+
+def test_quarantined_frame_is_never_read_not_even_into_a_mosaic(frames: LabelledFrames) -> None:
+    dataset = TrainingDataset(frames, 64, MIXED, 10, seed=0)
+    everything = [dataset[0, index] for index in range(FRAMES)]
+    name = frames.index.file_name(LEFT_OUT)
+    frames.quarantined, frames.source = frozenset({LEFT_OUT}), Trap(frames.source, name)
+    again = [dataset[0, index] for index in range(FRAMES)]
+    assert [sample.readable for sample in again] == [index != LEFT_OUT for index in range(FRAMES)]
+    mixed_in = [name in "".join(sample.bad_frames) for sample in again]
+    assert sum(mixed_in) > 1  # itself, and as a partner of others
+    for before, after, touched in zip(everything, again, mixed_in, strict=True):
+        assert np.array_equal(before.image, after.image) == (not touched)
+        assert np.array_equal(before.boxes, after.boxes) or touched
+
+
+def test_order_of_the_others_stays(make: Make) -> None:
+    image_id = make().index("train").image_id(3)
+    with pytest.warns(UserWarning, match="train: left out, in quarantine"):
+        batches: list[Batch] = list(make(quarantine=(f"id={image_id}",)).train_dataloader())
+    expected: list[Batch] = list(make().train_dataloader())
+    assert [batch.image_ids for batch in batches] == [batch.image_ids for batch in expected]
+    readable = {one: flag for batch in batches for one, flag in zip(batch.image_ids, batch.readable, strict=True)}
+    assert [one for one, flag in readable.items() if not flag] == [image_id]
+
+
+def test_quarantined_frames_count_neither_as_missing_nor_against_the_limit(
+    make: Make, recwarn: pytest.WarningsRecorder
+) -> None:
+    data = make(quarantine=("index=0", "index=5"), max_bad_frames=0)
+    for batch in data.train_dataloader():
+        data.on_before_batch_transfer(batch, 0)
+    assert data.bad_frames.names == set()
+    (message,) = [str(one.message) for one in recwarn]
+    index = data.index("train")
+    listed = ", ".join(f"{index.image_id(place)} ({index.file_name(place)})" for place in (0, 5))
+    assert message == f"train: left out, in quarantine (data.quarantine): {listed}"
+
+
+def test_quarantined_validation_frame_is_not_scored(make: Make) -> None:
+    image_id = make().index("valid").image_id(1)
+    with pytest.warns(UserWarning, match="valid: left out"):
+        data = make(quarantine=(f"id={image_id}",))
+    batches: list[Batch] = list(data.val_dataloader())
+    flags = {one: flag for batch in batches for one, flag in zip(batch.image_ids, batch.readable, strict=True)}
+    assert [one for one, flag in flags.items() if not flag] == [image_id]
+
+
+@pytest.mark.filterwarnings("ignore:train")
+def test_frames_are_not_looked_at_before_training_either(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = make().index("train").file_name(0)  # the first of those that are tried
+    opened = DetectionDataModule.open
+
+    def trapped(self: DetectionDataModule, split: Any, storage: Any = None) -> LabelledFrames:
+        found = opened(self, split, storage)
+        found.source = Trap(found.source, name)
+        return found
+
+    monkeypatch.setattr(DetectionDataModule, "open", trapped)
+    make(quarantine=("index=0",))
+
+
+@pytest.mark.parametrize("suspect", ["", "7", "id=", "index=-1", "index=x", "key=(0, 7)"])
+def test_entry_that_names_no_frame_is_refused(suspect: str) -> None:
+    with pytest.raises(ValueError, match=r"data\.quarantine holds .*allowed are id=<image id> and index="):
+        DetectionDataModule("nowhere", quarantine=(suspect,))

@@ -1,0 +1,137 @@
+"""The data.yaml: what its keys mean, and what is said of one that cannot be used."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from yolo_lightning.data.formats.yolo_description import read_description
+
+YoloSet = Callable[..., Path]
+
+
+def test_keys_are_read(yolo_set: YoloSet) -> None:
+    file = yolo_set({"train/a.png": None, "val/a.png": None}, nc=2, channels=3, download="https://example.org/a.zip")
+    description = read_description(file)
+    assert description.root == file.parent
+    assert description.places("train") == [file.parent / "images" / "train"]
+    assert description.class_names == ("cat", "dog")
+    assert (description.channels, description.keypoint_columns) == (3, 0)
+    assert description.download == "https://example.org/a.zip"
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "expected"),
+    [
+        ({1: "b", 0: "a"}, None, ("a", "b")),
+        ({"0": "a", "1": "b"}, 2, ("a", "b")),
+        (["a", True, 3], None, ("a", "True", "3")),
+        (None, 3, ("class_0", "class_1", "class_2")),
+        (None, "2", ("class_0", "class_1")),
+        (["a", "b", "a"], None, ("a (0)", "b", "a (2)")),
+    ],
+)
+def test_names_are_a_list_a_mapping_or_counted(yolo_set: YoloSet, names: Any, count: Any, expected: Any) -> None:
+    assert read_description(yolo_set({}, names=names, nc=count)).class_names == expected
+
+
+def test_path_is_relative_to_the_file(yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    file = yolo_set({}, path="sub")
+    (file.parent / "sub").mkdir()
+    assert read_description(file).root == file.parent / "sub"
+
+
+def test_path_may_be_relative_to_the_working_folder(
+    yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert read_description(yolo_set({}, path="elsewhere")).root == tmp_path / "elsewhere"
+
+
+def test_absolute_path_and_a_given_root(yolo_set: YoloSet, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    file = yolo_set({}, path=str(tmp_path))
+    assert read_description(file).root == tmp_path
+    assert read_description(file, tmp_path / "other").root == tmp_path / "other"
+
+
+def test_folder_stands_for_its_data_yaml(yolo_set: YoloSet) -> None:
+    file = yolo_set({})
+    assert read_description(file.parent).file == file
+
+
+def test_superfluous_step_up_is_passed_over(yolo_set: YoloSet) -> None:
+    file = yolo_set({"train/a.png": None}, train="../images/train")
+    assert read_description(file).places("train") == [file.parent / "images" / "train"]
+
+
+def test_validation_is_another_name_of_val(yolo_set: YoloSet) -> None:
+    file = yolo_set({"valid/a.png": None}, val=None, validation="images/valid")
+    assert read_description(file).places("val") == [file.parent / "images" / "valid"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train": None, "val": None}, "names no images: neither 'train' nor 'val'"),
+        ({"names": None}, "has neither 'names' nor 'nc'"),
+        ({"nc": 3}, "'nc' is 3, but 'names' has 2 entries"),
+        ({"nc": "many"}, "'nc' is 'many', allowed are whole numbers from 1"),
+        ({"nc": 1.5}, "'nc' is 1.5, allowed are whole numbers"),
+        ({"nc": 0, "names": None}, "'nc' is 0, allowed are whole numbers from 1"),
+        ({"names": {0: "a", 2: "b"}}, r"class numbers \[0, 2\], expected are 0 to 1"),
+        ({"names": {"a": 0}}, r"'names' has the keys \['a'\], expected are class numbers"),
+        ({"names": []}, r"'names' is \[\], expected is a list, or names by class number"),
+        ({"names": "cat"}, "'names' is 'cat', expected"),
+        ({"train": 7}, "'train' is 7, expected is a folder"),
+        ({"train": ["images", 7]}, "'train' is .*7.*, expected is a folder"),
+        ({"path": 7}, "'path' is 7, expected is a folder"),
+        ({"channels": 4}, "channels is 4, allowed are 1 and 3"),
+        ({"kpt_shape": 17}, "'kpt_shape' is 17, expected are two whole numbers"),
+    ],
+)
+def test_contradiction_is_refused(yolo_set: YoloSet, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"data\.yaml.*{message}"):
+        read_description(yolo_set({}, **keys))
+
+
+def test_missing_path_says_where_it_was_looked_for(
+    yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = yolo_set({}, path="coco8")
+    with pytest.raises(ValueError, match="datasets_dir is not read") as raised:
+        read_description(file)
+    assert f"looked for {file.parent / 'coco8'} and {tmp_path / 'coco8'}" in str(raised.value)
+
+
+def test_missing_split_is_named_when_it_is_asked_for(yolo_set: YoloSet) -> None:
+    description = read_description(yolo_set({"train/a.png": None}, test="images/tset"))
+    assert len(description.places("train")) == 1
+    with pytest.raises(ValueError, match=r"'test' names images/tset, which does not exist: looked for .*images/tset"):
+        description.places("test")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("names: [a\n", "cannot be read as YAML"),
+        ("just text", "is no data.yaml: expected are keys"),
+        ("", "is no data.yaml: expected are keys"),
+        ("\x00", "cannot be read as YAML"),
+    ],
+)
+def test_file_that_is_no_data_yaml_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "data.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_description(file)
+
+
+def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.source .*absent\.yaml does not exist"):
+        read_description(tmp_path / "absent.yaml")

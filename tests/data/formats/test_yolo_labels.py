@@ -1,0 +1,119 @@
+"""Label files of YOLO datasets: what they mean, and which lines are refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from yolo_lightning.data.formats.yolo_labels import Labels, read_labels
+
+POINT = st.tuples(st.floats(0, 1), st.floats(0, 1))
+
+
+def labels_in(tmp_path: Path, text: str, classes: int = 4, keypoint_columns: int = 0) -> Labels:
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    labels = read_labels(path, classes, keypoint_columns)
+    assert labels is not None
+    return labels
+
+
+def test_box_is_class_centre_and_size(tmp_path: Path) -> None:
+    labels = labels_in(tmp_path, "3 0.5 0.25 0.125 0.0625\n0 0.1 0.2 0.3 0.4\n")
+    assert labels.classes.tolist() == [3, 0]
+    assert labels.centres.tolist() == [[0.5, 0.25, 0.125, 0.0625], [0.1, 0.2, 0.3, 0.4]]
+    assert (labels.classes.dtype, labels.centres.dtype) == (np.int64, np.float64)
+
+
+def test_polygon_is_the_box_around_it(tmp_path: Path) -> None:
+    labels = labels_in(tmp_path, "1 0.25 0.5 0.75 0.25 0.5 1.0\n")
+    assert labels.classes.tolist() == [1]
+    assert labels.centres.tolist() == [[0.5, 0.625, 0.5, 0.75]]
+
+
+@given(points=st.lists(POINT, min_size=3, max_size=12))
+def test_box_of_a_polygon_touches_its_outermost_points(points: list[tuple[float, float]]) -> None:
+    from yolo_lightning.data.formats.yolo_labels import box_of_polygon
+
+    x, y, width, height = box_of_polygon(tuple(value for point in points for value in point))
+    columns, rows = zip(*points, strict=True)
+    assert np.allclose((x - width / 2, x + width / 2), (min(columns), max(columns)))
+    assert np.allclose((y - height / 2, y + height / 2), (min(rows), max(rows)))
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "  \n"])
+def test_empty_file_is_a_background_image(tmp_path: Path, text: str) -> None:
+    assert len(labels_in(tmp_path, text).classes) == 0
+
+
+def test_missing_file_is_told_from_an_empty_one(tmp_path: Path) -> None:
+    assert read_labels(tmp_path / "absent.txt", 4) is None
+
+
+def test_byte_order_mark_blank_lines_and_real_classes_are_accepted(tmp_path: Path) -> None:
+    labels = labels_in(tmp_path, "\ufeff2.0 0.5 0.5 0.1 0.1\r\n\r\n1 0.5 0.5 0.1 0.1")
+    assert labels.classes.tolist() == [2, 1]
+
+
+def test_line_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    labels = labels_in(tmp_path, "1 0.5 0.5 0.1 0.1\n0 0.2 0.2 0.1 0.1\n1 0.50 0.5 0.1 0.10\n")
+    assert labels.classes.tolist() == [1, 0]
+    assert labels.duplicates == 1
+
+
+def test_polygons_that_share_a_box_are_two_objects(tmp_path: Path) -> None:
+    labels = labels_in(tmp_path, "1 0 0 1 0 1 1\n1 0 0 0 1 1 1\n")
+    assert labels.centres.tolist() == [[0.5, 0.5, 1, 1]] * 2
+    assert labels.duplicates == 0
+
+
+def test_keypoints_behind_a_box_are_left_out(tmp_path: Path) -> None:
+    labels = labels_in(tmp_path, "0 0.5 0.5 0.2 0.2 0.4 0.4 2 0.6 0.6 2\n", keypoint_columns=6)
+    assert labels.centres.tolist() == [[0.5, 0.5, 0.2, 0.2]]
+
+
+@pytest.mark.parametrize("line", ["0 1.009 0.5 0.1 0.1", "0 -0.009 0.5 0.1 0.1"])
+def test_rounding_beyond_the_image_is_tolerated(tmp_path: Path, line: str) -> None:
+    assert len(labels_in(tmp_path, line).classes) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("0 0.5 0.5 0.1", "4 columns, expected are a class and 4 coordinates of a box, or"),
+        ("0 0.5 0.5 0.1 0.1 0.9", "6 columns, expected are a class and 4 coordinates of a box, or"),
+        ("0 0.1 0.1 0.2 0.2 0.3 0.3 0.4", "8 columns, expected"),
+        ("cat 0.5 0.5 0.1 0.1", "could not convert string to float: 'cat'"),
+        ("0 0.5 nan 0.1 0.1", "not all columns are finite numbers"),
+        ("0 0.5 inf 0.1 0.1", "not all columns are finite numbers"),
+        (
+            "0 320 240 50 60",
+            "x, y, width, height are 320, 240, 50, 60, allowed are 0 to 1: shares of the image, not pi",
+        ),
+        ("0 1.02 0.5 0.1 0.1", "are 1.02, 0.5, 0.1, 0.1, allowed"),
+        ("0 -0.02 0.5 0.1 0.1", "are -0.02, 0.5, 0.1, 0.1, allowed"),
+        ("0 0.5 0.5 -0.001 0.1", "are 0.5, 0.5, -0.001, 0.1, allowed"),
+        ("4 0.5 0.5 0.1 0.1", "class 4, allowed are 0 to 3"),
+        ("80 0.5 0.5 0.1 0.1", "class 80, allowed are 0 to 3"),
+        ("-1 0.5 0.5 0.1 0.1", "class -1, allowed"),
+        ("0.5 0.5 0.5 0.1 0.1", "class 0.5, allowed"),
+        ("0 0.1 0.1 0.2 0.1 0.2 0.2", "a polygon in a file that holds boxes too"),
+    ],
+)
+def test_line_that_means_nothing_is_named(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"a\.txt, line 3: .*{message}"):
+        labels_in(tmp_path, f"1 0.5 0.5 0.1 0.1\n\n{line}\n")
+
+
+def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"0 0.5 \xff\xfe")
+    with pytest.raises(ValueError, match=r"a\.txt: not UTF-8 text"):
+        read_labels(tmp_path / "a.txt", 4)
+
+
+def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").mkdir()
+    with pytest.raises(ValueError, match=r"a\.txt: cannot be read"):
+        read_labels(tmp_path / "a.txt", 4)

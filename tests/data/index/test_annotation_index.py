@@ -1,0 +1,385 @@
+"""The packed index of an annotation file."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from yolo_lightning.data.formats.recording import WEATHER
+from yolo_lightning.data.index import index_folder
+from yolo_lightning.data.index.annotation_index import ARRAYS, SplitIndex, open_index
+
+Coco = Callable[..., dict[str, Any]]
+WriteJson = Callable[..., Path]
+
+BOXES = [[[1, 2, 10, 20], [3, 4, 5, 6]], [], [[0, 0, 64, 48]]]
+
+
+def identities(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+def folders(index_root: Path) -> list[Path]:
+    return [path for path in index_root.iterdir() if path.is_dir()]
+
+
+def describe(index: SplitIndex) -> tuple[str, list[str], list[list[float]]]:
+    return index.fingerprint, index.image_ids(), index.boxes(0).tolist()
+
+
+def open_and_describe(annotation_file: Path, index_root: Path) -> tuple[str, list[str], list[list[float]]]:
+    return describe(open_index(annotation_file, index_root))
+
+
+def test_contents_match_the_annotation_file(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    content = coco(BOXES)
+    index = open_index(write_json(content), tmp_path / "index")
+    assert len(index) == 3
+    assert index.image_ids() == [str(image["id"]) for image in content["images"]]
+    assert index.file_names() == [image["file_name"] for image in content["images"]]
+    assert [index.image_id(1), index.file_name(1)] == [index.image_ids()[1], index.file_names()[1]]
+    assert index.shape(1) == (48, 64)
+
+
+def test_boxes_per_image_match_the_source(look_alike: Path, index_root: Path) -> None:
+    content = json.loads((look_alike / "Train.json").read_text())
+    index = open_index(look_alike / "Train.json", index_root)
+    assert sum(len(index.labels(position)) for position in range(len(index))) == len(content["annotations"]) > 0
+    for position, image in enumerate(content["images"]):
+        own = [entry for entry in content["annotations"] if entry["image_id"] == image["id"]]
+        x, y, width, height = np.array([entry["bbox"] for entry in own]).reshape(-1, 4).T
+        np.testing.assert_allclose(index.boxes(position), np.stack((x, y, x + width, y + height), 1), atol=1e-4)
+        assert index.labels(position).tolist() == [entry["category_id"] - 1 for entry in own]
+
+
+def test_boxes_are_copies_that_may_be_changed(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    index = open_index(write_json(coco(BOXES)), tmp_path / "index")
+    index.boxes(0)[:] = 0
+    index.labels(0)[:] = 3
+    assert index.boxes(0).tolist() == [[1, 2, 11, 22], [3, 4, 8, 10]]
+    assert index.labels(0).tolist() == [0, 1]
+
+
+def test_types_are_those_of_a_sample(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    index = open_index(write_json(coco(BOXES)), tmp_path / "index")
+    assert (index.boxes(1).shape, index.boxes(1).dtype, index.labels(1).dtype) == ((0, 4), np.float32, np.int64)
+
+
+def test_arrays_of_all_frames_have_the_documented_content(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    content = coco([*BOXES, [[1, 1, 5, 5]]])
+    first, second, third, last = content["images"]
+    second.update(id=7, date_captured="2021-02-03T04:05:06", meta={"Humidity": "80,5 %"})
+    last.update(file_name="frames/20200503/clip_2_0000/image_0009.jpg", id=8, date_captured=None)
+    third["file_name"], first["file_name"] = first["file_name"], third["file_name"]
+    content["annotations"] = [entry for entry in content["annotations"] if entry["image_id"] == first["id"]]
+    index = open_index(write_json(content), tmp_path / "index")
+    expected = {
+        "months": ([202005, 202102, 202005, 0], np.int32),
+        "clips": ([0, 0, 0, 1], np.int32),
+        "positions_in_clip": ([2, 1, 0, 0], np.int32),
+        "box_offsets": ([0, 2, 2, 2, 2], np.int64),
+        "all_labels": ([0, 1], np.int8),
+    }
+    for name, (values, dtype) in expected.items():
+        array = getattr(index, name)()
+        assert (array.tolist(), array.dtype) == (values, dtype), name
+    assert [index.clip_name(0), index.clip_name(1)] == ["frames/20200502/clip_1_1142", "frames/20200503/clip_2_0000"]
+    weather = index.weather()
+    assert tuple(weather) == WEATHER
+    assert weather["Temperature"].dtype == np.float32
+    np.testing.assert_array_equal(weather["Temperature"], [7.5, np.nan, 7.5, 7.5])
+    np.testing.assert_array_equal(weather["Humidity"], [np.nan, 80.5, np.nan, np.nan])
+
+
+@pytest.mark.parametrize("method", ["months", "clips", "positions_in_clip", "box_offsets", "all_labels", "weather"])
+def test_arrays_of_all_frames_are_mapped_and_read_only(
+    coco: Coco, write_json: WriteJson, tmp_path: Path, method: str
+) -> None:
+    index = open_index(write_json(coco(BOXES)), tmp_path / "index")
+    found, again = (getattr(index, method)() for _ in range(2))
+    array, same = (found["Humidity"], again["Humidity"]) if method == "weather" else (found, again)
+    assert np.shares_memory(array, same)
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+
+
+def test_counts_are_kept_with_the_index(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    index = open_index(write_json(coco([[[-1, 0, 9, 9], [0, 0, 0, 9], [1, 1, 9, 9]]])), tmp_path / "index")
+    assert (index.counts.kept, index.counts.clipped, index.counts.dropped) == (2, 1, 1)
+
+
+def test_second_open_does_not_rebuild(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    path = write_json(coco(BOXES))
+    built = identities(open_index(path, tmp_path / "index").folder)
+    assert identities(open_index(path, tmp_path / "index").folder) == built
+    assert built.keys() == {"manifest.json", *(f"{name}.npy" for name in ARRAYS)}
+
+
+def test_current_index_is_opened_without_writing_anything(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    path = write_json(coco(BOXES))
+    index = open_index(path, tmp_path / "index")
+    for lock in (tmp_path / "index").glob("*.lock"):
+        lock.unlink()
+    open_index(path, tmp_path / "index")
+    assert list((tmp_path / "index").iterdir()) == [index.folder]
+
+
+def test_changed_annotation_file_is_packed_again(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    before = open_index(write_json(coco(BOXES)), tmp_path / "index").fingerprint
+    index = open_index(write_json(coco([*BOXES, []])), tmp_path / "index")
+    assert len(index) == 4
+    assert index.fingerprint != before
+    assert folders(tmp_path / "index") == [index.folder]
+
+
+def test_newer_modification_time_alone_is_packed_again(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    path = write_json(coco(BOXES))
+    built = identities(open_index(path, tmp_path / "index").folder)
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    assert identities(open_index(path, tmp_path / "index").folder) != built
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"source": {"format": 0}}'], ids=["torn", "list", "older-format"])
+def test_index_with_another_manifest_is_packed_again(
+    coco: Coco, write_json: WriteJson, tmp_path: Path, text: str
+) -> None:
+    path = write_json(coco(BOXES))
+    folder = open_index(path, tmp_path / "index").folder
+    (folder / "manifest.json").write_text(text)
+    assert open_index(path, tmp_path / "index").fingerprint
+    assert len(open_index(path, tmp_path / "index")) == 3
+
+
+def test_splits_of_one_root_do_not_share_a_folder(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    content = coco(BOXES)
+    train = open_index(write_json(content, "Train.json"), tmp_path / "index")
+    valid = open_index(write_json(content, "Valid.json"), tmp_path / "index")
+    assert train.folder != valid.folder
+
+
+def test_equal_content_in_other_files_has_the_same_fingerprint(
+    coco: Coco, write_json: WriteJson, tmp_path: Path
+) -> None:
+    content, renamed = coco(BOXES), coco(BOXES)
+    for image in renamed["images"]:
+        image["id"] = str(image["id"])
+    for annotation in renamed["annotations"]:
+        annotation["image_id"] = str(annotation["image_id"])
+    first = open_index(write_json(content, "a.json"), tmp_path / "index")
+    second = open_index(write_json(renamed, "b.json"), tmp_path / "other")
+    assert first.fingerprint == second.fingerprint
+
+
+def other_weather(content: dict[str, Any]) -> None:
+    content["images"][0].update(meta={"Temperature": -40}, date_captured="2021-01-01T00:00:00")
+
+
+def test_weather_and_date_leave_the_fingerprint_alone(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    content, changed = coco(BOXES), coco(BOXES)
+    other_weather(changed)
+    first = open_index(write_json(content, "a.json"), tmp_path / "index")
+    second = open_index(write_json(changed, "b.json"), tmp_path / "index")
+    assert first.weather()["Temperature"][0] != second.weather()["Temperature"][0]
+    assert first.fingerprint == second.fingerprint
+
+
+def moved_box(content: dict[str, Any]) -> None:
+    content["annotations"][0]["bbox"][0] += 0.5
+
+
+def other_class(content: dict[str, Any]) -> None:
+    content["annotations"][0]["category_id"] = 4
+
+
+def other_owner(content: dict[str, Any]) -> None:
+    content["annotations"][0]["image_id"] = content["images"][1]["id"]
+
+
+def other_order(content: dict[str, Any]) -> None:
+    content["images"].reverse()
+
+
+def other_name(content: dict[str, Any]) -> None:
+    content["images"][0]["file_name"] = "frames/other.jpg"
+
+
+def other_size(content: dict[str, Any]) -> None:
+    content["images"][0]["width"] = 65
+
+
+@pytest.mark.parametrize("change", [moved_box, other_class, other_owner, other_order, other_name, other_size])
+def test_any_difference_changes_the_fingerprint(
+    coco: Coco, write_json: WriteJson, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    content, changed = coco(BOXES), coco(BOXES)
+    change(changed)
+    first = open_index(write_json(content, "a.json"), tmp_path / "index")
+    second = open_index(write_json(changed, "b.json"), tmp_path / "index")
+    assert first.fingerprint != second.fingerprint
+
+
+def test_missing_annotation_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"annotation file .*Train\.json does not exist"):
+        open_index(tmp_path / "Train.json", tmp_path / "index")
+
+
+def test_index_root_that_cannot_be_written_is_refused(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    path = write_json(coco(BOXES))
+    with pytest.raises(ValueError, match=r"cannot write the dataset index under .*Train\.json"):
+        open_index(path, path / "index")
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def fail(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(("stop", "error"), [(interrupt, KeyboardInterrupt), (fail, ValueError)])
+def test_interrupted_build_leaves_no_folder_behind(
+    coco: Coco,
+    write_json: WriteJson,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: Callable[..., None],
+    error: type[BaseException],
+) -> None:
+    path = write_json(coco(BOXES))
+    with monkeypatch.context() as patch:
+        patch.setattr(index_folder.np, "save", stop)
+        with pytest.raises(error):
+            open_index(path, tmp_path / "index")
+    assert folders(tmp_path / "index") == []
+    assert len(open_index(path, tmp_path / "index")) == 3
+
+
+def kill_yourself(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def open_and_die_half_way(annotation_file: Path, index_root: Path) -> None:
+    index_folder.flush = kill_yourself
+    open_index(annotation_file, index_root)
+
+
+def test_killed_build_is_cleared_away_by_the_next(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    path = write_json(coco(BOXES), "Train[1].json")
+    process = multiprocessing.get_context("spawn").Process(
+        target=open_and_die_half_way, args=(path, tmp_path / "index")
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert len(list(folders(tmp_path / "index")[0].iterdir())) > 1
+    index = open_index(path, tmp_path / "index")
+    assert folders(tmp_path / "index") == [index.folder]
+
+
+@pytest.mark.parametrize("name", ["boxes.npy", "months.npy", "manifest.json"])
+def test_torn_file_is_packed_again(coco: Coco, write_json: WriteJson, tmp_path: Path, name: str) -> None:
+    path = write_json(coco(BOXES))
+    file = open_index(path, tmp_path / "index").folder / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-5])
+    assert open_index(path, tmp_path / "index").boxes(0).tolist() == [[1, 2, 11, 22], [3, 4, 8, 10]]
+    assert file.read_bytes() == whole
+    assert folders(tmp_path / "index") == [file.parent]
+
+
+def test_lost_array_is_packed_again(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    path = write_json(coco(BOXES))
+    (open_index(path, tmp_path / "index").folder / "labels.npy").unlink()
+    assert open_index(path, tmp_path / "index").labels(0).tolist() == [0, 1]
+
+
+def test_opened_index_survives_changes_of_its_source(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    running = open_index(write_json(coco(BOXES)), tmp_path / "index")
+    expected = describe(running)
+    for frames in (4, 5, 6):
+        other = open_index(write_json(coco([[[1, 2, 3, 4]]] * frames)), tmp_path / "index").folder
+    assert describe(running) == describe(pickle.loads(pickle.dumps(running))) == expected
+    assert sorted(folders(tmp_path / "index")) == sorted([running.folder, other])
+
+
+def test_index_held_by_another_process_is_not_cleared_away(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    path = write_json(coco(BOXES))
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        held = pool.apply(open_and_keep, (path, tmp_path / "index"))
+        open_index(write_json(coco([[]])), tmp_path / "index")
+        assert held in folders(tmp_path / "index")
+        assert pool.apply(describe_kept) == describe(SplitIndex(held))
+    last = open_index(write_json(coco([[], []])), tmp_path / "index")
+    assert folders(tmp_path / "index") == [last.folder]
+
+
+KEPT: list[SplitIndex] = []
+
+
+def open_and_keep(annotation_file: Path, index_root: Path) -> Path:
+    KEPT.append(open_index(annotation_file, index_root))
+    return KEPT[0].folder
+
+
+def describe_kept() -> tuple[str, list[str], list[list[float]]]:
+    return describe(KEPT[0])
+
+
+def test_index_cleared_away_while_it_is_opened_is_packed_again(
+    coco: Coco, write_json: WriteJson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_json(coco(BOXES))
+    open_index(path, tmp_path / "index")
+    hold = index_folder.hold
+
+    def clear_away_first(folder: Path) -> int:
+        monkeypatch.setattr(index_folder, "hold", hold)
+        shutil.rmtree(folder)
+        return hold(folder)
+
+    monkeypatch.setattr(index_folder, "hold", clear_away_first)
+    assert len(open_index(path, tmp_path / "index")) == 3
+
+
+def test_other_splits_are_not_cleared_away(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    other = open_index(write_json(coco(BOXES), "Train-2.json"), tmp_path / "index").folder
+    open_index(write_json(coco(BOXES), "Train.json"), tmp_path / "index")
+    open_index(write_json(coco([[]]), "Train.json"), tmp_path / "index")
+    assert other in folders(tmp_path / "index")
+
+
+def test_refused_annotation_file_leaves_no_folder_behind(write_json: WriteJson, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not an LTDv2 annotation file"):
+        open_index(write_json("{}"), tmp_path / "index")
+    assert folders(tmp_path / "index") == []
+
+
+def test_pickles_as_its_path_even_after_use(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    index = open_index(write_json(coco([[[1, 2, 10, 20]]] * 500)), tmp_path / "index")
+    expected = describe(index)
+    pickled = pickle.dumps(index)
+    assert len(pickled) - len(str(index.folder)) < 500
+    assert describe(pickle.loads(pickled)) == expected
+
+
+def test_two_spawned_processes_open_at_once_and_see_the_same(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
+    path = write_json(coco([[[1, 2, 10, 20]]] * 500))
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        openers = [pool.submit(open_and_describe, path, tmp_path / "index") for _ in range(2)]
+        seen = [opener.result() for opener in openers]
+        index = open_index(path, tmp_path / "index")
+        unpickled = pool.submit(describe, index).result()
+    assert seen == [describe(index)] * 2
+    assert unpickled == describe(index)
+    assert folders(tmp_path / "index") == [index.folder]

@@ -1,0 +1,220 @@
+"""Order and pixels of an epoch are the same however, and from wherever, the frames are read."""
+
+import hashlib
+import pickle
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from yolo_lightning.data.batch import Batch, collate
+from yolo_lightning.data.dataset import LabelledFrames, SampleKey, TrainingDataset
+from yolo_lightning.data.index.annotation_index import open_index
+from yolo_lightning.data.index.splits import frame_table
+from yolo_lightning.data.loader import prepare_worker
+from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader
+from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling, occurrences
+from yolo_lightning.data.storage.choose_storage import FrameStorage, open_frames
+from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.packing import describe, write_index
+from yolo_lightning.data.storage.shards import write_shard
+from yolo_lightning.data.synthetic import draw_dataset
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+
+SEED, BATCH_SIZE, EPOCHS, EPOCH_BATCHES = 5, 4, 3, 5
+SAMPLING = Sampling(repeat_threshold=1.0, epoch_frames=18)
+"""Some frames twice in an epoch, epochs that begin within a pass, and a smaller last batch."""
+AUGMENTATION = Augmentation(mosaic=0.5, photometric=1.0)
+MOSAIC_EPOCHS = 2
+STORAGES: tuple[FrameStorage, ...] = ("folder", "zip", "packed")
+
+
+class Workers(NamedTuple):
+    """How loader workers are used; `fork` stands here alone, as `LoaderSettings` refuses it."""
+
+    number: int
+    start_method: str = "spawn"
+    persistent: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        if not self.number:
+            return {}
+        return {
+            "num_workers": self.number,
+            "multiprocessing_context": self.start_method,
+            "persistent_workers": self.persistent,
+            "worker_init_fn": prepare_worker,
+        }
+
+
+WORKERS = [Workers(*each) for each in product((2, 4), ("spawn", "forkserver", "fork"), (True, False))]
+STORAGES_OF_WORKERS = [*STORAGES, *STORAGES, *STORAGES[1:], *STORAGES, *STORAGES[:1]]
+"""Each way of starting workers meets each storage."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same frames as a folder, as an archive and as a packed store."""
+    root = tmp_path_factory.mktemp("order") / "data"
+    draw_dataset(root, train_frames=16, valid_frames=1, test_frames=1, width=96, height=64)
+    files = sorted(path.relative_to(root) for path in root.glob("frames/**/*.jpg"))
+    with zipfile.ZipFile(root / "frames.zip", "w") as archive:
+        for file in files:
+            archive.write(root / file, file)
+    source = FolderFrames(root)
+    (root / "packed").mkdir()
+    shard = write_shard(root / "packed", source, describe(source), [str(file) for file in files]).frames
+    assert shard is not None
+    write_index(root / "packed", [shard], {}, describe(source))
+    return root
+
+
+def make_dataset(root: Path, index_root: Path, storage: FrameStorage = "folder") -> TrainingDataset:
+    source = open_frames(root, storage, index_root=index_root)
+    frames = LabelledFrames(open_index(root / "Train.json", index_root), source)
+    return TrainingDataset(frames, 64, AUGMENTATION, MOSAIC_EPOCHS, SEED)
+
+
+def make_loader(dataset: TrainingDataset, workers: Workers, state: dict[str, Any] | None = None) -> ResumableLoader:
+    order = SampledOrder(frame_table(dataset.frames.index), SAMPLING, SEED)
+    loader = ResumableLoader(dataset, EpochBatchSampler(order, BATCH_SIZE), collate, **workers.arguments())
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
+def digest(batch: Batch) -> str:
+    """Of everything that the network and its loss see, and of the frames' ids."""
+    content = hashlib.sha256(repr(batch.image_ids).encode())
+    for tensor in (batch.images, batch.boxes, batch.labels, batch.sample_index):
+        content.update(tensor.numpy().tobytes())
+    return content.hexdigest()
+
+
+def stream(loader: ResumableLoader) -> Iterator[str]:
+    while True:
+        yield from (digest(batch) for batch in loader)
+
+
+@pytest.fixture(scope="module")
+def dataset(root: Path, index_root: Path) -> TrainingDataset:
+    return make_dataset(root, index_root)
+
+
+@pytest.fixture(scope="module")
+def expected(dataset: TrainingDataset) -> list[str]:
+    """The digests of all batches, from the definition of order and samples, without a loader."""
+    order = SampledOrder(frame_table(dataset.frames.index), SAMPLING, SEED)
+    found = []
+    for epoch in range(EPOCHS):
+        indices = order.indices(epoch)
+        pairs = zip(indices.tolist(), occurrences(indices).tolist(), strict=True)
+        samples = [dataset[SampleKey(epoch, frame, occurrence)] for frame, occurrence in pairs]
+        found += [digest(collate(samples[first : first + BATCH_SIZE])) for first in range(0, len(samples), BATCH_SIZE)]
+    return found
+
+
+def run_on(loader: ResumableLoader, batches: int) -> list[str]:
+    return list(islice(stream(loader), batches))
+
+
+def test_this_order_repeats_frames_and_no_batch(dataset: TrainingDataset, expected: list[str]) -> None:
+    order = SampledOrder(frame_table(dataset.frames.index), SAMPLING, SEED)
+    assert all(occurrences(order.indices(epoch)).any() for epoch in range(EPOCHS))
+    assert len(set(expected)) == EPOCHS * EPOCH_BATCHES
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_all_storages_give_the_same_batches(
+    root: Path, index_root: Path, storage: FrameStorage, expected: list[str]
+) -> None:
+    loader = make_loader(make_dataset(root, index_root, storage), Workers(0))
+    assert run_on(loader, len(expected)) == expected
+
+
+@pytest.mark.parametrize("batches", [2, 5, 7, 10, 14])
+def test_interruption_is_invisible(dataset: TrainingDataset, expected: list[str], batches: int) -> None:
+    loader = make_loader(dataset, Workers(0))
+    assert run_on(loader, batches) == expected[:batches]
+    rest = run_on(make_loader(dataset, Workers(0), loader.state_dict()), len(expected) - batches)
+    assert rest == expected[batches:]
+
+
+@pytest.mark.whole_run
+def test_interrupted_with_workers_and_resumed_with_fewer(dataset: TrainingDataset, expected: list[str]) -> None:
+    loader = make_loader(dataset, Workers(2, "spawn", persistent=True))
+    assert run_on(loader, 7) == expected[:7]
+    assert run_on(make_loader(dataset, Workers(0), loader.state_dict()), 8) == expected[7:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("workers", "storage"), zip(WORKERS, STORAGES_OF_WORKERS, strict=True), ids=str)
+def test_all_workers_give_the_same_batches(
+    root: Path, index_root: Path, expected: list[str], workers: Workers, storage: FrameStorage
+) -> None:
+    loader = make_loader(make_dataset(root, index_root, storage), workers)
+    assert run_on(loader, len(expected)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("first", "second", "batches"), zip(WORKERS, WORKERS[7:] + WORKERS[:7], [5, 7] * 6, strict=True), ids=str
+)
+def test_workers_may_change_across_an_interruption(
+    dataset: TrainingDataset, expected: list[str], first: Workers, second: Workers, batches: int
+) -> None:
+    loader = make_loader(dataset, first)
+    assert run_on(loader, batches) == expected[:batches]
+    assert run_on(make_loader(dataset, second, loader.state_dict()), len(expected) - batches) == expected[batches:]
+
+
+DIE = """
+import os, pickle, signal, sys
+from itertools import chain, repeat
+
+from yolo_lightning.batch import collate
+from yolo_lightning.data.sampler import ResumableLoader
+
+with open(sys.argv[1], "rb") as file:
+    dataset, keys, arguments, state, batches = pickle.load(file)
+loader = ResumableLoader(dataset, keys, collate, **arguments)
+if state is not None:
+    loader.load_state_dict(state)
+for number, _ in enumerate(chain.from_iterable(repeat(loader)), start=1):
+    with open(sys.argv[2], "wb") as file:
+        pickle.dump(loader.state_dict(), file)
+    if number == batches:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Keeps its position after every batch and dies after one of them, while its workers prepare the next."""
+
+
+def state_after_kill(
+    dataset: TrainingDataset, folder: Path, workers: Workers, state: dict[str, Any] | None, batches: int
+) -> dict[str, Any]:
+    keys = EpochBatchSampler(SampledOrder(frame_table(dataset.frames.index), SAMPLING, SEED), BATCH_SIZE)
+    (folder / "in.pickle").write_bytes(pickle.dumps((dataset, keys, workers.arguments(), state, batches)))
+    command = [sys.executable, "-c", DIE, str(folder / "in.pickle"), str(folder / "out.pickle")]
+    assert subprocess.run(command, check=False, timeout=600).returncode == -signal.SIGKILL
+    found: dict[str, Any] = pickle.loads((folder / "out.pickle").read_bytes())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("first", "second"), [(6, 2), (6, 4), (4, 1), (5, 5)])
+def test_two_kills_are_invisible(
+    dataset: TrainingDataset, expected: list[str], tmp_path: Path, first: int, second: int
+) -> None:
+    state = state_after_kill(dataset, tmp_path, Workers(2, "spawn", persistent=True), None, first)
+    state = state_after_kill(dataset, tmp_path, Workers(4, "forkserver"), state, second)
+    loader = make_loader(dataset, Workers(0), state)
+    assert run_on(loader, len(expected) - first - second) == expected[first + second :]

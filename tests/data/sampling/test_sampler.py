@@ -1,0 +1,296 @@
+"""Training order that survives interruptions."""
+
+import io
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from yolo_lightning.data.dataset import SampleKey
+from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader
+
+COUNT, BATCH_SIZE, SEED = 7, 2, 3
+EPOCH_BATCHES = 4
+EPOCHS = 3
+POSITIONS = range(2 * EPOCH_BATCHES + 1)
+
+Keys = list[list[SampleKey]]
+
+
+class Shuffled:
+    """An order of `COUNT` samples in which the first stands twice, in place of the second."""
+
+    length = COUNT
+
+    def __init__(self, seed: int = SEED, rule: str | None = None) -> None:
+        self.settings = {"seed": seed, "rule": rule}
+        self.seed = seed
+
+    def indices(self, epoch: int) -> npt.NDArray[np.int64]:
+        order = np.random.default_rng((self.seed, epoch)).permutation(COUNT)
+        return np.where(order == 1, 0, order)
+
+
+class KeyDataset(Dataset[SampleKey]):
+    """Its samples are the keys it is asked for."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, key: SampleKey) -> SampleKey:
+        return key
+
+
+def make_loader(
+    workers: int = 0,
+    persistent: bool = False,
+    epoch_batches: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    **order: Any,
+) -> ResumableLoader:
+    worker_options: dict[str, Any] = (
+        {"multiprocessing_context": "spawn", "persistent_workers": persistent, "timeout": 120} if workers else {}
+    )
+    return ResumableLoader(
+        KeyDataset(),
+        EpochBatchSampler(Shuffled(**order), batch_size),
+        list,
+        epoch_batches,
+        num_workers=workers,
+        **worker_options,
+    )
+
+
+def stream(loader: ResumableLoader) -> Iterator[list[SampleKey]]:
+    """Batches of one epoch after the other, without end; each epoch is cut at the loader's limit, as Trainer does."""
+    while True:
+        begun = loader.keys.start // loader.keys.batch_size if loader._positioned else 0
+        limit = loader.epoch_batches - begun
+        yield from islice(loader, limit)
+
+
+def take(loader: ResumableLoader, batches: int) -> Keys:
+    return list(islice(stream(loader), batches))
+
+
+def keys_of(epoch: int, seed: int = SEED) -> list[SampleKey]:
+    """The samples of one epoch, straight from the definition of the order."""
+    indices = Shuffled(seed).indices(epoch).tolist()
+    return [SampleKey(epoch, index, indices[:place].count(index)) for place, index in enumerate(indices)]
+
+
+def uninterrupted(epoch_batches: int = EPOCH_BATCHES) -> Keys:
+    """All batches of the first epochs."""
+    return [
+        keys_of(epoch)[first : first + BATCH_SIZE]
+        for epoch in range(EPOCHS)
+        for first in range(0, epoch_batches * BATCH_SIZE, BATCH_SIZE)
+    ]
+
+
+def state_after(batches: int, **options: Any) -> dict[str, Any]:
+    loader = make_loader(**options)
+    take(loader, batches)
+    return loader.state_dict()
+
+
+def resumed(state: dict[str, Any], **options: Any) -> ResumableLoader:
+    loader = make_loader(**options)
+    loader.load_state_dict(state)
+    return loader
+
+
+@pytest.mark.parametrize(("batch_size", "batches"), [(1, 7), (2, 4), (6, 2), (7, 1), (8, 1)])
+def test_sampler_says_how_many_batches_an_epoch_has(batch_size: int, batches: int) -> None:
+    sampler = EpochBatchSampler(Shuffled(), batch_size)
+    assert len(sampler) == len(list(sampler)) == batches
+
+
+def test_sampler_follows_the_order_with_a_smaller_last_batch() -> None:
+    batches = list(EpochBatchSampler(Shuffled(), BATCH_SIZE))
+    assert [len(batch) for batch in batches] == [2, 2, 2, 1]
+    assert [key.frame for batch in batches for key in batch] == Shuffled().indices(0).tolist()
+
+
+def test_sampler_tells_the_occurrences_of_a_sample_apart() -> None:
+    keys = [key for batch in EpochBatchSampler(Shuffled(), BATCH_SIZE) for key in batch]
+    assert [key.occurrence for key in keys if key.frame == 0] == [0, 1]
+    assert len(set(keys)) == COUNT
+
+
+def test_occurrences_count_from_the_epochs_start_also_after_resuming() -> None:
+    sampler = EpochBatchSampler(Shuffled(), BATCH_SIZE)
+    sampler.start = next(place for place, key in enumerate(keys_of(0)) if key.occurrence)
+    assert next(iter(sampler))[0] == SampleKey(0, frame=0, occurrence=1)
+
+
+def test_sampler_starts_again_at_the_same_sample_when_asked_twice() -> None:
+    sampler = EpochBatchSampler(Shuffled(), BATCH_SIZE)
+    sampler.start = 4
+    assert list(sampler) == list(sampler) == uninterrupted()[2:4]
+
+
+def test_sampler_may_start_within_a_batch() -> None:
+    sampler = EpochBatchSampler(Shuffled(), 3)
+    sampler.start = 2
+    assert list(sampler) == [keys_of(0)[2:5], keys_of(0)[5:7]]
+
+
+def test_loader_goes_on_to_the_next_epoch_by_itself() -> None:
+    loader = make_loader()
+    assert list(loader) + list(loader) + list(loader) == uninterrupted()
+
+
+def test_loader_length_is_that_of_a_whole_epoch_also_after_resuming() -> None:
+    assert len(resumed(state_after(2))) == EPOCH_BATCHES
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_resumed_loader_gives_exactly_the_remaining_batches(position: int) -> None:
+    expected = uninterrupted()[position:]
+    assert take(resumed(state_after(position)), len(expected)) == expected
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_state_right_after_resuming_is_an_equal_position(position: int) -> None:
+    again = resumed(resumed(state_after(position)).state_dict())
+    expected = uninterrupted()[position:]
+    assert take(again, len(expected)) == expected
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (5, 1), (5, 2)])
+def test_two_resumes_within_one_epoch(first: int, second: int) -> None:
+    loader = resumed(state_after(first))
+    take(loader, second)
+    expected = uninterrupted()[first + second :]
+    assert take(resumed(loader.state_dict()), len(expected)) == expected
+
+
+def test_state_saved_on_the_last_batch_rolls_over_to_the_next_epoch() -> None:
+    state = state_after(EPOCH_BATCHES)
+    assert (state["epoch"], state["delivered_samples"]) == (0, COUNT)
+    assert take(resumed(state), 1) == uninterrupted()[EPOCH_BATCHES : EPOCH_BATCHES + 1]
+
+
+def test_state_saved_after_a_whole_epoch_rolls_over_to_the_next_epoch() -> None:
+    loader = make_loader()
+    list(loader)
+    assert take(resumed(loader.state_dict()), 1) == uninterrupted()[EPOCH_BATCHES : EPOCH_BATCHES + 1]
+
+
+@pytest.mark.parametrize("position", range(7))
+def test_limited_epochs_roll_over_at_their_limit(position: int) -> None:
+    expected = uninterrupted(epoch_batches=3)[position:]
+    assert take(resumed(state_after(position, epoch_batches=3), epoch_batches=3), len(expected)) == expected
+
+
+def test_epoch_limit_beyond_the_data_is_the_length_of_the_data() -> None:
+    assert make_loader(epoch_batches=100).epoch_batches == EPOCH_BATCHES
+
+
+def test_loader_may_be_repositioned_after_use() -> None:
+    loader = make_loader()
+    take(loader, 6)
+    loader.load_state_dict(state_after(1))
+    assert take(loader, 2) == uninterrupted()[1:3]
+
+
+@pytest.mark.whole_run
+def test_resume_with_spawned_workers_after_none_and_with_none_after_them() -> None:
+    loader = resumed(state_after(1), workers=2)
+    assert take(loader, 2) == uninterrupted()[1:3]
+    assert take(resumed(loader.state_dict()), 5) == uninterrupted()[3:8]
+
+
+@pytest.mark.whole_run
+def test_resume_with_persistent_spawned_workers() -> None:
+    loader = resumed(state_after(1), workers=2, persistent=True)
+    assert take(loader, 4) == uninterrupted()[1:5]
+    state = loader.state_dict()
+    assert take(resumed(state), 2) == uninterrupted()[5:7]
+    loader.load_state_dict(state)
+    assert take(loader, 5) == uninterrupted()[5:10]
+
+
+@pytest.mark.parametrize(("name", "saved", "now"), [("seed", 3, 4), ("rule", None, "another")])
+def test_other_order_is_refused_within_an_epoch(name: str, saved: Any, now: Any) -> None:
+    with pytest.raises(ValueError, match=f"inside epoch 1 with {name} {saved}, now {now}: keep {name} {saved}"):
+        resumed(state_after(5), **{name: now})
+
+
+@pytest.mark.parametrize("batch_size", range(1, COUNT + 2))
+@pytest.mark.parametrize("position", range(1, EPOCH_BATCHES))
+def test_other_batch_size_deals_the_rest_of_the_epoch(position: int, batch_size: int) -> None:
+    told: list[int] = []
+    loader = make_loader(batch_size=batch_size)
+    loader.repositioned = told.append
+    loader.load_state_dict(state_after(position))
+    rest = list(loader)
+    assert [key for batch in rest for key in batch] == keys_of(0)[position * BATCH_SIZE :]
+    assert [len(batch) for batch in rest[:-1]] == [batch_size] * (len(rest) - 1)
+    assert told == [len(loader) - len(rest)]
+    assert [key for batch in loader for key in batch] == keys_of(1)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 1), (1, 2, 4), (3, 1, 2)])
+def test_batch_size_may_change_twice_within_an_epoch(sizes: tuple[int, int, int]) -> None:
+    seen: list[SampleKey] = []
+    state: dict[str, Any] | None = None
+    for size in sizes:
+        loader = make_loader(batch_size=size)
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = take(loader, 1) if size != sizes[-1] else list(loader)
+        seen += [key for batch in batches for key in batch]
+        state = loader.state_dict()
+    assert seen == keys_of(0)
+
+
+def test_batches_done_are_told_as_they_were_where_nothing_has_changed() -> None:
+    told: list[int] = []
+    for position in POSITIONS:
+        loader = make_loader()
+        loader.repositioned = told.append
+        loader.load_state_dict(state_after(position))
+    assert told == [position % EPOCH_BATCHES for position in POSITIONS if position % EPOCH_BATCHES]
+
+
+def test_position_beyond_the_end_of_shorter_epochs_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"after 4 samples of epoch 0, an epoch now ends after 3: raise trainer\.limit"
+    ):
+        resumed(state_after(2), batch_size=1, epoch_batches=3)
+
+
+def test_rule_that_the_checkpoint_does_not_know_is_refused_within_an_epoch() -> None:
+    state = state_after(5)
+    del state["settings"]["rule"]
+    with pytest.raises(ValueError, match="inside epoch 1 with rule None, now another"):
+        resumed(state, rule="another")
+
+
+@pytest.mark.parametrize(("name", "now"), [("batch_size", 3), ("seed", 4), ("rule", "another")])
+def test_other_order_is_accepted_at_the_end_of_an_epoch(name: str, now: Any) -> None:
+    loader = resumed(state_after(EPOCH_BATCHES), **{name: now})
+    assert [key for batch in list(loader) for key in batch] == keys_of(1, now if name == "seed" else SEED)
+
+
+def test_refused_state_leaves_the_loader_as_it_was() -> None:
+    loader = make_loader(seed=4)
+    with pytest.raises(ValueError, match="inside epoch 0 with seed 3"):
+        loader.load_state_dict(state_after(1))
+    assert loader.state_dict() == state_after(0, seed=4)
+
+
+def test_state_is_plain_python_and_loads_with_weights_only() -> None:
+    state = state_after(5)
+    assert (state["epoch"], state["delivered_samples"], state["epoch_samples"]) == (1, BATCH_SIZE, COUNT)
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == state

@@ -1,0 +1,326 @@
+"""Which frames an epoch holds: fixed length, equal shares, every frame in turn, and (seed, epoch) alone."""
+
+from collections import Counter
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from yolo_lightning.data.sampling.sampling_rules import (
+    FrameTable,
+    SampledOrder,
+    Sampling,
+    comb_offset,
+    occurrences,
+    repeat_factors,
+    sampling_weights,
+    systematic_counts,
+)
+
+Case = tuple[FrameTable, Sampling]
+
+repeatable = settings(deadline=None, derandomize=True, database=None)
+thorough = settings(repeatable, max_examples=200)
+
+MONTHS = np.array([202005, 202006, 202101, 0], np.int32)
+CLASSES = 4
+SEED = 3
+
+
+def make_table(clip_lengths: list[int], seed: int = 0) -> FrameTable:
+    """Clips of these lengths, their frames shuffled in the file; months go round; up to three boxes on a frame."""
+    generator = np.random.default_rng(seed)
+    clips = np.repeat(np.arange(len(clip_lengths)), clip_lengths).astype(np.int32)
+    positions = np.concatenate([np.arange(length) for length in clip_lengths]).astype(np.int32)
+    shuffle = generator.permutation(len(clips))
+    boxes = generator.integers(0, 4, len(clips))
+    return FrameTable(
+        clips=clips[shuffle],
+        positions_in_clip=positions[shuffle],
+        months=MONTHS[clips[shuffle] % len(MONTHS)],
+        box_offsets=np.concatenate(([0], np.cumsum(boxes))),
+        labels=generator.integers(0, CLASSES, boxes.sum()).astype(np.int8),
+    )
+
+
+tables = st.builds(make_table, st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 5))
+seeds = st.integers(0, 2**33)
+epochs = st.integers(0, 60)
+
+
+@st.composite
+def cases(draw: st.DrawFn, **fixed: Any) -> Case:
+    table = draw(tables)
+    values = {
+        "frame_interval": draw(st.integers(1, min(len(table), 12))),
+        "balance": draw(st.sampled_from(["none", "clip", "month"])),
+        "repeat_threshold": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
+        "epoch_frames": draw(st.none() | st.integers(1, 3 * len(table))),
+    }
+    return table, Sampling(**(values | fixed))
+
+
+@thorough
+@given(cases(), seeds, epochs)
+def test_every_epoch_has_the_same_length_and_frames_of_the_split(case: Case, seed: int, epoch: int) -> None:
+    order = SampledOrder(*case, seed)
+    indices = order.indices(epoch)
+    assert len(indices) == order.length
+    assert (indices >= 0).all()
+    assert (indices < len(case[0])).all()
+
+
+@repeatable
+@given(cases(), seeds, epochs, epochs)
+def test_order_depends_on_seed_and_epoch_alone(case: Case, seed: int, epoch: int, other: int) -> None:
+    order = SampledOrder(*case, seed)
+    order.indices(other)
+    assert order.indices(epoch).tolist() == SampledOrder(*case, seed).indices(epoch).tolist()
+
+
+@repeatable
+@given(tables, seeds, epochs)
+def test_without_rules_an_epoch_is_the_permutation_of_seed_and_epoch(table: FrameTable, seed: int, epoch: int) -> None:
+    expected = np.random.default_rng((1, seed, epoch)).permutation(len(table))
+    assert SampledOrder(table, Sampling(), seed).indices(epoch).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"frame_interval": 4},
+        {"balance": "clip"},
+        {"balance": "month"},
+        {"repeat_threshold": 0.5},
+        {"epoch_frames": 50},
+        {"epoch_frames": 120},
+        {"epoch_frames": 500},
+    ],
+)
+def test_no_two_epochs_or_seeds_have_the_same_order(options: dict[str, Any]) -> None:
+    table = make_table([40, 30, 50])
+    orders = [SampledOrder(table, Sampling(**options), seed) for seed in (1, 2)]
+    assert len({tuple(order.indices(epoch).tolist()) for order in orders for epoch in range(12)}) == 24
+
+
+@thorough
+@given(cases(balance="none", epoch_frames=None), seeds, st.integers(0, 4))
+def test_as_many_epochs_as_the_interval_hold_every_frame(case: Case, seed: int, cycle: int) -> None:
+    order, interval = SampledOrder(*case, seed), case[1].frame_interval
+    held = [order.indices(epoch) for epoch in range(cycle * interval, (cycle + 1) * interval)]
+    assert np.unique(np.concatenate(held)).tolist() == list(range(len(case[0])))
+
+
+def test_frames_of_an_epoch_are_the_interval_apart_within_each_clip() -> None:
+    table = make_table([60, 35, 45])
+    order = SampledOrder(table, Sampling(frame_interval=5), SEED)
+    for epoch in range(10):
+        chosen = order.indices(epoch)
+        for clip in range(3):
+            positions = np.sort(table.positions_in_clip[chosen[table.clips[chosen] == clip]])
+            assert set(np.diff(positions).tolist()) == {5}
+
+
+def test_phase_of_the_interval_moves_with_the_epoch() -> None:
+    order = SampledOrder(make_table([60, 35, 45]), Sampling(frame_interval=5), SEED)
+    held = [set(order.indices(epoch).tolist()) for epoch in range(5)]
+    assert [len(frames) for frames in held] == [28] * 5
+    assert len(set.union(*held)) == 140
+
+
+@pytest.mark.parametrize(
+    ("frames", "interval", "length"), [(10, 1, 10), (10, 3, 4), (9, 3, 3), (10, 10, 1), (11, 10, 2)]
+)
+def test_length_of_a_thinned_epoch_is_rounded_up(frames: int, interval: int, length: int) -> None:
+    assert SampledOrder(make_table([frames]), Sampling(frame_interval=interval), SEED).length == length
+
+
+@pytest.mark.parametrize("balance", ["clip", "month"])
+@repeatable
+@given(data=st.data(), seed=seeds, epoch=epochs)
+def test_balanced_groups_have_equal_counts_to_within_one(
+    data: st.DataObject, seed: int, epoch: int, balance: Any
+) -> None:
+    clip_lengths = [5, *data.draw(st.lists(st.integers(1, 40), max_size=12))]
+    table = make_table(clip_lengths)
+    sampling = Sampling(
+        balance=balance,
+        frame_interval=data.draw(st.integers(1, 5)),
+        repeat_threshold=data.draw(st.sampled_from([0.0, 0.5])),
+    )
+    groups = table.clips if balance == "clip" else table.months
+    counts = Counter(groups[SampledOrder(table, sampling, seed).indices(epoch)].tolist())
+    shares = [counts[group] for group in np.unique(groups).tolist()]
+    assert max(shares) - min(shares) <= 1
+
+
+def test_balance_leaves_the_length_and_repeats_small_groups_evenly() -> None:
+    table = make_table([10, 90])
+    order = SampledOrder(table, Sampling(balance="clip"), SEED)
+    times = np.bincount(order.indices(0), minlength=100)
+    assert order.length == 100
+    assert set(times[table.clips == 0].tolist()) == {5}
+    assert set(times[table.clips == 1].tolist()) == {0, 1}
+
+
+def test_frames_left_out_by_balance_take_their_turns() -> None:
+    table = make_table([10, 90])
+    order = SampledOrder(table, Sampling(balance="clip"), SEED)
+    times = sum(np.bincount(order.indices(epoch), minlength=100) for epoch in range(200))
+    assert np.abs(times[table.clips == 1] / 200 - 50 / 90).max() < 0.12
+
+
+def test_frames_of_unknown_month_are_a_group_of_their_own() -> None:
+    table = make_table([10, 20, 30, 40])
+    counts = Counter(table.months[SampledOrder(table, Sampling(balance="month"), SEED).indices(0)].tolist())
+    assert counts == {202005: 25, 202006: 25, 202101: 25, 0: 25}
+
+
+def test_repeat_factor_is_that_of_the_rarest_class_of_the_frame() -> None:
+    labels = [[0], [0, 1], [0], [], [0, 0, 1, 2], [0], [0], [0]]
+    offsets = np.cumsum([0, *map(len, labels)])
+    found = repeat_factors(offsets, np.concatenate(labels).astype(np.int8), 0.5)
+    rare, rarest = sqrt(0.5 / (2 / 8)), sqrt(0.5 / (1 / 8))
+    assert found.tolist() == [1, rare, 1, 1, rarest, 1, 1, 1]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_without_boxes_no_frame_is_repeated(threshold: float) -> None:
+    assert repeat_factors(np.zeros(4, np.int64), np.zeros(0, np.int8), threshold).tolist() == [1, 1, 1]
+
+
+def test_rare_frames_are_repeated_by_their_factor_on_average() -> None:
+    table = make_table([50, 50])
+    order = SampledOrder(table, Sampling(repeat_threshold=0.9), SEED)
+    factors = repeat_factors(table.box_offsets, table.labels, 0.9)
+    times = sum(np.bincount(order.indices(epoch), minlength=100) for epoch in range(400)) / 400
+    assert factors.max() > 1.3
+    assert order.length == np.ceil(factors.sum())
+    assert np.abs(times - factors).max() < 0.1
+
+
+def test_short_epochs_walk_on_through_the_passes() -> None:
+    table = make_table([40, 30])
+    whole, short = SampledOrder(table, Sampling(), SEED), SampledOrder(table, Sampling(epoch_frames=30), SEED)
+    passes = np.concatenate([whole.indices(number) for number in range(3)])
+    assert np.concatenate([short.indices(epoch) for epoch in range(7)]).tolist() == passes.tolist()
+
+
+def test_long_epochs_hold_several_passes() -> None:
+    table = make_table([10])
+    whole, long = SampledOrder(table, Sampling(), SEED), SampledOrder(table, Sampling(epoch_frames=25), SEED)
+    passes = np.concatenate([whole.indices(number) for number in range(5)])
+    assert np.concatenate([long.indices(epoch) for epoch in range(2)]).tolist() == passes.tolist()
+
+
+def test_phase_moves_with_the_pass_where_epochs_are_short() -> None:
+    table = make_table([60])
+    order = SampledOrder(table, Sampling(frame_interval=4, epoch_frames=5), SEED)
+    held = np.concatenate([order.indices(epoch) for epoch in range(12)])
+    assert sorted(held.tolist()) == list(range(60))
+
+
+weights = st.lists(st.floats(0.01, 5), min_size=1, max_size=50)
+
+
+@repeatable
+@given(weights, st.floats(0, 1, exclude_max=True))
+def test_counts_are_the_weights_rounded_and_sum_to_the_length(raw: list[float], offset: float) -> None:
+    length = int(np.ceil(sum(raw)))
+    scaled = np.array(raw) * length / sum(raw)
+    counts = systematic_counts(scaled, offset, length)
+    assert counts.sum() == length
+    assert (counts >= np.floor(scaled - 1e-9)).all()
+    assert (counts <= np.ceil(scaled + 1e-9)).all()
+
+
+@pytest.mark.parametrize(
+    ("raw", "offset"),
+    [([0.1] * 10, np.nextafter(1, 0)), ([1 / 18] * 18 + [1e-300], 0.0)],
+    ids=["sum below the length", "sum above the length"],
+)
+def test_rounding_errors_do_not_change_the_length(raw: list[float], offset: float) -> None:
+    counts = systematic_counts(np.array(raw), offset, 1)
+    assert counts.sum() == 1
+    assert set(counts.tolist()) == {0, 1}
+
+
+@repeatable
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(1, 9))
+def test_weights_sum_to_a_whole_number_equal_for_each_group(groups: list[int], interval: int) -> None:
+    found = sampling_weights(np.linspace(1, 2, len(groups)), np.array(groups), interval)
+    sums = np.array([found[np.array(groups) == group].sum() for group in set(groups)])
+    assert found.sum() == pytest.approx(round(found.sum()))
+    assert sums == pytest.approx(sums[0])
+
+
+@repeatable
+@given(seeds, st.integers(1, 20), st.integers(0, 5))
+def test_offsets_of_a_cycle_are_evenly_spaced(seed: int, interval: int, cycle: int) -> None:
+    offsets = sorted(comb_offset(seed, cycle * interval + step, interval) for step in range(interval))
+    assert offsets[0] >= 0
+    assert offsets[-1] < 1
+    assert np.diff(offsets) == pytest.approx(1 / interval)
+
+
+@repeatable
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
+def test_occurrence_counts_the_same_index_before(indices: list[int]) -> None:
+    expected = [indices[:place].count(index) for place, index in enumerate(indices)]
+    assert occurrences(np.array(indices)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("frame_interval", 0, "1 and more"),
+        ("balance", "week", "none, clip, month"),
+        ("repeat_threshold", -0.1, "0 to 1"),
+        ("repeat_threshold", 1.5, "0 to 1"),
+        ("repeat_threshold", float("nan"), "0 to 1"),
+        ("epoch_frames", 0, "1 and more, or null"),
+    ],
+)
+def test_value_out_of_range_is_refused(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ValueError, match=rf"sampling\.{name} is {value!r}, allowed are {allowed}"):
+        Sampling(**{name: value})
+
+
+def test_interval_beyond_the_split_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sampling\.frame_interval is 11, the split has 10 frames"):
+        SampledOrder(make_table([10]), Sampling(frame_interval=11), SEED)
+
+
+def test_balance_by_months_that_nobody_knows_is_refused() -> None:
+    table = make_table([10])
+    unknown = FrameTable(table.clips, table.positions_in_clip, table.months * 0, table.box_offsets, table.labels)
+    with pytest.raises(ValueError, match="no frame's month is known"):
+        SampledOrder(unknown, Sampling(balance="month"), SEED)
+
+
+def test_settings_name_all_that_the_order_depends_on() -> None:
+    found = SampledOrder(make_table([10]), Sampling(frame_interval=2, epoch_frames=7), SEED).settings
+    assert found == {
+        "seed": SEED,
+        "sampling.frame_interval": 2,
+        "sampling.balance": "none",
+        "sampling.repeat_threshold": 0.0,
+        "sampling.epoch_frames": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, "epoch: 100 of 100 frames"),
+        ({"frame_interval": 10}, "epoch: 10 of 100 frames, one in 10 of each clip"),
+        ({"balance": "month"}, "epoch: 100 of 100 frames, equal shares for each month, a frame up to 2 times"),
+        ({"epoch_frames": 40}, "epoch: 40 of 100 frames, 2.50 epochs to a pass of 100"),
+    ],
+)
+def test_effect_on_an_epoch_is_described_in_one_line(options: dict[str, Any], line: str) -> None:
+    assert SampledOrder(make_table([60, 40]), Sampling(**options), SEED).describe() == line

@@ -1,0 +1,114 @@
+"""Which storage is read, and that all hold the same pixels."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.archives import drawn_frames, pixels, write_zip
+from yolo_lightning.data.storage.choose_storage import FrameStorage, open_frames
+from yolo_lightning.data.storage.frames import FolderFrames, FrameSource
+from yolo_lightning.data.storage.packed_frames import PackedFrames
+from yolo_lightning.data.storage.packing import describe, write_index
+from yolo_lightning.data.storage.shards import write_shard
+from yolo_lightning.data.storage.zip_frames import ZipFrames
+
+FRAMES = drawn_frames(5)
+NAMES = sorted(FRAMES)
+KINDS = {"folder": FolderFrames, "zip": ZipFrames, "packed": PackedFrames}
+
+
+def put(root: Path, frames: dict[str, bytes]) -> None:
+    for name, content in frames.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+def pack(store: Path, source: FolderFrames) -> None:
+    store.mkdir()
+    done = write_shard(store, source, describe(source), NAMES)
+    assert done.frames is not None
+    write_index(store, [done.frames], done.damaged, describe(source))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Holds the same frames three times."""
+    put(tmp_path, FRAMES)
+    write_zip(tmp_path / "frames.zip", FRAMES)
+    pack(tmp_path / "packed", FolderFrames(tmp_path))
+    return tmp_path
+
+
+def open_(root: Path, storage: FrameStorage = "auto", store: Path | None = None) -> FrameSource:
+    return open_frames(root, storage, index_root=root / "index", store=store)
+
+
+@pytest.mark.parametrize("storage", ["folder", "zip", "packed"])
+def test_every_storage_holds_the_same_pixels(root: Path, storage: FrameStorage) -> None:
+    source = open_(root, storage)
+    assert type(source) is KINDS[storage]
+    for name, frame in pixels(FRAMES).items():
+        assert np.array_equal(source.read(name), frame)
+
+
+def test_auto_takes_the_packed_store_then_the_folder_then_the_archive(root: Path) -> None:
+    assert isinstance(open_(root), PackedFrames)
+    (root / "packed" / "manifest.json").unlink()
+    assert isinstance(open_(root), FolderFrames)
+    shutil.rmtree(root / "frames")
+    assert isinstance(open_(root), ZipFrames)
+
+
+def test_store_may_lie_elsewhere(root: Path) -> None:
+    moved = (root / "packed").rename(root / "elsewhere")
+    assert isinstance(open_(root), FolderFrames)
+    source = open_(root, store=moved)
+    assert isinstance(source, PackedFrames)
+    assert source.store == moved
+
+
+def test_nothing_found_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"has no frames: looked for .*manifest\.json.*a folder .*archive .*frames\.zip"
+    ):
+        open_(tmp_path)
+
+
+def test_missing_root_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"dataset root .*nowhere does not exist"):
+        open_(tmp_path / "nowhere")
+
+
+def test_unknown_storage_is_refused(root: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.frames is 'tar', allowed are auto, folder, zip"):
+        open_(root, "tar")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("original", ["folder", "zip"])
+def test_store_of_other_frames_with_the_same_names_is_refused(root: Path, original: str) -> None:
+    others = dict(zip(NAMES, (FRAMES[name] for name in reversed(NAMES)), strict=True))
+    if original == "folder":
+        put(root, others)
+    else:
+        shutil.rmtree(root / "frames")
+        write_zip(root / "frames.zip", others)
+    with pytest.raises(ValueError, match=r"is not the frame in .*: the store was made from other frames"):
+        open_(root)
+
+
+def test_original_may_be_deleted_in_part_or_be_damaged(root: Path) -> None:
+    for name in NAMES[:-1]:
+        (root / name).unlink()
+    assert isinstance(open_(root), PackedFrames)
+    shutil.rmtree(root / "frames")
+    (root / "frames.zip").write_bytes(b"PK")
+    assert isinstance(open_(root), PackedFrames)
+    (root / "frames.zip").unlink()
+    assert isinstance(open_(root), PackedFrames)
+
+
+@pytest.mark.parametrize("storage", ["folder", "zip", "packed"])
+def test_a_source_names_itself(root: Path, storage: FrameStorage) -> None:
+    assert str(root) in str(open_(root, storage))

@@ -1,0 +1,170 @@
+"""The contract between the rooms."""
+
+import json
+import pickle
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.annotations import assert_boxes_of_the_json
+from yolo_lightning.data.batch import Batch, Prediction, Sample, Target, collate, targets
+from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames
+from yolo_lightning.data.index.annotation_index import open_index
+from yolo_lightning.data.storage.frames import FolderFrames
+
+HEIGHT, WIDTH = 32, 64
+
+
+def sample(
+    image_id: str, boxes: list[list[float]], readable: bool = True, bad_frames: tuple[str, ...] = (), level: int = 0
+) -> Sample:
+    return Sample(
+        image=np.full((HEIGHT, WIDTH), level, dtype=np.uint8),
+        boxes=np.array(boxes, dtype=np.float32).reshape(-1, 4),
+        labels=np.arange(len(boxes), dtype=np.int64),
+        image_id=image_id,
+        frame_shape=(HEIGHT, WIDTH),
+        letterbox=Letterbox(1.0, 0, 0),
+        readable=readable,
+        bad_frames=bad_frames,
+    )
+
+
+def three_samples() -> list[Sample]:
+    return [
+        sample("20200502114223915", [[0, 0, 32, 16], [16, 8, 48, 24]], level=10),
+        sample("20200502114223916", [], level=20),
+        sample("20200502114223917", [[32, 16, 64, 32]], level=30),
+    ]
+
+
+def test_collate_stacks_images_with_one_channel() -> None:
+    images = collate(three_samples()).images
+    assert (images.shape, images.dtype) == ((3, 1, HEIGHT, WIDTH), torch.uint8)
+    assert images[:, 0, 0, 0].tolist() == [10, 20, 30]
+
+
+def test_collate_gives_boxes_as_centre_and_size_in_shares_of_the_input() -> None:
+    boxes = collate(three_samples()).boxes
+    assert boxes.dtype == torch.float32
+    assert boxes.tolist() == [[0.25, 0.25, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.75, 0.75, 0.5, 0.5]]
+
+
+def test_collate_numbers_boxes_by_their_image_in_ascending_order() -> None:
+    batch = collate(three_samples())
+    assert batch.sample_index.tolist() == [0, 0, 2]
+    assert batch.labels.tolist() == [0, 1, 0]
+    assert batch.sample_index.dtype == batch.labels.dtype == torch.int64
+
+
+def test_collate_keeps_ids_shapes_and_placements_in_order() -> None:
+    batch = collate(three_samples())
+    assert len(batch) == 3
+    assert batch.image_ids == ("20200502114223915", "20200502114223916", "20200502114223917")
+    assert batch.frame_shapes == ((HEIGHT, WIDTH),) * 3
+    assert batch.letterboxes == (Letterbox(1.0, 0, 0),) * 3
+
+
+def test_collate_of_frames_without_boxes_has_empty_tensors() -> None:
+    batch = collate([sample("1", []), sample("2", [])])
+    assert (batch.boxes.shape, batch.labels.shape, batch.sample_index.shape) == ((0, 4), (0,), (0,))
+    assert (batch.boxes.dtype, batch.labels.dtype, batch.sample_index.dtype) == (
+        torch.float32,
+        torch.int64,
+        torch.int64,
+    )
+
+
+def test_collate_gathers_bad_frames_of_all_samples() -> None:
+    batch = collate(
+        [sample("1", [], bad_frames=("a: x", "b: y")), sample("2", []), sample("3", [], bad_frames=("c: z",))]
+    )
+    assert batch.bad_frames == ("a: x", "b: y", "c: z")
+
+
+def test_targets_leave_out_unreadable_frames() -> None:
+    batch = collate([sample("1", [[0, 0, 4, 4]]), sample("2", [], readable=False), sample("3", [[8, 8, 16, 16]])])
+    assert batch.readable_positions() == [0, 2]
+    found = targets(batch)
+    assert [target.image_id for target in found] == ["1", "3"]
+    assert found[1].boxes.tolist() == [[8, 8, 16, 16]]
+
+
+def test_targets_of_a_frame_without_boxes_are_empty() -> None:
+    found = targets(collate(three_samples()))[1]
+    assert (found.image_id, found.boxes.shape, found.labels.shape) == ("20200502114223916", (0, 4), (0,))
+
+
+@pytest.mark.parametrize("image_size", [64, 96, 640])
+def test_targets_of_evaluation_samples_are_the_boxes_of_the_json(
+    look_alike: Path, index_root: Path, image_size: int
+) -> None:
+    content = json.loads((look_alike / "Valid.json").read_text())
+    dataset = EvaluationDataset(
+        LabelledFrames(open_index(look_alike / "Valid.json", index_root), FolderFrames(look_alike)), image_size
+    )
+    found = targets(collate([dataset[position] for position in range(len(dataset))]))
+    assert [target.image_id for target in found] == [str(image["id"]) for image in content["images"]]
+    assert_boxes_of_the_json(found, content["annotations"])
+
+
+def test_to_moves_every_tensor_and_keeps_the_rest() -> None:
+    batch = collate(three_samples())
+    moved = batch.to("meta")
+    assert {tensor.device.type for tensor in (moved.images, moved.boxes, moved.labels, moved.sample_index)} == {"meta"}
+    assert moved.image_ids == batch.image_ids
+    assert moved.letterboxes == batch.letterboxes
+
+
+def test_to_leaves_the_original_where_it_was() -> None:
+    batch = collate(three_samples())
+    batch.to("meta")
+    assert batch.images.device.type == "cpu"
+
+
+def test_batch_is_frozen() -> None:
+    batch = collate(three_samples())
+    with pytest.raises(AttributeError):
+        batch.labels = torch.zeros(3)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        sample("1", []),
+        Prediction("1", torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64)),
+        Target("1", torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)),
+    ],
+    ids=["sample", "prediction", "target"],
+)
+def test_records_are_frozen(record: Sample | Prediction | Target) -> None:
+    with pytest.raises(FrozenInstanceError):
+        record.image_id = "2"  # type: ignore[misc]
+
+
+def test_batch_survives_pickling() -> None:
+    batch = collate(three_samples())
+    copy: Batch = pickle.loads(pickle.dumps(batch))
+    assert torch.equal(copy.images, batch.images)
+    assert torch.equal(copy.boxes, batch.boxes)
+    assert (copy.image_ids, copy.letterboxes, copy.readable) == (batch.image_ids, batch.letterboxes, batch.readable)
+
+
+def test_sample_survives_pickling() -> None:
+    original = three_samples()[0]
+    copy: Sample = pickle.loads(pickle.dumps(original))
+    assert np.array_equal(copy.image, original.image)
+    assert np.array_equal(copy.boxes, original.boxes)
+    assert (copy.image_id, copy.letterbox) == (original.image_id, original.letterbox)
+
+
+def test_month_of_a_sample_reaches_its_target() -> None:
+    samples = [replace(sample(name, []), month=month) for name, month in (("1", 202005), ("2", 0), ("3", 202101))]
+    batch = collate(samples)
+    assert [target.month for target in targets(batch)] == [202005, 0, 202101]
+    assert [target.month for target in targets(msgspec.structs.replace(batch, months=()))] == [0, 0, 0]

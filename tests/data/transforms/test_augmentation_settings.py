@@ -1,0 +1,31 @@
+"""Which settings of the augmentation are allowed."""
+
+from dataclasses import fields
+
+import pytest
+
+from yolo_lightning.data.transforms.augmentation_settings import RANGES, Augmentation
+
+
+@pytest.mark.parametrize("name", list(RANGES))
+def test_every_setting_is_held_to_its_range(name: str) -> None:
+    least, most, _ = RANGES[name]
+    for value in (least, most):
+        assert getattr(Augmentation(**{name: value}), name) == value
+    for value in (least - 0.01, most + 0.01, float("nan")):
+        with pytest.raises(ValueError, match=rf"augmentation\.{name} is .*, allowed are {least} to {most}"):
+            Augmentation(**{name: value})
+
+
+def test_no_setting_is_without_a_range() -> None:
+    assert {field.name for field in fields(Augmentation)} - set(RANGES) == {"close_mosaic_epochs", "pixel_transforms"}
+
+
+def test_negative_epochs_are_refused() -> None:
+    with pytest.raises(ValueError, match="close_mosaic_epochs is -1, allowed are 0 and more"):
+        Augmentation(close_mosaic_epochs=-1)
+
+
+def test_unknown_pixel_transform_is_refused_when_the_settings_are_made() -> None:
+    with pytest.raises(ValueError, match="name is 'Clahe', allowed are the pixel-level transforms"):
+        Augmentation(pixel_transforms=({"name": "Clahe"},))

@@ -1,0 +1,68 @@
+"""Transforms of albumentations that a configuration names."""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.photometric import random_photometry
+from yolo_lightning.data.transforms.pixel_transforms import apply_pixel_transforms
+
+NOISY = ({"name": "GaussNoise", "std_range": [0.1, 0.1], "p": 1.0},)
+IMAGE = np.full((48, 64), 100, dtype=np.uint8)
+
+
+def apply(seed: int, transforms: tuple[dict[str, Any], ...] = NOISY) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return apply_pixel_transforms(IMAGE, transforms, np.random.default_rng(seed))
+
+
+def test_transform_is_seeded_by_the_sample_alone() -> None:
+    first, other = apply(0), apply(1)
+    assert np.array_equal(apply(0), first)
+    assert not np.array_equal(first, other)
+    assert (first.shape, first.dtype) == (IMAGE.shape, np.uint8)
+
+
+def test_transforms_run_in_order() -> None:
+    inverted, shifted = {"name": "InvertImg", "p": 1.0}, {"name": "Posterize", "num_bits": 1, "p": 1.0}
+    assert (apply(0, (inverted, shifted)) == 128).all()
+    assert (apply(0, (shifted, inverted)) == 255).all()
+
+
+def test_photometry_ends_with_the_transforms_in_every_sample() -> None:
+    settings = Augmentation(photometric=0, pixel_transforms=({"name": "InvertImg", "p": 1.0},))
+    assert all((random_photometry(IMAGE, settings, np.random.default_rng(seed)) == 155).all() for seed in range(5))
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        ({}, "name is None, allowed are the pixel-level"),
+        ({"name": "Rotate"}, "name is 'Rotate', allowed are the pixel-level"),
+        ({"name": "random"}, "name is 'random', allowed are the pixel-level"),
+        ({"name": "CLAHE", "clip": 3}, "CLAHE refuses .*'clip'"),
+        ({"name": "CLAHE", "clip_limit": "high"}, "CLAHE refuses .*'high'"),
+        ({"name": "ISONoise"}, "ISONoise refuses"),
+        ({"name": "ToRGB"}, "ToRGB does not turn a gray image into a gray image"),
+    ],
+)
+def test_transform_that_cannot_work_is_refused(transform: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Augmentation(pixel_transforms=(transform,))
+
+
+def test_albumentations_is_imported_only_where_a_transform_asks_for_it() -> None:
+    code = (
+        "import sys, numpy as np\n"
+        "from yolo_lightning.data.transforms.augmentation_settings import Augmentation\n"
+        "from yolo_lightning.data.transforms.photometric import random_photometry\n"
+        "settings = Augmentation(photometric=1, inversion=1)\n"
+        "for seed in range(20):\n"
+        "    random_photometry(np.zeros((64, 64), np.uint8), settings, np.random.default_rng(seed))\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'albumentations', 'lightning', 'ultralytics'}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,171 @@
+"""The graph: which convolutions it holds, which operators a step calls, and what weights it takes over."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from ultralytics.nn.tasks import DetectionModel
+
+from tests.test_parity import as_input, random_batch
+from yolo_lightning.conv import GemmConv2d, VendorFreeBatchNorm2d
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model.graph import build_graph, head_class_width
+from yolo_lightning.model.loss import DetectionLoss
+from yolo_lightning.module import YOLOModule
+
+VENDOR_OPERATORS = ("convolution", "conv2d", "cudnn", "miopen", "mkldnn_convolution", "aten::batch_norm")
+
+
+def operators_of_a_step(convolution: str, activations: str = "keep") -> set[str]:
+    module = YOLOModule(conv=convolution, activations=activations)  # type: ignore[arg-type]
+    batch = random_batch()
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        total, _ = DetectionLoss(module.graph)(module.train()(batch.images), batch)
+        total.backward()
+    return {event.key for event in trace.key_averages()}
+
+
+@pytest.mark.parametrize("activations", ["keep", "recompute"])
+def test_training_step_under_gemm_calls_no_vendor_operator(activations: str) -> None:
+    called = operators_of_a_step("gemm", activations)
+    assert {name for name in called if any(part in name for part in VENDOR_OPERATORS)} == set()
+    assert any("native_batch_norm" in name for name in called)
+
+
+def test_the_trace_would_show_vendor_operators() -> None:
+    called = operators_of_a_step("native")
+    assert any("convolution" in name for name in called)
+
+
+def test_gemm_graph_holds_no_native_layer() -> None:
+    graph = build_graph("yolov8n", CLASS_NAMES, "gemm")
+    assert all(isinstance(module, GemmConv2d) for module in graph.modules() if isinstance(module, nn.Conv2d))
+    assert {type(module) for module in graph.modules() if isinstance(module, nn.BatchNorm2d)} == {VendorFreeBatchNorm2d}
+    assert sum(isinstance(module, nn.Conv2d) for module in graph.modules()) == 64
+
+
+def test_gray_equals_three_equal_channels() -> None:
+    module = YOLOModule().eval()
+    batch = random_batch()
+    with torch.no_grad():
+        gray = module(batch.images)[0]
+        colour = module(batch.images.repeat(1, 3, 1, 1))[0]
+        expected = module.graph(as_input(batch))[0]
+    torch.testing.assert_close(gray, colour)
+    torch.testing.assert_close(gray, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"conv": "fast"}, r"model\.conv is 'fast', allowed are auto, gemm, native"),
+        ({"activations": "drop"}, r"model\.activations is 'drop', allowed are keep, recompute"),
+        ({"conv_plan": "best"}, r"model\.conv_plan is 'best', allowed are fixed, timed"),
+        ({"conv_plan": "timed", "conv_plan_budget_s": -1.0}, r"model\.conv_plan_budget_s is -1\.0"),
+        ({"probe_timeout_s": 0.0}, r"model\.probe_timeout_s is 0\.0, allowed are values above 0"),
+    ],
+)
+def test_bad_choice_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        YOLOModule(**change)
+
+
+@pytest.mark.parametrize("variant", ["yolov8n", "yolov8s"])
+def test_variants_by_name(variant: str) -> None:
+    graph = build_graph(variant, CLASS_NAMES, "native")  # type: ignore[arg-type]
+    assert (
+        sum(parameter.numel() for parameter in graph.parameters())
+        == {"yolov8n": 3_011_628, "yolov8s": 11_137_148}[variant]
+    )
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Callable[[list[str]], Path]:
+    """Writes a file as Ultralytics does, with the given class names."""
+
+    def write(names: list[str]) -> Path:
+        torch.manual_seed(1)
+        model = DetectionModel("yolov8n.yaml", ch=3, nc=len(names), verbose=False)
+        model.names = dict(enumerate(names))
+        path = tmp_path / "yolov8n.pt"
+        torch.save({"model": model.half(), "ema": None, "epoch": -1, "optimizer": None, "train_args": {}}, path)
+        return path
+
+    return write
+
+
+def head_rows(graph: nn.Module) -> torch.Tensor:
+    return graph.model[-1].cv3[0][-1].weight.detach().flatten(1)  # type: ignore[index,union-attr]
+
+
+def test_published_weights_are_taken_over_with_the_rows_of_matching_classes(
+    published: Callable[[list[str]], Path],
+) -> None:
+    names = [f"thing {number}" for number in range(80)]
+    names[7], names[3], names[1] = "person", "Bicycle", "motorcycle"
+    path = published(names)
+    source = torch.load(path, weights_only=False)["model"].float()
+    graph = build_graph("yolov8n", CLASS_NAMES, "gemm", weights=str(path))
+    torch.testing.assert_close(graph.state_dict()["model.0.conv.weight"], source.state_dict()["model.0.conv.weight"])
+    torch.testing.assert_close(head_rows(graph)[:3], head_rows(source)[[7, 3, 1]])
+    assert head_class_width(graph) == 80
+    assert all(isinstance(module, GemmConv2d) for module in graph.modules() if isinstance(module, nn.Conv2d))
+    assert graph.names == dict(enumerate(CLASS_NAMES))
+
+
+def test_network_that_took_over_weights_is_built_again_without_them(published: Callable[[list[str]], Path]) -> None:
+    module = YOLOModule(weights=str(published([f"thing {number}" for number in range(80)])))
+    assert module.hparams["class_width"] == 80
+    assert "weights" not in module.hparams
+    again = YOLOModule(class_width=module.hparams["class_width"])
+    again.load_state_dict(module.state_dict())
+    batch = random_batch()
+    with torch.no_grad():
+        assert torch.equal(module.eval()(batch.images)[0], again.eval()(batch.images)[0])
+
+
+def test_own_checkpoint_serves_as_weights(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    module = YOLOModule()
+    path = tmp_path / "own.ckpt"
+    torch.save({"hyper_parameters": dict(module.hparams), "state_dict": module.state_dict()}, path)
+    torch.manual_seed(3)
+    other = YOLOModule(weights=str(path), conv="gemm")
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], tensor)
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.pt"
+    torch.save({"model": nn.Sequential(nn.Linear(2, 2))}, path)
+    with pytest.raises(ValueError, match=r"model\.weights .*other\.pt"):
+        build_graph("yolov8n", CLASS_NAMES, "native", weights=str(path))
+
+
+class Intruder:
+    """An object whose pickle calls a function of whoever made the file."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return os.rename, (os.environ["INTRUDERS_SOURCE"], os.environ["INTRUDERS_TARGET"])
+
+
+def test_pickle_with_foreign_code_is_not_run_without_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: Callable[[list[str]], Path]
+) -> None:
+    mark, moved = tmp_path / "mark", tmp_path / "moved"
+    mark.touch()
+    monkeypatch.setenv("INTRUDERS_SOURCE", str(mark))
+    monkeypatch.setenv("INTRUDERS_TARGET", str(moved))
+    content = torch.load(published(list("abcd")), weights_only=False)
+    path = tmp_path / "intruder.pt"
+    torch.save(content | {"note": Intruder()}, path)
+    with pytest.raises(ValueError, match=r"a pickle that would run posix\.rename; .*--trust"):
+        build_graph("yolov8n", CLASS_NAMES, "native", weights=str(path))
+    assert mark.exists()
+    build_graph("yolov8n", CLASS_NAMES, "native", weights=str(path), trust=True)
+    assert moved.exists()

@@ -1,0 +1,285 @@
+"""How the layers of a graph compute: every arrangement gives the same numbers, and memory is what it should be."""
+
+import copy
+import itertools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from ultralytics.nn.modules import Conv
+from ultralytics.nn.tasks import DetectionModel
+
+from tests.conv.test_recompute import kept_storages
+from yolo_lightning.conv import FIXED, GemmConv2d, TimedPlan
+from yolo_lightning.conv.gray import GrayConv2d, GrayGemmConv2d
+from yolo_lightning.conv.probe import ProbeResult
+from yolo_lightning.model import layers
+from yolo_lightning.model.layers import FoldedGraph, arrange, blocks, choose_convolution, make_plan, restore
+
+ARRANGEMENTS = list(itertools.product(("native", "gemm"), ("keep", "recompute")))
+OURS = [arrangement for arrangement in ARRANGEMENTS if arrangement != ("native", "keep")]
+
+
+def plain(dtype: torch.dtype = torch.float64) -> Any:
+    """Ultralytics' graph with running statistics of some data."""
+    torch.manual_seed(0)
+    graph = DetectionModel("yolov8n.yaml", ch=3, nc=4, verbose=False).to(dtype).train()
+    with torch.no_grad():
+        for _ in range(3):
+            graph(images(dtype=dtype))
+    return graph
+
+
+@pytest.fixture(scope="module")
+def native() -> Any:
+    return plain()
+
+
+@pytest.fixture(scope="module")
+def native32() -> Any:
+    return plain(torch.float32)
+
+
+def images(size: int = 64, channels: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(2, channels, size, size, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def arranged(graph: Any, *arrangement: Any) -> Any:
+    twin = copy.deepcopy(graph)
+    arrange(twin, *arrangement)
+    return twin
+
+
+def train(graph: Any, batches: list[Tensor]) -> dict[str, Tensor]:
+    """A few steps; outputs, gradients, weights and statistics of each."""
+    optimizer = torch.optim.SGD(graph.parameters(), lr=0.01, momentum=0.9)
+    seen: dict[str, Tensor] = {}
+    for step, batch in enumerate(batches):
+        output = graph.train()(batch)
+        optimizer.zero_grad()
+        # Normalised: the plain sum of squares explodes within two steps.
+        sum(output[name].pow(2).mean() for name in ("boxes", "scores")).backward()
+        seen |= {f"{step} output {name}": output[name].detach() for name in ("boxes", "scores")}
+        seen |= {
+            f"{step} gradient {name}": one.grad.clone()
+            for name, one in graph.named_parameters()
+            if one.grad is not None
+        }
+        optimizer.step()
+        seen |= {f"{step} state {name}": value.clone() for name, value in graph.state_dict().items()}
+    return seen
+
+
+@pytest.mark.parametrize("arrangement", OURS, ids="-".join)
+def test_three_steps_equal_ultralytics_in_float64(native: Any, arrangement: tuple[str, str]) -> None:
+    batches = [images(seed=step) for step in range(3)]
+    expected = train(copy.deepcopy(native), batches)
+    found = train(arranged(native, *arrangement), batches)
+    assert sum("gradient" in name for name in expected) > 500
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("arrangement", OURS, ids="-".join)
+def test_a_step_equals_ultralytics_in_float32(native32: Any, arrangement: tuple[str, str]) -> None:
+    batches = [images(dtype=torch.float32)]
+    expected = train(copy.deepcopy(native32), batches)
+    found = train(arranged(native32, *arrangement), batches)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("convolution", ["native", "gemm"])
+def test_gray_equals_three_equal_channels_over_three_steps(native: Any, convolution: str) -> None:
+    batches = [images(channels=1, seed=step) for step in range(3)]
+    gray = train(arranged(native, convolution), batches)
+    repeated = train(arranged(native, convolution), [batch.repeat(1, 3, 1, 1) for batch in batches])
+    torch.testing.assert_close(gray, repeated, rtol=1e-8, atol=1e-10)
+    first = "0 gradient model.0.conv.weight"
+    torch.testing.assert_close(gray[first], repeated[first], rtol=1e-12, atol=1e-12)
+    assert gray[first].shape[1] == 3
+
+
+@pytest.mark.parametrize("kind", [GrayConv2d, GrayGemmConv2d])
+def test_gray_layer_alone_is_exact(kind: type[nn.Conv2d]) -> None:
+    torch.manual_seed(0)
+    layer = kind(3, 5, 3, stride=2, padding=1).double()
+    gray = torch.randn(2, 1, 9, 9, dtype=torch.float64, requires_grad=True)
+    colour = gray.detach().repeat(1, 3, 1, 1).requires_grad_()
+    outputs = layer(gray), layer(colour)
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+    parameters = list(layer.parameters())
+    found, expected = (
+        torch.autograd.grad(output.square().sum(), [input, *parameters])
+        for output, input in zip(outputs, (gray, colour), strict=True)
+    )
+    torch.testing.assert_close(found[0], expected[0].sum(1, keepdim=True), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-12, atol=1e-12)
+    assert layer(gray[0]).shape == (5, 5, 5)
+    with pytest.raises((ValueError, RuntimeError), match="channels"):
+        layer(torch.zeros(2, 2, 9, 9).double())
+
+
+def test_gray_saves_two_thirds_of_the_first_input(native32: Any) -> None:
+    graph = arranged(native32, "gemm")
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace, torch.no_grad():
+        graph(images(channels=1, dtype=torch.float32))
+    first = next(event for event in trace.events() if event.name == "_Convolution")
+    assert first.input_shapes[:2] == [[2, 1, 64, 64], [16, 1, 3, 3]]
+
+
+def kinds(graph: nn.Module) -> list[tuple[str, type[nn.Module]]]:
+    return [(name, type(module)) for name, module in graph.named_modules()]
+
+
+def test_an_arrangement_does_not_depend_on_the_one_before(native: Any) -> None:
+    graph = copy.deepcopy(native)
+    parameters = {name: id(parameter) for name, parameter in graph.named_parameters()}
+    expected = {arrangement: kinds(arranged(native, *arrangement)) for arrangement in ARRANGEMENTS}
+    assert len({tuple(one) for one in expected.values()}) == 4
+    for before, after in itertools.product(ARRANGEMENTS, ARRANGEMENTS):
+        arrange(graph, *before)
+        arrange(graph, *after)
+        assert kinds(graph) == expected[after], (before, after)
+    assert {name: id(parameter) for name, parameter in graph.named_parameters()} == parameters
+    assert list(graph.state_dict()) == list(native.state_dict())
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids="-".join)
+def test_restored_graph_is_ultralytics_own(native: Any, arrangement: tuple[str, str]) -> None:
+    graph = arranged(native, *arrangement, make_plan("timed", 0.0))
+    changed = [name for (name, kind), (_, own) in zip(kinds(graph), kinds(native), strict=False) if kind is not own]
+    assert "model.0.conv" in changed
+    restore(graph)
+    assert kinds(graph) == kinds(native)
+    assert all("plan" not in vars(module) for module in graph.modules())
+
+
+def test_shared_activation_is_never_changed(native: Any) -> None:
+    shared = Conv.default_act
+    graph = arranged(native, "gemm", "recompute")
+    FoldedGraph(graph)
+    assert Conv.default_act is shared
+    assert type(shared) is nn.SiLU
+    assert not shared.inplace
+    assert sum(isinstance(block.act, nn.SiLU) for block in blocks(native)) == 57
+
+
+def test_block_with_another_activation_keeps_it(native: Any) -> None:
+    graph = copy.deepcopy(native)
+    graph.model[0].act = nn.ReLU()
+    arrange(graph, "native", "recompute")
+    assert type(graph.model[0].act) is nn.ReLU
+    assert type(graph.model[0].bn) is nn.BatchNorm2d
+
+
+def test_copies_and_pickles_stay_arranged(native: Any) -> None:
+    graph = arranged(native, "gemm", "recompute").eval()
+    input = images(channels=1)
+    for twin in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        assert kinds(twin) == kinds(graph)
+        assert torch.equal(twin(input)[0], graph(input)[0])
+
+
+def kept_bytes(graph: Any, batch: Tensor) -> int:
+    """What a forward pass keeps for the backward pass besides parameters and buffers."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*graph.parameters(), *graph.buffers())}
+    kept = kept_storages(lambda: graph.train()(batch)["boxes"])
+    return sum(size for address, size in kept.items() if address not in own)
+
+
+def test_memory_between_forward_and_backward_pass(native32: Any) -> None:
+    graph, batch = copy.deepcopy(native32), images(320, dtype=torch.float32)[:1]
+    native = kept_bytes(graph, batch)
+    assert native > 40 << 20
+    share = {}
+    for arrangement in ARRANGEMENTS:
+        arrange(graph, *arrangement)
+        share[arrangement] = kept_bytes(graph, batch) / native
+    assert share["native", "keep"] == 1
+    assert share["gemm", "keep"] <= 1.05
+    assert share["gemm", "recompute"] <= 0.75
+    assert share["native", "recompute"] <= 0.75
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids="-".join)
+def test_folded_copy_predicts_the_same(native: Any, arrangement: tuple[str, str]) -> None:
+    graph = arranged(native, *arrangement).eval()
+    before = copy.deepcopy(graph.state_dict()), kinds(graph)
+    folded = FoldedGraph(graph)
+    for channels in (1, 3):
+        (found, raw), (expected, expected_raw) = folded(images(channels=channels)), graph(images(channels=channels))
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(raw["scores"], expected_raw["scores"], rtol=1e-9, atol=1e-9)
+    assert not found.requires_grad
+    torch.testing.assert_close(graph.state_dict(), before[0], rtol=0, atol=0)
+    assert kinds(graph) == before[1]
+
+
+def test_folded_copy_has_no_normalisation_and_the_same_convolutions(native: Any) -> None:
+    graph = arranged(native, "gemm", "recompute").float().train()
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        FoldedGraph(graph)(images(channels=1, dtype=torch.float32))
+    called = {event.key for event in trace.key_averages()}
+    assert not {name for name in called if "norm" in name or "convolution" in name.replace("_Convolution", "")}
+    assert "_Convolution" in called
+    assert "aten::silu_" in called
+    assert graph.training
+
+
+def test_folded_copy_does_not_follow_the_graph(native: Any) -> None:
+    graph = arranged(native, "native").eval()
+    folded, input = FoldedGraph(graph), images()
+    before = folded(input)[0]
+    with torch.no_grad():
+        graph.model[0].conv.weight.zero_()
+    assert torch.equal(folded(input)[0], before)
+
+
+def test_all_convolutions_share_one_plan(native: Any) -> None:
+    plan = make_plan("timed", 0.0)
+    graph = arranged(native, "gemm", "keep", plan)
+    assert {id(module.plan) for module in graph.modules() if isinstance(module, GemmConv2d)} == {id(plan)}
+
+
+def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert make_plan("fixed", 60.0) is FIXED
+    plan = make_plan("timed", 5.0)
+    assert isinstance(plan, TimedPlan)
+    assert (plan.budget_s, plan.cache_file) == (5.0, tmp_path / "yolo_lightning" / "convolution_plan.json")
+    with pytest.raises(ValueError, match=r"model\.conv_plan is 'fast', allowed are fixed, timed"):
+        make_plan("fast", 5.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"model\.conv_plan_budget_s is -1\.0"):
+        make_plan("timed", -1.0)
+
+
+def test_cpu_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "probe_native", None)
+    assert choose_convolution(torch.device("cpu"), 60.0) == "native"
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [("works", "native"), ("hung", "gemm"), ("slower", "gemm")])
+def test_accelerator_is_probed(
+    outcome: Any,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def probe(*arguments: Any) -> ProbeResult:
+        asked.append(arguments)
+        return ProbeResult(outcome, "as seen")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(layers, "probe_native", probe)
+    caplog.set_level("INFO")
+    assert choose_convolution(torch.device("cuda", 1), 7.0) == expected
+    assert asked == [(torch.device("cuda", 1), 7.0, tmp_path / "yolo_lightning" / "convolution_probe.json")]
+    lines = [record.getMessage() for record in caplog.records if "as seen" in record.getMessage()]
+    assert lines == [f"model.conv auto: {expected}; native convolutions: {outcome}, as seen"]

@@ -1,0 +1,204 @@
+"""Weights are used with the settings that they were trained with, unless the user types others."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.helpers.networks import lively_checkpoint
+from yolo_lightning.checkpoints.averaging import average_checkpoints
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.cli import main
+from yolo_lightning.commands.export.command import export
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model.network_settings import (
+    LETTERBOX,
+    NORMALISATION,
+    OF_MODEL,
+    NetworkSettings,
+    bound_options,
+    read_record,
+    read_settings,
+    report_precedence,
+)
+
+Run = Callable[..., None]
+RUN = Path("runs/yolo")
+BEST = RUN / "checkpoints" / "best.ckpt"
+FIT = [
+    *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
+    *("--model.nominal_batch", "16", "--data.image_size", "96", "--model.max_detections", "50"),
+]
+INPUT = {"image_size": 96, "channels": 1, "letterbox": LETTERBOX, "normalisation": NORMALISATION}
+
+
+def trained_on(folder: Path, class_names: tuple[str, ...] = ("a", "b"), **recorded: Any) -> Path:
+    """A checkpoint of a network that finds something everywhere; it records its input and `recorded`."""
+    arguments = {name: recorded.pop(name) for name in OF_MODEL if name in recorded}
+    file = lively_checkpoint(folder, *OF_MODEL, class_names=class_names, **arguments)
+    content = torch.load(file, weights_only=True)
+    write_checkpoint(content | {"input": INPUT | recorded}, file)
+    return file
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Path:
+    """A configuration file that names other values than the training's."""
+    file = tmp_path / "yolo.yaml"
+    file.write_text("data:\n  image_size: 128\nmodel:\n  max_detections: 300\n  confidence: 0.5\n")
+    return file
+
+
+def resolved(subcommand: str) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((RUN / f"config.{subcommand}.yaml").read_text())
+    return config
+
+
+@pytest.fixture
+def untyped(tmp_path: Path, look_alike: Path, index_root: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls the command line as `run` does, without an image size among the options."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
+
+    def call(subcommand: str, *options: str, config: Path | None = None) -> None:
+        data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
+        small = ["--trainer.accelerator", "cpu", "--trainer.num_sanity_val_steps", "0", "--supervise", "false"]
+        main([subcommand, *(["--config", str(config)] if config else []), *data, *small, *options])
+
+    return call
+
+
+@pytest.mark.whole_run
+def test_evaluation_takes_the_settings_of_the_training_before_those_of_the_file(
+    untyped: Run, configuration: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    untyped("fit", *FIT)
+    assert torch.load(BEST, weights_only=True)["input"] == INPUT
+    for subcommand in ("validate", "test", "predict"):
+        caplog.clear()
+        untyped(subcommand, config=configuration)
+        config = resolved(subcommand)
+        assert config["data"]["image_size"] == 96
+        assert (config["model"]["max_detections"], config["model"]["confidence"]) == (50, 0.001)
+        (line,) = [text for text in caplog.messages if text.startswith("taken from the checkpoint")]
+        assert "data.image_size 96 (instead of 128)" in line
+        assert "model.confidence 0.001 (instead of 0.5)" in line
+    caplog.clear()
+    untyped("validate", "--data.image_size", "64", config=configuration)
+    assert resolved("validate")["data"]["image_size"] == 64
+    assert "changed since the checkpoint: data.image_size was 96, now 64 (used)" in caplog.messages
+
+
+@pytest.mark.whole_run
+def test_new_training_keeps_its_own_size_and_names_the_difference(
+    untyped: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = trained_on(tmp_path, image_size=160)
+    untyped("fit", *FIT, "--model.weights", str(file))
+    assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["image_size"] == 96
+    assert f"changed since the weights {file}: data.image_size was 160, now 96 (used)" in caplog.messages
+
+
+@pytest.mark.whole_run
+def test_evaluated_weights_without_a_run_bring_their_settings(
+    untyped: Run, configuration: Path, tmp_path: Path
+) -> None:
+    file = trained_on(tmp_path, class_names=CLASS_NAMES, overlap=0.3)
+    export(checkpoint=str(file), output=str(tmp_path / "file.pt"))
+    untyped("validate", "--trainer.limit_val_batches", "1", "--model.weights", "file.pt", config=configuration)
+    config = resolved("validate")
+    assert config["data"]["image_size"] == 96
+    assert (config["model"]["overlap"], config["model"]["confidence"]) == (0.3, 0.001)
+
+
+@pytest.mark.parametrize("kind", ["ckpt", "pt", "average", "address"])
+def test_every_file_of_weights_records_the_settings(tmp_path: Path, kind: str) -> None:
+    file = trained_on(tmp_path, confidence=0.1, class_agnostic=True)
+    expected = NetworkSettings(96, 1, ("a", "b"), confidence=0.1, class_agnostic=True)
+    match kind:
+        case "pt":
+            export(checkpoint=str(file), output=str(tmp_path / "file.pt"))
+            file = tmp_path / "file.pt"
+        case "average":
+            (tmp_path / "other").mkdir()
+            both = [file, trained_on(tmp_path / "other", confidence=0.1, class_agnostic=True)]
+            write_checkpoint(average_checkpoints(both), tmp_path / "average.ckpt")
+            file = tmp_path / "average.ckpt"
+        case "address":
+            export(checkpoint=file.as_uri(), output=str(tmp_path / "file.pt"))
+            file = tmp_path / "file.pt"
+    assert read_settings(file) == expected
+
+
+def test_torchscript_records_the_settings(tmp_path: Path) -> None:
+    target = tmp_path / "file.torchscript"
+    export(checkpoint=str(trained_on(tmp_path)), format="torchscript", output=str(target))
+    found = {"config.txt": ""}
+    network = torch.jit.load(str(target), _extra_files=found)
+    about = json.loads(found["config.txt"])
+    assert (about["imgsz"], about["channels"]) == ([96, 96], 1)
+    assert NetworkSettings.of(about["yolo_lightning"]) == NetworkSettings(96, 1, ("a", "b"))
+    assert network(torch.zeros(1, 1, 96, 96)).shape[:2] == (1, 6)
+
+
+def test_ultralytics_file_gives_its_image_size_as_a_multiple_of_the_stride(tmp_path: Path) -> None:
+    export(checkpoint=str(trained_on(tmp_path)), output=str(tmp_path / "file.pt"))
+    content = torch.load(tmp_path / "file.pt", weights_only=False)
+    del content["yolo_lightning"]
+    torch.save(content | {"train_args": {"imgsz": 500}}, tmp_path / "theirs.pt")
+    assert read_record(tmp_path / "theirs.pt") == {"image_size": 512, "class_names": ["a", "b"]}
+    torch.save(content | {"train_args": {}}, tmp_path / "theirs.pt")
+    assert read_record(tmp_path / "theirs.pt")["image_size"] == 96, "the network's own arguments"
+
+
+def test_checkpoint_without_a_record_takes_the_size_of_its_run_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    file = lively_checkpoint(tmp_path / "checkpoints")
+    for text, size in (("data: {image_size: 192}", 192), ("", None), ("data: [1,", None), ("data: 5", None)):
+        (tmp_path / "config.yaml").write_text(text)
+        assert read_settings(file).image_size == size
+    assert read_settings(file).for_pictures().image_size == 640
+    assert "the weights do not record their image size: 640 is used" in caplog.messages
+
+
+def test_pictures_are_not_shown_with_the_threshold_for_scores(caplog: pytest.LogCaptureFixture) -> None:
+    scoring = NetworkSettings(96, 1)
+    assert scoring.for_pictures().confidence == 0.25
+    assert scoring.for_pictures(confidence=0.4).confidence == 0.4
+    assert not caplog.messages
+    chosen = NetworkSettings(96, 1, confidence=0.1)
+    assert chosen.for_pictures().confidence == 0.1
+    assert chosen.for_pictures(confidence=0.0, image_size=64) == NetworkSettings(64, 1, confidence=0.0)
+    assert caplog.messages == [
+        "changed since the checkpoint: confidence was 0.1, now 0.0 (used)",
+        "changed since the checkpoint: image_size was 96, now 64 (used)",
+    ]
+
+
+def test_input_that_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="need normalisation 'ImageNet', this version has 'uint8 / 255' only"):
+        read_settings(trained_on(tmp_path, normalisation="ImageNet"))
+
+
+def test_bound_options_are_those_that_are_recorded() -> None:
+    record = {"image_size": 96, "channels": 3, "variant": "yolov8s", "class_width": None, "lr0": 0.1}
+    model = {"data.image_size": 96, "model.variant": "yolov8s"}
+    assert bound_options(record, is_gray=False) == model | {"data.channels": 3}
+    assert bound_options(record, is_gray=True) == model
+
+
+def test_precedence_is_one_line_and_names_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    bound = {"data.image_size": 96, "data.channels": 3, "model.overlap": 0.6, "model.confidence": 0.1}
+    before = {"data.image_size": 640, "data.channels": None, "model.overlap": 0.7, "model.confidence": 0.2}
+    report_precedence(bound, before, bound | {"model.confidence": 0.2})
+    assert caplog.messages == [
+        "changed since the checkpoint: model.confidence was 0.1, now 0.2 (used)",
+        "taken from the checkpoint: data.image_size 96 (instead of 640), model.overlap 0.6 (instead of 0.7)",
+    ]

@@ -1,0 +1,157 @@
+"""Several views of an image: geometry, merging, mirrored images, and where the module uses them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from tests.helpers.networks import enliven
+from yolo_lightning.data.batch import Batch, Prediction, Sample, collate
+from yolo_lightning.data.boxes import STRIDE, Letterbox
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.model.graph import build_graph
+from yolo_lightning.model.layers import FoldedGraph
+from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.model.tta import ORIGINAL, VIEWS, View, augmented, mapped_back, seen, show
+from yolo_lightning.module import YOLOModule
+
+SHAPE = (64, 96)
+OVERLAP = 0.6
+
+
+@pytest.fixture(scope="module")
+def network() -> FoldedGraph:
+    """A network that finds something everywhere, with scores that differ."""
+    torch.manual_seed(0)
+    graph: Any = build_graph("yolov8n", ("a", "b"), "native")
+    enliven(graph)
+    return FoldedGraph(graph)
+
+
+def images(channels: int = 1) -> Tensor:
+    return torch.rand(2, channels, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+def candidates(network: FoldedGraph, shown: Tensor) -> Tensor:
+    return augmented(network, shown, network(shown)[0])
+
+
+def test_views_hold_the_mirror_of_each() -> None:
+    assert VIEWS[0] == ORIGINAL
+    assert {View(view.scale, not view.mirrored) for view in VIEWS} == set(VIEWS)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_marked_pixel_is_found_where_it_was(view: View) -> None:
+    """The network stands in: it answers with the brightest place of what it is shown."""
+    image = torch.zeros(1, 1, *SHAPE)
+    image[..., 40:44, 20:24] = 1.0
+
+    def brightest(shown: Tensor) -> Sequence[Tensor]:
+        assert all(side % STRIDE == 0 for side in shown.shape[-2:])
+        rows, columns = torch.where(shown[0, 0] > 0.7)
+        sides = (columns.max() - columns.min() + 1, rows.max() - rows.min() + 1)
+        centre = (columns.float().mean() + 0.5, rows.float().mean() + 0.5)
+        return [torch.tensor([*centre, *sides, 0.9]).reshape(1, 5, 1)]
+
+    box = seen(brightest, image, view)[0, :, 0]
+    torch.testing.assert_close(box, torch.tensor([22.0, 42.0, 4.0, 4.0, 0.9]), atol=1.0, rtol=0)
+    if view.scale == 1:
+        torch.testing.assert_close(box, torch.tensor([22.0, 42.0, 4.0, 4.0, 0.9]))
+
+
+def test_boxes_go_back_by_the_scale_that_was_used() -> None:
+    decoded = torch.tensor([10.0, 6.0, 4.0, 2.0, 0.3, 0.7]).reshape(1, 6, 1)
+    back = mapped_back(decoded, View(0.5, True), (64, 96), (0.5, 0.25))[0, :, 0]
+    assert back.tolist() == pytest.approx([96 - 40, 12, 16, 4, 0.3, 0.7])
+
+
+def test_padding_lies_right_and_below_in_the_gray_of_the_letterbox() -> None:
+    shown = show(torch.ones(1, 1, 64, 64), View(0.83, False))
+    assert shown.shape[-2:] == (64, 64)
+    torch.testing.assert_close(shown[..., :53, :53], torch.ones(1, 1, 53, 53))
+    assert torch.unique(shown[..., 53:, :]).tolist() == pytest.approx([114 / 255])
+
+
+def test_merging_is_concatenation_before_suppression(network: FoldedGraph) -> None:
+    shown = images()
+    apart = torch.cat([seen(network, shown, view) for view in VIEWS], dim=-1)
+    torch.testing.assert_close(candidates(network, shown), apart)
+    torch.testing.assert_close(candidates(network, shown)[..., : network(shown)[0].shape[-1]], network(shown)[0])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_mirrored_frames_give_mirrored_predictions(network: FoldedGraph, channels: int) -> None:
+    batch = two_frames()
+    own, mirrored = (
+        suppressed(candidates(network, shown), batch) for shown in (images(channels), images(channels).flip(-1))
+    )
+    for one, other in zip(own, mirrored, strict=True):
+        assert len(one.labels) > 3
+        boxes = other.boxes.clone()
+        boxes[:, [0, 2]] = SHAPE[1] - boxes[:, [2, 0]]
+        torch.testing.assert_close(other.scores, one.scores, atol=1e-4, rtol=0)
+        assert torch.equal(other.labels, one.labels)
+        torch.testing.assert_close(boxes, one.boxes, atol=1e-2, rtol=0)
+
+
+def two_frames() -> Batch:
+    """Frames that fill the input."""
+    image, boxes, labels = np.zeros(SHAPE, np.uint8), np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
+    return collate([Sample(image, boxes, labels, name, SHAPE, Letterbox(1.0, 0, 0)) for name in "ab"])
+
+
+def suppressed(decoded: Tensor, batch: Batch) -> list[Prediction]:
+    return predictions((decoded,), batch, confidence=0.3, overlap=OVERLAP, max_detections=20)
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_module_augments_in_evaluation(
+    stage: str, data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(stage, YOLOModule(augment=True), data, tmp_path, monkeypatch) == 1
+    assert run(stage, YOLOModule(), data, tmp_path, monkeypatch) == 0
+
+
+def test_a_fit_does_not_pay_for_it(data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("fit", YOLOModule(augment=True), data, tmp_path, monkeypatch) == 0
+
+
+def test_checkpoints_do_not_remember_it() -> None:
+    assert "augment" not in YOLOModule(augment=True).hparams
+
+
+@pytest.fixture
+def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
+    return DetectionDataModule(
+        str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(workers=0)
+    )
+
+
+def run(
+    stage: str, module: YOLOModule, data: DetectionDataModule, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """Run one batch; returns how often views were merged."""
+    calls = []
+
+    def counted(*arguments: Any) -> Tensor:
+        calls.append(arguments)
+        return augmented(*arguments)
+
+    monkeypatch.setattr("yolo_lightning.module.augmented", counted)
+    one = {f"limit_{name}_batches": 1 for name in ("train", "val", "test", "predict")}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(default_root_dir=folder, accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, **one, **quiet)
+    getattr(trainer, stage)(module, data, **({"return_predictions": False} if stage == "predict" else {}))
+    return len(calls)

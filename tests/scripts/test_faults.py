@@ -1,0 +1,174 @@
+"""Faults in real training runs, by the script that injects the whole matrix; and whether that script can say no."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY
+
+SCRIPT = REPOSITORY / "scripts" / "inject_faults.py"
+sys.path.insert(0, str(SCRIPT.parent))
+
+from faults import outcome, overhead, traces  # noqa: E402
+from faults.inside import InsideFault, Place  # noqa: E402
+from faults.judge import restarts  # noqa: E402
+from faults.rows import CASES, chosen  # noqa: E402
+from faults.run import Beat, Line  # noqa: E402
+
+from yolo_lightning.supervision.heartbeat import Phase  # noqa: E402
+
+GROUPS = {
+    "loader": "1,2,3,4,5,6,7,8,9,10,11,26,38,40",
+    "trainer": "12,13,14,15,16,17,20,27,28,34,35,36",
+    "files": "18,19,21,22,23,30,37,41",
+    "supervisor": "24,25,29,31,32,33,39",
+    "random": "42",
+}
+
+
+def inject(folder: Path, *options: str) -> list[dict[str, Any]]:
+    """Verdicts of the script."""
+    command = [sys.executable, str(SCRIPT), "--json", "--work", str(folder), *options]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    verdicts: list[dict[str, Any]] = json.loads(done.stdout)
+    assert done.returncode == int(any(verdict["wrong"] for verdict in verdicts))
+    return verdicts
+
+
+@pytest.mark.whole_run
+@pytest.mark.timeout(900)
+def test_a_run_comes_back_from_faults_of_all_kinds_and_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+    (verdict,) = inject(tmp_path, "--rows", "quick")
+    assert verdict["wrong"] == []
+    assert verdict["leftovers"] == []
+    assert len(verdict["lost_each"]) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.whole_run
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("row", ["21e", "29a", "40c"], ids=["clock set back", "suspension", "group killed"])
+def test_a_run_outlives_its_clock_a_suspension_and_its_group(row: str, tmp_path: Path) -> None:
+    (verdict,) = inject(tmp_path, "--rows", row)
+    assert verdict["wrong"] == []
+    assert verdict["leftovers"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("rows", GROUPS.values(), ids=GROUPS.keys())
+def test_matrix(rows: str, tmp_path: Path) -> None:
+    verdicts = inject(tmp_path, "--rows", rows)
+    assert {verdict["name"]: verdict["wrong"] for verdict in verdicts if verdict["wrong"]} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_twenty_kills_at_random_moments_of_one_run(tmp_path: Path) -> None:
+    (verdict,) = inject(tmp_path, "--soak", "20")
+    assert verdict["wrong"] == []
+    assert len(verdict["kills"]) == 20
+
+
+def test_groups_hold_every_row() -> None:
+    rows = {int(row) for group in GROUPS.values() for row in group.split(",")}
+    assert rows == {case.row for case in CASES} == set(range(1, 43))
+
+
+def test_unknown_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="rows are 99, allowed are 1, 2, 3"):
+        chosen("1,99")
+
+
+def final_state() -> outcome.Outcome:
+    rows = [{"epoch": "0", "step": str(step), "train/loss": "1"} for step in (1, 2, 2)]
+    return outcome.Outcome({"last.weight": torch.zeros(3), "best.weight": torch.ones(3)}, rows, 2)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (replace(final_state(), steps=3), "3 steps trained instead of 2"),
+        (replace(final_state(), tensors={"last.weight": torch.zeros(3)}), "other tensors"),
+        (
+            replace(final_state(), tensors={"last.weight": torch.tensor([0, 0, 1e-38]), "best.weight": torch.ones(3)}),
+            "1 of 2 tensors differ, among them last.weight",
+        ),
+        (
+            replace(final_state(), tensors=dict.fromkeys(final_state().tensors, torch.full((3,), torch.nan))),
+            "not finite",
+        ),
+        (replace(final_state(), rows=final_state().rows[:2]), "metrics.csv: rows doubled"),
+        (replace(final_state(), rows=[*final_state().rows, final_state().rows[0]]), "doubled [('0', '1')]"),
+        (
+            replace(final_state(), rows=[final_state().rows[0] | {"train/loss": "2"}, *final_state().rows[1:]]),
+            "other values at the steps ['1']",
+        ),
+    ],
+)
+def test_final_states_that_differ_are_told_apart(found: outcome.Outcome, words: str) -> None:
+    assert any(words in wrong for wrong in outcome.differences(found, final_state()))
+
+
+def test_equal_final_states_are_equal() -> None:
+    assert outcome.differences(final_state(), final_state()) == []
+
+
+def test_forgotten_processes_and_files_are_found(tmp_path: Path) -> None:
+    before = traces.shared_memory()
+    forgotten = Path("/dev/shm") / f"sem.mp-{os.getpid()}"
+    temporary, run = tmp_path / "tmp", tmp_path / "run"
+    temporary.mkdir()
+    run.mkdir()
+    (run / ".writing-1-last.ckpt.part").touch()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env=os.environ | {"FAULTS_TEST": str(tmp_path)}
+    )
+    try:
+        forgotten.touch()
+        assert forgotten.name in traces.orphaned_shared_memory(before)
+        assert traces.marked("FAULTS_TEST", str(tmp_path)) == [process.pid]
+        assert traces.temporary_files(run, temporary) == [str(run / ".writing-1-last.ckpt.part")]
+    finally:
+        forgotten.unlink()
+        process.kill()
+        process.wait()
+    assert traces.marked("FAULTS_TEST", str(tmp_path)) == []
+
+
+def test_lost_steps_and_recovery_are_read_from_what_was_seen() -> None:
+    beats = [
+        *(Beat(1.0, 10, Phase.STEP, 7), Beat(2.0, 10, Phase.FETCH, 8)),
+        *(Beat(8.0, 11, Phase.IMPORT, 0), Beat(9.0, 11, Phase.FIRST_BATCH, 5), Beat(9.5, 11, Phase.FETCH, 6)),
+    ]
+    lines = [
+        Line(0.5, "run folder: run"),
+        Line(5.0, "supervisor: 2026-01-01 10:00:00 restart in 0 s: attempt 1 of 3"),
+        Line(8.5, "run folder: run, checkpoint: run/checkpoints/step-000000005.ckpt", 5),
+    ]
+    seen = type("Seen", (), {"beats": beats, "lines": lines})()
+    assert restarts(seen) == ([3], [4.5])
+
+
+def test_fault_happens_once_in_all_attempts_or_always(tmp_path: Path) -> None:
+    once, always = InsideFault.parse("sleep @ validation frame 3"), InsideFault.parse("kill @ step 7 always")
+    assert (once.place, once.number, once.always) == (Place.VALIDATION_FRAME, 3, False)
+    assert [once.happens(Place.VALIDATION_FRAME, number, tmp_path) for number in (2, 3, 3)] == [False, True, False]
+    assert [always.happens(Place.STEP, 7, tmp_path) for _ in range(2)] == [True, True]
+    assert len((tmp_path / "fired.jsonl").read_text().splitlines()) == 3
+    with pytest.raises(ValueError, match="fault kind is 'yawn', allowed are"):
+        InsideFault.parse("yawn @ step 7")
+
+
+def test_cost_of_the_record_is_measured_on_the_hooks_themselves(tmp_path: Path) -> None:
+    step = overhead.of_the_trainer(tmp_path)
+    beat = overhead.fastest(lambda: None, 2000)
+    assert beat < step.step_s < 1e-3

@@ -1,0 +1,237 @@
+from dataclasses import replace
+
+import pytest
+
+from yolo_lightning.data.worker_processes import SpawningContext
+from yolo_lightning.supervision.classify import (
+    Diagnosis,
+    Evidence,
+    Frame,
+    ProcessEvidence,
+    StallClass,
+    classify,
+    parse_faulthandler,
+    parse_py_spy,
+)
+from yolo_lightning.supervision.heartbeat import Phase
+
+TORCH = "torch/utils/data/dataloader.py:1"
+IDLE = ("select (selectors.py:415)", "poll (multiprocessing/connection.py:257)", "get (multiprocessing/queues.py:113)")
+LOOP = ("_worker_loop (torch/utils/data/_utils/worker.py:258)", "run (multiprocessing/process.py:108)")
+WAITING = ("wait (threading.py:331)", "get (queue.py:180)", f"_try_get_data ({TORCH})", f"_next_data ({TORCH})")
+
+
+def stack(*lines: str, **values: str) -> tuple[Frame, ...]:
+    """Frames from `function (place)`; `values` belong to the first."""
+    frames = [Frame(line.partition(" (")[0], line.partition(" (")[2][:-1]) for line in lines]
+    return (replace(frames[0], values=values), *frames[1:]) if frames else ()
+
+
+def main_process(*lines: str, state: str = "S", later: tuple[str, ...] = (), channel: str = "") -> ProcessEvidence:
+    return ProcessEvidence(10, "python -m yolo_lightning fit", state, channel, stack(*lines), stack(*later))
+
+
+def worker(pid: int, *lines: str, state: str = "S", channel: str = "", **values: str) -> ProcessEvidence:
+    command = "python -c from multiprocessing.spawn import spawn_main"
+    return ProcessEvidence(pid, command, state, channel, stack(*lines, **values))
+
+
+def judge(trainer: ProcessEvidence, *others: ProcessEvidence, phase: Phase = Phase.FETCH, **rest: object) -> Diagnosis:
+    return classify(Evidence(phase, trainer, others, **rest))  # type: ignore[arg-type]
+
+
+def test_worker_that_owes_the_batch_is_named_not_the_idle_one() -> None:
+    stuck = worker(12, "__getitem__ (data/dataset.py:93)", "fetch (fetch.py:52)", *LOOP, index="4711", key="(0, 4711)")
+    found = judge(main_process(*WAITING), worker(11, *IDLE, *LOOP), stuck, worker(13, *IDLE, *LOOP))
+    assert (found.kind, found.moves_down, found.suspect) == (StallClass.LOADER_STALL, True, "index=4711")
+    assert found.sentence == (
+        f"the trainer (process 10) waits for a batch in _try_get_data ({TORCH}); worker process 12, state S, owes it "
+        "and stands in __getitem__ (data/dataset.py:93) at the sample index=4711"
+    )
+
+
+def test_batch_that_no_idle_worker_could_hand_over_is_explained_by_the_log() -> None:
+    said = "RuntimeError: unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
+    workers = (worker(11, *IDLE, *LOOP), worker(12, *IDLE, *LOOP))
+    found = judge(main_process(*WAITING), *workers, log_lines=("epoch 1/2", said, "epoch 1/2, batch 3"))
+    assert found.sentence.endswith(f"its 2 workers wait for work; a batch may have been lost on its way: {said}")
+    assert "lost" not in judge(main_process(*WAITING), *workers, log_lines=("epoch 1/2",)).sentence
+
+
+def test_trainer_that_reads_itself_is_named_with_the_sample_it_stands_at() -> None:
+    reading = Frame("read", "data/dataset.py:60", {"image_id": "'20200502114223915'"})
+    trainer = main_process("sleep (codec.py:3)", "read (data/dataset.py:60)", f"_next_data ({TORCH})")
+    trainer = replace(trainer, stack=(trainer.stack[0], reading, trainer.stack[2]))
+    found = judge(trainer)
+    assert (found.kind, found.suspect) == (StallClass.LOADER_STALL, "id=20200502114223915")
+    assert found.sentence.endswith(
+        "it has no workers and stands in sleep (codec.py:3) at the sample id=20200502114223915"
+    )
+
+
+def test_stall_at_an_epochs_begin_says_so() -> None:
+    frames = (*WAITING, f"_reset ({TORCH})", f"__iter__ ({TORCH})")
+    found = judge(main_process(*frames), worker(11, *IDLE, *LOOP, state="T"))
+    assert "at an epoch's begin in _reset: its workers were idle before; worker process 11" in found.sentence
+    assert "_reset" not in judge(main_process(*WAITING), worker(11, *IDLE, *LOOP, state="T")).sentence
+
+
+def test_stall_before_the_first_batch_may_be_a_slow_start_and_stays_on_the_rung() -> None:
+    stuck = worker(12, "sleep (worker_init.py:1)", *LOOP)
+    assert not judge(main_process(*WAITING), stuck, phase=Phase.FIRST_BATCH).moves_down
+    assert not judge(main_process(*WAITING), phase=Phase.FIRST_BATCH).moves_down
+    assert judge(main_process(*WAITING), stuck, phase=Phase.FETCH).moves_down
+
+
+def test_frame_that_is_read_is_suspected_not_the_sample_that_it_is_mixed_into() -> None:
+    reading = Frame("read", "data/dataset.py:60", {"index": "5", "image_id": '"20200502114223915"'})
+    sample = Frame("__getitem__", "data/dataset.py:93", {"index": "4711"})
+    frames = (Frame("read", "data/frames.py:40", {"name": '"a.jpg"'}), reading, sample, *stack(*LOOP))
+    stuck = ProcessEvidence(12, "python -c from multiprocessing.spawn import spawn_main", "D", "", frames)
+    assert judge(main_process(*WAITING), stuck).suspect == "id=20200502114223915"
+
+
+def test_stopped_worker_owes_the_batch_even_if_another_is_busy() -> None:
+    busy = worker(11, "imdecode (cv2.py:1)", "fetch (fetch.py:52)", *LOOP)
+    found = judge(main_process("recvfds (multiprocessing/reduction.py:159)"), busy, worker(12, *IDLE, *LOOP, state="T"))
+    assert "worker process 12, stopped (T), owes it" in found.sentence
+
+
+def test_worker_in_the_kernel_is_named_with_its_place() -> None:
+    stuck = worker(11, *IDLE, *LOOP, state="D", channel="rpc_wait_bit_killable")
+    assert "in the kernel in rpc_wait_bit_killable" in judge(main_process(*WAITING), stuck).sentence
+
+
+def test_wait_with_idle_workers_says_so() -> None:
+    found = judge(main_process(*WAITING), worker(11, *IDLE, *LOOP), worker(12, *IDLE, *LOOP))
+    assert (found.kind, found.suspect) == (StallClass.LOADER_STALL, "")
+    assert found.sentence.endswith("its 2 workers wait for work")
+
+
+@pytest.mark.parametrize("place", ["_reset", "_shutdown_workers"])
+def test_fault_9_wait_for_workers_after_validation_is_a_loader_stall(place: str) -> None:
+    found = judge(main_process("poll (multiprocessing/connection.py:257)", f"{place} ({TORCH})"))
+    assert found.kind is StallClass.LOADER_STALL
+    assert place in found.sentence
+
+
+def test_wait_for_workers_that_import_is_a_loader_stall() -> None:
+    place = SpawningContext._await_core.__name__
+    importing = worker(11, "open (storage.py:1)", "<module> (torch/__init__.py:1)")
+    found = judge(
+        main_process("poll (multiprocessing/connection.py:257)", f"{place} (worker_processes.py:1)"), importing
+    )
+    assert found.kind is StallClass.LOADER_STALL
+    assert f"in {place}" in found.sentence
+    assert "worker process 11, state S, owes it and stands in open" in found.sentence
+
+
+def test_dead_worker_is_a_crash_with_the_kernels_word() -> None:
+    lines = ("nothing", "Out of memory: Killed process 11 (python)")
+    found = judge(main_process(*WAITING), worker(11, state="Z"), worker(12, *IDLE, *LOOP), kernel_lines=lines)
+    assert (found.kind, found.moves_down) == (StallClass.LOADER_CRASH, False)
+    assert found.sentence == "worker process 11 is dead; the kernel says: Out of memory: Killed process 11 (python)"
+
+
+@pytest.mark.parametrize(
+    ("line", "crash"),
+    [
+        ("RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed.", True),
+        ("RuntimeError: DataLoader worker (pid(s) 77, 78) exited unexpectedly", True),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+        ("DataLoader workers: 4", False),
+    ],
+)
+def test_words_of_a_dead_worker(line: str, crash: bool) -> None:
+    found = judge(main_process("training_step (module.py:1)"), phase=Phase.STEP, log_lines=(line,))
+    assert (found.kind is StallClass.LOADER_CRASH) == crash
+
+
+@pytest.mark.parametrize(
+    ("trainer", "evicted_ms", "down"),
+    [
+        (main_process("training_step (module.py:1)"), 5000, True),
+        (main_process("training_step (module.py:1)", state="D", channel="amdgpu_cs_wait"), 0, False),
+        (main_process("training_step (module.py:1)", state="D", channel="dup_mmap"), None, False),
+        (main_process("training_step (module.py:1)", channel="call of /dev/kfd"), None, False),
+        (main_process("synchronize (torch/cuda/__init__.py:1)"), None, False),
+    ],
+    ids=["evicted", "amdgpu", "dup_mmap", "call of the device", "synchronize"],
+)
+def test_fault_12_gpu_stall_moves_down_only_with_evicted_queues(
+    trainer: ProcessEvidence, evicted_ms: int | None, down: bool
+) -> None:
+    found = judge(trainer, phase=Phase.STEP, evicted_ms=evicted_ms)
+    assert (found.kind, found.moves_down) == (StallClass.GPU_STALL, down)
+    assert ("5000 ms" in found.sentence) == down
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        main_process("flush (yolo_lightning/utils/files.py:41)", "replacing (yolo_lightning/utils/files.py:33)"),
+        main_process("save (torch/serialization.py:900)"),
+        main_process("anything (x.py:1)", state="D", channel="jbd2_log_wait_commit"),
+    ],
+)
+def test_storage(trainer: ProcessEvidence) -> None:
+    found = judge(trainer, phase=Phase.SAVE)
+    assert (found.kind, found.moves_down) == (StallClass.STORAGE, False)
+
+
+@pytest.mark.parametrize(
+    ("state", "later", "kind"),
+    [
+        ("R", ("loop (a.py:4)",), StallClass.LIVELOCK),
+        ("R", ("other (a.py:9)",), StallClass.UNKNOWN),
+        ("S", ("loop (a.py:3)",), StallClass.UNKNOWN),
+        ("R", (), StallClass.UNKNOWN),
+    ],
+)
+def test_livelock_computes_in_the_same_function(state: str, later: tuple[str, ...], kind: StallClass) -> None:
+    assert judge(main_process("loop (a.py:3)", state=state, later=later), phase=Phase.STEP).kind is kind
+
+
+def test_nothing_known_is_unknown_and_says_so() -> None:
+    found = judge(main_process(state="T"), phase=Phase.STEP)
+    assert found == Diagnosis(StallClass.UNKNOWN, "the trainer (process 10, stopped (T)) stands in an unknown function")
+
+
+PY_SPY = """Process 5: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 6 (idle): "pin memory"
+    wait (threading.py:331)
+Thread 5 (active): "MainThread"
+    Dataset.__getitem__ (data/dataset.py:93)
+        Arguments:
+            key: (0, 7)
+        Locals:
+            index: 7
+    <module> (train.py:4)
+"""
+
+
+def test_main_threads_stack_from_py_spy() -> None:
+    assert parse_py_spy(PY_SPY) == (
+        Frame("__getitem__", "data/dataset.py:93", {"key": "(0, 7)", "index": "7"}),
+        Frame("<module>", "train.py:4"),
+    )
+    assert parse_py_spy("") == parse_py_spy("Error: no permission") == ()
+
+
+FAULTHANDLER = """Current thread 0x01 (most recent call first):
+  File "/a/pin.py", line 3 in pin
+
+Thread 0x02 (most recent call first):
+  File "/a/module.py", line 31 in YOLOModule.training_step
+  File "/a/train.py", line ??? in <module>
+"""
+
+
+def test_main_threads_stack_from_faulthandler() -> None:
+    assert parse_faulthandler(FAULTHANDLER) == (
+        Frame("training_step", "/a/module.py:31"),
+        Frame("<module>", "/a/train.py:???"),
+    )
+    assert parse_faulthandler("") == ()

@@ -1,0 +1,186 @@
+"""Real processes: torch's loader with a worker that hangs, a process in the kernel, a folder that cannot be written."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning.supervision import evidence
+from yolo_lightning.supervision.classify import Evidence, StallClass, classify
+from yolo_lightning.supervision.evidence import Request, allowed_environment, collect, evicted_ms
+from yolo_lightning.supervision.heartbeat import Phase, Progress, stacks_path
+from yolo_lightning.supervision.kill import kill_tree
+from yolo_lightning.supervision.processes import read_process
+
+needs_py_spy = pytest.mark.skipif(
+    not (Path(sys.executable).with_name("py-spy").exists() or shutil.which("py-spy")), reason="py-spy is not installed"
+)
+MARKER_VARIABLE, MARKER = "YOLO_LIGHTNING_TEST_MARKER", f"evidence-{os.getpid()}"
+
+LOADER = """
+import os, signal, sys, time
+from torch.utils.data import DataLoader
+
+class Frames:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            open(sys.argv[2], "w").write(str(os.getpid()))
+            if sys.argv[1] == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1000)
+        return index
+
+if __name__ == "__main__":
+    for batch in DataLoader(Frames(), batch_size=1, num_workers=2, multiprocessing_context="spawn"):
+        print(int(batch), flush=True)
+"""
+IN_KERNEL = "import ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); print('4', flush=True); lib.dsleep()"
+STUCK_IN_VFORK = "#include <unistd.h>\nvoid dsleep(void) { if (vfork() == 0) for (;;) sleep(1000); }\n"
+
+
+class Started:
+    def __init__(self, *command: str) -> None:
+        environment = os.environ | {MARKER_VARIABLE: MARKER, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, *command], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def wait_for(self, line: str) -> None:
+        assert self.process.stdout is not None
+        while self.process.stdout.readline().strip() != line:
+            assert self.process.poll() is None
+
+    def wait_for_state(self, pids: list[int], state: str) -> None:
+        end_s = time.monotonic() + 60
+        while not any((one := read_process(pid)) and one.state == state for pid in pids):
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+
+    def look(self, folder: Path, phase: Phase, progress: Progress | None = None) -> Evidence:
+        incident, record = folder / "incident", folder / "progress"
+        return collect(Request(incident, self.process.pid, record, progress, phase, (), 10.0, 0.1))
+
+    def end(self) -> None:
+        kill_tree(self.process.pid, f"{MARKER_VARIABLE}={MARKER}")
+        self.process.wait()
+
+
+@pytest.fixture
+def started() -> Iterator[list[Started]]:
+    running: list[Started] = []
+    yield running
+    for one in running:
+        one.end()
+
+
+@pytest.mark.whole_run
+@needs_py_spy
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        pytest.param("sleep", "S", id="fault 1: sleeps", marks=pytest.mark.slow),
+        pytest.param("stop", "T", id="fault 4: stopped"),
+    ],
+)
+def test_torchs_loader_names_the_worker_that_hangs(
+    kind: str, state: str, started: list[Started], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOADER)
+    started.append(Started(str(script), kind, str(tmp_path / "hangs")))
+    trainer = started[0]
+    trainer.wait_for("1")
+    end_s = time.monotonic() + 60
+    while not (tmp_path / "hangs").is_file() or not (tmp_path / "hangs").read_text():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    worker = int((tmp_path / "hangs").read_text())
+    trainer.wait_for_state([worker], state)
+    time.sleep(1.0)  # the main process comes to its wait
+    found = classify(trainer.look(tmp_path, Phase.FETCH))
+    assert found.kind is StallClass.LOADER_STALL
+    assert f"worker process {worker}, " in found.sentence
+    assert "owes it and stands in __getitem__" in found.sentence
+    assert found.suspect == "index=5"
+
+
+@needs_py_spy
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_fault_14_process_in_the_kernel_does_not_hold_up_the_evidence(started: list[Started], tmp_path: Path) -> None:
+    (tmp_path / "dstate.c").write_text(STUCK_IN_VFORK)
+    library = tmp_path / "dstate.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O0", "-o", str(library), str(tmp_path / "dstate.c")], check=True)
+    started.append(Started("-c", IN_KERNEL, str(library)))
+    trainer = started[0]
+    trainer.wait_for("4")
+    trainer.wait_for_state([trainer.process.pid], "D")
+    began_s = time.monotonic()
+    found = trainer.look(tmp_path, Phase.STEP)
+    assert time.monotonic() - began_s < 20
+    assert found.trainer.state == "D"
+    assert found.trainer.stack[0].function == "<module>"
+    assert "state D" in classify(found).sentence
+
+
+def test_folder_that_cannot_be_written_costs_no_evidence(started: list[Started], tmp_path: Path) -> None:
+    (tmp_path / "incident").write_text("a file where the folder should be")
+    started.append(Started("-c", "import time; print('up', flush=True); time.sleep(1000)"))
+    started[0].wait_for("up")
+    found = started[0].look(tmp_path, Phase.STEP)
+    assert (found.trainer.pid, found.trainer.state) == (started[0].process.pid, "S")
+
+
+def test_secrets_are_not_kept(started: list[Started], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "CUDA_SECRET_KEY", "HSA_ENABLE_SDMA", "HOME"):
+        monkeypatch.setenv(name, f"value of {name}")
+    started.append(Started("-c", "import time; print('up', flush=True); time.sleep(1000)"))
+    started[0].wait_for("up")
+    kept = allowed_environment(started[0].process.pid)
+    assert "HSA_ENABLE_SDMA=value of HSA_ENABLE_SDMA" in kept
+    assert "OMP_NUM_THREADS=1" in kept
+    assert [name for name in ("TOKEN", "API_KEY", "SECRET", "HOME") if name in kept] == []
+
+
+def test_eviction_is_summed_over_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "KFD", tmp_path)
+    for gpu, text in (("1", "300\n"), ("2", "45\n")):
+        (tmp_path / "77" / f"stats_{gpu}").mkdir(parents=True)
+        (tmp_path / "77" / f"stats_{gpu}" / "evicted_ms").write_text(text)
+    assert (evicted_ms(77), evicted_ms(78)) == (345, None)
+
+
+def test_stacks_are_asked_only_of_a_trainer_that_listens(started: list[Started], tmp_path: Path) -> None:
+    """The signal would end a process that has not armed faulthandler."""
+    started.append(Started("-c", "import time; print('up', flush=True); time.sleep(1000)"))
+    started[0].wait_for("up")
+    pid = started[0].process.pid
+    stacks_path(tmp_path / "progress").write_text("")
+    says_nothing = Progress(pid, 1, 0, 2, 0, 0, 0, Phase.STEP, 0.0, {}, ())
+    for progress in (None, says_nothing, replace(says_nothing, process=pid + 1, stacks_signal=signal.SIGUSR2)):
+        started[0].look(tmp_path, Phase.STEP, progress)
+        assert started[0].process.poll() is None
+
+
+def test_process_without_a_handler_is_not_ended_by_the_question_for_its_stacks(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        number = int(signal.SIGUSR2)
+        progress = Progress(process.pid, 0, number, 2, 0, 0, 0, Phase.EXIT, 0.0, {}, ())
+        stacks_path(tmp_path / "progress").touch()
+        request = Request(tmp_path, process.pid, tmp_path / "progress", progress, Phase.EXIT, (), 5.0, 0.1)
+        assert evidence.stacks_by_signal(request, evidence.keep) == ()
+        time.sleep(0.2)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,192 @@
+"""Calls in a helper process. A fifo that nobody writes to stands for a disk that hangs."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning.supervision import helper_process as module
+from yolo_lightning.supervision import live_heartbeat, run_disk
+from yolo_lightning.supervision.helper_process import Helper, append_to_file
+from yolo_lightning.supervision.processes import read_process
+from yolo_lightning.supervision.run_disk import DiskHangsError, RunDisk
+
+
+@pytest.fixture
+def helper() -> Iterator[Helper]:
+    made = Helper()
+    yield made
+    made.close(0.0)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+def divide(one: float, other: float) -> float:
+    return one / other
+
+
+def fail() -> None:
+    raise PermissionError(13, "not allowed")
+
+
+def length(content: bytes) -> int:
+    return len(content)
+
+
+def test_results_and_errors_come_back(helper: Helper) -> None:
+    call = helper.begin(divide, 6, 3)
+    assert helper.wait(call, 20)
+    assert call.result() == 2
+    for function, arguments, words in ((fail, (), "not allowed"), (divide, (1, 0), "ZeroDivisionError")):
+        call = helper.begin(function, *arguments)
+        assert helper.wait(call, 20)
+        with pytest.raises(OSError, match=words):
+            call.result()
+
+
+def test_large_calls_pass(helper: Helper) -> None:
+    call = helper.begin(length, bytes(5_000_000))
+    assert helper.wait(call, 20)
+    assert call.result() == 5_000_000
+
+
+def test_calls_are_made_in_order_and_appended_pieces_are_joined(tmp_path: Path) -> None:
+    helper, path = Helper(), tmp_path / "log"
+    for number in range(500):
+        helper.append(append_to_file, path, content=f"{number}\n".encode())
+    helper.post(append_to_file, path, b"end\n")
+    helper.close(20)
+    assert path.read_text() == "".join(f"{number}\n" for number in range(500)) + "end\n"
+
+
+def test_a_call_that_hangs_delays_nobody_and_starts_no_further_process(
+    helper: Helper, fifo: Path, tmp_path: Path
+) -> None:
+    helper.post(Path.read_text, fifo)
+    before, began_s = os.listdir("/proc/self/fd"), time.monotonic()
+    for number in range(3000):
+        helper.post(append_to_file, tmp_path / "log", b"x")
+        helper.append(append_to_file, tmp_path / "other", content=bytes(10_000))
+        helper.post(append_to_file, tmp_path / "state", f"{number};".encode(), replaces="state")
+    assert not helper.wait(helper.begin(divide, 1, 1), 0.2)
+    assert time.monotonic() - began_s < 10
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert helper.silent_s > 0.2
+    assert len(helper._waiting) <= module.MOST_WAITING_CALLS + 1
+    assert sum(len(call.appended or b"") for call in helper._waiting) <= module.MOST_WAITING_BYTES
+    assert helper.dropped > 0
+    fifo.write_text("it answers")
+    assert helper.wait(helper.begin(divide, 1, 1), 20)
+    assert (tmp_path / "state").read_text() == "2999;"  # a newer state replaces one that waits
+
+
+def test_helper_that_died_is_replaced_and_its_call_fails(helper: Helper, fifo: Path) -> None:
+    call = helper.begin(Path.read_text, fifo)
+    os.kill(helper._child, signal.SIGKILL)
+    assert helper.wait(call, 20)
+    with pytest.raises(OSError, match="has died"):
+        call.result()
+    call = helper.begin(divide, 1, 1)  # type: ignore[assignment]
+    assert helper.wait(call, 20)
+
+
+def test_helper_that_hangs_is_left_at_the_end(fifo: Path) -> None:
+    made = Helper()
+    made.post(Path.read_text, fifo)
+    began_s = time.monotonic()
+    made.close(0.2)
+    assert 0.2 <= time.monotonic() - began_s < 10
+    end_s = time.monotonic() + 20
+    while (process := read_process(made._child)) and not process.is_gone and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert os.waitpid(made._child, 0)[0] == made._child
+
+
+def test_helper_ends_with_its_supervisor() -> None:
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        os.write(writer, str(Helper()._child).encode())
+        os._exit(0)
+    os.waitpid(parent, 0)
+    child = int(os.read(reader, 20))
+    end_s = time.monotonic() + 20
+    while (process := read_process(child)) and not process.is_gone:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    for descriptor in (reader, writer):
+        os.close(descriptor)
+
+
+class Reports(list[tuple[bool, str]]):
+    def __call__(self, hangs: bool, sentence: str) -> None:
+        self.append((hangs, sentence))
+
+
+def test_alarm_is_raised_once_and_ended_once(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_disk, "ALARM_S", 0.2)
+    reports = Reports()
+    disk = RunDisk(fifo.parent, lambda: False, reports)
+    try:
+        disk.look()
+        assert disk.answers(20)
+        disk.post(Path.read_text, fifo)
+        end_s = time.monotonic() + 0.5
+        while time.monotonic() < end_s:
+            disk.look()
+            time.sleep(0.01)
+        assert not disk.answers(0.1)
+        assert [hangs for hangs, _ in reports] == [True]
+        fifo.write_text("it answers")
+        assert disk.ask(divide, 4, 2) == 2
+        disk.look()
+        assert [hangs for hangs, _ in reports] == [True, False]
+        assert "has not answered for 0 s" in reports[0][1]
+    finally:
+        disk.close()
+
+
+def test_wait_for_a_disk_that_hangs_ends_when_the_supervisor_must(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_disk, "PATIENCE_S", 0.2)
+    disk = RunDisk(fifo.parent, lambda: True, Reports())
+    with pytest.raises(DiskHangsError):
+        disk.ask(Path.read_text, fifo)
+    disk.close()
+
+
+TOKEN = "0123456789abcdef"
+
+
+def test_live_record_lies_in_memory_and_is_found_by_the_lock_file(tmp_path: Path) -> None:
+    try:
+        path = live_heartbeat.make(TOKEN)
+        assert path.is_relative_to("/dev/shm")
+        assert not path.exists()
+        path.write_bytes(b"")
+        assert live_heartbeat.record_of(tmp_path) == tmp_path / "progress"
+        (tmp_path / "run.lock").write_text(f'{{"process": 1, "host": "here", "marker": "{TOKEN}"}}')
+        assert live_heartbeat.record_of(tmp_path) == path
+    finally:
+        live_heartbeat.remove(TOKEN)
+    assert not path.parent.exists()
+    assert live_heartbeat.record_of(tmp_path) == tmp_path / "progress"
+
+
+def test_live_record_lies_on_a_disk_where_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_heartbeat, "SHARED_MEMORY", tmp_path / "no such folder")
+    monkeypatch.setattr(live_heartbeat.tempfile, "tempdir", str(tmp_path))
+    path = live_heartbeat.make(TOKEN)
+    assert path.is_relative_to(tmp_path)
+    assert path.parent.is_dir()
+    live_heartbeat.write_copy(b"copy", tmp_path)
+    assert (tmp_path / "progress").read_bytes() == b"copy"
+    live_heartbeat.remove(TOKEN)
+    assert [one.name for one in tmp_path.iterdir()] == ["progress"]

@@ -1,0 +1,89 @@
+import pytest
+
+from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.outcome import ExitCode, can_be_mended, diagnose_exit, error_of
+
+TRACE = ("Traceback (most recent call last):", '  File "a.py", line 3, in main')
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "mended"),
+    [
+        (2, "error: data.root is None", False),
+        (1, "ValueError: bad", False),
+        (1, "KeyError: 'x'", False),
+        (1, "lightning.fabric.utilities.exceptions.MisconfigurationException: no", False),
+        (1, "AssertionError", False),
+        (1, "ModuleNotFoundError: No module named 'x'", False),
+        (1, "RuntimeError: HIP error: unspecified launch failure", True),
+        (1, "torch.OutOfMemoryError: HIP out of memory", True),
+        (1, "OSError: [Errno 5] Input/output error", True),
+        (1, "", True),  # faulthandler's last resort
+        (75, "stalled: no progress", True),
+        (0, "", True),
+        (-9, "ValueError: long ago", True),
+    ],
+)
+def test_which_ends_are_worth_another_try(code: int, line: str, mended: bool) -> None:
+    assert can_be_mended(code, (*TRACE, line)) == mended
+
+
+def test_death_of_a_worker_is_worth_it_whatever_it_raised() -> None:
+    lines = ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", "ValueError: while handling it")
+    assert can_be_mended(1, lines)
+    found = diagnose_exit(1, lines)
+    assert found.kind is StallClass.LOADER_CRASH
+    assert "DataLoader worker" in found.sentence
+
+
+def test_last_error_counts() -> None:
+    assert error_of(("ValueError: first", "RuntimeError: second", "text")) == "RuntimeError: second"
+    assert error_of(("text: ValueError: no", "")) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "exit code 0"), (143, "stopped by SIGTERM"), (-11, "SIGSEGV"), (-70, "signal 70"), (3, "exit code 3")],
+)
+def test_end_is_described(code: int, words: str) -> None:
+    assert words in diagnose_exit(code, ()).sentence
+
+
+def test_exit_codes_are_distinct_and_no_shells() -> None:
+    codes = [code.value for code in ExitCode]
+    assert len(codes) == len(set(codes)) == 8
+    assert max(codes) < 126
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "MemoryError: Caught MemoryError in DataLoader worker process 0.",
+        "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's "
+        "workers are out of shared memory. This might be caused by insufficient shared memory (shm).",
+    ],
+)
+def test_worker_without_memory_moves_down_at_once(line: str) -> None:
+    found = diagnose_exit(1, (*TRACE, line))
+    assert (found.kind, found.moves_down, found.sentence) == (StallClass.LOADER_CRASH, True, line)
+
+
+def test_error_at_a_sample_names_it_and_is_worth_another_try() -> None:
+    lines = [
+        "ValueError: Caught ValueError in DataLoader worker process 0.",
+        "Original Traceback (most recent call last):",
+        "ValueError: broken codec",
+        "while reading image id=20200502114223915",
+        "",
+    ]
+    diagnosis = diagnose_exit(1, lines)
+    assert diagnosis.suspect == "id=20200502114223915"
+    assert "at the sample id=20200502114223915" in diagnosis.sentence
+    assert can_be_mended(1, lines)
+    assert not can_be_mended(1, lines[:3])
+    assert not diagnose_exit(1, lines[:3]).suspect
+
+
+def test_a_broken_socket_is_said_to_be_a_workers() -> None:
+    line = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    assert diagnose_exit(1, (*TRACE, line)).sentence == f"a DataLoader worker has gone: {line}"

@@ -1,0 +1,142 @@
+"""Semaphores and folders of multiprocessing carry the mark of their process, and go when that has ended."""
+
+import multiprocessing.process
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning.supervision import process_marks
+from yolo_lightning.supervision.kill import OURS_IN_SHARED_MEMORY
+from yolo_lightning.supervision.process_marks import mark_of, mark_process, marked_files, remove_files_of_dead_processes
+from yolo_lightning.supervision.trainer import MARKER_VARIABLE
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+TRAINER = """
+import sys
+from multiprocessing import get_context, util
+from yolo_lightning.supervise.marks import mark_process
+mark_process()
+lock = get_context("spawn").Lock()
+print(lock._semlock.name, util.get_temp_dir(), flush=True)
+sys.stdin.readline()
+"""
+
+
+class Marked:
+    """A process of its own group that holds a semaphore and a folder of sockets."""
+
+    def __init__(self, temporary: Path) -> None:
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(temporary)}
+        environment.pop(MARKER_VARIABLE, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TRAINER],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        name, folder = self.process.stdout.readline().split()
+        self.semaphore, self.folder = Path("/dev/shm") / f"sem.{name.lstrip('/')}", Path(folder)
+
+    def kill_group(self) -> None:
+        """The process and the resource tracker that would unlink the semaphore."""
+        os.killpg(self.process.pid, 9)
+        self.process.communicate()
+
+    def end(self) -> None:
+        """As a process ends by itself."""
+        self.process.communicate("\n")
+
+
+@pytest.fixture
+def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    process = Marked(tmp_path)
+    yield process
+    if process.process.poll() is None:
+        process.kill_group()
+    process.semaphore.unlink(missing_ok=True)
+
+
+def test_files_of_a_killed_group_are_removed(marked: Marked) -> None:
+    assert marked.semaphore.exists()
+    assert marked.folder.is_dir()
+    marked.kill_group()
+    assert marked.semaphore.exists()
+    assert set(remove_files_of_dead_processes()) >= {marked.semaphore, marked.folder}
+    assert not marked.semaphore.exists()
+    assert not marked.folder.exists()
+
+
+def test_files_of_a_living_process_stay(marked: Marked) -> None:
+    remove_files_of_dead_processes()
+    assert marked.semaphore.exists()
+    assert marked.folder.is_dir()
+
+
+def test_process_that_ends_by_itself_leaves_nothing(marked: Marked) -> None:
+    marked.end()
+    assert not marked.semaphore.exists()
+    assert not marked.folder.exists()
+
+
+def test_files_of_another_user_stay(marked: Marked, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked.kill_group()
+    monkeypatch.setattr(os, "geteuid", lambda: marked.semaphore.lstat().st_uid + 1)
+    assert remove_files_of_dead_processes() == ()
+    assert marked.semaphore.exists()
+
+
+def test_other_names_and_other_namespaces_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mark = mark_of(os.getpid())
+    assert mark is not None
+    _, space, pid, ticks = mark.split("-")
+    other_start, other_space = f"yolo-{space}-{pid}-{int(ticks, 16) + 1:x}", f"yolo-{int(space, 16) ^ 1:08x}-{pid}-1"
+    for name in (
+        mark,
+        other_start,
+        other_space,
+        "yolo-0123456789ab",
+        "pymp-12345678",
+        f"{other_start}.txt",
+        "sem.mp-12345678",
+    ):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in marked_files() if path.parent == tmp_path] == [other_start]
+
+
+def test_mark_is_short_and_known_to_the_one_who_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = mark_of(os.getpid())
+    assert mark is not None
+    assert len(mark) <= 40
+    assert process_marks.MARKED.fullmatch(f"sem.{mark}-abcd_012")
+    assert OURS_IN_SHARED_MEMORY.fullmatch(f"sem.{mark}-abcd_012")
+
+
+def test_folder_of_sockets_is_one_in_which_sockets_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    for name in ("tempdir", "semprefix"):
+        monkeypatch.setitem(config, name, None)
+    monkeypatch.delenv(MARKER_VARIABLE, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
+    mark_process()
+    assert config["tempdir"] == f"/tmp/{mark_of(os.getpid())}"
+    assert config["semprefix"] == f"/{mark_of(os.getpid())}"
+    Path(config["tempdir"]).rmdir()
+
+
+def test_supervised_trainer_keeps_its_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    for name in ("tempdir", "semprefix"):
+        monkeypatch.setitem(config, name, None)
+    monkeypatch.setenv(MARKER_VARIABLE, "token")
+    mark_process()
+    assert config["tempdir"] is None

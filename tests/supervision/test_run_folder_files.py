@@ -1,0 +1,179 @@
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from yolo_lightning.callbacks import stall_monitor
+from yolo_lightning.checkpoints import checkpoint_file, run_folder
+from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_files, run_lock
+from yolo_lightning.supervision.heartbeat import FINISHED_FILE, PROGRESS_FILE
+from yolo_lightning.supervision.helper_process import Helper
+from yolo_lightning.supervision.output import Output, Recorder
+from yolo_lightning.supervision.phase_timeouts import Floors
+from yolo_lightning.supervision.run_lock import LOCK_FILE, Holder, read_holder
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+def save(run: Path, steps: int, written_s: float, name: str = "") -> None:
+    path = run / "checkpoints" / (name or f"step-{steps:09d}.ckpt")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("weights")
+    sidecar = path.with_name(f"{path.name}.json")
+    sidecar.write_text(json.dumps({"steps": steps}))
+    os.utime(sidecar, (written_s, written_s))
+
+
+def test_names_are_those_of_the_run_folder() -> None:
+    assert run_files.CHECKPOINTS_FOLDER == run_folder.CHECKPOINTS
+    assert run_files.INCIDENTS_FOLDER == run_folder.INCIDENTS
+    assert run_files.WAITING_FOR_A_BATCH == stall_monitor.MonitoredPhase.FETCH
+    assert checkpoint_file.STEP_NAME.fullmatch(run_folder.STEP_CHECKPOINT.format(steps=25))[1] == "000000025"
+    assert run_files.SIDECAR_PATTERN == run_folder.STEP_CHECKPOINTS + checkpoint_file.CHECKSUM_SUFFIX
+
+
+def test_checkpoint_of_another_step_is_headway(tmp_path: Path) -> None:
+    nothing = run_files.saved_steps(tmp_path)
+    save(tmp_path, 500, 100.0)
+    first = run_files.saved_steps(tmp_path)
+    assert run_files.has_saved(nothing, first)
+    assert not run_files.has_saved(first, first)
+
+
+def test_same_step_again_and_the_best_are_no_headway(tmp_path: Path) -> None:
+    save(tmp_path, 500, 100.0)
+    before = run_files.saved_steps(tmp_path)
+    save(tmp_path, 500, 200.0)
+    save(tmp_path, 900, 300.0, "best.ckpt")
+    assert not run_files.has_saved(before, run_files.saved_steps(tmp_path))
+
+
+@pytest.mark.parametrize("steps", [600, 1400], ids=["after a damaged checkpoint", "after the clock was set back"])
+def test_headway_is_judged_by_steps_alone(steps: int, tmp_path: Path) -> None:
+    save(tmp_path, 1000, 300.0)
+    before = run_files.saved_steps(tmp_path)
+    save(tmp_path, steps, 100.0)
+    assert run_files.has_saved(before, run_files.saved_steps(tmp_path))
+
+
+def test_checkpoints_that_were_only_deleted_are_no_headway(tmp_path: Path) -> None:
+    for steps in (500, 1000):
+        save(tmp_path, steps, 100.0)
+    before = run_files.saved_steps(tmp_path)
+    for path in (tmp_path / "checkpoints").glob("step-000001000.*"):
+        path.unlink()
+    assert not run_files.has_saved(before, run_files.saved_steps(tmp_path))
+
+
+def test_damaged_sidecar_is_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 500, 100.0)
+    before = run_files.saved_steps(tmp_path)
+    (tmp_path / "checkpoints" / "step-000000900.ckpt.json").write_text("{")
+    assert run_files.saved_steps(tmp_path) == before
+
+
+def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:
+    run_files.clear(tmp_path)
+    for name in (PROGRESS_FILE, FINISHED_FILE, "progress.stacks", "metrics.csv"):
+        (tmp_path / name).write_text("")
+    run_files.clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_incidents_of_one_second_have_their_own_folders(tmp_path: Path) -> None:
+    folders = {run_files.incident_folder(tmp_path, taken) for taken in [set[str]()] for _ in range(3)}
+    assert len(folders) == 3
+    for folder in folders:
+        folder.mkdir(parents=True)
+    assert run_files.incident_names(tmp_path) == {folder.name for folder in folders}
+
+
+def test_lock_says_who_held_it_and_is_free_after_the_block(tmp_path: Path) -> None:
+    with run_lock(tmp_path, "token") as before:
+        assert before is None
+        assert read_holder(tmp_path / LOCK_FILE) == Holder(os.getpid(), os.uname().nodename, "token")
+        with pytest.raises(RunInUseError, match=f"process {os.getpid()} on .* trains in"), run_lock(tmp_path):
+            pass
+        assert read_holder(tmp_path / LOCK_FILE) is not None  # the refused one wrote nothing
+    with run_lock(tmp_path) as before:
+        assert before is not None
+        assert before.marker == "token"
+
+
+def test_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom yolo_lightning.supervision import run_lock\n"
+        "with run_lock(Path(sys.argv[1]), 'killed'):\n    os.kill(os.getpid(), 9)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False).returncode == -9
+    with run_lock(tmp_path) as before:
+        assert before is not None
+        assert before.marker == "killed"
+
+
+def test_job_survives_its_command_line() -> None:
+    settings = SuperviseSettings(floors=Floors(step_s=3.5), attempts=7)
+    job = Job(("python", "a b", "--x='1'"), ("python", "--resume"), 4, settings)
+    assert Job.from_json(job.to_json()) == job
+
+
+@pytest.mark.parametrize("name", ["poll_s", "attempts", "factor"])
+def test_settings_that_make_no_sense_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"supervise.{name} is 0, allowed are values above 0"):
+        SuperviseSettings(**{name: 0})
+
+
+def output_of(code: str, log: Path) -> Output:
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    disk = Helper()
+    recorder = Recorder(log, disk)
+    output = Output(process.stdout, recorder.record)
+    process.wait()
+    for _ in range(20):
+        output.pump(0.0)
+    recorder.close(20)
+    disk.close(20)
+    return output
+
+
+def test_output_is_passed_on_and_kept(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    output = output_of("for i in range(60): print('line', i)", tmp_path / "run.log")
+    assert output.lines() == tuple(f"line {number}" for number in range(10, 60))
+    assert (tmp_path / "run.log").read_bytes().count(b"\n") == 60
+    assert capfdbinary.readouterr().out == (tmp_path / "run.log").read_bytes()
+
+
+def test_of_a_progress_bar_the_last_state_is_kept(tmp_path: Path) -> None:
+    code = "import sys; sys.stdout.write('\\r1/3\\r2/3\\r3/3\\nError')"
+    assert output_of(code, tmp_path / "run.log").lines() == ("3/3", "Error")
+
+
+def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
+    assert output_of("print('line')", tmp_path / "missing" / "run.log").lines() == ("line",)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(REPOSITORY / "yolo_lightning" / "utils" / f"{name}.py" for name in ("files", "stop_signals")),
+        *(REPOSITORY / "yolo_lightning" / "supervision").glob("*.py"),
+    ],
+    ids=lambda path: path.name,
+)
+def test_supervision_needs_the_standard_library_alone(path: Path) -> None:
+    rooms = tuple(f"yolo_lightning.{name}" for name in ("supervision", "utils.files", "utils.stop_signals"))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            assert name.split(".")[0] in sys.stdlib_module_names or name.startswith(rooms), name

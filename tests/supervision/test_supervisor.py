@@ -1,0 +1,245 @@
+"""Faults of the matrix in the reliability facts, by number, injected into a trainer without training."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+from supervised import PATIENT_S, REPOSITORY, TRAINER, Supervised, floors
+
+from yolo_lightning.supervision import ExitCode, Job, SuperviseSettings
+from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
+from yolo_lightning.supervision.run_lock import read_holder
+from yolo_lightning.supervision.supervisor import STOP_SIGNALS, Supervisor
+from yolo_lightning.supervision.trainer import temporary_folder
+
+SHORT_S = 0.6
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is injected, and what must be reported.
+
+    `allowed` is short for the phase of the fault alone.
+    """
+
+    kind: str
+    stall_class: StallClass
+    words: tuple[str, ...]
+    allowed: Floors
+    rung: int = 0
+    phase: str = "step"
+
+
+STEP, FETCH, SAVE = floors(step_s=SHORT_S), floors(fetch_s=SHORT_S), floors(save_s=SHORT_S)
+UNKNOWN, LOADER = StallClass.UNKNOWN, StallClass.LOADER_STALL
+STALLS = {
+    "fault 1, 7.1: worker sleeps": Fault(
+        "wait_for_worker", LOADER, ("owes it", "__getitem__", "index=7", "epoch 0, batch 5"), FETCH, 1, "fetch"
+    ),
+    "fault 12: C call without the lock": Fault("sleep_in_c", UNKNOWN, ("sleep_in_c", "state S"), STEP),
+    "fault 13: C call with the lock": Fault("hold_the_lock", UNKNOWN, ("hold_the_lock",), STEP),
+    "fault 15: trainer stopped alone": Fault("stop_alone", UNKNOWN, ("stop_alone", "stopped (T)"), STEP),
+    "fault 16: lock": Fault("sleep_for_ever", UNKNOWN, ("sleep_for_ever",), STEP),
+    "fault 16: busy loop": Fault("compute_for_ever", StallClass.LIVELOCK, ("compute_for_ever",), STEP),
+    "fault 16: regular expression": Fault("backtrack", StallClass.LIVELOCK, ("match",), STEP),
+    "fault 12: GPU": Fault("wait_for_gpu", StallClass.GPU_STALL, ("waits for the GPU in synchronize",), STEP),
+    "fault 23: storage": Fault("write_for_ever", StallClass.STORAGE, ("fsync",), SAVE, phase="save"),
+    "7.3: orphans and a semaphore": Fault("leave_children_and_hang", UNKNOWN, ("sleep_for_ever",), STEP),
+}
+
+
+SLOW = {"fault 12: C call without the lock", "fault 16: regular expression"}
+"""Much like others; in the full run only."""
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, fault in STALLS.items()],
+)
+def test_stall_is_reported_ended_and_resumed(fault: Fault, tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", fault.kind, allowed=fault.allowed)
+    assert supervised.wait() == ExitCode.FINISHED, supervised.log()
+    (incident,) = supervised.incidents()
+    assert (incident["class"], incident["phase"]) == (fault.stall_class, fault.phase), incident
+    assert incident["waited_s"] >= SHORT_S
+    assert [word for word in fault.words if word not in incident["sentence"]] == []
+    assert [start["first_step"] for start in supervised.starts()] == [0, 4]
+    assert supervised.state()["rung"] == fault.rung
+    assert supervised.left() == []
+    assert set(supervised.new_shared_memory()) == set()
+
+
+def test_evidence_of_a_stall_is_kept(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "sleep_for_ever", allowed=STEP)
+    assert supervised.wait() == ExitCode.FINISHED
+    (folder,) = (tmp_path / "run" / "incidents").iterdir()
+    kept = {path.name for path in folder.iterdir()}
+    pid = supervised.starts()[0]["process"]
+    assert kept >= {"incident.json", "evidence.json", "progress.json", "system.txt", "log.txt", "stacks.txt"}
+    assert f"process-{pid}.txt" in kept
+    assert "sleep_for_ever" in (folder / "stacks.txt").read_text()  # by faulthandler, without py-spy
+
+
+@pytest.mark.parametrize(
+    ("kind", "stall_class", "words"),
+    [
+        ("segfault", UNKNOWN, "SIGSEGV"),
+        ("kill", UNKNOWN, "SIGKILL"),
+        ("leave_children_and_die", UNKNOWN, "exit code 9"),
+        ("exit_0", UNKNOWN, "without having finished"),
+        ("report_dead_worker", StallClass.LOADER_CRASH, "worker (pid 4711) is killed"),
+    ],
+    ids=["fault 17: segfault", "fault 17: SIGKILL", "7.3: dies, leaves orphans", "fault 34: exit 0", "fault 6: worker"],
+)
+def test_death_is_noticed_at_once_and_resumed(kind: str, stall_class: StallClass, words: str, tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", kind)
+    assert supervised.wait() == ExitCode.FINISHED, supervised.log()
+    (incident,) = supervised.incidents()
+    assert incident["class"] == stall_class
+    assert words in incident["sentence"]
+    assert [start["first_step"] for start in supervised.starts()] == [0, 4]
+    assert supervised.left() == []
+
+
+@pytest.mark.parametrize(("kind", "code"), [("raise_value_error", ExitCode.FAILED), ("exit_2", ExitCode.USAGE)])
+def test_error_that_a_restart_cannot_mend_ends_the_run(kind: str, code: ExitCode, tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", kind, until=100)
+    assert supervised.wait() == code
+    assert len(supervised.starts()) == 1
+
+
+def test_healthy_run_needs_one_attempt_and_leaves_no_incident(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "none")
+    assert supervised.wait() == ExitCode.FINISHED
+    (start,) = supervised.starts()
+    assert start["options"] == []
+    assert not Path(start["temporary"]).exists()
+    assert not (tmp_path / "run" / "incidents").exists()
+
+
+def test_fault_26_ladder_goes_down_and_ends_after_three_attempts(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "wait_for_worker", until=100, allowed=FETCH, workers=4)
+    assert supervised.wait() == ExitCode.GAVE_UP
+    # The first attempt saved steps 2 and 4, so that it does not count.
+    options = [" ".join(start["options"]) for start in supervised.starts()]
+    assert len(options) == 4
+    assert options[0] == ""
+    assert "--resume --data.loader.workers=2 --data.loader.persistent_workers=false" in options[1]
+    assert ["--data.loader.workers=0" in one for one in options] == [False, False, True, True]
+    # The number of the trainer's own threads decides the last bits of its weights.
+    assert [start["threads"] for start in supervised.starts()] == ["1"] * 4
+    assert supervised.state()["quarantined"] == ["index=7"]
+    assert supervised.left() == []
+
+
+def test_rung_stays_for_the_next_supervisor(tmp_path: Path) -> None:
+    assert Supervised(tmp_path / "run", "wait_for_worker", allowed=FETCH).wait() == ExitCode.FINISHED
+    again = Supervised(tmp_path / "run", "none")
+    assert again.wait() == ExitCode.FINISHED
+    assert "--data.loader.workers=2" in again.starts()[-1]["options"]
+
+
+def test_fault_28_slow_phases_within_their_allowance_are_no_stall(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "be_slow", allowed=STEP)
+    assert supervised.wait() == ExitCode.FINISHED
+    assert len(supervised.starts()) == 1
+    assert supervised.incidents() == []
+    learned = Allowances.read(tmp_path / "run" / "allowances.json")
+    assert learned is not None
+    assert 0.9 <= learned.longest_s[Phase.METRICS] < PATIENT_S
+
+
+def test_fault_30_lost_record_is_blindness_and_no_stall(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "truncate_record", allowed=STEP)
+    assert supervised.wait() == ExitCode.FINISHED
+    assert "blind: the record is too short" in supervised.log()
+    assert len(supervised.starts()) == 1
+    assert supervised.incidents() == []
+
+
+def test_fault_30_hang_without_a_record_is_noticed_after_the_largest_allowance(tmp_path: Path) -> None:
+    allowed = Floors(**{field.name: 3.0 for field in fields(Floors)})
+    supervised = Supervised(tmp_path / "run", "lose_record_and_hang", allowed=allowed)
+    assert supervised.wait() == ExitCode.FINISHED
+    (incident,) = supervised.incidents()
+    assert "sleep_for_ever" in incident["sentence"]
+    assert (incident["phase"], incident["step"]) == ("step", 5)
+    (folder,) = (tmp_path / "run" / "incidents").iterdir()
+    assert "sleep_for_ever" in (folder / "stacks.txt").read_text()
+
+
+def test_fault_35_hang_at_exit_after_success_counts_as_finished(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "hang_at_exit", allowed=floors(exit_s=SHORT_S))
+    assert supervised.wait() == ExitCode.FINISHED
+    (incident,) = supervised.incidents()
+    assert (incident["phase"], len(supervised.starts())) == ("exit", 1)
+
+
+def test_fault_36_hang_in_set_up_gets_one_more_try(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "hang_in_set_up", until=100, allowed=floors(setup_s=SHORT_S))
+    assert supervised.wait() == ExitCode.GAVE_UP
+    assert [incident["phase"] for incident in supervised.incidents()] == ["setup", "setup"]
+    assert len(supervised.starts()) == 2
+
+
+def test_program_that_is_not_there_is_an_error_without_retries(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(("/nowhere/python",), ("/nowhere/python",), 0, SuperviseSettings())
+    supervisor = Supervisor(tmp_path / "run", job)
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        assert supervisor.run() == ExitCode.FAILED
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert not temporary_folder(supervisor.token).exists()
+    assert "/nowhere/python" in capsys.readouterr().err
+
+
+def test_fault_25_gpu_that_does_not_answer_needs_a_reboot(tmp_path: Path) -> None:
+    hangs = (sys.executable, "-c", "import time; time.sleep(1000)")
+    supervised = Supervised(
+        tmp_path / "run", "wait_for_gpu", until=100, allowed=STEP, smoke_test=hangs, smoke_test_s=0.5
+    )
+    assert supervised.wait() == ExitCode.NEEDS_REBOOT
+    assert len(supervised.starts()) == 1
+    assert "needs reboot" in supervised.log()
+    assert supervised.left() == []
+
+
+def test_gpu_that_answers_is_used_again(tmp_path: Path) -> None:
+    answers = (sys.executable, "-c", "raise SystemExit(1)")
+    assert Supervised(tmp_path / "run", "wait_for_gpu", allowed=STEP, smoke_test=answers).wait() == ExitCode.FINISHED
+
+
+@pytest.mark.whole_run
+def test_standard_output_that_nobody_reads_does_not_hold_up_the_run(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path / "run", "print_much", stdout=subprocess.PIPE)
+    supervised.wait_for("finished.json")
+    assert supervised.wait() == ExitCode.FINISHED
+    assert len((tmp_path / "run" / "run.log").read_text()) > 1_000_000
+
+
+def test_process_becomes_the_supervisor(tmp_path: Path) -> None:
+    command = (sys.executable, str(TRAINER), str(tmp_path), "none", "1")
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from yolo_lightning.supervision import Job, become_supervisor, is_supervised\n"
+        "assert not is_supervised()\nbecome_supervisor(Path(sys.argv[1]), Job.from_json(sys.argv[2]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), Job(command, command).to_json()],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.DEVNULL,
+    )
+    assert process.wait(60) == ExitCode.FINISHED
+    holder = read_holder(tmp_path / "run.lock")
+    assert holder is not None
+    assert holder.process == process.pid

@@ -1,0 +1,255 @@
+"""A step leaves its gradients entirely or not at all, and memory that runs out halves it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from yolo_lightning.data.batch import Batch, in_parts
+from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.model.graph import build_graph, set_loss_gains
+from yolo_lightning.model.loss import DetectionLoss
+from yolo_lightning.training.guarded_step import GuardedStep, Processes
+
+SIZE, IMAGES = 64, 6
+BOXES = (3, 0, 1, 2, 0, 4)
+"""Of each image."""
+
+
+def make_batch(seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(BOXES)
+    boxes = torch.cat([torch.rand(total, 2, generator=generator) * 0.4 + 0.3, torch.full((total, 2), 0.3)], 1)
+    return Batch(
+        images=torch.randint(0, 256, (IMAGES, 1, SIZE, SIZE), dtype=torch.uint8, generator=generator),
+        boxes=boxes,
+        labels=torch.arange(total) % 4,
+        sample_index=torch.arange(IMAGES).repeat_interleave(torch.tensor(BOXES)),
+        image_ids=tuple(f"id-{number}" for number in range(IMAGES)),
+        frame_shapes=((SIZE, SIZE),) * IMAGES,
+        letterboxes=(Letterbox(1.0, 0, 0),) * IMAGES,
+        readable=(True,) * IMAGES,
+        bad_frames=("one.jpg: torn",),
+        months=tuple(range(IMAGES)),
+    )
+
+
+class Rig:
+    """A network with its loss, and faults that can be injected into the forward or the backward pass."""
+
+    def __init__(self, max_halvings: int = 1, batch_norm: bool = True) -> None:
+        torch.manual_seed(0)
+        self.graph = build_graph("yolov8n", ("a", "b", "c", "d"), "native").train()
+        set_loss_gains(self.graph, box=7.5, cls=0.5, dfl=1.5)
+        if not batch_norm:
+            for layer in self.graph.modules():
+                if isinstance(layer, nn.BatchNorm2d):
+                    layer.eval()
+        self.loss = DetectionLoss(self.graph)
+        self.step = GuardedStep(self.compute, self.backward, max_halvings)
+        self.step.watch(self.graph)
+        self.seen: list[int] = []
+        self.spoil: Callable[[int, Tensor], Tensor] = lambda call, total: total
+        self.fails_backward: Callable[[int], bool] = lambda images: False
+        self.fails_forward: Callable[[int], bool] = lambda images: False
+
+    def compute(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        self.seen.append(len(batch))
+        total, parts = self.loss(self.graph(batch.images / 255), batch)
+        if self.fails_forward(len(batch)):
+            raise torch.OutOfMemoryError("tried to allocate 7 GiB\nand more")
+        return self.spoil(len(self.seen), total), parts, self.loss.target_scores
+
+    def backward(self, total: Tensor) -> None:
+        total.backward()
+        if self.fails_backward(self.seen[-1]):
+            raise torch.OutOfMemoryError("tried to allocate 7 GiB\nand more")
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: one.grad.clone() for name, one in self.graph.named_parameters() if one.grad is not None}
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {name: buffer.clone() for name, buffer in self.graph.named_buffers()}
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: Any) -> None:
+    torch.testing.assert_close(found, expected, **({"rtol": 0, "atol": 0} | tolerance))
+
+
+def test_gradients_are_those_of_torch_bit_for_bit_over_two_batches() -> None:
+    rig, plain = Rig(), Rig()
+    for seed in range(2):
+        losses = rig.step.run(make_batch(seed))
+        total, _, _ = plain.compute(make_batch(seed))
+        total.backward()
+        assert losses.is_finite
+        assert torch.equal(losses.total, total.detach())
+    assert_equal(rig.gradients(), plain.gradients())
+    assert_equal(rig.buffers(), plain.buffers())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_loss_that_is_not_finite_leaves_no_trace(value: float) -> None:
+    rig = Rig()
+    rig.step.run(make_batch(0))
+    gradients, buffers = rig.gradients(), rig.buffers()
+    rig.spoil = lambda call, total: total * value
+    assert not rig.step.run(make_batch(1)).is_finite
+    assert_equal(rig.gradients(), gradients)
+    assert_equal(rig.buffers(), buffers)
+
+
+def test_activation_that_is_not_finite_does_not_reach_running_statistics() -> None:
+    rig = Rig()
+    buffers = rig.buffers()
+    with torch.no_grad():
+        rig.graph.model[0].conv.weight[0, 0, 0, 0] = float("nan")
+    assert not rig.step.run(make_batch()).is_finite
+    assert_equal(rig.buffers(), buffers)
+    assert rig.gradients() == {}
+
+
+def test_statistic_that_overflows_counts_though_the_loss_is_finite() -> None:
+    rig = Rig()
+    with torch.no_grad():
+        rig.graph.model[0].conv.weight[0] *= 1e20  # its square is beyond float32; normalised it is finite again
+    buffers = rig.buffers()
+    losses = rig.step.run(make_batch())
+    assert losses.total.isfinite()
+    assert not losses.is_finite
+    assert_equal(rig.buffers(), buffers)
+
+
+def test_all_processes_leave_the_batch_out_where_one_does() -> None:
+    rig = Rig()
+    another_fails = Processes(2, lambda told: told + torch.eye(len(told))[0])
+    assert not rig.step.run(make_batch(), another_fails).is_finite
+    assert rig.gradients() == {}
+
+
+@pytest.mark.parametrize("where", ["fails_forward", "fails_backward"])
+def test_out_of_memory_halves_this_batch_and_all_later_ones(where: str) -> None:
+    rig = Rig()
+    setattr(rig, where, lambda images: images > 3)
+    with pytest.warns(UserWarning, match=r"out of memory with 6 of a batch's 6 images.*3 at once.*7 GiB\)$"):
+        rig.step.run(make_batch(0))
+    rig.step.run(make_batch(1))
+    assert rig.seen == [6, 3, 3, 3, 3]
+    assert rig.step.state() == {"images_at_once": 3, "halvings": 1}
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+@pytest.mark.parametrize("images_at_once", [1, 2, 3, 4, 5])
+def test_parts_give_the_gradients_and_losses_of_the_whole_batch_without_batch_norm(images_at_once: int) -> None:
+    halved, whole = Rig(batch_norm=False), Rig(batch_norm=False)
+    halved.step.images_at_once = images_at_once
+    for seed in range(2):
+        found, expected = halved.step.run(make_batch(seed)), whole.step.run(make_batch(seed))
+    torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=0)
+    assert_equal(found.parts, expected.parts, rtol=1e-5, atol=1e-7)
+    for name, gradient in whole.gradients().items():
+        error = (halved.gradients()[name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
+        assert error < 1e-4, name
+
+
+@pytest.mark.parametrize("images_at_once", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("score", [0.05, 0.7, 3.0])
+def test_parts_are_weighted_by_their_target_scores(score: float, images_at_once: int) -> None:
+    """A loss that is divided as YOLOv8's, by the scores of all boxes; two of the six images have none."""
+
+    def step() -> tuple[nn.Linear, GuardedStep]:
+        layer = nn.Linear(SIZE * SIZE, 1, dtype=torch.float64)
+        nn.init.constant_(layer.weight, 1e-4)
+        nn.init.zeros_(layer.bias)
+
+        def compute(batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+            scores = torch.tensor(score * len(batch.labels), dtype=torch.float64)
+            loss = layer(batch.images.double().flatten(1)).square().sum() / scores.clamp(min=1)
+            return loss * len(batch), {"part": loss.detach()}, scores
+
+        guarded = GuardedStep(compute, lambda total: total.backward())
+        guarded.watch(layer)
+        return layer, guarded
+
+    (one, halved), (other, whole) = step(), step()
+    halved.images_at_once = images_at_once
+    found, expected = halved.run(make_batch()), whole.run(make_batch())
+    torch.testing.assert_close((found.total, found.parts), (expected.total, expected.parts))
+    torch.testing.assert_close([one.weight.grad], [other.weight.grad])
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_halving_keeps_the_gradients_of_earlier_batches() -> None:
+    rig, expected = Rig(batch_norm=False), Rig(batch_norm=False)
+    for one in (rig, expected):
+        one.step.run(make_batch(0))
+    rig.fails_backward = lambda images: images > 3  # when it has added its gradients already
+    for one in (rig, expected):
+        one.step.run(make_batch(1))
+    for name, gradient in expected.gradients().items():
+        assert (rig.gradients()[name] - gradient).norm() <= 1e-4 * gradient.norm().clamp(min=1e-3), name
+
+
+def test_loss_of_a_part_that_is_not_finite_leaves_no_trace() -> None:
+    rig = Rig()
+    rig.step.images_at_once = 3
+    rig.step.run(make_batch(0))
+    gradients, buffers = rig.gradients(), rig.buffers()
+    rig.spoil = lambda call, total: total * (float("nan") if call == 4 else 1)
+    assert not rig.step.run(make_batch(1)).is_finite
+    assert_equal(rig.gradients(), gradients)
+    assert_equal(rig.buffers(), buffers)
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+@pytest.mark.parametrize(("max_halvings", "passes"), [(0, [6]), (1, [6, 3]), (2, [6, 3, 2]), (9, [6, 3, 2, 1])])
+def test_out_of_memory_again_is_an_error(max_halvings: int, passes: list[int]) -> None:
+    rig = Rig(max_halvings)
+    rig.fails_forward = lambda images: True
+    with pytest.raises(torch.OutOfMemoryError, match="7 GiB"):
+        rig.step.run(make_batch())
+    assert rig.seen == passes
+    assert rig.gradients() == {}
+
+
+def test_out_of_memory_among_several_processes_is_an_error() -> None:
+    rig = Rig()
+    rig.fails_forward = lambda images: True
+    with pytest.raises(torch.OutOfMemoryError):
+        rig.step.run(make_batch(), Processes(2, lambda told: told))
+    assert rig.seen == [6]
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_resumed_step_begins_halved_and_has_used_its_halving_up() -> None:
+    first, again = Rig(), Rig()
+    first.fails_forward = lambda images: images > 3
+    first.step.run(make_batch())
+    again.step.load(first.step.state())
+    again.fails_forward = lambda images: images > 2
+    with pytest.raises(torch.OutOfMemoryError):
+        again.step.run(make_batch())
+    assert again.seen == [3]
+
+
+def test_negative_number_of_halvings_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.max_halvings is -1, allowed are 0 and more"):
+        Rig(-1)
+
+
+@pytest.mark.parametrize(
+    ("images_at_once", "sizes"), [(1, [1] * 6), (4, [3, 3]), (5, [3, 3]), (2, [2, 2, 2]), (6, [6])]
+)
+def test_parts_hold_all_of_a_batch_once(images_at_once: int, sizes: list[int]) -> None:
+    batch = make_batch()
+    parts = in_parts(batch, images_at_once)
+    assert [len(part) for part in parts] == sizes
+    assert torch.equal(torch.cat([part.images for part in parts]), batch.images)
+    assert torch.equal(torch.cat([part.boxes for part in parts]), batch.boxes)
+    assert torch.equal(torch.cat([part.labels for part in parts]), batch.labels)
+    owners = [part.image_ids[index] for part in parts for index in part.sample_index.tolist()]
+    assert owners == [batch.image_ids[index] for index in batch.sample_index.tolist()]
+    for name in ("image_ids", "frame_shapes", "letterboxes", "readable", "bad_frames", "months"):
+        assert sum((getattr(part, name) for part in parts), ()) == getattr(batch, name)

@@ -1,0 +1,190 @@
+"""Made-up /sys and /proc trees, and what really is there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from yolo_lightning.utils import sensors
+from yolo_lightning.utils.sensors import Capacity, GpuReading, ProcessInfo
+
+
+def write(root: Path, files: dict[str, object]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensors, "BUSY_PAUSE_S", 0.0)
+
+
+CARD = "class/drm/card1/device"
+NAVI10 = {
+    f"{CARD}/vendor": "0x1002",
+    f"{CARD}/gpu_busy_percent": 97,
+    f"{CARD}/mem_info_vram_used": 5_000_000_000,
+    f"{CARD}/mem_info_vram_total": 8_573_157_376,
+    f"{CARD}/hwmon/hwmon3/temp1_input": 71_000,
+    f"{CARD}/hwmon/hwmon3/power1_average": 180_000_000,
+    "class/drm/card1-DP-1/device/vendor": "0x1002",  # a socket of the card
+    "class/drm/card0/device/vendor": "0x8086",
+}
+
+
+def test_amd_card_is_read_and_others_are_left_out(tmp_path: Path) -> None:
+    (found,) = sensors.amd_gpus(write(tmp_path, NAVI10))
+    assert found == GpuReading("AMD GPU 1", 0.97, 71.0, 180.0, 5_000_000_000, 8_573_157_376)
+
+
+def test_newer_card_names_its_power_otherwise(tmp_path: Path) -> None:
+    files = {name: content for name, content in NAVI10.items() if "power" not in name}
+    files |= {f"{CARD}/hwmon/hwmon3/power1_input": 90_000_000, f"{CARD}/product_name": "AMD Radeon Pro W7900"}
+    (found,) = sensors.amd_gpus(write(tmp_path, files))
+    assert (found.name, found.power_w) == ("AMD Radeon Pro W7900", 90.0)
+
+
+def test_card_that_says_nothing_or_nonsense_is_named_all_the_same(tmp_path: Path) -> None:
+    files = {f"{CARD}/vendor": "0x1002", f"{CARD}/gpu_busy_percent": "N/A", f"{CARD}/hwmon/hwmon3/temp1_input": ""}
+    assert sensors.amd_gpus(write(tmp_path, files)) == [GpuReading("AMD GPU 1")]
+
+
+def test_machine_without_cards_has_none(tmp_path: Path) -> None:
+    assert sensors.amd_gpus(tmp_path) == []
+
+
+def test_use_is_the_most_of_several_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, NAVI10)
+    readings = iter([0, 0, 60, 0, 10])
+    busy = tmp_path / CARD / "gpu_busy_percent"
+    real = sensors.integer
+    monkeypatch.setattr(sensors, "integer", lambda path: next(readings) if path == busy else real(path))
+    assert sensors.amd_gpus(tmp_path)[0].busy_share == 0.6
+
+
+def test_evicted_time_is_summed_over_gpus(tmp_path: Path) -> None:
+    place = "class/kfd/kfd/proc/7"
+    write(tmp_path, {f"{place}/stats_11/evicted_ms": 1500, f"{place}/stats_12/evicted_ms": 20})
+    assert sensors.evicted_ms(7, tmp_path) == 1520
+    assert sensors.evicted_ms(8, tmp_path) is None
+
+
+MEMINFO = "MemTotal:       16000000 kB\nMemFree:         100000 kB\nMemAvailable:   12000000 kB"
+
+
+def test_memory_counts_what_the_kernel_can_give_back_as_free(tmp_path: Path) -> None:
+    proc = write(tmp_path / "proc", {"meminfo": MEMINFO})
+    assert sensors.memory(proc, tmp_path / "sys") == Capacity(4_000_000 * 1024, 16_000_000 * 1024)
+
+
+def test_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
+    proc = write(tmp_path / "proc", {"meminfo": MEMINFO})
+    group = {"memory.max": 1000, "memory.current": 700, "memory.stat": "anon 1\ninactive_file 200"}
+    sys_ = write(tmp_path / "sys", {f"fs/cgroup/{name}": content for name, content in group.items()})
+    assert sensors.memory(proc, sys_) == Capacity(500, 1000)
+    for no_limit in ("max", 2**62):
+        write(sys_, {"fs/cgroup/memory.max": no_limit})
+        assert sensors.memory(proc, sys_) == Capacity(4_000_000 * 1024, 16_000_000 * 1024)
+
+
+def test_memory_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    assert sensors.memory(tmp_path, tmp_path) is None
+
+
+def test_disk_of_this_folder_and_of_none(tmp_path: Path) -> None:
+    found = sensors.disk(tmp_path)
+    assert found is not None
+    assert 0 < found.used_bytes <= found.total_bytes
+    assert sensors.disk(tmp_path / "nowhere") is None
+
+
+def stat(pid: int, name: str, state: str, pages: int) -> str:
+    return f"{pid} ({name}) {state} 1 " + " ".join(["0"] * 19) + f" {pages} 0"
+
+
+def test_workers_are_told_from_other_children(tmp_path: Path) -> None:
+    page = os.sysconf("SC_PAGESIZE")
+    proc = write(
+        tmp_path,
+        {
+            "10/task/10/children": "11 12",
+            "10/task/13/children": "14 15",
+            "11/stat": stat(11, "python", "S", 5),  # multiprocessing's resource tracker
+            "12/stat": stat(12, "pt_data_worker", "S", 100),
+            "14/stat": stat(14, "pt_data_worker", "T", 200),
+        },
+    )
+    assert sensors.loader_workers(10, proc) == [
+        ProcessInfo(12, "pt_data_worker", "S", 100 * page),
+        ProcessInfo(14, "pt_data_worker", "T", 200 * page),
+    ]
+    assert sensors.loader_workers(99, proc) == []
+
+
+def test_name_with_brackets_is_read(tmp_path: Path) -> None:
+    found = sensors.process(7, write(tmp_path, {"7/stat": stat(7, "a) b (c", "D", 1)}))
+    assert found is not None
+    assert (found.name, found.state) == ("a) b (c", "D")
+
+
+def test_this_process_is_there() -> None:
+    found = sensors.process(os.getpid())
+    assert found is not None
+    assert found.state in "RS"
+    assert found.memory_bytes > 1e6
+
+
+class FakeNvml(SimpleNamespace):
+    """Two cards, of which the second does not know its power."""
+
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        if handle == 1:
+            raise self.NVMLError
+        return 250_000
+
+
+def test_nvidia_cards_answer_as_far_as_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[bool] = []
+    fake = FakeNvml(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: ended.append(True),
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetName=lambda handle: b"NVIDIA H200",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=3, total=7),
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=42),
+        nvmlDeviceGetTemperature=lambda handle, kind: 55,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
+    assert sensors.nvidia_gpus() == [
+        GpuReading("NVIDIA H200", 0.42, 55.0, 250.0, 3, 7),
+        GpuReading("NVIDIA H200", 0.42, 55.0, None, 3, 7),
+    ]
+    assert ended == [True]
+
+
+def test_machine_without_nvidia_driver_has_no_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Any:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=fail))  # type: ignore[arg-type]
+    assert sensors.nvidia_gpus() == []
+
+
+def test_sensors_load_no_torch() -> None:
+    modules = "yolo_lightning.utils.sensors, yolo_lightning.supervision.run_status"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -1,0 +1,69 @@
+import resource
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_training import TinyModule, loader, tiny_trainer
+
+from yolo_lightning.callbacks import Curves
+from yolo_lightning.utils import tensorboard
+
+pytestmark = pytest.mark.usefixtures("any_uptime")
+
+
+def steps(folder: Path) -> list[int]:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    # Files of the same second are read in the order of their names, which end in a count: 10 comes before 9.
+    return sorted(event.step for event in events.Scalars("loss"))
+
+
+def write_on_a_full_disk(logger: Curves) -> None:
+    """No file of this process may grow meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        for step in (2, 3, 4):
+            logger.log_metrics({"loss": 1.0}, step)
+            logger.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_full_disk_leaves_a_gap_and_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard, "RETRY_AFTER_S", 0.0)
+    logger = Curves(tmp_path, name="", version="tensorboard")
+    logger.log_metrics({"loss": 1.0}, 1)
+    logger.save()
+    with pytest.warns(UserWarning, match="could not write curves .*File too large.*; training goes on"):
+        write_on_a_full_disk(logger)
+    logger.log_metrics({"loss": 1.0}, 5)
+    logger.finalize("success")
+    assert steps(tmp_path / "tensorboard") == [1, 5]
+
+
+def test_after_a_failure_it_waits_before_it_begins_another_file(tmp_path: Path) -> None:
+    logger = Curves(tmp_path / "run", name="", version="tensorboard")
+    (tmp_path / "run").write_text("no folder")
+    with pytest.warns(UserWarning, match="could not write curves"):
+        logger.log_metrics({"loss": 1.0}, 1)
+    (tmp_path / "run").unlink()
+    logger.log_metrics({"loss": 1.0}, 2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_full_disk_at_the_start_of_a_fit_warns_once_and_later_points_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(tensorboard, "RETRY_AFTER_S", 0.0)
+    (tmp_path / "run").write_text("no folder")  # the error comes where a full disk's does: as the writer is made
+    logger = Curves(tmp_path / "run", name="", version="tensorboard")
+    trainer = tiny_trainer(tmp_path, logger=logger)
+    trainer.fit(TinyModule(), loader(3))
+    logger.experiment.add_text("note", "dropped")
+    assert sum("could not write curves" in str(warning.message) for warning in recwarn) == 1
+    (tmp_path / "run").unlink()
+    logger.log_metrics({"loss": 1.0}, 5)
+    logger.finalize("success")
+    assert steps(tmp_path / "run" / "tensorboard") == [5]

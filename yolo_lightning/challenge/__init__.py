@@ -1,0 +1,1 @@
+"""LTDv2 challenge submissions: write, read, check, repair and score."""

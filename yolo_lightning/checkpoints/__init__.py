@@ -1,0 +1,1 @@
+"""Checkpoint files (atomic, with checksums), remote copies, averaging, resume and the run folder."""

@@ -1,0 +1,130 @@
+"""What a pass costs besides time: bytes kept for the backward pass, peak memory, launches."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from yolo_lightning.commands.benchmark.timing import Pass, synchronize
+
+METADATA_OPERATORS = frozenset(
+    """
+    alias as_strided as_strided_ broadcast_tensors chunk contiguous detach empty empty_like empty_strided expand
+    expand_as flatten lift_fresh narrow new_empty new_empty_strided numpy_T permute reshape resize_ resolve_conj
+    resolve_neg result_type select set_ size slice split split_with_sizes squeeze stride swapaxes t to transpose
+    unbind unfold unsqueeze view view_as _reshape_alias _unsafe_view
+    """.split()  # noqa: SIM905 - forty quoted words are harder to read
+)
+"""ATen operators that move no numbers by themselves: views, shapes and allocation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Costs of one forward and backward pass.
+
+    Attributes:
+        saved_bytes: Kept from forward to backward pass, each storage once, parameters left out.
+        peak_bytes: Most memory in use above what was in use before the pass; None where nothing could tell.
+        launches: Kernels and copies started on an accelerator; on a CPU innermost ATen operators that compute. None if
+            not counted.
+    """
+
+    saved_bytes: int
+    peak_bytes: int | None
+    launches: int | None
+
+
+def measure_footprint(one_pass: Pass, device: torch.device, profiled: bool) -> Footprint:
+    """Run a pass two or three times, untimed, and account for its memory and launches.
+
+    Args:
+        one_pass: Has run before, so that gradients and caches exist.
+        device: Where it runs.
+        profiled: Whether to use torch.profiler, which alone knows launches, and memory on a CPU.
+    """
+    saved_bytes = _saved_bytes(one_pass)
+    device_peak = _device_peak(one_pass.run, device)
+    if not profiled:
+        return Footprint(saved_bytes, device_peak, None)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with _quiet_profiler(), profile(activities=activities, profile_memory=device.type == "cpu") as trace:
+        one_pass.run()
+        synchronize(device)
+    if device.type == "cpu":
+        return Footprint(saved_bytes, _traced_peak(trace), sum(map(_is_innermost_computation, trace.events())))
+    launches = sum(event.device_type.name == "CUDA" for event in trace.events())
+    return Footprint(saved_bytes, device_peak, launches or None)
+
+
+def _saved_bytes(one_pass: Pass) -> int:
+    """Storages that the first stage keeps; what a later stage computes again is not kept."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in one_pass.parameters}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    (_, forward), *others = one_pass.stages
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        value = forward(None)
+    for _, function in others:
+        value = function(value)
+    return sum(size for pointer, size in saved.items() if pointer not in known)
+
+
+def _device_peak(run: Callable[[], object], device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+@contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """Keeps the profiler from announcing its start and stop on stderr; the level that Ultralytics sets is too low."""
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]
+        else:
+            os.environ["KINETO_LOG_LEVEL"] = before
+
+
+def _traced_peak(trace: profile) -> int | None:
+    # The growth of the process would be no measure: the C library gives freed memory back late or never.
+    if trace.profiler is None or trace.profiler.kineto_results is None:
+        return None
+    all_events: list[Any] = trace.profiler.kineto_results.events()
+    events = [event for event in all_events if event.name() == "[memory]"]
+    in_use = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        in_use += event.nbytes()
+        peak = max(peak, in_use)
+    return peak
+
+
+def _is_innermost_computation(event: Any) -> bool:
+    return _computes(event) and not any(map(_contains_computation, event.cpu_children))
+
+
+def _contains_computation(event: Any) -> bool:
+    return _computes(event) or any(map(_contains_computation, event.cpu_children))
+
+
+def _computes(event: Any) -> bool:
+    namespace, _, name = event.name.partition("::")
+    return namespace == "aten" and name not in METADATA_OPERATORS

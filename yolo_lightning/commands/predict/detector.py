@@ -1,0 +1,100 @@
+"""A trained network that takes pictures and gives boxes in their pixels."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from yolo_lightning.commands.predict.inputs import InputImage
+from yolo_lightning.data.batch import Prediction, Sample, collate
+from yolo_lightning.data.transforms.mosaic import Labelled, letterbox
+from yolo_lightning.model.graph import read_network
+from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange, choose_convolution
+from yolo_lightning.model.network_settings import NetworkSettings
+from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.model.tta import augmented
+
+PROBE_TIMEOUT_S = 60.0
+
+
+class Detector:
+    """Letterboxes, infers, suppresses.
+
+    Args:
+        file: One of our checkpoints, or an Ultralytics `.pt` file.
+        settings: Of the weights; the image size is known. A network that was trained on gray frames gets gray ones.
+        device: Where to compute.
+        convolution: As `model.conv`.
+        trust: Open a `.pt` file whatever code it refers to.
+        augment: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together.
+
+    Raises:
+        ValueError: If `file` cannot be used.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        settings: NetworkSettings,
+        *,
+        device: torch.device,
+        convolution: Convolution = "auto",
+        trust: bool = False,
+        augment: bool = False,
+    ) -> None:
+        self._graph, self.names = folded_network(file, device, convolution, trust=trust)
+        self.settings = settings
+        self.device = device
+        self._augment = augment
+
+    def __call__(self, pictures: Sequence[InputImage]) -> list[Prediction]:
+        """Detections of each picture, xyxy in its pixels, best first."""
+        gray = all(picture.is_gray() for picture in pictures)
+        batch = collate([self._sample(picture, gray=gray) for picture in pictures])
+        images = batch.images.to(self.device).float() / 255
+        raw = self._graph(images)
+        if self._augment:
+            raw = (augmented(self._graph, images, raw[0]),)
+        return predictions(
+            raw,
+            batch,
+            confidence=self.settings.confidence,
+            overlap=self.settings.overlap,
+            max_detections=self.settings.max_detections,
+            class_agnostic=self.settings.class_agnostic,
+        )
+
+    def _sample(self, picture: InputImage, *, gray: bool) -> Sample:
+        pixels = picture.pixels
+        if gray:
+            pixels = np.ascontiguousarray(pixels[..., 0])
+        elif self.settings.channels == 1:
+            pixels = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), np.uint8)
+        assert self.settings.image_size is not None
+        nothing = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
+        placed, placement = letterbox(nothing, self.settings.image_size, shrink_by_area=True)
+        height, width = pixels.shape[:2]
+        return Sample(placed.image, placed.boxes, placed.labels, str(picture.source), (height, width), placement)
+
+
+def folded_network(
+    file: Path, device: torch.device, convolution: Convolution, *, trust: bool = False
+) -> tuple[FoldedGraph, list[str]]:
+    """The network of a file, ready to infer on a device, and the names of its classes, index 0 first.
+
+    Args:
+        file: One of our checkpoints, or an Ultralytics `.pt` file.
+        device: Where to compute.
+        convolution: As `model.conv`.
+        trust: Open a `.pt` file whatever code it refers to.
+
+    Raises:
+        ValueError: If `file` cannot be used.
+    """
+    graph = read_network(file, trust=trust)
+    graph.to(device).requires_grad_(False)
+    chosen = choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else convolution
+    arrange(graph, chosen)
+    return FoldedGraph(graph), [str(graph.names[number]) for number in range(len(graph.names))]

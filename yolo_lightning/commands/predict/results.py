@@ -1,0 +1,210 @@
+"""What is left of a prediction: annotated pictures and videos, JSON, CSV, YOLO's text files."""
+
+import csv
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self, TextIO
+
+import cv2
+import numpy as np
+import supervision as sv
+
+from yolo_lightning.commands.predict.inputs import InputImage, frames_per_second
+from yolo_lightning.data.batch import Prediction
+from yolo_lightning.data.boxes import corners_to_centres
+from yolo_lightning.utils.files import first_free
+
+Result = Literal["pictures", "json", "csv", "txt"]
+"""Annotated pictures and videos; one `predictions.json`; one `predictions.csv`; a text file for each picture."""
+
+PICTURES_FOLDER = "pictures"
+LABELS_FOLDER = "labels"
+
+SMALLEST_TEXT = 0.4
+"""OpenCV's font scale; smaller letters cannot be read."""
+
+CSV_COLUMNS = ("source", "frame", "x1", "y1", "x2", "y2", "score", "label", "name")
+
+
+class Writer(Protocol):
+    """Takes pictures with their predictions, one after another; the frames of a video in their order."""
+
+    def write(self, picture: InputImage, prediction: Prediction) -> None:
+        """Keep one."""
+        ...
+
+    def close(self) -> None:
+        """Complete what was written."""
+        ...
+
+
+class Results:
+    """All results that were asked for, in one folder.
+
+    Args:
+        folder: Where to write; must exist.
+        kinds: What to write.
+        names: Class names by index.
+        base: Folder above all pictures; what lies below it keeps its place below `folder`.
+    """
+
+    def __init__(self, folder: Path, kinds: Sequence[Result], names: Sequence[str], base: Path) -> None:
+        self._writers: list[Writer] = []
+        for kind in dict.fromkeys(kinds):
+            match kind:
+                case "pictures":
+                    self._writers.append(Pictures(folder / PICTURES_FOLDER, names, base))
+                case "json":
+                    self._writers.append(JsonFile(folder, names))
+                case "csv":
+                    self._writers.append(CsvFile(folder, names))
+                case "txt":
+                    self._writers.append(TextFiles(folder / LABELS_FOLDER, base))
+
+    def write(self, picture: InputImage, prediction: Prediction) -> None:
+        """Keep one."""
+        for writer in self._writers:
+            writer.write(picture, prediction)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ExitStack() as stack:  # each is closed, whatever happens to the others
+            for writer in self._writers:
+                stack.callback(writer.close)
+
+
+class Pictures:
+    """`pictures/<name>.jpg` for each image, `<name>.mp4` for each video, with boxes, class names and scores."""
+
+    def __init__(self, folder: Path, names: Sequence[str], base: Path) -> None:
+        self._folder, self._names, self._base = folder, names, base
+        self._video: cv2.VideoWriter | None = None
+        self._source: Path | None = None
+
+    def write(self, picture: InputImage, prediction: Prediction) -> None:
+        """Draw one."""
+        scene = annotated(picture, prediction, self._names)
+        if picture.frame is None:
+            path = place(picture.source, self._base, self._folder, ".jpg")
+            if not cv2.imwrite(str(path), scene):
+                raise OSError(f"{path} cannot be written")
+            return
+        if picture.source != self._source:
+            self.close()
+            path = place(picture.source, self._base, self._folder, ".mp4")
+            size = (scene.shape[1], scene.shape[0])
+            codec = cv2.VideoWriter.fourcc(*"mp4v")
+            self._video = cv2.VideoWriter(str(path), codec, frames_per_second(picture.source), size)
+            self._source = picture.source
+            if not self._video.isOpened():
+                raise OSError(f"{path} cannot be written")
+        assert self._video is not None
+        self._video.write(scene)
+
+    def close(self) -> None:
+        """Complete the video."""
+        if self._video is not None:
+            self._video.release()
+        self._video = self._source = None
+
+
+class JsonFile:
+    """`predictions.json`: a list with one object for each picture; boxes are xyxy in its pixels."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._names = names
+        self._file: TextIO = (folder / "predictions.json").open("w")
+        self._separator = "[\n"
+
+    def write(self, picture: InputImage, prediction: Prediction) -> None:
+        """Append one."""
+        height, width = picture.pixels.shape[:2]
+        detections = [
+            {"box": [round(value, 2) for value in box], "score": round(score, 5), "label": label, "name": name}
+            for box, score, label, name in rows(prediction, self._names)
+        ]
+        entry: dict[str, Any] = {"source": str(picture.source), "frame": picture.frame}
+        entry |= {"width": width, "height": height, "detections": detections}
+        self._file.write(self._separator + json.dumps(entry))
+        self._separator = ",\n"
+
+    def close(self) -> None:
+        """End the list."""
+        self._file.write("[]\n" if self._separator == "[\n" else "\n]\n")
+        self._file.close()
+
+
+class CsvFile:
+    """`predictions.csv`: one row for each detection; boxes are xyxy in pixels of the picture."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._names = names
+        self._file: TextIO = (folder / "predictions.csv").open("w", newline="")
+        self._rows = csv.writer(self._file)
+        self._rows.writerow(CSV_COLUMNS)
+
+    def write(self, picture: InputImage, prediction: Prediction) -> None:
+        """Append one picture's."""
+        frame = "" if picture.frame is None else picture.frame
+        for box, score, label, name in rows(prediction, self._names):
+            numbers = [f"{value:.2f}" for value in box]
+            self._rows.writerow([picture.source, frame, *numbers, f"{score:.5f}", label, name])
+
+    def close(self) -> None:
+        """Complete the file."""
+        self._file.close()
+
+
+class TextFiles:
+    """`labels/<name>.txt`: class, centre x, centre y, width, height as shares of the picture, score."""
+
+    def __init__(self, folder: Path, base: Path) -> None:
+        self._folder, self._base = folder, base
+
+    def write(self, picture: InputImage, prediction: Prediction) -> None:
+        """Write one file; empty where nothing was found."""
+        height, width = picture.pixels.shape[:2]
+        shares = corners_to_centres(prediction.boxes.numpy()) / np.array([width, height, width, height], np.float32)
+        ending = ".txt" if picture.frame is None else f"_{picture.frame}.txt"
+        lines = [
+            f"{label} " + " ".join(f"{value:.6f}" for value in (*box, score)) + "\n"
+            for box, score, label in zip(
+                shares.tolist(), prediction.scores.tolist(), prediction.labels.tolist(), strict=True
+            )
+        ]
+        place(picture.source, self._base, self._folder, ending).write_text("".join(lines))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def rows(prediction: Prediction, names: Sequence[str]) -> list[tuple[list[float], float, int, str]]:
+    """Box, score, label and class name of each detection."""
+    boxes, scores, labels = prediction.boxes.tolist(), prediction.scores.tolist(), prediction.labels.tolist()
+    return [(box, score, label, names[label]) for box, score, label in zip(boxes, scores, labels, strict=True)]
+
+
+def annotated(picture: InputImage, prediction: Prediction, names: Sequence[str]) -> Any:
+    """The picture with boxes, class names and scores drawn in, `(H, W, 3)` uint8, BGR."""
+    scene = np.asarray(cv2.cvtColor(picture.pixels, cv2.COLOR_RGB2BGR), dtype=np.uint8)
+    size = (scene.shape[1], scene.shape[0])
+    found = sv.Detections(
+        xyxy=prediction.boxes.numpy(), confidence=prediction.scores.numpy(), class_id=prediction.labels.numpy()
+    )
+    texts = [f"{name} {score:.2f}" for _, score, _, name in rows(prediction, names)]
+    thickness = max(1, min(size) // 300)
+    scale = max(SMALLEST_TEXT, 0.8 * sv.calculate_optimal_text_scale(size))
+    boxed = sv.BoxAnnotator(thickness=thickness).annotate(scene, found)
+    labels = sv.LabelAnnotator(text_scale=scale, text_padding=2, text_color=sv.Color.BLACK, smart_position=True)
+    return labels.annotate(boxed, found, texts)
+
+
+def place(source: Path, base: Path, folder: Path, ending: str) -> Path:
+    """Where the result of `source` goes: below `folder` as it lies below `base`; numbered where a name is taken."""
+    path = folder / source.relative_to(base).with_suffix("")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return first_free(path, ending)  # one.jpg and one.png

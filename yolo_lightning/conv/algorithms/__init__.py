@@ -1,0 +1,1 @@
+"""One file per convolution algorithm, and the table that selects among them."""

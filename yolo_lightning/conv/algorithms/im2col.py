@@ -1,0 +1,80 @@
+"""The general path: every window becomes a column (im2col), then one batched matrix product over samples and groups.
+
+Chellapilla, Puri, Simard: High Performance Convolutional Neural Networks for Document Processing (2006).
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from yolo_lightning.conv.algorithms.problem import Problem
+from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, items_per_tile, pad
+
+
+def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """The output, `problem.output_size`."""
+    matrices = _matrices(weight, problem)
+    output = input.new_empty(_grouped_output(problem))
+    for samples, columns in _column_tiles(input, problem):
+        torch.matmul(matrices, columns, out=output[samples])
+    return output.view(problem.output_size).contiguous(memory_format=problem.memory_format)
+
+
+def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """The gradient for the input, `problem.input_size`; overlapping windows are summed in at least float32."""
+    matrices = _matrices(weight, problem).transpose(1, 2)
+    columns = matrices @ grad_output.reshape(_grouped_output(problem))
+    samples, channels, _, _ = problem.input_size
+    flat = columns.view(samples, channels * problem.kernel[0] * problem.kernel[1], columns.size(3))
+    grad_padded = F.fold(
+        flat.to(accumulation_dtype(flat.dtype)),
+        problem.padded_size,
+        problem.kernel,
+        dilation=problem.dilation,
+        stride=problem.stride,
+    )
+    return crop(grad_padded.to(grad_output.dtype), problem)
+
+
+def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
+    """The gradient for the weight, `problem.weight_size`; sums over samples in float32 for the half types."""
+    grouped = grad_output.reshape(_grouped_output(problem))
+    total = torch.zeros((), dtype=accumulation_dtype(input.dtype), device=input.device)
+    for samples, columns in _column_tiles(input, problem):
+        total = total + (grouped[samples] @ columns.transpose(2, 3)).sum(0, dtype=total.dtype)
+    return total.to(input.dtype).view(problem.weight_size)
+
+
+def _column_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Tensor]]:
+    """Yield runs of samples with their columns `(run, groups, C / groups * kernel taps, output pixels)`."""
+    padded = pad(input, problem)
+    (kernel_height, kernel_width), (_, _, height, width) = problem.kernel, problem.output_size
+    samples, channels, _, _ = problem.input_size
+    by_sample, by_channel, by_row, by_column = padded.stride()
+    windows = padded.as_strided(
+        (samples, channels, kernel_height, kernel_width, height, width),
+        (
+            by_sample,
+            by_channel,
+            by_row * problem.dilation[0],
+            by_column * problem.dilation[1],
+            by_row * problem.stride[0],
+            by_column * problem.stride[1],
+        ),
+    )
+    depth = channels // problem.groups * kernel_height * kernel_width
+    step = items_per_tile(problem.groups * depth * height * width, samples, input.device)
+    for start in range(0, samples, step):
+        run = windows[start : start + step]
+        yield slice(start, start + step), run.reshape(run.size(0), problem.groups, depth, height * width)
+
+
+def _matrices(weight: Tensor, problem: Problem) -> Tensor:
+    return weight.reshape(problem.groups, problem.weight_size[0] // problem.groups, -1)
+
+
+def _grouped_output(problem: Problem) -> tuple[int, int, int, int]:
+    samples, outputs, height, width = problem.output_size
+    return samples, problem.groups, outputs // problem.groups, height * width

@@ -1,0 +1,51 @@
+"""1x1 convolution, stride 1, no padding: a matrix product over the channels, nothing is lowered."""
+
+import torch
+from torch import Tensor
+
+from yolo_lightning.conv.algorithms.problem import Problem
+from yolo_lightning.conv.algorithms.shared import accumulation_dtype, add_products_
+
+
+def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """The output, `problem.output_size`."""
+    return _mix_channels(input, _matrices(weight, problem), problem).view(problem.output_size)
+
+
+def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """The gradient for the input, `problem.input_size`."""
+    return _mix_channels(grad_output, _matrices(weight, problem).transpose(1, 2), problem).view(problem.input_size)
+
+
+def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
+    """The gradient for the weight, `problem.weight_size`; sums over samples in float32 for the half types."""
+    if problem.channels_last and problem.groups == 1:
+        total = input.new_zeros(problem.weight_size[:2], dtype=accumulation_dtype(input.dtype))
+        add_products_(total, _pixels_by_channels(grad_output), _pixels_by_channels(input), input.size(0))
+        return total.to(input.dtype).view(problem.weight_size)
+    left, right = (_samples_by_groups(tensor, problem.groups) for tensor in (grad_output, input))
+    total = (left @ right.transpose(2, 3)).sum(0, dtype=accumulation_dtype(input.dtype))
+    return total.to(input.dtype).view(problem.weight_size)
+
+
+def _mix_channels(images: Tensor, matrices: Tensor, problem: Problem) -> Tensor:
+    samples, _, height, width = images.shape
+    groups, outputs, _ = matrices.shape
+    if problem.channels_last and groups == 1:
+        pixels = _pixels_by_channels(images) @ matrices[0].t()
+        return pixels.view(samples, height, width, outputs).permute(0, 3, 1, 2)
+    mixed = torch.matmul(matrices, _samples_by_groups(images, groups))
+    return mixed.view(samples, groups * outputs, height, width).contiguous(memory_format=problem.memory_format)
+
+
+def _matrices(weight: Tensor, problem: Problem) -> Tensor:
+    return weight.reshape(problem.groups, problem.weight_size[0] // problem.groups, problem.weight_size[1])
+
+
+def _pixels_by_channels(images: Tensor) -> Tensor:
+    return images.permute(0, 2, 3, 1).reshape(-1, images.size(1))
+
+
+def _samples_by_groups(images: Tensor, groups: int) -> Tensor:
+    samples, channels, height, width = images.shape
+    return images.reshape(samples, groups, channels // groups, height * width)

@@ -1,0 +1,206 @@
+"""Row lowering for channels_last tensors: horizontal taps are copied, vertical ones are views (see `_rows`).
+
+The lowered rows of a tile of the image are a matrix `(pixels, horizontal taps * C)`. A vertical tap is an offset of
+whole rows into it, so one small buffer, which stays in the cache of a CPU, serves all taps. Padding is never written:
+what lies outside the image is zero in the buffer.
+
+With stride `s` the input falls into `s * s` images, one for each remainder of row and column modulo `s`, each of which
+meets only some of the taps. The gradient for such an image is a convolution of the output gradient with stride 1, so
+nothing has to be scattered; and the lowered output gradient serves the gradient for the weight as well.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from yolo_lightning.conv.algorithms.problem import Problem
+from yolo_lightning.conv.algorithms.row_lowering import RowLowering
+from yolo_lightning.conv.algorithms.shared import items_per_tile
+from yolo_lightning.conv.algorithms.tiles import Tile, tiles
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """A kernel tap along one axis: its index, and how far its pixels stand from those of the result."""
+
+    index: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """The input positions of one remainder modulo the stride, along one axis.
+
+    Attributes:
+        taps: The taps that meet them. Position `q`, counted in strides, meets output `q - shift`.
+        first: The first position inside the input.
+        pixels: The same positions as input pixels.
+        count: How many they are.
+    """
+
+    taps: tuple[_Tap, ...]
+    first: int
+    pixels: slice
+    count: int
+
+
+def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """The output, `problem.output_size`."""
+    samples, outputs, height, width = problem.output_size
+    matrices = weight.permute(2, 3, 1, 0).reshape(problem.kernel[0], -1, outputs)
+    output = input.new_empty(samples, height * width, outputs)
+    for tile, products in _lowered_input(input, problem):
+        target = output[tile.samples, tile.pixels(width)]
+        for number, (tap, lowered) in enumerate(products):
+            _multiply_(target, lowered, matrices[tap], accumulate=number > 0)
+    return output.view(samples, height, width, outputs).permute(0, 3, 1, 2)
+
+
+def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
+    """The gradient for the weight, `problem.weight_size`."""
+    samples, outputs, height, width = problem.output_size
+    grads = grad_output.permute(0, 2, 3, 1).reshape(samples, height * width, outputs)
+    total = input.new_zeros(problem.kernel[0], problem.kernel[1] * problem.input_size[1], outputs)
+    for tile, products in _lowered_input(input, problem):
+        part = grads[tile.samples, tile.pixels(width)]
+        for tap, lowered in products:
+            _add_products_(total[tap], lowered, part)
+    return total.view(*problem.kernel, -1, outputs).permute(3, 2, 0, 1).contiguous()
+
+
+def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """The gradient for the input, `problem.input_size`."""
+    return _gradients(None, grad_output, weight, problem)[0]
+
+
+def gradients(input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    """The gradients for the input and for the weight, from one lowering of the output gradient."""
+    return _gradients(input, grad_output, weight, problem)
+
+
+def _lowered_input(input: Tensor, problem: Problem) -> Iterator[tuple[Tile, Iterator[tuple[int, Tensor]]]]:
+    """Yield tiles of the output, each with its vertical taps and the lowered input that they meet.
+
+    The next matrix may overwrite the one before.
+    """
+    by_remainder: dict[int, list[_Tap]] = {}
+    for index in range(problem.kernel[0]):
+        shift, remainder = divmod(index * problem.dilation[0], problem.stride[0])
+        by_remainder.setdefault(remainder, []).append(_Tap(index, shift))
+    samples, _, height, width = problem.output_size
+    top, _, left, _ = problem.padding
+    lowering = RowLowering(
+        input.permute(0, 2, 3, 1),
+        width,
+        [index * problem.dilation[1] - left for index in range(problem.kernel[1])],
+        problem.stride[1],
+    )
+
+    def products(tile: Tile) -> Iterator[tuple[int, Tensor]]:
+        count = tile.rows.stop - tile.rows.start
+        for remainder, taps in by_remainder.items():
+            nearest, farthest = taps[0].shift, taps[-1].shift
+            first_row = (tile.rows.start + nearest) * problem.stride[0] + remainder - top
+            lowered = lowering.rows(tile.samples, first_row, problem.stride[0], count + farthest - nearest)
+            for tap in taps:
+                first = (tap.shift - nearest) * width
+                yield tap.index, lowered[:, first : first + count * width]
+
+    for tile in tiles(samples, height, items_per_tile(width * lowering.depth, samples * height, input.device)):
+        yield tile, products(tile)
+
+
+def _gradients(input: Tensor | None, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    """The gradients for the input and, where there is one, for the weight (zeros otherwise)."""
+    samples, channels, height, width = problem.input_size
+    taps = weight.permute(2, 3, 0, 1)
+    grad_input = grad_output.new_empty(samples, height, width, channels)
+    grad_weight = taps.new_zeros(taps.shape)
+    for columns, rows in product(remainders_of(1, problem), remainders_of(0, problem)):
+        target = grad_input[:, rows.pixels, columns.pixels]
+        if not (columns.taps and rows.taps):
+            target.zero_()
+            continue
+        seen = None if input is None else input.permute(0, 2, 3, 1)[:, rows.pixels, columns.pixels]
+        _remainder_gradients(grad_output, taps, (rows, columns), target, seen, grad_weight)
+    return grad_input.permute(0, 3, 1, 2), grad_weight.permute(2, 3, 0, 1).contiguous()
+
+
+def _remainder_gradients(
+    grad_output: Tensor,
+    taps: Tensor,
+    remainders: tuple[Remainder, Remainder],
+    target: Tensor,
+    seen: Tensor | None,
+    grad_weight: Tensor,
+) -> None:
+    """Write the gradient for the input positions of one remainder, and for the taps that meet them.
+
+    Args:
+        grad_output: `(N, O, output height, output width)`.
+        taps: The weight, `(kernel height, kernel width, O, C)`.
+        remainders: Of the rows and of the columns.
+        target: Where the input gradient goes, `(N, rows, columns, C)`, any strides.
+        seen: The input there; None leaves `grad_weight` as it is.
+        grad_weight: As `taps`.
+    """
+    rows, columns = remainders
+    # From the one that stands farthest left in the output gradient.
+    left_to_right = columns.taps[::-1]
+    column_taps = [tap.index for tap in left_to_right]
+    matrices = [taps[tap.index, column_taps].flatten(0, 1) for tap in rows.taps]
+    totals = [torch.zeros_like(matrix) for matrix in matrices]
+    nearest, farthest = rows.taps[0].shift, rows.taps[-1].shift
+    first_columns = [columns.first - tap.shift for tap in left_to_right]
+    lowering = RowLowering(grad_output.permute(0, 2, 3, 1), columns.count, first_columns, column_step=1)
+    step = items_per_tile(columns.count * lowering.depth, target.size(0) * rows.count, target.device)
+    for tile in tiles(target.size(0), rows.count, step):
+        place = target[tile.samples, tile.rows]
+        count, pixels = place.size(1), place.size(1) * columns.count
+        lowered = lowering.rows(tile.samples, rows.first + tile.rows.start - farthest, 1, count + farthest - nearest)
+        result = place.flatten(1, 2) if place.is_contiguous() else place.new_empty(place.size(0), pixels, place.size(3))
+        values = None if seen is None else seen[tile.samples, tile.rows].flatten(1, 2)
+        for number, tap in enumerate(rows.taps):
+            first = (farthest - tap.shift) * columns.count
+            view = lowered[:, first : first + pixels]
+            _multiply_(result, view, matrices[number], accumulate=number > 0)
+            if values is not None:
+                _add_products_(totals[number], view, values)
+        if not place.is_contiguous():
+            place.copy_(result.view(place.shape))
+    if seen is not None:
+        for tap, total in zip(rows.taps, totals, strict=True):
+            grad_weight[tap.index, column_taps] = total.view(len(column_taps), *taps.shape[2:])
+
+
+def remainders_of(axis: int, problem: Problem) -> list[Remainder]:
+    """The remainders that occur inside the input along an axis."""
+    stride, before, size = problem.stride[axis], problem.padding[2 * axis], problem.input_size[2 + axis]
+    found = []
+    for remainder in range(stride):
+        start = (remainder - before) % stride
+        reached = [(index, index * problem.dilation[axis] - remainder) for index in range(problem.kernel[axis])]
+        taps = tuple(_Tap(index, reach // stride) for index, reach in reached if reach % stride == 0)
+        count = len(range(start, size, stride))
+        if count:
+            found.append(Remainder(taps, (start + before - remainder) // stride, slice(start, None, stride), count))
+    return found
+
+
+def _multiply_(target: Tensor, lowered: Tensor, matrix: Tensor, *, accumulate: bool) -> None:
+    """`target (n, pixels, O)` becomes, or gains, `lowered (n, pixels, K) @ matrix (K, O)`."""
+    if target.size(0) == 1:
+        target[0].addmm_(lowered[0], matrix, beta=int(accumulate))
+    else:
+        target.baddbmm_(lowered, matrix.expand(target.size(0), -1, -1), beta=int(accumulate))
+
+
+def _add_products_(total: Tensor, lowered: Tensor, values: Tensor) -> None:
+    """`total (K, O)` gains `lowered (n, pixels, K)` transposed times `values (n, pixels, O)`, summed over samples."""
+    if values.size(0) == 1:
+        total.addmm_(lowered[0].t(), values[0])
+    else:
+        total += torch.bmm(lowered.transpose(1, 2), values).sum(0)

@@ -1,0 +1,225 @@
+"""The table of algorithms: which of them can compute which convolution, and which is the default.
+
+Every algorithm is a module with functions named like the members of `Operation`; one that lacks a function is no
+candidate for that operation. A convolution can also be computed in the other memory layout, between two conversions,
+and the input gradient of stride 1 by the forward function of a mirrored problem.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from yolo_lightning.conv.algorithms import (
+    depthwise,
+    im2col,
+    im2col_channels_last,
+    native_depthwise,
+    pointwise,
+    rows,
+    rows_channels_last,
+    winograd,
+)
+from yolo_lightning.conv.algorithms.mirrored_weight import correlation, mirrored_weight
+from yolo_lightning.conv.algorithms.problem import Problem, Tensors
+from yolo_lightning.conv.kernels import compiled, fused
+
+Compute = Callable[[Tensors], Tensors]
+
+
+class Operation(StrEnum):
+    """A product of a convolution. The value is the name of the function that an algorithm offers for it."""
+
+    FORWARD = "forward"
+    """`(input, weight)` to `(output,)`."""
+    INPUT_GRADIENT = "input_gradient"
+    """`(grad_output, weight)` to `(grad_input,)`."""
+    WEIGHT_GRADIENT = "weight_gradient"
+    """`(input, grad_output)` to `(grad_weight,)`."""
+    GRADIENTS = "gradients"
+    """`(input, grad_output, weight)` to `(grad_input, grad_weight)`."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute an operation of one problem.
+
+    Attributes:
+        name: Unique among the candidates of the operation and problem.
+        compute: The products, laid out as the problem wants them.
+        may_refuse: Whether any `RuntimeError`, not only a lack of memory, means that another one has to do it.
+    """
+
+    name: str
+    compute: Compute
+    may_refuse: bool = False
+
+
+@dataclass(frozen=True)
+class _Algorithm:
+    """A row of the table: `serves` sees a problem in one of the `layouts` (values of `Problem.channels_last`)."""
+
+    name: str
+    module: ModuleType
+    layouts: tuple[bool, ...]
+    serves: Callable[[Problem, torch.dtype, str], bool]
+    may_refuse: bool = False
+
+
+_NCHW, _NHWC = False, True
+
+
+def _serves_native_depthwise(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return device_type == "cuda" and problem.is_depthwise and native_depthwise.accepts(problem)
+
+
+def _serves_rows(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    # Rows are summed by several multiplications into one output, which rounds a half output once for each.
+    return problem.groups == 1 and not problem.is_pointwise and dtype in (torch.float32, torch.float64)
+
+
+def _serves_fused(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return fused.accepts(problem, dtype, device_type) and fused.available(torch.device(device_type))
+
+
+def _serves_compiled(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return not problem.is_pointwise and compiled.accepts(problem, dtype, device_type) and compiled.available()
+
+
+def _serves_winograd(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return winograd.accepts(problem) and dtype in (torch.float32, torch.float64)
+
+
+def _prefers_winograd(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    # Additions in the cache of a CPU cost less than the products they save; an accelerator would wait for its memory.
+    thinnest = min(problem.weight_size[:2])
+    return _serves_winograd(problem, dtype, device_type) and device_type == "cpu" and thinnest >= WINOGRAD_CHANNELS
+
+
+WINOGRAD_CHANNELS = 32
+"""Fewer input or output channels leave the products too thin to pay for the transforms."""
+
+_TABLE = (
+    _Algorithm("native depthwise", native_depthwise, (_NCHW,), _serves_native_depthwise, may_refuse=True),
+    _Algorithm("pointwise", pointwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_pointwise),
+    _Algorithm("depthwise", depthwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_depthwise),
+    _Algorithm("fused", fused, (_NHWC,), _serves_fused, may_refuse=True),
+    _Algorithm("compiled", compiled, (_NHWC,), _serves_compiled, may_refuse=True),
+    _Algorithm("winograd", winograd, (_NHWC,), _prefers_winograd),
+    _Algorithm("rows", rows, (_NCHW,), _serves_rows),
+    _Algorithm("rows_channels_last", rows_channels_last, (_NHWC,), _serves_rows),
+    _Algorithm(
+        "channels_last",
+        im2col_channels_last,
+        (_NHWC,),
+        lambda problem, _, __: problem.groups == 1 and not problem.is_pointwise,
+    ),
+    _Algorithm(
+        "winograd", winograd, (_NHWC,), lambda *about: _serves_winograd(*about) and not _prefers_winograd(*about)
+    ),
+    _Algorithm("im2col", im2col, (_NCHW,), lambda problem, _, __: not problem.is_pointwise),
+)
+
+SEPARATE = "separate"
+"""Name of the candidate that computes the two gradients one after the other."""
+
+VERSION = "3: " + ", ".join(algorithm.name for algorithm in _TABLE)
+"""Changes with the rows of the table; raise the number when an algorithm becomes faster or slower."""
+
+
+def candidates(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[Candidate, ...]:
+    """What can compute one product, the default first; for `GRADIENTS` only what computes both at once."""
+    if 0 in problem.input_size or 0 in problem.weight_size:
+        return () if operation is Operation.GRADIENTS else (_zeros(operation, problem),)
+    direct = _in_both_layouts(operation, problem, dtype, device_type)
+    if operation is not Operation.INPUT_GRADIENT or problem.stride != (1, 1) or problem.is_pointwise:
+        return direct
+    return _mirrored(problem, dtype, device_type) + direct
+
+
+def gradient_candidates(
+    problem: Problem, dtype: torch.dtype, device_type: str, separately: Compute
+) -> tuple[Candidate, ...]:
+    """What can compute both gradients, the default first.
+
+    The default is an algorithm that computes both at once if it is also the default for the weight gradient.
+
+    Args:
+        problem: The convolution.
+        dtype: Of the tensors.
+        device_type: Of the tensors.
+        separately: Computes the gradients one after the other.
+    """
+    at_once = candidates(Operation.GRADIENTS, problem, dtype, device_type)
+    separate = (Candidate(SEPARATE, separately),)
+    default = candidates(Operation.WEIGHT_GRADIENT, problem, dtype, device_type)[0].name
+    return at_once + separate if at_once and at_once[0].name == default else separate + at_once
+
+
+def _in_both_layouts(
+    operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str
+) -> tuple[Candidate, ...]:
+    """The rows of the table that serve the problem as it is laid out, then those that serve it converted."""
+    found = []
+    for channels_last in (problem.channels_last, not problem.channels_last):
+        laid_out = replace(problem, channels_last=channels_last)
+        for row in _TABLE:
+            function = getattr(row.module, operation, None)
+            if function is None or channels_last not in row.layouts or not row.serves(laid_out, dtype, device_type):
+                continue
+            if channels_last == problem.channels_last:
+                found.append(Candidate(row.name, _bind(function, laid_out), row.may_refuse))
+                continue
+            compute = _convert(operation, _bind(function, laid_out), problem.memory_format)
+            name = f"{row.name} in {'NHWC' if channels_last else 'NCHW'}"
+            found.append(Candidate(name, compute, row.may_refuse))
+    return tuple(found)
+
+
+def _bind(function: Callable[..., Tensor | Tensors], problem: Problem) -> Compute:
+    def compute(tensors: Tensors) -> Tensors:
+        result = function(*tensors, problem)
+        return result if isinstance(result, tuple) else (result,)
+
+    return compute
+
+
+def _convert(operation: Operation, compute: Compute, memory_format: torch.memory_format) -> Compute:
+    """Algorithms lay out what they read themselves; their results are laid out here, gradients for weights excepted."""
+    if operation is Operation.WEIGHT_GRADIENT:
+        return compute
+
+    def convert(tensors: Tensors) -> Tensors:
+        images, *others = compute(tensors)
+        return images.contiguous(memory_format=memory_format), *others
+
+    return convert
+
+
+def _mirrored(problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[Candidate, ...]:
+    """Ways to the input gradient of stride 1 that are convolutions."""
+
+    def mirror(forward: Compute) -> Compute:
+        def compute(tensors: Tensors) -> Tensors:
+            grad_output, weight = tensors
+            return forward((grad_output, mirrored_weight(weight, problem.groups)))
+
+        return compute
+
+    return tuple(
+        replace(candidate, name=f"mirrored {candidate.name}", compute=mirror(candidate.compute))
+        for candidate in _in_both_layouts(Operation.FORWARD, correlation(problem), dtype, device_type)
+    )
+
+
+def _zeros(operation: Operation, problem: Problem) -> Candidate:
+    """The product where the input or the weight has no elements."""
+    size: tuple[int, ...] = {
+        Operation.FORWARD: problem.output_size,
+        Operation.INPUT_GRADIENT: problem.input_size,
+        Operation.WEIGHT_GRADIENT: problem.weight_size,
+    }[operation]
+    return Candidate("zeros", lambda tensors: (tensors[0].new_zeros(size),))

@@ -1,0 +1,191 @@
+"""The file that keeps timings between processes.
+
+JSON: a list of tables, each with the environment that it was measured in and its timings. One file serves several
+processes and devices. A table is used only in exactly its environment.
+"""
+
+import json
+import math
+import os
+import platform
+import uuid
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from yolo_lightning.conv.algorithms import table as _algorithms
+
+FORMAT = 1
+
+Timings = dict[str, dict[str, float]]
+"""Seconds of each candidate, for each problem in words."""
+
+
+class TimingEnvironment(NamedTuple):
+    """What timings depend on besides the problem."""
+
+    device_type: str
+    device: str
+    driver: str
+    torch: str
+    algorithms: str
+
+
+class PlanCache:
+    """Timings by device and problem, in memory and, unless `file` is None, on the disk.
+
+    A file that cannot be used is ignored, and one that cannot be written is given up, with one warning for each.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._environments: dict[torch.device, TimingEnvironment] = {}
+        self._tables: dict[TimingEnvironment, Timings] = {}
+        self._stale: set[TimingEnvironment] = set()
+        self._warned_of_content = False
+        self._is_writable = file is not None
+
+    def lookup(self, device: torch.device, problem: str) -> dict[str, float]:
+        """Seconds of each candidate that was timed; empty for an unknown problem."""
+        return self._table(device).get(problem, {})
+
+    def store(self, device: torch.device, problem: str, seconds: dict[str, float]) -> None:
+        """Keep the timings of a problem and write the file. What other processes added to it stays."""
+        self._table(device)[problem] = seconds
+        if self._file is None or not self._is_writable:
+            return
+        try:
+            self._write(self._file)
+        except OSError as error:
+            self._is_writable = False
+            warnings.warn(f"the plan cache {self._file} cannot be written, timings are lost: {error}", stacklevel=2)
+
+    def _table(self, device: torch.device) -> Timings:
+        environment = self._environments.get(device)
+        if environment is None:
+            environment = self._environments[device] = describe_environment(device)
+        if environment not in self._tables:
+            self._tables[environment] = self._load(environment)
+        return self._tables[environment]
+
+    def _load(self, environment: TimingEnvironment) -> Timings:
+        if self._file is None:
+            return {}
+        try:
+            stored = read_tables(self._file)
+        except (OSError, ValueError) as error:
+            self._warn_of_content(str(error))
+            return {}
+        if environment in stored:
+            return stored[environment]
+        stale = {other for other in stored if other.device_type == environment.device_type}
+        if stale:
+            self._stale |= stale
+            self._warn_of_content("; ".join(_difference(other, environment) for other in sorted(stale)))
+        return {}
+
+    def _warn_of_content(self, reason: str) -> None:
+        if not self._warned_of_content:
+            self._warned_of_content = True
+            warnings.warn(f"the plan cache {self._file} is ignored and will be replaced: {reason}", stacklevel=2)
+
+    def _write(self, file: Path) -> None:
+        try:
+            stored = read_tables(file)
+        except ValueError:
+            stored = {}
+        tables = {environment: timings for environment, timings in stored.items() if environment not in self._stale}
+        for environment, timings in self._tables.items():
+            tables[environment] = tables.get(environment, {}) | timings
+        content = {
+            "format": FORMAT,
+            "tables": [{"environment": key._asdict(), "seconds": timings} for key, timings in tables.items()],
+        }
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".writing-{uuid.uuid4().hex}-{file.name}.part")
+        try:
+            temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            # Not flushed to the disk: a file torn by a power cut is noticed and made anew.
+            os.replace(temporary, file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def read_tables(file: Path) -> dict[TimingEnvironment, Timings]:
+    """The tables in a cache file; empty where there is no file.
+
+    Raises:
+        ValueError: If the content is not that of a plan cache.
+        OSError: If it cannot be read.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except RecursionError as error:
+        raise ValueError("it is no plan cache: nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"it is no JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"it is no plan cache of format {FORMAT}")
+    try:
+        return {TimingEnvironment(**table["environment"]): _checked(table["seconds"]) for table in content["tables"]}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"a table is damaged: {error!r}") from error
+
+
+def _checked(timings: Timings) -> Timings:
+    for problem, seconds in timings.items():
+        for name, value in seconds.items():
+            if not (isinstance(value, float) and math.isfinite(value) and value >= 0):
+                raise ValueError(f"a table is damaged: {value!r} seconds for {name!r} of {problem!r}")
+    return timings
+
+
+def describe_environment(device: torch.device) -> TimingEnvironment:
+    """The environment of timings on a device."""
+    if device.type == "cpu":
+        name, driver = f"{_cpu_model()}, {torch.get_num_threads()} threads", platform.release()
+    else:
+        name, driver = _accelerator_model(device), _driver()
+    return TimingEnvironment(device.type, name, driver, torch.__version__, _algorithms.VERSION)
+
+
+def _cpu_model() -> str:
+    # platform.processor() is empty or the bare architecture on Linux.
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _accelerator_model(device: torch.device) -> str:
+    module = torch.get_device_module(device)
+    name = str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+    # HSA_OVERRIDE_GFX_VERSION changes the architecture, and with it every kernel, but not the name.
+    properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
+    return f"{name} {getattr(properties, 'gcnArchName', '')}".strip()
+
+
+def _driver() -> str:
+    """Runtime that torch was built for, and the kernel driver where it says its version."""
+    runtime = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    for path in ("/sys/module/amdgpu/version", "/sys/module/nvidia/version"):
+        try:
+            return f"{runtime}, driver {Path(path).read_text(encoding='utf-8').strip()}"
+        except OSError:
+            continue
+    return f"{runtime}, kernel {platform.release()}"
+
+
+def _difference(other: TimingEnvironment, own: TimingEnvironment) -> str:
+    changed = [
+        f"{name} is {now!r}, was {before!r}"
+        for name, before, now in zip(TimingEnvironment._fields, other, own, strict=True)
+        if before != now
+    ]
+    return ", ".join(changed)

@@ -1,0 +1,1 @@
+"""Optional C++ and CUDA/HIP kernels: sources, build, launch and verification."""

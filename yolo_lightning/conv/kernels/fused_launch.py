@@ -1,0 +1,173 @@
+"""A convolution as launches of the kernels in fused.cu: which tile, which windows, which grid.
+
+Works wherever a `Launcher` does, which in the tests is a CPU.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from yolo_lightning.conv.algorithms.problem import Problem
+from yolo_lightning.conv.algorithms.rows_channels_last import Remainder, remainders_of
+from yolo_lightning.conv.kernels.fused_kernels import DEPTH, TILES, Launcher
+
+# Blocks that a device needs to be busy: 4 on each of 40 compute units. The same on every device, and with it the order
+# of the sums.
+BUSY_BLOCKS = 160
+# Output pixels that a block of the weight gradient sums at least, and the bound on all partial sums (64 MiB).
+PIXELS_PER_SPLIT = 256
+PARTIAL_ELEMENTS = 1 << 24
+# Offsets in the kernels are 32-bit, and reach a tile beyond the last element.
+MOST_ELEMENTS = (1 << 31) - (1 << 20)
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """As in fused.cu, without the image: how windows stand in it."""
+
+    place_rows: int
+    place_columns: int
+    row_step: int
+    first_row: int
+    tap_row_step: int
+    column_step: int
+    first_column: int
+    tap_column_step: int
+    tap_rows: int
+    tap_columns: int
+
+    def numbers(self, image: Tensor) -> tuple[int, ...]:
+        _, height, width, channels = image.shape
+        return (
+            *(height, width, channels, image.stride(2), self.place_rows, self.place_columns),
+            *(self.row_step, self.first_row, self.tap_row_step),
+            *(self.column_step, self.first_column, self.tap_column_step),
+            *(self.tap_rows, self.tap_columns),
+        )
+
+
+class _Spacing(NamedTuple):
+    """The taps of a `Remainder`, which are evenly spaced, and what its first position meets through them.
+
+    Attributes:
+        taps: As a slice of the kernel.
+        first: The output met through the first tap.
+        step: From there to the output met through the next tap.
+    """
+
+    taps: slice
+    first: int
+    step: int
+
+
+def forward(launch: Launcher, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """The output, `problem.output_size`, channels_last."""
+    samples, outputs, height, width = problem.output_size
+    matrix = weight.permute(2, 3, 1, 0).contiguous()
+    output = input.new_empty(samples, height, width, outputs)
+    _correlate(launch, _pixels(input), matrix, output, _output_windows(problem), (1, 0, 1, 0))
+    return output.permute(0, 3, 1, 2)
+
+
+def input_gradient(launch: Launcher, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """The gradient for the input, `problem.input_size`, channels_last.
+
+    The input positions of one remainder modulo the stride meet evenly spaced taps: their gradient is a convolution of
+    the output gradient with stride 1.
+    """
+    samples, channels, height, width = problem.input_size
+    grads = _pixels(grad_output)
+    grad_input = grad_output.new_empty(samples, height, width, channels)
+    for rows in remainders_of(0, problem):
+        for columns in remainders_of(1, problem):
+            if not (rows.taps and columns.taps):
+                grad_input[:, rows.pixels, columns.pixels].zero_()
+                continue
+            row, column = _spacing(rows), _spacing(columns)
+            taps = weight[:, :, row.taps, column.taps].permute(2, 3, 0, 1).contiguous()
+            windows = _Windows(
+                *(rows.count, columns.count, 1, row.first, row.step, 1, column.first, column.step, *taps.shape[:2])
+            )
+            places = (problem.stride[0], rows.pixels.start, problem.stride[1], columns.pixels.start)
+            _correlate(launch, grads, taps, grad_input, windows, places)
+    return grad_input.permute(0, 3, 1, 2)
+
+
+def weight_gradient(launch: Launcher, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
+    """The gradient for the weight, `problem.weight_size`, contiguous.
+
+    Runs of output pixels are summed side by side and their sums then added in a fixed order: equal tensors give equal
+    bits.
+    """
+    image, grads = _pixels(input), _pixels(grad_output)
+    samples, outputs, height, width = problem.output_size
+    pixels, rows = samples * height * width, math.prod(problem.weight_size[1:])
+    tile = min(TILES, key=lambda tile: tile.cost(rows, outputs, least_blocks=0))
+    blocks = tile.blocks(rows, outputs)
+    wanted = min(2 * BUSY_BLOCKS // math.prod(blocks), pixels // PIXELS_PER_SPLIT, PARTIAL_ELEMENTS // (rows * outputs))
+    per_split = -(-pixels // (max(1, wanted) * DEPTH)) * DEPTH
+    splits = -(-pixels // per_split)
+    partials = input.new_empty(splits, rows, outputs)
+    numbers = (*_output_windows(problem).numbers(image), pixels, per_split, outputs, grads.stride(2))
+    by_four = _by_four((problem.input_size[1], image.stride(2), outputs, grads.stride(2)), (image, grads, partials))
+    launch(tile.kernel("sum_products", by_four), (*blocks, splits), (image, grads, partials), numbers)
+    total = partials.sum(0) if splits > 1 else partials[0]
+    return total.view(*problem.kernel, -1, outputs).permute(3, 2, 0, 1).contiguous()
+
+
+def _correlate(
+    launch: Launcher, image: Tensor, matrix: Tensor, result: Tensor, windows: _Windows, places: tuple[int, ...]
+) -> None:
+    """Write the products of windows and matrix to places of the result.
+
+    Args:
+        launch: Runs the kernel.
+        image: `(N, height, width, C)`.
+        matrix: `(tap rows, tap columns, C, columns)`, contiguous.
+        result: `(N, height, width, columns)`, contiguous.
+        windows: One for each place.
+        places: Row step, first row, column step and first column in the result.
+    """
+    samples, height, width, columns = result.shape
+    rows = samples * windows.place_rows * windows.place_columns
+    tile = min(TILES, key=lambda tile: tile.cost(rows, columns, BUSY_BLOCKS))
+    by_four = _by_four((image.size(3), image.stride(2), columns), (image, matrix, result))
+    numbers = (*windows.numbers(image), height, width, *places, rows, columns)
+    launch(tile.kernel("correlate", by_four), (*tile.blocks(rows, columns), 1), (image, matrix, result), numbers)
+
+
+def _spacing(remainder: Remainder) -> _Spacing:
+    first, last = remainder.taps[0], remainder.taps[-1]
+    gaps = max(1, len(remainder.taps) - 1)
+    index_step = max(1, (last.index - first.index) // gaps)
+    taps = slice(first.index, last.index + 1, index_step)
+    return _Spacing(taps, remainder.first - first.shift, (first.shift - last.shift) // gaps)
+
+
+def _output_windows(problem: Problem) -> _Windows:
+    top, _, left, _ = problem.padding
+    return _Windows(
+        *problem.output_size[2:],
+        *(problem.stride[0], -top, problem.dilation[0]),
+        *(problem.stride[1], -left, problem.dilation[1]),
+        *problem.kernel,
+    )
+
+
+def _pixels(images: Tensor) -> Tensor:
+    """`(N, height, width, C)` of NCHW images, pixels evenly spaced; a view of what is so, also of a run of channels."""
+    pixels = images.permute(0, 2, 3, 1)
+    _, height, width, channels = pixels.shape
+    step = pixels.stride(2)
+    even = (height * width * step, width * step, step, 1)
+    is_even = pixels.stride() == even and step >= channels and pixels.size(0) * even[0] <= MOST_ELEMENTS
+    return pixels if is_even else pixels.clone(memory_format=torch.contiguous_format)
+
+
+def _by_four(steps: Sequence[int], tensors: Sequence[Tensor]) -> bool:
+    """Whether all runs of numbers consist of aligned groups of four."""
+    return all(step % 4 == 0 for step in steps) and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)

@@ -1,0 +1,207 @@
+"""The contract between the rooms: what a batch, a prediction and a target hold."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centres, input_to_frame, xywh_to_xyxy
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One letterboxed frame with its boxes.
+
+    Attributes:
+        image: `(H, W)` uint8, gray, or `(H, W, 3)`, RGB.
+        boxes: `(N, 4)` float32, xyxy, pixels of `image`.
+        labels: `(N,)` int64, class index from 0.
+        image_id: Id of the frame as in the annotation file.
+        frame_shape: `(height, width)` of the original frame, pixels.
+        letterbox: How the frame was placed. Meaningless after mosaic or affine augmentation.
+        readable: False if the frame itself could not be used; `image` is then empty gray without boxes.
+        bad_frames: Files that could not be used while this sample was made, each with the reason.
+        month: YYYYMM of the frame, 0 where it is unknown or nobody asks, as in training.
+    """
+
+    image: npt.NDArray[np.uint8]
+    boxes: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    image_id: str
+    frame_shape: tuple[int, int]
+    letterbox: Letterbox
+    readable: bool = True
+    bad_frames: tuple[str, ...] = ()
+    month: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True, eq=False):
+    """Samples stacked for the network. Not a dataclass: Lightning's precision plugins refuse frozen ones.
+
+    Attributes:
+        images: `(B, C, H, W)` uint8; C = 1 for thermal frames, also on the device, 3 for frames in colour (RGB).
+        boxes: `(N, 4)` float32, centre-x, centre-y, width, height, as shares of the letterboxed input (0 to 1).
+        labels: `(N,)` int64, class index from 0.
+        sample_index: `(N,)` int64, ascending: which image of the batch a box belongs to.
+        image_ids: B ids as strings.
+        frame_shapes: B times `(height, width)` of the original frame, pixels.
+        letterboxes: B placements, to go back from input to frame pixels.
+        readable: B flags; where False the image is empty gray and the frame is left out of evaluation.
+        bad_frames: Files that could not be used while this batch was made, each with the reason.
+        months: B times YYYYMM, 0 where it is unknown; empty where no month is known.
+    """
+
+    images: Tensor
+    boxes: Tensor
+    labels: Tensor
+    sample_index: Tensor
+    image_ids: tuple[str, ...]
+    frame_shapes: tuple[tuple[int, int], ...]
+    letterboxes: tuple[Letterbox, ...]
+    readable: tuple[bool, ...]
+    bad_frames: tuple[str, ...] = ()
+    months: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def readable_positions(self) -> list[int]:
+        """Positions of the images that stand for a frame that could be read."""
+        return [position for position, readable in enumerate(self.readable) if readable]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """The batch with its tensors on `device`; Lightning calls this."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """The batch with its tensors in page-locked memory; the DataLoader's pinning thread calls this."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        return msgspec.structs.replace(
+            self,
+            images=function(self.images),
+            boxes=function(self.boxes),
+            labels=function(self.labels),
+            sample_index=function(self.sample_index),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Detections in one frame, best first.
+
+    Attributes:
+        image_id: Id of the frame.
+        boxes: `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame.
+        scores: `(N,)` float32, 0 to 1.
+        labels: `(N,)` int64, class index from 0.
+        unclipped: `(N, 4)` float32, `boxes` before clipping; Ultralytics' scores are computed from them. None where
+            `boxes` were not clipped.
+    """
+
+    image_id: str
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+    unclipped: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Annotated objects of one frame.
+
+    Attributes:
+        image_id: Id of the frame.
+        boxes: `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame.
+        labels: `(N,)` int64, class index from 0.
+        month: YYYYMM of the frame, 0 where it is unknown.
+    """
+
+    image_id: str
+    boxes: Tensor
+    labels: Tensor
+    month: int = 0
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    """Stack samples of one image size."""
+    height, width = samples[0].image.shape[:2]
+    images = torch.from_numpy(np.stack([sample.image for sample in samples]))
+    counts = torch.tensor([len(sample.labels) for sample in samples])
+    boxes = np.concatenate([sample.boxes for sample in samples]).astype(np.float32, copy=False)
+    scale = np.array([width, height, width, height], dtype=np.float32)
+    return Batch(
+        images=images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous(),
+        boxes=torch.from_numpy(corners_to_centres(boxes) / scale),
+        labels=torch.from_numpy(np.concatenate([sample.labels for sample in samples]).astype(np.int64, copy=False)),
+        sample_index=torch.arange(len(samples)).repeat_interleave(counts),
+        image_ids=tuple(sample.image_id for sample in samples),
+        frame_shapes=tuple(sample.frame_shape for sample in samples),
+        letterboxes=tuple(sample.letterbox for sample in samples),
+        readable=tuple(sample.readable for sample in samples),
+        bad_frames=tuple(name for sample in samples for name in sample.bad_frames),
+        months=tuple(sample.month for sample in samples),
+    )
+
+
+def in_parts(batch: Batch, images_at_once: int) -> list[Batch]:
+    """The batch as the fewest parts of at most `images_at_once` images, as equal as can be; order stays."""
+    count = -(-len(batch) // images_at_once)
+    edges = [part * len(batch) // count for part in range(count + 1)]
+    return [_slice(batch, first, stop) for first, stop in pairwise(edges)]
+
+
+def _slice(batch: Batch, first: int, stop: int) -> Batch:
+    own = (batch.sample_index >= first) & (batch.sample_index < stop)
+    return msgspec.structs.replace(
+        batch,
+        images=batch.images[first:stop],
+        boxes=batch.boxes[own],
+        labels=batch.labels[own],
+        sample_index=batch.sample_index[own] - first,
+        image_ids=batch.image_ids[first:stop],
+        frame_shapes=batch.frame_shapes[first:stop],
+        letterboxes=batch.letterboxes[first:stop],
+        readable=batch.readable[first:stop],
+        bad_frames=batch.bad_frames if first == 0 else (),
+        months=batch.months[first:stop],
+    )
+
+
+def targets(batch: Batch) -> list[Target]:
+    """The annotated boxes of the readable frames of a batch, on the CPU, in pixels of the original frames.
+
+    Valid for batches that were letterboxed only (validation, test), not for augmented ones.
+    """
+    height, width = batch.images.shape[-2:]
+    corners = xywh_to_xyxy(batch.boxes.cpu()) * torch.tensor([width, height, width, height])
+    labels, sample_index = batch.labels.cpu(), batch.sample_index.cpu()
+    result = []
+    for position in batch.readable_positions():
+        own = sample_index == position
+        frame_boxes = input_to_frame(corners[own], batch.letterboxes[position])
+        frame_boxes = clip_to_frame(frame_boxes, batch.frame_shapes[position])
+        month = batch.months[position] if batch.months else 0
+        result.append(Target(batch.image_ids[position], frame_boxes, labels[own], month))
+    return result
+
+
+def by_image(predictions: Iterable[Prediction], image_ids: Sequence[str]) -> dict[str, Prediction | None]:
+    """The prediction of each image, in the order of `image_ids`; None where there is none.
+
+    Raises:
+        ValueError: If a prediction is of an image that was not asked for, or of one twice.
+    """
+    found: dict[str, Prediction | None] = dict.fromkeys(image_ids)
+    for prediction in predictions:
+        if found.get(prediction.image_id, prediction) is not None:
+            raise ValueError(f"prediction for image id {prediction.image_id}: not in the split, or there twice")
+        found[prediction.image_id] = prediction
+    return found

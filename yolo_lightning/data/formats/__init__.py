@@ -1,0 +1,1 @@
+"""Readers of annotation formats (LTDv2, COCO, YOLO) and their checks."""

@@ -1,0 +1,1 @@
+"""Memory-mapped annotation index, splits and subsets."""

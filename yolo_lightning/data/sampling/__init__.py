@@ -1,0 +1,1 @@
+"""Sampling rules, the resumable sampler and global batches."""

@@ -1,0 +1,1 @@
+"""Sources of pixels: folder, zip archive, packed shards, litdata; cache of decoded images."""

@@ -1,0 +1,1 @@
+"""Mosaic, affine, photometric and colour augmentation."""

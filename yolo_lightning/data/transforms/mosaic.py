@@ -1,0 +1,175 @@
+"""Where a frame lands in the network's input, and its boxes with it, on one channel or three.
+
+Follows YOLOv8's recipe: mosaic of four on a double canvas, then a random affine map that crops it, then flips. The
+canvas is drawn at the frames' own resolution, so that every pixel is resampled once. Every function draws from the
+generator it is given and from nothing else.
+"""
+
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from yolo_lightning.data.boxes import FloatArray, Letterbox, clip_boxes, frame_to_input, scaled_shape
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+
+Image = npt.NDArray[np.uint8]
+
+PADDING = 114
+"""Gray level of what lies outside a frame, as in YOLOv8."""
+
+HALF_PIXEL_ON = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
+HALF_PIXEL_BACK = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
+
+MINIMUM_SIDE = 2.0
+"""Pixels. Boxes that an affine map leaves narrower are dropped (YOLOv8's value)."""
+
+MINIMUM_AREA_SHARE = 0.1
+"""Boxes of which an affine map leaves less than this share are dropped (YOLOv8's value)."""
+
+MAXIMUM_ASPECT = 100.0
+"""Boxes that an affine map leaves more elongated than this are dropped (YOLOv8's value)."""
+
+LARGEST_CUT = 2
+"""Image sides. A larger square is not cut out but warped: most of it would be padding."""
+
+
+class Labelled(NamedTuple):
+    """An image `(H, W)` or `(H, W, 3)` uint8 with boxes `(N, 4)` xyxy in its pixels and labels `(N,)`.
+
+    `gain` is what is left to scale it by: input pixels per pixel of `image`. 1 but between mosaic and affine map.
+    """
+
+    image: Image
+    boxes: FloatArray
+    labels: npt.NDArray[np.int64]
+    gain: float = 1.0
+
+
+def blank(side: int, like: Image) -> Image:
+    """A gray square of `side` pixels with as many channels as `like`."""
+    return np.full((side, side, *like.shape[2:]), PADDING, dtype=np.uint8)
+
+
+def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
+    """Scale a frame by `gain`; averaging areas when shrinking is sharper but slower, so only evaluation asks for it."""
+    height, width = scaled_shape(frame.shape[0], frame.shape[1], gain)
+    if (height, width) == frame.shape[:2]:
+        return frame
+    interpolation = cv2.INTER_AREA if gain < 1 and shrink_by_area else cv2.INTER_LINEAR
+    return np.asarray(cv2.resize(frame, (width, height), interpolation=interpolation), dtype=np.uint8)
+
+
+def letterbox(frame: Labelled, size: int, *, shrink_by_area: bool) -> tuple[Labelled, Letterbox]:
+    """Place a frame centred in a `size` x `size` gray square, as large as fits."""
+    height, width = frame.image.shape[:2]
+    placement = Letterbox.fit(height, width, size)
+    resized = resize_frame(frame.image, placement.gain, shrink_by_area=shrink_by_area)
+    canvas = blank(size, resized)
+    height, width = resized.shape[:2]
+    canvas[placement.top : placement.top + height, placement.left : placement.left + width] = resized
+    return Labelled(canvas, frame_to_input(frame.boxes, placement), frame.labels), placement
+
+
+def mosaic(frames: list[Labelled], size: int, generator: np.random.Generator) -> Labelled:
+    """Four frames around a random centre of a canvas that stands for `2 size` x `2 size` input pixels.
+
+    Every frame fills a `size` x `size` quarter as well as it can. Where no frame has sides as long as that, the canvas
+    has the resolution of the largest, and `gain` says by how much it is still to be enlarged.
+    """
+    side = min(size, max(max(frame.image.shape[:2]) for frame in frames))
+    canvas = blank(2 * side, frames[0].image)
+    centre_x, centre_y = generator.integers(side // 2, side + side // 2, size=2)
+    boxes = []
+    for corner, frame in enumerate(frames):
+        gain = side / max(frame.image.shape[:2])
+        tile = resize_frame(frame.image, gain, shrink_by_area=False)
+        height, width = tile.shape[:2]
+        left = int(centre_x) - (width if corner % 2 == 0 else 0)
+        top = int(centre_y) - (height if corner < 2 else 0)
+        x1, y1, x2, y2 = max(left, 0), max(top, 0), min(left + width, 2 * side), min(top + height, 2 * side)
+        canvas[y1:y2, x1:x2] = tile[y1 - top : y2 - top, x1 - left : x2 - left]
+        boxes.append(frame_to_input(frame.boxes, Letterbox(gain, left, top)))
+    clipped = clip_boxes(np.concatenate(boxes), 2 * side, 2 * side)
+    labels = np.concatenate([frame.labels for frame in frames])
+    keep = ((clipped[:, 2:] - clipped[:, :2]) > 0).all(axis=1)
+    return Labelled(canvas, clipped[keep], labels[keep], size / side)
+
+
+def random_affine(labelled: Labelled, size: int, settings: Augmentation, generator: np.random.Generator) -> Labelled:
+    """Rotate, scale, shear and shift the image about its centre into a `size` x `size` output.
+
+    Without rotation and shear the map is rounded to whole pixels of the image (scale by less than one in 256, position
+    by half a pixel, the boxes along with it): cutting a square and resizing it takes a fifth of the time of a warp.
+    """
+    height, width = labelled.image.shape[:2]
+    angle = generator.uniform(-settings.degrees, settings.degrees)
+    gain = generator.uniform(1 - settings.scale, 1 + settings.scale) * labelled.gain
+    shear_x, shear_y = np.tan(np.deg2rad(generator.uniform(-settings.shear, settings.shear, size=2)))
+    shift_x, shift_y = generator.uniform(0.5 - settings.translate, 0.5 + settings.translate, size=2) * size
+    side = max(1, round(size / gain))
+    if settings.degrees == settings.shear == 0 and side <= LARGEST_CUT * max(height, width):
+        gain = size / side
+        left, top = round(width / 2 - shift_x / gain), round(height / 2 - shift_y / gain)
+        image = cv2.resize(cut(labelled.image, left, top, side), (size, size), interpolation=cv2.INTER_LINEAR)
+        matrix = np.array([[gain, 0, -left * gain], [0, gain, -top * gain]])
+    else:
+        centre = np.array([[1, 0, -width / 2], [0, 1, -height / 2], [0, 0, 1]])
+        rotate = np.vstack((cv2.getRotationMatrix2D((0, 0), angle, gain), (0, 0, 1)))
+        shear = np.array([[1, shear_x, 0], [shear_y, 1, 0], [0, 0, 1]])
+        shift = np.array([[1, 0, shift_x], [0, 1, shift_y], [0, 0, 1]])
+        edges = shift @ shear @ rotate @ centre
+        matrix = edges[:2]
+        # Boxes count from a pixel's edge, OpenCV from its centre.
+        centres = (HALF_PIXEL_BACK @ edges @ HALF_PIXEL_ON)[:2]
+        image = cv2.warpAffine(
+            labelled.image, centres, (size, size), flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 3
+        )
+    moved = clip_boxes(map_boxes(labelled.boxes, matrix), size, size)
+    keep = still_visible(labelled.boxes * np.float32(gain), moved)
+    return Labelled(np.asarray(image, dtype=np.uint8), moved[keep], labelled.labels[keep])
+
+
+def cut(image: Image, left: int, top: int, side: int) -> Image:
+    """The `side` x `side` square from `(left, top)` on, which may be negative; gray where it leaves the image."""
+    height, width = image.shape[:2]
+    x1, y1, x2, y2 = max(left, 0), max(top, 0), min(left + side, width), min(top + side, height)
+    inside = image[y1:y2, x1:x2]
+    if inside.shape[:2] == (side, side):
+        return inside
+    square = blank(side, image)
+    if x2 > x1 and y2 > y1:
+        square[y1 - top : y2 - top, x1 - left : x2 - left] = inside
+    return square
+
+
+def map_boxes(boxes: FloatArray, matrix: npt.NDArray[np.float64]) -> FloatArray:
+    """The upright boxes around the images of `boxes` `(N, 4)` xyxy under the 2 x 3 affine `matrix`."""
+    corners = boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2) @ matrix[:, :2].T + matrix[:, 2]
+    return np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32)
+
+
+def still_visible(before: FloatArray, after: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which boxes are still worth learning after an affine map cut them; both `(N, 4)` xyxy at the same scale."""
+    old_sides, sides = before[:, 2:] - before[:, :2], after[:, 2:] - after[:, :2]
+    tiny = np.float32(1e-9)
+    aspect = sides.max(axis=1, initial=0) / (sides.min(axis=1, initial=np.inf) + tiny)
+    share = sides.prod(axis=1) / (old_sides.prod(axis=1) + tiny)
+    visible: npt.NDArray[np.bool_] = (
+        (sides > MINIMUM_SIDE).all(axis=1) & (share > MINIMUM_AREA_SHARE) & (aspect < MAXIMUM_ASPECT)
+    )
+    return visible
+
+
+def random_flip(labelled: Labelled, settings: Augmentation, generator: np.random.Generator) -> Labelled:
+    """Mirror the image along each axis with the settings' chances."""
+    image, boxes = labelled.image, labelled.boxes
+    height, width = image.shape[:2]
+    if generator.random() < settings.flip_horizontal:
+        image = np.asarray(cv2.flip(image, 1), dtype=np.uint8)
+        boxes = np.stack((width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]), 1)
+    if generator.random() < settings.flip_vertical:
+        image = np.asarray(cv2.flip(image, 0), dtype=np.uint8)
+        boxes = np.stack((boxes[:, 0], height - boxes[:, 3], boxes[:, 2], height - boxes[:, 1]), 1)
+    return Labelled(image, boxes, labelled.labels)

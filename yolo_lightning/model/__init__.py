@@ -1,0 +1,1 @@
+"""The Ultralytics graph, its loss and post-processing, layer implementations and test-time augmentation."""

@@ -1,0 +1,1 @@
+"""Helpers shared by several rooms: files, distributed processes, host, device choices, sensors, loop position."""
