@@ -1,182 +1,95 @@
-"""The arrows between the rooms, read from the imports."""
+"""The rooms of the package, the arrows between them and the names in them, read from the source files."""
 
 import ast
 import sys
-from pathlib import Path
+from collections import defaultdict
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "yolo_lightning"
-LEAVES = {
-    f"{PACKAGE}.{name}"
-    for name in (
-        "batch",
-        "boxes",
-        "evaluation",
-        "run_folder",
-        "checkpoint_file",
-        "remote_checkpoints",
-        "files",
-        "progress",
-        "allowances",
-        "status",
-        "position",
-        "ranks",
-        "stopping",
-    )
-}
-ULTRALYTICS = {f"{PACKAGE}/{name}.py" for name in ("graph", "loss", "postprocess")}
-ROOMS = {
-    # room: rooms that it may import besides itself
-    "conv": set(),
-    "choices": set(),
-    "ranks": set(),
-    "stopping": set(),
-    "host": set(),
-    "boxes": set(),
-    "batch": {"boxes"},
-    "files": set(),
-    "checkpoint_file": {"files"},
-    "run_folder": {"checkpoint_file", "files"},
-    "remote_checkpoints": {"checkpoint_file", "files", "run_folder"},
-    "averaging": {"checkpoint_file", "run_folder"},
-    "option_layers": set(),
-    "network_settings": {"boxes", "checkpoint_file", "graph", "run_folder"},
-    "progress": set(),
-    "allowances": {"progress"},
-    "status": {"files"},
-    "sensors": set(),
-    "supervise": {"progress", "allowances", "files", "status", "stopping"},
-    "monitoring": {"progress", "allowances", "run_folder", "status", "sensors", "supervise"},
-    "reporting": {"monitoring", "evaluation", "run_folder", "status", "progress", "supervise"},
-    "supervised_fit": {"supervise"},
-    "position": set(),
-    "nonfinite": set(),
-    "guarded_step": {"batch"},
-    "rollback": {"checkpoint_file", "run_folder", "position"},
-    "data": {"batch", "boxes", "files", "host", "position", "stopping"},
-    "evaluation": {"batch", "boxes", "files"},
-    "device_transforms": {"batch", "boxes"},
-    "optim": set(),
-    "backend": {"conv", "files"},
-    "graph": {"conv", "backend", "choices"},
-    "loss": {"batch"},
-    "postprocess": {"batch", "boxes"},
-    "module": {
-        "device_transforms",
-        *("graph", "backend", "host", "loss", "postprocess", "optim", "batch", "data.ltdv2"),
-        *("position", "nonfinite", "guarded_step", "rollback", "test_time_augmentation"),
-        *("checkpoint_file", "network_settings"),
-    },
-    "__init__": set(),
-    "__main__": {"cli", "progress", "stopping", "tools"},
-    "benchmarking": {"module", "backend", "conv", "choices", "data", "batch", "boxes", "files"},
-    "exporting": {"graph", "network_settings", "backend", "boxes", "files"},
-    "test_time_augmentation": {"boxes"},
-    "sweeping": {
-        *("detecting", "test_time_augmentation", "postprocess", "device_transforms"),
-        *("evaluation", "batch", "data"),
-    },
-    "detecting": {
-        *("graph", "network_settings", "backend", "postprocess", "test_time_augmentation"),
-        *("batch", "boxes", "data", "files"),
-    },
-    "diagnosis": {"supervise", "sensors", "conv", "data", "files", "host"},
-    "tools": {
-        "averaging",
-        "sweeping",
-        "benchmarking",
-        "diagnosis",
-        "exporting",
-        "detecting",
-        "network_settings",
-        "backend",
-        "choices",
-        "monitoring",
-        "reporting",
-        "run_folder",
-        "checkpoint_file",
-        "remote_checkpoints",
-        "data",
-        "evaluation",
-        "batch",
-        "boxes",
-        "files",
-        "host",
-    },
-    "continuation": {"averaging", "run_folder", "checkpoint_file", "remote_checkpoints", "ranks"},
-    "endings": {
-        *("checkpoint_file", "files", "position", "ranks", "run_folder", "stopping"),
-        *("supervise", "supervised_fit"),
-    },
-    "cli": {
-        "checkpoint_file",
-        "files",
-        "module",
-        "endings",
-        "network_settings",
-        "option_layers",
-        "ranks",
-        "remote_checkpoints",
-        "data",
-        "continuation",
-        "run_folder",
-        "tools",
-        "progress",
-        "supervise",
-        "supervised_fit",
-        "callbacks",
-    },
-}
+from scripts import import_map
+from tests.conftest import REPOSITORY
+
+PACKAGE = import_map.PACKAGE
+FILES = import_map.modules(PACKAGE)
+IMPORTS = import_map.imports(FILES)
+ARROWS = import_map.arrows(IMPORTS)
+SCRIPTS = import_map.modules("scripts")
+ULTRALYTICS = {f"{PACKAGE}.model.{name}" for name in ("graph", "loss", "postprocess")}
 
 
-def files(*folders: str) -> list[str]:
-    return sorted(str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py"))
+@pytest.mark.parametrize("room", sorted({import_map.room_of(module) for module in FILES} - {"__init__"}))
+def test_room_imports_rooms_of_lower_floors_only(room: str) -> None:
+    floor = import_map.floor_of(room)
+    assert {target for target in ARROWS.get(room, ()) if import_map.floor_of(target) >= floor} == set()
 
 
-def imports(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} uses a relative import"
-            names |= {node.module or ""} if node.module != PACKAGE else {f"{PACKAGE}.{a.name}" for a in node.names}
-    return names
+def test_no_two_files_import_each_other_directly_or_through_others() -> None:
+    assert import_map.circles(IMPORTS) == []
 
 
-def below(name: str, parents: set[str]) -> bool:
-    return any(name == parent or name.startswith(f"{parent}.") for parent in parents)
+def test_no_two_scripts_import_each_other_directly_or_through_others() -> None:
+    assert import_map.circles(import_map.imports(SCRIPTS, "scripts.")) == []
 
 
-@pytest.mark.parametrize("file", files(PACKAGE))
-def test_room_imports_only_the_rooms_it_may(file: str) -> None:
-    parts = Path(file).with_suffix("").parts[1:]
-    room = parts[0]
-    assert room in ROOMS, f"{file} belongs to no room of the table"
-    allowed = {f"{PACKAGE}.{name}" for name in ROOMS[room] | {room}} | (ROOMS[room] & {"callbacks"})
-    own = {name for name in imports(ROOT / file) if name.split(".")[0] in (PACKAGE, "callbacks")}
-    assert {name for name in own if not below(name, allowed)} == set()
+def test_circle_is_found() -> None:
+    found = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"b"}), "d": frozenset({"a"})}
+    assert import_map.circles(found) == [("b", "c")]
 
 
-@pytest.mark.parametrize("file", files("callbacks"))
-def test_callbacks_import_only_leaves(file: str) -> None:
-    own = {name for name in imports(ROOT / file) if name.split(".")[0] == PACKAGE}
-    assert {name for name in own if not below(name, LEAVES)} == set()
+def test_package_has_at_most_four_modules_of_its_own() -> None:
+    assert len([module for module in FILES if module.count(".") == 1 and FILES[module].name != "__init__.py"]) <= 4
 
 
-@pytest.mark.parametrize("file", [file for file in files(PACKAGE, "callbacks") if file not in ULTRALYTICS])
-def test_ultralytics_has_three_doors(file: str) -> None:
-    assert {name for name in imports(ROOT / file) if name.split(".")[0] == "ultralytics"} == set()
+def test_diagram_shows_the_imports() -> None:
+    page = import_map.CONTRIBUTING.read_text(encoding="utf-8")
+    assert import_map.with_diagram(page, import_map.mermaid(ARROWS)) == page, "run scripts/import_map.py --write"
 
 
-@pytest.mark.parametrize("file", files(f"{PACKAGE}/conv"))
-def test_convolution_needs_torch_alone(file: str) -> None:
-    others = {name.split(".")[0] for name in imports(ROOT / file)} - {PACKAGE} - sys.stdlib_module_names
-    assert others <= {"torch"}
+def test_classes_have_different_names() -> None:
+    homes = defaultdict(set)
+    for module, path in FILES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].add(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
-def test_nothing_but_the_command_line_imports_all() -> None:
-    importers = [file for file in files(PACKAGE) if "callbacks" in imports(ROOT / file)]
-    assert importers == [f"{PACKAGE}/cli.py"]
+def test_rooms_hold_no_file_of_the_same_name() -> None:
+    homes = defaultdict(set)
+    for module in FILES:
+        room, _, name = module.rpartition(".")
+        if FILES[module].name != "__init__.py" and name not in ("command", "__main__"):
+            homes[name].add(room)
+    assert {name: rooms for name, rooms in homes.items() if len(rooms) > 1} == {}
+
+
+@pytest.mark.parametrize("module", sorted(FILES.keys() - ULTRALYTICS))
+def test_three_files_import_ultralytics(module: str) -> None:
+    assert {name for name in import_map.imported_names(FILES[module]) if name.split(".")[0] == "ultralytics"} == set()
+
+
+@pytest.mark.parametrize("module", [module for module in FILES if import_map.room_of(module) == "conv"])
+def test_convolution_needs_torch_alone(module: str) -> None:
+    others = {name.split(".")[0] for name in import_map.imported_names(FILES[module])} - sys.stdlib_module_names
+    assert others <= {"torch", PACKAGE}
+
+
+@pytest.mark.parametrize("folder", ["yolo_lightning", "tests", "scripts"])
+def test_callbacks_are_imported_from_the_package(folder: str) -> None:
+    """A user's project may have a folder `callbacks`, which would be found first."""
+    importers = [
+        module
+        for module, path in import_map.modules(folder).items()
+        if any(name.split(".")[0] == "callbacks" for name in import_map.imported_names(path))
+    ]
+    assert importers == []
+
+
+def test_callbacks_are_the_folder_at_the_top_level() -> None:
+    assert (REPOSITORY / PACKAGE / "callbacks").resolve() == REPOSITORY / "callbacks"
+
+
+def test_every_package_is_installed() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    packages = [module for module, path in FILES.items() if path.name == "__init__.py"]
+    assert [package for package in packages if f'"{package}"' not in text] == []

@@ -1,0 +1,177 @@
+"""Read the imports of the package and print the rooms (sub-packages), their floors and the arrows between them.
+
+    python scripts/import_map.py                    print the Mermaid diagram of CONTRIBUTING.md
+    python scripts/import_map.py --write            replace the diagram in CONTRIBUTING.md
+    python scripts/import_map.py --rooms            print each room with its files and lines
+
+Uses the standard library only and imports nothing of the package: the source files are parsed.
+"""
+
+import argparse
+import ast
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "yolo_lightning"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+DIAGRAM = ("```mermaid\n", "```\n")
+
+FLOORS = (
+    ("conv", "utils"),
+    ("data", "supervision", "checkpoints"),
+    ("model", "evaluation", "training"),
+    ("challenge", "module"),
+    ("commands", "callbacks"),
+    ("cli",),
+    ("__main__",),
+)
+"""Rooms from the lowest floor to the highest. A room imports rooms of lower floors only."""
+
+Imports = Mapping[str, frozenset[str]]
+"""Imported modules by importing module, both as dotted names."""
+
+
+def modules(*folders: str) -> dict[str, Path]:
+    """Return the source file of every module below `folders`, by dotted name."""
+    found = {}
+    for folder in folders:
+        # Path.rglob does not follow `yolo_lightning/callbacks`, a symbolic link.
+        walked = os.walk(ROOT / folder, followlinks=True)
+        for path in sorted(Path(place, name) for place, _, names in walked for name in names if name.endswith(".py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported_names(path: Path) -> set[str]:
+    """Return the dotted names that a source file imports, `package.name` for `from package import name`."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} uses a relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imports(files: Mapping[str, Path], prefix: str = "") -> Imports:
+    """Return which of `files` each of them imports.
+
+    Args:
+        files: Source file by dotted name.
+        prefix: Put before a dotted name that is imported, for scripts that import their neighbours by bare names.
+    """
+    found = {}
+    for name, path in files.items():
+        targets = set()
+        for imported in imported_names(path):
+            for candidate in (imported, imported.rpartition(".")[0]):
+                known = next((one for one in (candidate, prefix + candidate) if one in files), None)
+                if known is not None:
+                    targets.add(known)
+                    break
+        found[name] = frozenset(targets - {name})
+    return found
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module: the name below the package, `__init__` for the package itself."""
+    _, _, below = module.partition(".")
+    return below.partition(".")[0] or "__init__"
+
+
+def arrows(found: Imports) -> dict[str, set[str]]:
+    """Return the imported rooms by importing room."""
+    between: dict[str, set[str]] = defaultdict(set)
+    for importer, targets in found.items():
+        between[room_of(importer)] |= {room_of(target) for target in targets} - {room_of(importer), "__init__"}
+    return {room: targets for room, targets in between.items() if targets}
+
+
+def floor_of(room: str) -> int:
+    """Return the floor of a room, 0 for the lowest.
+
+    Raises:
+        ValueError: If the room is on no floor.
+    """
+    for floor, rooms in enumerate(FLOORS):
+        if room in rooms:
+            return floor
+    raise ValueError(f"{room} is a room of no floor; rooms are {', '.join(sum(FLOORS, ()))}")
+
+
+def circles(found: Imports) -> list[tuple[str, ...]]:
+    """Return a circle of imports for every module that takes part in one, sorted."""
+    return sorted({circle for module in found if (circle := circle_through(module, found))})
+
+
+def circle_through(start: str, found: Imports) -> tuple[str, ...]:
+    """Return the modules of a shortest circle of imports through `start`, sorted; empty if there is none."""
+    paths: list[tuple[str, ...]] = [(start,)]
+    seen: set[str] = set()
+    for path in paths:  # grows while it is read: breadth first
+        for target in sorted(found.get(path[-1], ())):
+            if target == start:
+                return tuple(sorted(path))
+            if target not in seen:
+                seen.add(target)
+                paths.append((*path, target))
+    return ()
+
+
+def mermaid(between: Mapping[str, set[str]]) -> str:
+    """Return the diagram of rooms and arrows, one subgraph per floor, without arrows that a longer way implies."""
+    lines = ["flowchart TD"]
+    for floor in reversed(range(len(FLOORS))):
+        lines.append(f"  subgraph floor{floor}[floor {floor}]")
+        lines += [f"    {room.strip('_')}" for room in FLOORS[floor]]
+        lines.append("  end")
+    for room in sorted(between, key=lambda name: (-floor_of(name), name)):
+        below = between[room]
+        implied = {far for near in below for far in reachable(near, between)}
+        lines += [f"  {room.strip('_')} --> {target.strip('_')}" for target in sorted(below - implied)]
+    return "\n".join(lines) + "\n"
+
+
+def reachable(room: str, between: Mapping[str, set[str]]) -> set[str]:
+    """Return the rooms that `room` imports, directly or through other rooms."""
+    near = between.get(room, set())
+    return near | {far for target in near for far in reachable(target, between)}
+
+
+def with_diagram(text: str, diagram: str) -> str:
+    """Return a page with its Mermaid diagram replaced."""
+    before, begin, rest = text.partition(DIAGRAM[0])
+    _, end, after = rest.partition(DIAGRAM[1])
+    assert begin, "the page has no Mermaid diagram"
+    assert end, "the Mermaid diagram has no end"
+    return before + begin + diagram + end + after
+
+
+def main() -> None:
+    """Print or write what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="replace the diagram in CONTRIBUTING.md")
+    parser.add_argument("--rooms", action="store_true", help="print each room with its files and lines")
+    arguments = parser.parse_args()
+    files = modules(PACKAGE)
+    if arguments.rooms:
+        sizes: dict[str, list[int]] = defaultdict(list)
+        for name, path in files.items():
+            sizes[room_of(name)].append(len(path.read_text(encoding="utf-8").splitlines()))
+        for room, lines in sorted(sizes.items()):
+            print(f"{room:12} {len(lines):4} files {sum(lines):6} lines")
+        return
+    diagram = mermaid(arrows(imports(files)))
+    if arguments.write:
+        CONTRIBUTING.write_text(with_diagram(CONTRIBUTING.read_text(encoding="utf-8"), diagram), encoding="utf-8")
+    else:
+        print(diagram, end="")
+
+
+if __name__ == "__main__":
+    main()
