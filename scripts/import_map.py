@@ -85,11 +85,11 @@ def room_of(module: str) -> str:
 
 
 def arrows(found: Imports) -> dict[str, set[str]]:
-    """Return the imported rooms by importing room."""
+    """Return the imported rooms by importing room; `yolo_lightning/__init__.py`, the public API, is none."""
     between: dict[str, set[str]] = defaultdict(set)
     for importer, targets in found.items():
         between[room_of(importer)] |= {room_of(target) for target in targets} - {room_of(importer), "__init__"}
-    return {room: targets for room, targets in between.items() if targets}
+    return {room: targets for room, targets in between.items() if targets and room != "__init__"}
 
 
 def floor_of(room: str) -> int:

@@ -1,19 +1,42 @@
-"""YOLOv8 training with PyTorch Lightning on GPUs without a working vendor convolution library.
+"""YOLO training with PyTorch Lightning on GPUs without a working vendor convolution library.
 
-Importing the package sets the environment switches below, unless the user has set them: nothing here may use the
-network, install packages, or send telemetry. This is the only place that changes the process environment.
+Importing the package sets the environment switches below, unless the user has set them: the package never uses the
+network, installs packages or sends telemetry on its own. No other file changes the process environment at import.
+The classes and functions of `__all__` are imported at first use, so that `import yolo_lightning` stays cheap.
 """
 
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from yolo_lightning.conv import swap_convs, unswap_convs
+    from yolo_lightning.data.datamodule import DetectionDataModule
+    from yolo_lightning.module import YOLOModule
+
+__all__ = ["DetectionDataModule", "YOLOModule", "swap_convs", "unswap_convs"]
 
 ENVIRONMENT_SWITCHES = {
     "YOLO_OFFLINE": "1",  # ultralytics: no DNS probe at import, no update check, no analytics
-    "YOLO_AUTOINSTALL": "0",  # ultralytics: never run pip by itself
+    "YOLO_AUTOINSTALL": "0",  # ultralytics: never run pip
     "YOLO_VERBOSE": "0",  # ultralytics: errors only
-    "NO_ALBUMENTATIONS_UPDATE": "1",  # albumentations: no version request per process, also in loader workers
+    "NO_ALBUMENTATIONS_UPDATE": "1",  # albumentations: no version request per process, loader workers included
 }
 
 for _name, _value in ENVIRONMENT_SWITCHES.items():
     os.environ.setdefault(_name, _value)
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "DetectionDataModule": "yolo_lightning.data.datamodule",
+    "YOLOModule": "yolo_lightning.module",
+    "swap_convs": "yolo_lightning.conv",
+    "unswap_convs": "yolo_lightning.conv",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
