@@ -52,6 +52,7 @@ from yolo_lightning.supervision import (
     end_with_launcher,
     heartbeat,
     is_supervised,
+    live_heartbeat,
     mark_process,
     quarantined,
     remove_files_of_dead_processes,
@@ -362,6 +363,7 @@ class YOLOCLI(LightningCLI):
                 remove_files_of_dead_processes()
                 if before is not None and before.marker:  # a supervisor that was killed with its trainer
                     remove_temporary_folder(before.marker)
+                    live_heartbeat.remove(before.marker)
             if alone and launch is not None:
                 run_folder.note_launch(folder, launch)
             words = self._arguments if isinstance(self._arguments, list) else sys.argv[1:]

@@ -23,7 +23,7 @@ from detections import CLASS_NAMES, random_frames  # noqa: E402
 from tiny_training import TinyModule, loader  # noqa: E402
 
 from tests.training.test_guarded_step import Rig, make_batch  # noqa: E402
-from yolo_lightning.callbacks import (
+from yolo_lightning.callbacks import (  # noqa: E402
     EMA,
     AtomicCheckpointIO,
     BestCheckpoint,
