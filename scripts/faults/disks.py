@@ -9,14 +9,11 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
 
+from faults.case import Check
+from faults.outside import Deed
+from faults.run import Run
 from faults.workshop import put
-
-if TYPE_CHECKING:
-    from faults.case import Check
-    from faults.outside import Deed
-    from faults.run import Run
 
 TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze", "fallocate")
 IMAGE_BYTES = 1 << 30
@@ -48,7 +45,7 @@ def mount(image: Path, folder: Path, size_bytes: int) -> str:
     return done.stderr.strip()
 
 
-def own_disk(run: "Run") -> None:
+def own_disk(run: Run) -> None:
     """Give the run folder a file system of its own, and note what the supervisor notifies, and when."""
     run.run_folder.mkdir()
     if error := mount(run.folder / "disk.img", run.run_folder, IMAGE_BYTES):
@@ -71,7 +68,7 @@ def own_disk(run: "Run") -> None:
     put(run.configuration, "supervision.notify.webhook", f"http://127.0.0.1:{run.notes['endpoint'].server_port}/")
 
 
-def remove_disk(run: "Run") -> None:
+def remove_disk(run: Run) -> None:
     """Thaw and unmount the file system of a case, however the case ended."""
     subprocess.run(["fsfreeze", "-u", run.run_folder], capture_output=True, check=False)
     subprocess.run(["umount", "--lazy", run.run_folder], capture_output=True, check=False)
@@ -80,10 +77,10 @@ def remove_disk(run: "Run") -> None:
         run.notes["endpoint"].server_close()
 
 
-def freeze_disk(seconds: float) -> "Deed":
+def freeze_disk(seconds: float) -> Deed:
     """Freeze the disk; a process of its own, which the run does not know, thaws it even if this one is killed."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         run.note("disk frozen")
         run.hit.add(run.record.process if run.record else 0)
         thaw = f"sleep {seconds}; fsfreeze -u '{run.run_folder}'"
@@ -94,7 +91,7 @@ def freeze_disk(seconds: float) -> "Deed":
     return deed
 
 
-def fill_disk(run: "Run") -> None:
+def fill_disk(run: Run) -> None:
     """Leave no byte free."""
     free_bytes = shutil.disk_usage(run.run_folder).free
     subprocess.run(["fallocate", "-l", str(free_bytes * 9 // 10), run.run_folder / "filler"], check=True)
@@ -105,16 +102,16 @@ def fill_disk(run: "Run") -> None:
                     pass
 
 
-def free_disk(run: "Run") -> None:
+def free_disk(run: Run) -> None:
     """Delete what `fill_disk` has written."""
     for name in ("filler", "rest"):
         (run.run_folder / name).unlink(missing_ok=True)
 
 
-def told_in_time(*words: str) -> "Check":
+def told_in_time(*words: str) -> Check:
     """A check that notifications with these words came before the disk was thawed."""
 
-    def check(run: "Run") -> list[str]:
+    def check(run: Run) -> list[str]:
         early = [text.decode() for at_s, text in run.notes["told"] if at_s < run.notes["thawed_s"]]
         return [
             f"no notification of {word!r} before the thaw" for word in words if not any(word in one for one in early)
@@ -123,10 +120,10 @@ def told_in_time(*words: str) -> "Check":
     return check
 
 
-def told_once(word: str) -> "Check":
+def told_once(word: str) -> Check:
     """A check that exactly one notification is about `word`."""
 
-    def check(run: "Run") -> list[str]:
+    def check(run: Run) -> list[str]:
         count = sum(f'"event": "{word}"' in text.decode() for _, text in run.notes["told"])
         return [] if count == 1 else [f"{count} notifications of {word!r} instead of one"]
 

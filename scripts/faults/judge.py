@@ -65,9 +65,9 @@ class Verdict:
         return asdict(self) | {"passed": not self.wrong and not self.skipped}
 
 
-def judge(run: Run, expected: outcome.Outcome | None, took_s: float) -> Verdict:
+def judge(case: Case, run: Run, expected: outcome.Outcome | None, took_s: float) -> Verdict:
     """Look at all that a run has left, and clear it away."""
-    case, incidents = run.case, run.incidents()
+    incidents = run.incidents()
     left = leftovers(run)
     noticed = noticed_s(run)
     wrong = [f"did not end within {case.limit_s:g} s"] if run.hung else []
@@ -87,7 +87,7 @@ def judge(run: Run, expected: outcome.Outcome | None, took_s: float) -> Verdict:
         wrong.append(f"{max(recovered):.1f} s from the restart to the next step, allowed are {allowed_s:.1f}")
     wrong += case.check(run) if case.check else []
     if case.exact and expected is not None:
-        wrong += compared(run, expected)
+        wrong += compared(run, expected, exact_best=case.exact_best)
     return Verdict(
         case.name,
         case.fault,
@@ -104,13 +104,13 @@ def judge(run: Run, expected: outcome.Outcome | None, took_s: float) -> Verdict:
     )
 
 
-def compared(run: Run, expected: outcome.Outcome) -> list[str]:
+def compared(run: Run, expected: outcome.Outcome, *, exact_best: bool) -> list[str]:
     """Differences of the final state."""
     try:
         found = outcome.read(run.run_folder)
     except OSError as error:
         return [f"no final state: {error}"]
-    if not run.case.exact_best:
+    if not exact_best:
         found, expected = outcome.without_best(found), outcome.without_best(expected)
     return outcome.differences(found, expected)
 

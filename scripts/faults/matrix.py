@@ -20,9 +20,10 @@ def reference(workshop: Workshop, epochs: int = EPOCHS) -> outcome.Outcome:
     Raises:
         RuntimeError: If that run fails; nothing can be judged then.
     """
-    run = Run(Case(f"reference{epochs}", "nothing", options={"supervise": False, **epochs_option(epochs)}), workshop)
+    case = Case(f"reference{epochs}", "nothing", options={"supervise": False, **epochs_option(epochs)})
+    run = Run(case, workshop)
     run.carry_out()
-    verdict = judge(run, None, 0.0)
+    verdict = judge(case, run, None, 0.0)
     if verdict.wrong:
         raise RuntimeError(f"the run without a fault failed: {'; '.join(verdict.wrong)}\n{run.log()}")
     return outcome.read(run.run_folder)
@@ -34,10 +35,10 @@ def run_case(case: Case, workshop: Workshop, expected: outcome.Outcome, keep: bo
     if reason:
         return Verdict(case.name, case.fault, skipped=reason)
     begin_s = time.monotonic()
-    run = Run(case, workshop)
+    run = Run(case, workshop, case.outside, case.prepare)
     try:
         run.carry_out()
-        verdict = judge(run, expected, time.monotonic() - begin_s)
+        verdict = judge(case, run, expected, time.monotonic() - begin_s)
     except Exception as error:  # the injection failed, or the run left what none foresaw; the other cases go on
         run.abandon()
         place = traceback.extract_tb(error.__traceback__)[-1]

@@ -7,23 +7,20 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from faults.case import Act
+from faults.run import Act, Run
 from faults.workshop import put
 from yolo_lightning.supervision.heartbeat import FINISHED_FILE, Phase
 
-if TYPE_CHECKING:
-    from faults.run import Run
-
-Deed = Callable[["Run"], None]
+Deed = Callable[[Run], None]
 TRAINS = frozenset({Phase.STEP, Phase.FETCH})
 
 
 def at_step(step: int, *deeds: Deed) -> Act:
     """While a trainer that nothing was done to yet has trained `step` steps."""
 
-    def act(run: "Run") -> bool:
+    def act(run: Run) -> bool:
         record = run.fresh
         if record is None or record.step < step or record.phase not in TRAINS:
             return False
@@ -35,7 +32,7 @@ def at_step(step: int, *deeds: Deed) -> Act:
 def in_phase(phase: Phase, *deeds: Deed, step: int = 0) -> Act:
     """While it is in a phase, from a step on."""
 
-    def act(run: "Run") -> bool:
+    def act(run: Run) -> bool:
         record = run.fresh
         if record is None or record.phase is not phase or record.step < step:
             return False
@@ -62,7 +59,7 @@ def when_finished(*deeds: Deed) -> Act:
 def after(seconds: float, *deeds: Deed) -> Act:
     """So long after the deed before."""
 
-    def act(run: "Run") -> bool:
+    def act(run: Run) -> bool:
         begin_s = run.notes.setdefault(f"after {id(act)}", time.monotonic())
         return time.monotonic() >= begin_s + seconds and do(run, deeds)
 
@@ -72,7 +69,7 @@ def after(seconds: float, *deeds: Deed) -> Act:
 def while_saving(least_bytes: int, deed: Deed) -> Act:
     """While the temporary file of a checkpoint has so many bytes."""
 
-    def act(run: "Run") -> bool:
+    def act(run: Run) -> bool:
         if run.fresh is None:
             return False
         try:
@@ -84,20 +81,20 @@ def while_saving(least_bytes: int, deed: Deed) -> Act:
     return act
 
 
-def do(run: "Run", deeds: tuple[Deed, ...]) -> bool:
+def do(run: Run, deeds: tuple[Deed, ...]) -> bool:
     """Do them all."""
     for deed in deeds:
         deed(run)
     return True
 
 
-def trainer(run: "Run") -> int:
+def trainer(run: Run) -> int:
     """Its process id."""
     assert run.record is not None
     return run.record.process
 
 
-def workers(run: "Run") -> list[int]:
+def workers(run: Run) -> list[int]:
     """Process ids of the trainer's loader workers, oldest first."""
     found: list[int] = []
     for children in Path(f"/proc/{trainer(run)}/task").glob("*/children"):
@@ -108,7 +105,7 @@ def workers(run: "Run") -> list[int]:
 def to_trainer(number: signal.Signals, *, is_fault: bool = True) -> Deed:
     """A signal to the trainer alone."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         if is_fault:
             run.note(f"{number.name} to the trainer")
             run.hit.add(trainer(run))
@@ -120,7 +117,7 @@ def to_trainer(number: signal.Signals, *, is_fault: bool = True) -> Deed:
 def to_worker(number: signal.Signals) -> Deed:
     """A signal to one loader worker."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         run.note(f"{number.name} to a worker")
         run.hit.add(trainer(run))
         os.kill(workers(run)[0], number)
@@ -131,7 +128,7 @@ def to_worker(number: signal.Signals) -> Deed:
 def to_supervisor(number: signal.Signals, *, again: bool = False) -> Deed:
     """A signal to the supervisor alone."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         run.note(f"{number.name} to the supervisor")
         if not again:
             run.hit.add(trainer(run))
@@ -143,7 +140,7 @@ def to_supervisor(number: signal.Signals, *, again: bool = False) -> Deed:
 def to_group(number: signal.Signals) -> Deed:
     """A signal to the process group of the command, as a terminal and a service manager send it."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         run.note(f"{number.name} to the group")
         run.hit.add(trainer(run))
         os.killpg(run.supervisor.pid, number)
@@ -151,12 +148,12 @@ def to_group(number: signal.Signals) -> Deed:
     return deed
 
 
-def remember_workers(run: "Run") -> None:
+def remember_workers(run: Run) -> None:
     """Those of training, before a validation starts its own."""
     run.notes["workers"] = workers(run)
 
 
-def stop_remembered_workers(run: "Run") -> None:
+def stop_remembered_workers(run: Run) -> None:
     """SIGSTOP to all of them."""
     run.note("SIGSTOP to all training workers")
     run.hit.add(trainer(run))
@@ -167,7 +164,7 @@ def stop_remembered_workers(run: "Run") -> None:
 def to_all(number: signal.Signals) -> Deed:
     """A signal to supervisor, trainer and workers, as a suspend of the machine."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         remembered = run.notes.setdefault("all", [run.supervisor.pid, trainer(run), *workers(run)])
         for pid in remembered:
             os.kill(pid, number)
@@ -178,7 +175,7 @@ def to_all(number: signal.Signals) -> Deed:
 def kill_group_of_trainer(*, and_supervisor: bool = False) -> Deed:
     """SIGKILL to the trainer, its workers and multiprocessing's resource tracker at once, so that nobody clears up."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         run.note("SIGKILL to the process group of the trainer")
         run.hit.add(trainer(run))
         group = os.getpgid(trainer(run))
@@ -189,7 +186,7 @@ def kill_group_of_trainer(*, and_supervisor: bool = False) -> Deed:
     return deed
 
 
-def supervisor_and_helpers(run: "Run") -> list[int]:
+def supervisor_and_helpers(run: Run) -> list[int]:
     """Process ids of the supervisor and of the children that write its files, which have its command line."""
     pid = run.supervisor.pid
     words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -200,7 +197,7 @@ def supervisor_and_helpers(run: "Run") -> list[int]:
 def limit_files(size_bytes: int | None, *, of_supervisor: bool = False) -> Deed:
     """A full disk, to one process: no file may grow beyond `size_bytes`; None lifts the limit."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         for pid in supervisor_and_helpers(run) if of_supervisor else [trainer(run)]:
             hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
@@ -208,7 +205,7 @@ def limit_files(size_bytes: int | None, *, of_supervisor: bool = False) -> Deed:
     return deed
 
 
-def fill_shared_memory(run: "Run") -> None:
+def fill_shared_memory(run: Run) -> None:
     """Fill the /dev/shm that this case has for its own."""
     run.note("/dev/shm full")
     path = Path(f"/proc/{trainer(run)}/root/dev/shm/filler")
@@ -223,7 +220,7 @@ def fill_shared_memory(run: "Run") -> None:
 def damage_checkpoints(newest: int | None, damage: Callable[[Path], None]) -> Deed:
     """Damage the newest few checkpoints, or all; `last.ckpt` is another name of the newest."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         folder = run.run_folder / "checkpoints"
         paths = sorted(folder.glob("step-*.ckpt"))[-newest if newest else 0 :] + (
             [] if newest else [folder / "best.ckpt"]
@@ -263,7 +260,7 @@ def replace_by_text(path: Path) -> None:
 def edit(**values: Any) -> Deed:
     """Change the configuration file; double underscores stand for dots."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         for name, value in values.items():
             text = value.format(root=run.workshop.root) if isinstance(value, str) else value
             put(run.configuration, name.replace("__", "."), text)
@@ -272,7 +269,7 @@ def edit(**values: Any) -> Deed:
     return deed
 
 
-def start_second(run: "Run") -> None:
+def start_second(run: Run) -> None:
     """The same command once more, in the same run folder."""
     run.note("second supervisor")
     process = run.start(run.words(typed=True, resume=True))
@@ -283,7 +280,7 @@ def start_second(run: "Run") -> None:
 def lose_record(how: Callable[[Path], None]) -> Deed:
     """Something happens to the progress record."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         run.note("progress record lost")
         run.hit.add(trainer(run))
         how(run.live_record())
@@ -304,10 +301,10 @@ def freeze(path: Path) -> None:
     path.write_bytes(content)
 
 
-def write_number(name: str, number: Callable[["Run"], float]) -> Deed:
+def write_number(name: str, number: Callable[[Run], float]) -> Deed:
     """Into a file that a fake reads."""
 
-    def deed(run: "Run") -> None:
+    def deed(run: Run) -> None:
         (run.folder / name).write_text(str(number(run)))
 
     return deed

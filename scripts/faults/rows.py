@@ -20,11 +20,11 @@ QUICK = Case(
     "quick",
     "rows 4, 17 and 12 in one run: worker stopped, trainer killed, trainer in a C call",
     ("c_call @ step 19",),
-    (
+    outside=(
         at_step(3, to_worker(signal.SIGSTOP)),
         at_step(12, to_trainer(signal.SIGKILL)),
     ),
-    (
+    reports=(
         Report(StallClass.LOADER_STALL, ("stopped (T)", "owes it")),
         Report(StallClass.UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S),
         Report(StallClass.UNKNOWN, ("c_call (", "state S"), "step"),

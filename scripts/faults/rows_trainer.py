@@ -2,9 +2,9 @@
 
 import signal
 
-from faults.case import AT_ONCE_S, Act, Case, Report
+from faults.case import AT_ONCE_S, Case, Report
 from faults.outside import at_step, in_phase, to_group, to_trainer, while_saving
-from faults.run import Run
+from faults.run import Act, Run
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.settings import SuperviseSettings

@@ -8,13 +8,14 @@ import subprocess
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from faults import traces
-from faults.case import Case
 from faults.inside import FIRED_FILE, note_fired
+from faults.launch import Launch
 from faults.workshop import REPOSITORY, SCRIPTS, Workshop, busyness, write
 from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
 from yolo_lightning.supervision.heartbeat import PROGRESS_FILE, Phase, Progress, ProgressReader
@@ -68,14 +69,22 @@ class Run:
     """All commands of a case, one after the other, in one run folder.
 
     Args:
-        case: What is to happen.
-        workshop: Where.
+        case: Settings of the run.
+        workshop: Dataset, configuration and reference run of all cases.
+        acts: Called again and again while the run lives, one after the other until each returns True.
+        prepare: Called before the start.
 
     Attributes:
         busyness: Processes that wanted to run, for each core, 1 at least; limits of time are that much longer.
     """
 
-    def __init__(self, case: Case, workshop: Workshop) -> None:
+    def __init__(
+        self,
+        case: Launch,
+        workshop: Workshop,
+        acts: Iterable["Act"] = (),
+        prepare: Callable[["Run"], None] | None = None,
+    ) -> None:
         self.case, self.workshop = case, workshop
         self.folder = workshop.root / f"case-{case.name}"
         self.run_folder = self.folder / "run"
@@ -96,12 +105,12 @@ class Run:
         self.hung = False
         self.busyness = 1.0
         self.supervisor: subprocess.Popen[bytes]
-        self._acts = list(case.outside)
+        self._acts, self._prepare = list(acts), prepare
 
     def carry_out(self) -> None:
         """Run all commands, and do to them what the case says."""
-        if self.case.prepare:
-            self.case.prepare(self)
+        if self._prepare:
+            self._prepare(self)
         self.write_configuration()
         for number in range(len(self.case.codes)):
             self.supervisor = self.start(self.words(typed=self.case.typed or number > 0, resume=number > 0))
@@ -235,3 +244,7 @@ def send(process: int, number: signal.Signals) -> None:
         os.kill(process, number)
     except ProcessLookupError:
         return
+
+
+Act = Callable[[Run], bool]
+"""Something done to a run from outside; called again and again until the return value is True."""

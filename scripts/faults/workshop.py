@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from faults.case import Case
+from faults.launch import Launch
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.supervision.phase_timeouts import Floors
 
@@ -100,7 +100,7 @@ class Workshop:
             source = str(Path(__file__).with_name("hang.c"))
             subprocess.run([compiler, "-shared", "-fPIC", "-O0", "-o", str(self.library), source], check=True)
 
-    def configuration(self, case: Case, folder: Path) -> dict[str, Any]:
+    def configuration(self, case: Launch, folder: Path) -> dict[str, Any]:
         """What `fit` is told to do for a case.
 
         Args:
