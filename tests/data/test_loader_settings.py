@@ -1,6 +1,8 @@
 """What a real worker process finds, and what the overlays of the loader ladder ask for."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from itertools import islice
@@ -56,6 +58,39 @@ def test_workers_ignore_what_a_process_group_receives_from_their_start_on(start_
     del iterator
     worker.join()
     assert worker.exitcode == 0
+
+
+ENDLESS = """
+import os, sys
+from torch.utils.data import DataLoader
+from tests.helpers.in_a_worker import Surroundings, first
+from yolo_lightning.data.loader import LoaderSettings
+
+if __name__ == "__main__":
+    arguments = LoaderSettings(workers=1, start_method=sys.argv[1]).arguments(on_gpu=False, persistent=False)
+    batches = iter(DataLoader(Surroundings(), collate_fn=first, **arguments))
+    print(next(batches)["process"], flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_worker_ends_when_the_training_process_is_killed(start_method: str, tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    paths = {"PYTHONPATH": str(REPOSITORY)}
+    # Not until the end of the output: the worker has it open as well.
+    process = subprocess.Popen(
+        [sys.executable, str(script), start_method], env=os.environ | paths, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    worker = Path("/proc") / process.stdout.readline().strip()
+    process.wait()
+    end_s = time.monotonic() + 30
+    while worker.exists() and "\nState:\tZ" not in (worker / "status").read_text():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])

@@ -5,10 +5,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import Pipe, popen_forkserver, popen_spawn_posix, resource_tracker, util
+from multiprocessing import Pipe, parent_process, popen_forkserver, popen_spawn_posix, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from yolo_lightning.utils.host import available_cores
@@ -87,6 +87,14 @@ class ForkServedWorker(ForkServerProcess):
         with thread_environment(self.threads), stop_signals_blocked():
             super().start()
 
+    def run(self) -> None:
+        """Work, and end when the training process dies.
+
+        torch compares the parent's id, which is that of the fork server; the server lives as long as its workers do.
+        """
+        Thread(target=end_with_parent, name="end with parent", daemon=True).start()
+        super().run()
+
     @staticmethod
     def _Popen(process: ForkServerProcess) -> ForkServedPopen:  # type: ignore[override]
         return ForkServedPopen(process)
@@ -159,6 +167,14 @@ def thread_environment(threads: int) -> Iterator[None]:
                 del os.environ[THREADS_VARIABLE]
             else:
                 os.environ[THREADS_VARIABLE] = before
+
+
+def end_with_parent() -> None:
+    """Wait until the process that started this one has died, and exit at once."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager
