@@ -4,9 +4,9 @@ import random
 import signal
 import time
 
-from faults.case import AT_ONCE_S, Act, Case, Report
+from faults.case import AT_ONCE_S, Case, Report
 from faults.outside import Deed, at_step, edit, in_phase, to_trainer, to_worker, while_saving
-from faults.run import KILLS, Run
+from faults.run import KILLS, Act, Run
 from faults.workshop import STEPS_PER_EPOCH, epochs_option
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
