@@ -391,7 +391,7 @@ class TestTools:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["benchmark", "--batch_size", "0"], "batch_size is 0, allowed are 1 and more"),
+            (["benchmark", "--batch_size", "0"], "batch_size must be >= 1, got 0"),
             (["prepare", "--root", "nowhere"], "nowhere"),
             (["contact_sheet", "--data.root", "nowhere", "--samples", "0"], "samples is 0, allowed are 1 to 16"),
             (["prepare", "--roof", "x"], "--roof"),

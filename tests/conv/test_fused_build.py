@@ -18,8 +18,8 @@ from yolo_lightning.conv.kernels.fused_build import BuildError
 
 DEVICE = torch.device("cuda", 0)
 NVCC = shutil.which("nvcc")
-HOLD = "import sys; from pathlib import Path; from yolo_lightning.conv.kernels.fused_build import alone\n" + (
-    "with alone(Path(sys.argv[1]), 0.0):\n    print('held', flush=True)\n    sys.stdin.read()"
+HOLD = "import sys; from pathlib import Path; from yolo_lightning.conv.kernels.fused_build import file_lock\n" + (
+    "with file_lock(Path(sys.argv[1]), 0.0):\n    print('held', flush=True)\n    sys.stdin.read()"
 )
 
 
@@ -83,7 +83,7 @@ def test_who_has_no_toolkit_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, 
         raise OSError("ROCM_HOME environment variable is not set.")
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", compile_kernel, raising=False)
-    with pytest.raises(BuildError, match=r"ROCM_HOME .* any folder will do"):
+    with pytest.raises(BuildError, match=r"ROCM_HOME .* any folder is sufficient"):
         fused_build.RuntimeCompiled(DEVICE)
 
 
@@ -109,7 +109,7 @@ def test_a_build_is_locked_and_clears_the_lock_that_a_killed_one_left(
     def load(name: str, sources: Sequence[str], build_directory: str, **_: object) -> None:
         folder = Path(build_directory)
         assert not (folder / "lock").exists()
-        with pytest.raises(BuildError), fused_build.alone(folder / "building", 0.0):
+        with pytest.raises(BuildError), fused_build.file_lock(folder / "building", 0.0):
             pass
         assert Path(sources[0]).read_text(encoding="utf-8") == fused_build.library_source()
         (folder / "lock").touch()
@@ -126,11 +126,11 @@ def test_a_build_is_locked_and_clears_the_lock_that_a_killed_one_left(
 def test_only_one_process_builds_and_a_killed_one_hinders_nobody(
     tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
-    with pytest.raises(BuildError, match="another process has held"), fused_build.alone(tmp_path / "building", 0.3):
+    with pytest.raises(BuildError, match="another process has held"), fused_build.file_lock(tmp_path / "building", 0.3):
         pass
     holder.kill()
     holder.wait()
-    with fused_build.alone(tmp_path / "building", 5.0):
+    with fused_build.file_lock(tmp_path / "building", 5.0):
         pass
 
 
@@ -201,7 +201,7 @@ def test_a_toolkit_builds_a_library_whose_launch_says_what_is_wrong(
     assert fused_build.build_library(DEVICE, tmp_path) == library
     launcher = fused_build.LibraryLauncher(library)
     name = next(iter(fused_kernels.instances()))
-    with pytest.raises(RuntimeError, match=f"kernel {name} was not started: .*(device|driver)"):
+    with pytest.raises(RuntimeError, match=f"cannot launch kernel {name}: .*(device|driver)"):
         launcher(name, (1, 1, 1), [torch.zeros(3)] * 3, [0] * 22)
     with pytest.raises(RuntimeError, match="no such kernel"):
         launcher("other", (1, 1, 1), [torch.zeros(3)], [])

@@ -74,14 +74,14 @@ def misunderstand(result: Tensor) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda result: result.zero_(), "is off by 1 "),
-        (lambda result: result.fill_(torch.nan), "is off by nan "),
+        (lambda result: result.zero_(), "has an error of 1 "),
+        (lambda result: result.fill_(torch.nan), "has an error of nan "),
         (refuse, "forward failed .* invalid configuration"),
         (misunderstand, "forward failed .* unexpected keyword"),
     ],
     ids=["wrong", "nan", "refused", "misunderstood"],
 )
-def test_a_kernel_that_fails_is_struck_off_with_one_warning(spoil: Callable[[Tensor], object], words: str) -> None:
+def test_a_kernel_that_fails_is_disabled_with_one_warning(spoil: Callable[[Tensor], object], words: str) -> None:
     wrong = Wrong(spoil)
     fused = checked(lambda device: wrong)
     with pytest.warns(UserWarning, match=words) as caught:
@@ -123,7 +123,7 @@ def counted(product: Product[Launcher], calls: list[str]) -> Product[Launcher]:
 def test_every_result_of_a_product_is_compared() -> None:
     both = Product[Launcher]("both", lambda *_: (EXPECTED, -EXPECTED), lambda *_: (EXPECTED, EXPECTED))
     fused = checked(lambda device: Wrong(refuse))
-    with pytest.warns(UserWarning, match="both on cpu is off by 2 "):
+    with pytest.warns(UserWarning, match="both on cpu has an error of 2 "):
         assert fused.compute(both, (INPUT, WEIGHT), PROBLEM)[1] is EXPECTED
 
 
@@ -136,7 +136,7 @@ def test_nothing_is_learnt_from_numbers_that_cannot_be_compared(value: float) ->
         output = forward(fused, input)
         torch.testing.assert_close(output, F.conv2d(input, WEIGHT, padding=1), equal_nan=True)
     assert fused.works_on(torch.device("cpu"))
-    with pytest.warns(UserWarning, match="off by"):
+    with pytest.warns(UserWarning, match="has an error of"):
         forward(fused)
 
 

@@ -153,12 +153,12 @@ def test_no_budget_times_nothing(table: Table) -> None:
 
 @pytest.mark.parametrize("budget_s", [-1, float("nan")])
 def test_bad_budgets(budget_s: float) -> None:
-    with pytest.raises(ValueError, match=f"budget_s is {budget_s}; it must be 0 or more"):
+    with pytest.raises(ValueError, match=f"budget_s must be >= 0 seconds, got {budget_s}"):
         TimedPlan(budget_s)
 
 
 def test_forgotten_orders_are_found_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "REMEMBERED_ORDERS", 1)
+    monkeypatch.setattr(plan_module, "MAX_DECISIONS", 1)
     plan = TimedPlan(100)
     table.run(plan)
     table.run(plan, OTHER)
@@ -244,7 +244,7 @@ OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(CPU
 def test_out_of_memory_falls_to_the_next_and_says_so_once(table: Table, failure: RuntimeError) -> None:
     plan = Plan()
     table.failures["slow"] = failure
-    with pytest.warns(UserWarning, match=r"1x1x4x4.*'slow' failed.*memory.*'quick' takes over") as caught:
+    with pytest.warns(UserWarning, match=r"1x1x4x4.*'slow' failed.*memory.*using 'quick'") as caught:
         assert table.run(plan) == ["slow", "quick"]
     assert len(caught) == 1
     with warnings.catch_warnings():
@@ -271,7 +271,7 @@ def test_other_errors_are_not_hidden_unless_the_algorithm_may_refuse(table: Tabl
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         table.run(TimedPlan(100))
     table.may_refuse = True
-    with pytest.warns(UserWarning, match="'slow' failed.*, 'quick' failed.*'middling' takes over"):
+    with pytest.warns(UserWarning, match="'slow' failed.*, 'quick' failed.*using 'middling'"):
         assert table.run(Plan()) == ["slow", "quick", "middling"]
 
 

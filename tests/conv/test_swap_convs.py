@@ -133,7 +133,7 @@ def test_skipped_layers_stay_with_all_that_is_below_them() -> None:
 
 
 def test_a_misspelt_skip_is_an_error() -> None:
-    with pytest.raises(ValueError, match="skip names '3', which is no submodule"):
+    with pytest.raises(ValueError, match="skip contains '3', which is not a submodule"):
         swap_convs(model(), skip=["3"])
 
 

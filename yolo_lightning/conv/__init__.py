@@ -3,8 +3,11 @@
     from yolo_lightning.conv import swap_convs
     swap_convs(model)  # any torch model, in place
 
-Convolutions are lowered to matrix products, forward and backward. A plan decides which algorithm does it: `FIXED`, or
-a `TimedPlan` that measures. Needs torch alone.
+Convolutions are lowered to matrix products, forward and backward. A plan selects the algorithm: `FIXED` uses a table,
+`TimedPlan` measures the candidates (autotuning). The package depends on torch only.
+
+Reading order: `functional` (conv2d and its derivatives) -> `plan` / `autotune` (selection of an algorithm) ->
+`algorithms/table` (candidates) -> `algorithms/*` (PyTorch operations) and `kernels/*` (optional C++ and CUDA/HIP code).
 """
 
 from yolo_lightning.conv.autotune import TimedPlan

@@ -1,4 +1,4 @@
-"""A plan that times the algorithms for a convolution once, on first sight, and keeps what it learns in a file."""
+"""Plan that measures the candidate algorithms of a convolution on first use and caches the timings in a file."""
 
 import math
 import os
@@ -14,28 +14,28 @@ from torch import Tensor, nn
 from yolo_lightning.conv.algorithms.problem import Tensors
 from yolo_lightning.conv.algorithms.table import Candidate
 from yolo_lightning.conv.autotune_cache import PlanCache
-from yolo_lightning.conv.plan import Plan, PlanKey, is_another_ones_turn, warn_of_failure
+from yolo_lightning.conv.plan import Plan, PlanKey, allows_fallback, warn_of_failure
 
-# Timed runs of a candidate, after one that is not timed; the shortest counts.
+# Timed runs of a candidate, after one warm-up run; the shortest run counts.
 REPEATS = 5
-# Times the fastest run so far beyond which a candidate is not run again.
+# A candidate is not run again if its shortest run takes more than this multiple of the fastest candidate's.
 HOPELESS_RATIO = 2
-# What is faster than the default by less than this share of its time may be so by chance.
-CHANCE = 0.05
+# A candidate must be faster than the default by more than this fraction; a smaller difference may be noise.
+NOISE = 0.05
 
 
 class TimedPlan(Plan):
-    """Times the candidates for a problem when it first meets it, and keeps to the fastest.
+    """Plan that times the candidates of a problem on first use and then uses the fastest one.
 
-    The timing uses the tensors at hand; a candidate is run a few times on them. Once the budget is spent, unknown
-    problems get the default algorithm. The choice for a problem never changes within a process, nor between processes
-    that read the same cache; without a cache two runs may choose differently, and then differ by rounding.
+    Candidates are timed on the tensors of the first call. After the budget is spent, new problems use the default of
+    the table. The choice for a problem is constant within a process, and between processes that read the same cache
+    file. Without a cache file, two runs may choose different algorithms, and their results then differ by rounding.
 
     Args:
-        budget_s: Seconds that this process may spend on timing. The problem being timed when they run out is finished.
-            0 times nothing and uses what the cache knows.
-        cache_file: Where timings are kept between processes; several may share it. It is ignored, with a warning, if it
-            cannot be read or was written with another torch, driver, device or set of algorithms, and then replaced.
+        budget_s: Limit in seconds for the timing in this process. A problem that is being timed when the limit is
+            reached is finished. With 0 the plan uses cached timings only.
+        cache_file: File for timings; several processes may share it. A file that cannot be read, or that was written
+            with another version of torch, driver, device or algorithms, is ignored with a warning and replaced.
 
     Raises:
         ValueError: If `budget_s` is negative or not a number.
@@ -43,19 +43,20 @@ class TimedPlan(Plan):
 
     def __init__(self, budget_s: float, cache_file: str | os.PathLike[str] | None = None) -> None:
         if not budget_s >= 0:
-            raise ValueError(f"budget_s is {budget_s}; it must be 0 or more seconds")
+            raise ValueError(f"budget_s must be >= 0 seconds, got {budget_s}")
         super().__init__()
         self.budget_s = budget_s
         self.cache_file = None if cache_file is None else Path(cache_file).expanduser()
         self._cache = PlanCache(self.cache_file)
         self._seconds: dict[PlanKey, dict[str, float]] = {}
         self._spent_s = 0.0
-        # Backward runs in threads of its own, one for each device. Timing both gradients decides on each of them.
+        # The backward pass runs in one thread per device. The lock is reentrant, because timing the candidates of
+        # GRADIENTS decides on the two single gradients first.
         self._lock = threading.RLock()
 
     @property
     def spent_s(self) -> float:
-        """Seconds spent on timing so far."""
+        """Seconds that this process has spent on timing."""
         return self._spent_s
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,7 +87,7 @@ class TimedPlan(Plan):
     def _time(self, key: PlanKey, order: tuple[Candidate, ...], tensors: Tensors) -> dict[str, float]:
         spent_before_s, start = self._spent_s, time.perf_counter()
         seconds, failures = _shortest_runs(order, tensors)
-        # Not a sum: decisions on the single gradients, made while both were timed, are part of this time.
+        # Not added up: this time includes that of nested decisions on the single gradients.
         self._spent_s = spent_before_s + time.perf_counter() - start
         if not seconds:
             raise next(iter(failures.values()))
@@ -101,13 +102,13 @@ class TimedPlan(Plan):
 
 
 def _sorted(order: tuple[Candidate, ...], seconds: Mapping[str, float]) -> tuple[Candidate, ...]:
-    """The fastest first, then what was not timed or failed, in the order of the table."""
-    rank = {name: value * (1 - CHANCE if name == order[0].name else 1) for name, value in seconds.items()}
+    """Sort the candidates by time; those without a time come last, in the order of the table."""
+    rank = {name: value * (1 - NOISE if name == order[0].name else 1) for name, value in seconds.items()}
     return tuple(sorted(order, key=lambda candidate: rank.get(candidate.name, math.inf)))
 
 
 def _can_be_timed(tensors: Tensors) -> bool:
-    """Whether running a candidate several times is real work and leaves no trace in a graph being recorded."""
+    """Return whether a candidate can be run repeatedly: real tensors, and no graph is being traced or captured."""
     device = tensors[0].device
     return (
         all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
@@ -119,10 +120,10 @@ def _can_be_timed(tensors: Tensors) -> bool:
 
 
 def _shortest_runs(order: tuple[Candidate, ...], tensors: Tensors) -> tuple[dict[str, float], dict[str, RuntimeError]]:
-    """Seconds of the shortest run of each candidate, by name, and why the others cannot do it.
+    """Return the shortest run of each candidate in seconds, and the errors of the candidates that failed.
 
-    The candidates take turns, so that whatever else the machine does for a while disturbs all of them. The first turn
-    compiles kernels and fills the allocator, and is not timed.
+    The candidates take turns, so that other load on the machine affects all of them. The first turn is a warm-up, which
+    compiles kernels and fills the allocator.
     """
     seconds: dict[str, float] = {}
     failures: dict[str, RuntimeError] = {}
@@ -135,7 +136,7 @@ def _shortest_runs(order: tuple[Candidate, ...], tensors: Tensors) -> tuple[dict
             try:
                 run_s = _timed_run(candidate, tensors)
             except RuntimeError as error:
-                if not is_another_ones_turn(candidate, error):
+                if not allows_fallback(candidate, error):
                     raise
                 failures[candidate.name] = error.with_traceback(None)
                 seconds.pop(candidate.name, None)

@@ -1,7 +1,7 @@
-"""The file that keeps timings between processes.
+"""Cache file for the timings of `TimedPlan`.
 
-JSON: a list of tables, each with the environment that it was measured in and its timings. One file serves several
-processes and devices. A table is used only in exactly its environment.
+The file is JSON: a list of tables, each with an environment and the timings measured in it. Several processes and
+devices may share one file. A table is used only in an environment equal to its own.
 """
 
 import json
@@ -20,11 +20,11 @@ from yolo_lightning.conv.algorithms import table as _algorithms
 FORMAT = 1
 
 Timings = dict[str, dict[str, float]]
-"""Seconds of each candidate, for each problem in words."""
+"""Seconds per candidate, by the description of the problem."""
 
 
 class TimingEnvironment(NamedTuple):
-    """What timings depend on besides the problem."""
+    """Everything that timings depend on besides the problem."""
 
     device_type: str
     device: str
@@ -34,9 +34,10 @@ class TimingEnvironment(NamedTuple):
 
 
 class PlanCache:
-    """Timings by device and problem, in memory and, unless `file` is None, on the disk.
+    """Timings by device and problem, in memory and, unless `file` is None, on disk.
 
-    A file that cannot be used is ignored, and one that cannot be written is given up, with one warning for each.
+    A file with unusable content is ignored, and a file that cannot be written is not written again. Each case causes
+    one warning.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -48,11 +49,11 @@ class PlanCache:
         self._is_writable = file is not None
 
     def lookup(self, device: torch.device, problem: str) -> dict[str, float]:
-        """Seconds of each candidate that was timed; empty for an unknown problem."""
+        """Return the seconds of each timed candidate; empty for an unknown problem."""
         return self._table(device).get(problem, {})
 
     def store(self, device: torch.device, problem: str, seconds: dict[str, float]) -> None:
-        """Keep the timings of a problem and write the file. What other processes added to it stays."""
+        """Store the timings of a problem and merge them into the file."""
         self._table(device)[problem] = seconds
         if self._file is None or not self._is_writable:
             return
@@ -60,7 +61,7 @@ class PlanCache:
             self._write(self._file)
         except OSError as error:
             self._is_writable = False
-            warnings.warn(f"the plan cache {self._file} cannot be written, timings are lost: {error}", stacklevel=2)
+            warnings.warn(f"conv plan cache: cannot write {self._file}, timings are not stored: {error}", stacklevel=2)
 
     def _table(self, device: torch.device) -> Timings:
         environment = self._environments.get(device)
@@ -89,7 +90,7 @@ class PlanCache:
     def _warn_of_content(self, reason: str) -> None:
         if not self._warned_of_content:
             self._warned_of_content = True
-            warnings.warn(f"the plan cache {self._file} is ignored and will be replaced: {reason}", stacklevel=2)
+            warnings.warn(f"conv plan cache: {self._file} is ignored and will be replaced: {reason}", stacklevel=2)
 
     def _write(self, file: Path) -> None:
         try:
@@ -107,45 +108,45 @@ class PlanCache:
         temporary = file.with_name(f".writing-{uuid.uuid4().hex}-{file.name}.part")
         try:
             temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            # Not flushed to the disk: a file torn by a power cut is noticed and made anew.
+            # No fsync: a file that a power failure truncates is detected and replaced.
             os.replace(temporary, file)
         finally:
             temporary.unlink(missing_ok=True)
 
 
 def read_tables(file: Path) -> dict[TimingEnvironment, Timings]:
-    """The tables in a cache file; empty where there is no file.
+    """Return the tables in a cache file; empty if there is no file.
 
     Raises:
-        ValueError: If the content is not that of a plan cache.
-        OSError: If it cannot be read.
+        ValueError: If the content is not a plan cache.
+        OSError: If the file cannot be read.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except RecursionError as error:
-        raise ValueError("it is no plan cache: nested too deeply") from error
+        raise ValueError("not a plan cache: nested too deeply") from error
     except ValueError as error:
-        raise ValueError(f"it is no JSON: {error}") from error
+        raise ValueError(f"not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"it is no plan cache of format {FORMAT}")
+        raise ValueError(f"not a plan cache of format {FORMAT}")
     try:
         return {TimingEnvironment(**table["environment"]): _checked(table["seconds"]) for table in content["tables"]}
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"a table is damaged: {error!r}") from error
+        raise ValueError(f"damaged table: {error!r}") from error
 
 
 def _checked(timings: Timings) -> Timings:
     for problem, seconds in timings.items():
         for name, value in seconds.items():
             if not (isinstance(value, float) and math.isfinite(value) and value >= 0):
-                raise ValueError(f"a table is damaged: {value!r} seconds for {name!r} of {problem!r}")
+                raise ValueError(f"damaged table: {value!r} seconds for {name!r} of {problem!r}")
     return timings
 
 
 def describe_environment(device: torch.device) -> TimingEnvironment:
-    """The environment of timings on a device."""
+    """Return the environment of timings on a device."""
     if device.type == "cpu":
         name, driver = f"{_cpu_model()}, {torch.get_num_threads()} threads", platform.release()
     else:
@@ -154,7 +155,7 @@ def describe_environment(device: torch.device) -> TimingEnvironment:
 
 
 def _cpu_model() -> str:
-    # platform.processor() is empty or the bare architecture on Linux.
+    # On Linux, platform.processor() is empty or the architecture only.
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -166,13 +167,13 @@ def _cpu_model() -> str:
 def _accelerator_model(device: torch.device) -> str:
     module = torch.get_device_module(device)
     name = str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
-    # HSA_OVERRIDE_GFX_VERSION changes the architecture, and with it every kernel, but not the name.
+    # HSA_OVERRIDE_GFX_VERSION changes the architecture, and therefore every kernel, but not the device name.
     properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
     return f"{name} {getattr(properties, 'gcnArchName', '')}".strip()
 
 
 def _driver() -> str:
-    """Runtime that torch was built for, and the kernel driver where it says its version."""
+    """Return the runtime that torch was built for, and the version of the kernel driver if it is available."""
     runtime = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
     for path in ("/sys/module/amdgpu/version", "/sys/module/nvidia/version"):
         try:

@@ -1,4 +1,4 @@
-"""2-D convolution as lowering plus matrix multiplication, differentiable any number of times."""
+"""2-D convolution by matrix products, with derivatives of any order."""
 
 import inspect
 from collections.abc import Callable
@@ -28,10 +28,10 @@ def conv2d(
     plan: Plan = FIXED,
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
-    """`torch.nn.functional.conv2d` without a vendor convolution library, forward and backward.
+    """Compute `torch.nn.functional.conv2d` without a vendor convolution library, forward and backward.
 
-    For the backward pass it keeps the input and the weight, never the lowered columns. Under autocast the tensors
-    are cast to the autocast dtype, as the native operator does.
+    The backward pass needs the input and the weight only; lowered columns are not saved. Under autocast, tensors are
+    cast to the autocast dtype, like those of the native operator.
 
     Args:
         input: `(N, C, H, W)` or unbatched `(C, H, W)`; float32, float64, float16 or bfloat16; any strides.
@@ -41,14 +41,14 @@ def conv2d(
         padding: Zeros on both sides in pixels, one value or `(vertical, horizontal)`, or `"same"` or `"valid"`.
         dilation: Distance between kernel taps in pixels, one value or `(vertical, horizontal)`.
         groups: Number of independent channel groups.
-        plan: Decides which algorithm computes each product; results differ by rounding only.
-        memory_format: Layout of the result; None is channels_last where the input or the weight is.
+        plan: Selects the algorithm of each product; results of different plans differ by rounding only.
+        memory_format: Layout of the result; None selects channels_last if the input or the weight has this layout.
 
     Returns:
         `(N, O, H', W')`, or `(O, H', W')` for an unbatched input, in the dtype of the (cast) input.
 
     Raises:
-        ValueError: If an argument is not allowed; the message holds the bad value and the allowed ones.
+        ValueError: If an argument is not allowed.
     """
     device_type = input.device.type
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
@@ -61,34 +61,34 @@ def conv2d(
         return output.squeeze(0)
     problem = make_problem(input, weight, bias, stride, padding, dilation, groups, memory_format)
     if bias is not None and problem.input_size[1] == 0:
-        # The output has no channels either (see Problem.output_size); the slice gives the bias a gradient of zeros.
+        # The output has no channels either (see Problem.output_size); the empty slice gives the bias a zero gradient.
         bias = bias[:0]
     result: Tensor = _Convolution.apply(input, weight, bias, problem, plan)
     return result
 
 
 def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    # Autocast leaves float64 alone; so does this.
+    # Native autocast does not cast float64 either.
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
-def _settled(tensor: Tensor) -> AbstractContextManager[object]:
-    """Autocast off: the dtypes are settled, and the backward pass may run under another setting than the forward."""
+def _without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """Disable autocast: the tensors are already cast, and the backward pass may run under another autocast setting."""
     device_type = tensor.device.type
     if not torch.amp.is_autocast_available(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)
 
 
-# Convolution is linear in the input and in the weight, so the derivative of each of the functions below is made of the
-# others. That closes the circle: double backward needs no further formula and never differentiates through the
-# algorithms, which may therefore write into buffers.
+# Convolution is linear in the input and in the weight, so the derivatives of each function below are compositions of
+# the other functions. Double backward therefore needs no further formulas and never differentiates through an
+# algorithm, which may write into buffers.
 
 MaybeTensor = Tensor | None
 
 
 class _ConvContext(Protocol):
-    """What the functions below use of `torch.autograd.function.FunctionCtx`, and the attributes that they add."""
+    """Interface of `torch.autograd.function.FunctionCtx` used below, and the attributes added to the context."""
 
     problem: Problem
     plan: Plan
@@ -101,13 +101,13 @@ class _ConvContext(Protocol):
 
 
 def _with_signature(function: Callable[P, T]) -> Callable[P, T]:
-    """Work the signature out once: `Function.apply` asks `inspect` for it at every call, for some 25 us."""
+    """Cache the signature: `Function.apply` calls `inspect.signature` on every call, which takes about 25 us."""
     function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return function
 
 
 def _apply(function: type[Function], ctx: _ConvContext, *tensors: MaybeTensor) -> Tensor:
-    """Another function of the same problem."""
+    """Apply another function with the problem and plan of the context."""
     result: Tensor = function.apply(*tensors, ctx.problem, ctx.plan)
     return result
 
@@ -116,7 +116,7 @@ class _Convolution(Function):
     @staticmethod
     @_with_signature
     def forward(input: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, plan: Plan) -> Tensor:
-        with _settled(input):
+        with _without_autocast(input):
             output = plan.forward(input, weight, problem)
         return output if bias is None else output.add_(bias.view(1, -1, 1, 1))
 
@@ -147,7 +147,7 @@ class _InputGradient(Function):
     @staticmethod
     @_with_signature
     def forward(grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan) -> Tensor:
-        with _settled(grad_output):
+        with _without_autocast(grad_output):
             return plan.input_gradient(grad_output, weight, problem)
 
     @staticmethod
@@ -168,7 +168,7 @@ class _WeightGradient(Function):
     @staticmethod
     @_with_signature
     def forward(input: Tensor, grad_output: Tensor, problem: Problem, plan: Plan) -> Tensor:
-        with _settled(input):
+        with _without_autocast(input):
             return plan.weight_gradient(input, grad_output, problem)
 
     @staticmethod
@@ -186,14 +186,14 @@ class _WeightGradient(Function):
 
 
 class _Gradients(Function):
-    """Both gradients at once, for algorithms that lower a tensor for the two of them."""
+    """Both gradients in one call, for algorithms that share a lowered tensor between them."""
 
     @staticmethod
     @_with_signature
     def forward(
         input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan
     ) -> tuple[Tensor, Tensor]:
-        with _settled(input):
+        with _without_autocast(input):
             return plan.gradients(input, grad_output, weight, problem)
 
     @staticmethod
@@ -208,7 +208,11 @@ class _Gradients(Function):
     def backward(
         ctx: _ConvContext, along_input: MaybeTensor, along_weight: MaybeTensor
     ) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
-        """The directions belong to the gradient for the input and to that for the weight; either may be absent."""
+        """Compute the vector-Jacobian product.
+
+        `along_input` and `along_weight` are the gradients of the two outputs, the input gradient and the weight
+        gradient; either may be None.
+        """
         input, grad_output, weight = ctx.saved_tensors
         needs_input, needs_grad_output, needs_weight = ctx.needs_input_grad[:3]
         by_input = by_grad_output = by_weight = None

@@ -1,4 +1,4 @@
-"""A first layer that takes gray images without repeating them to as many channels as its weight has."""
+"""First layer that accepts one-channel images without expanding them to the channels of the weight."""
 
 from torch import Tensor, nn
 
@@ -6,11 +6,11 @@ from yolo_lightning.conv.layer import GemmConv2d
 
 
 class GrayConv2d(nn.Conv2d):
-    """`torch.nn.Conv2d` that also takes one channel, `(N, 1, H, W)`, and treats it as equal in all `in_channels`.
+    """`torch.nn.Conv2d` that also accepts one channel, `(N, 1, H, W)`, and treats it as repeated to `in_channels`.
 
-    A convolution is linear, so equal channels meet the sum of the weight over its channels: the same result with
-    `1 / in_channels` of the input and of the multiplications. The parameter keeps its shape, and each of its channels
-    receives the gradient that it would receive from repeated images. Only without groups.
+    Convolution is linear: with equal input channels the weight can be summed over its channels. The result is that of
+    the expanded image, with `1 / in_channels` of the input and of the multiplications. The parameter keeps its shape
+    and receives the gradient that an expanded image would give. Supports one group only.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -19,7 +19,7 @@ class GrayConv2d(nn.Conv2d):
 
 
 class GrayGemmConv2d(GemmConv2d):
-    """`GrayConv2d` on the vendor-free convolution."""
+    """`GrayConv2d` with the vendor-free convolution."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return super()._conv_forward(input, _weight_for(input, weight), bias)

@@ -1,4 +1,4 @@
-"""`torch.nn.Conv2d` on the vendor-free convolution."""
+"""`torch.nn.Conv2d` with the vendor-free convolution."""
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,13 @@ from yolo_lightning.conv.plan import FIXED, Plan
 
 
 class GemmConv2d(nn.Conv2d):
-    """`torch.nn.Conv2d` computed by `yolo_lightning.conv.conv2d`: same constructor, same state_dict, same results.
+    """`torch.nn.Conv2d` computed by `yolo_lightning.conv.conv2d`, with equal constructor, state_dict and results.
 
-    An input `(N, C, H, W)` or `(C, H, W)` gives `(N, O, H', W')` or `(O, H', W')` in the same dtype.
+    Maps `(N, C, H, W)` or `(C, H, W)` to `(N, O, H', W')` or `(O, H', W')` in the same dtype.
 
     Attributes:
-        plan: Decides which algorithm computes each product. Assign another one to a layer, or let `swap_convs` do it
-            for a whole model; copies of the layer share it.
+        plan: Selects the algorithm of each product. Set it for one layer, or for a whole model with `swap_convs`.
+            Copies of the layer share the plan.
     """
 
     plan: Plan = FIXED
@@ -26,7 +26,7 @@ class GemmConv2d(nn.Conv2d):
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        # Of the parameter: what `weight` was made of may have lost its layout.
+        # From the parameter: `weight` may be derived from it and have lost the layout.
         memory_format = torch.channels_last if looks_channels_last(self.weight) else None
         return conv2d(
             input,

@@ -1,27 +1,28 @@
-"""`torch.nn.BatchNorm2d` that never goes to cuDNN or MIOpen."""
+"""`torch.nn.BatchNorm2d` that never dispatches to cuDNN or MIOpen."""
 
 import torch
 from torch import Tensor, nn
 
 
 class VendorFreeBatchNorm2d(nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d` computed by ATen's own kernels, forward and backward.
+    """`torch.nn.BatchNorm2d` computed by ATen kernels, forward and backward.
 
-    `torch.batch_norm` may hand over to a vendor library, and its backward pass follows. `torch.native_batch_norm` is
-    the operator behind that choice, and its derivative is ATen's own too, so no global switch has to be turned.
-    Semantics, constructor and state_dict are those of `torch.nn.BatchNorm2d`; half inputs may meet float32 weights.
+    `torch.batch_norm` may dispatch to a vendor library in both directions. `torch.native_batch_norm` and its derivative
+    are ATen operators without this dispatch, so that no global switch is needed. Semantics, constructor and state_dict
+    are those of `torch.nn.BatchNorm2d`. Half precision inputs are supported with float32 weights.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise `(N, C, H, W)` over N, H and W; the result has the input's shape and dtype.
+        """Normalise `(N, C, H, W)` over N, H and W; the result has the shape and dtype of the input.
 
         Raises:
-            ValueError: If the input is not 4-D, has another channel count, or has one value per channel in training.
+            ValueError: If the input is not 4-D, its channel count differs from `num_features`, or it has one value per
+                channel in training.
         """
         self._check_input_dim(input)
-        # The operator below trusts its caller with this check.
+        # torch.native_batch_norm does not check the channel count.
         if input.size(1) != self.num_features:
-            raise ValueError(f"input has {input.size(1)} channels; this layer normalises {self.num_features}")
+            raise ValueError(f"input must have {self.num_features} channels, got {input.size(1)}")
         momentum = self._advance_momentum()
         uses_batch = self.training or self.running_mean is None
         if uses_batch and input.numel() == input.size(1):
@@ -29,7 +30,7 @@ class VendorFreeBatchNorm2d(nn.BatchNorm2d):
                 f"expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
             )
         if input.numel() == 0:
-            # The operator refuses it; torch leaves the statistics as they are and the gradients at zero.
+            # The operator rejects empty inputs; torch.nn.BatchNorm2d keeps the statistics and returns zero gradients.
             return self._scale(input)
         keeps_running = not self.training or self.track_running_stats
         return self._normalise(
@@ -48,20 +49,20 @@ class VendorFreeBatchNorm2d(nn.BatchNorm2d):
         uses_batch: bool,
         momentum: float,
     ) -> Tensor:
-        """Normalise by the batch's statistics, which then enter the running ones, or else by the running ones."""
+        """Normalise by the statistics of the batch, and update the running statistics, or normalise by the latter."""
         output, _, _ = torch.native_batch_norm(
             input, self.weight, self.bias, running_mean, running_var, uses_batch, momentum, self.eps
         )
         return output
 
     def _scale(self, input: Tensor) -> Tensor:
-        """`input * weight + bias` in the input's dtype, without normalisation."""
+        """Return `input * weight + bias` in the dtype of the input, without normalisation."""
         output = input.clone() if self.weight is None else input * self.weight.view(1, -1, 1, 1)
         output = output if self.bias is None else output + self.bias.view(1, -1, 1, 1)
         return output.to(input.dtype)
 
     def _advance_momentum(self) -> float:
-        """Count the batch and return the weight of its statistics in the running ones."""
+        """Count the batch and return the momentum of the running statistics."""
         if not (self.training and self.track_running_stats and self.num_batches_tracked is not None):
             return 0.0 if self.momentum is None else self.momentum
         self.num_batches_tracked.add_(1)

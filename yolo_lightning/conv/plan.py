@@ -1,4 +1,4 @@
-"""Decides which algorithm computes which convolution, here by a fixed table, in `timed_plan` by measuring."""
+"""Selection of the algorithm of a convolution by a table; `autotune.TimedPlan` selects by measurement."""
 
 import warnings
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from torch import Tensor
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates, gradient_candidates
 
-# Orders that a plan remembers before it forgets them all and looks them up again: a bound on memory where every
-# batch has another shape.
-REMEMBERED_ORDERS = 1 << 13
-# What torch says, besides `torch.OutOfMemoryError`, when memory runs out: on the CPU, in the runtime, in the BLAS.
-OUT_OF_MEMORY_WORDS = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
+# Largest number of decisions in memory. A plan that exceeds it clears them all and decides again, which bounds the
+# memory if every batch has another shape.
+MAX_DECISIONS = 1 << 13
+# Messages of other out-of-memory errors than `torch.OutOfMemoryError`: from the CPU allocator, the runtime, the BLAS.
+OUT_OF_MEMORY_MESSAGES = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
 
 
 class PlanKey(NamedTuple):
-    """What a decision is made for."""
+    """Key of a decision."""
 
     operation: Operation
     problem: Problem
@@ -27,7 +27,7 @@ class PlanKey(NamedTuple):
     device: torch.device
 
     def in_words(self) -> str:
-        """All but the device; the same in every process."""
+        """Return a description of the key without the device; it is equal in every process."""
         problem = self.problem
         sizes = {
             "input": problem.input_size,
@@ -46,12 +46,12 @@ class PlannedConvolution:
     """One decision of a plan.
 
     Attributes:
-        operation: The product that is computed.
-        problem: Sizes, arguments, layout and dtype, in words.
-        dtype: Of the tensors.
-        device: Where they are.
-        algorithm: What computes it.
-        seconds: Shortest run of each candidate that was timed, here or in the process that wrote the cache; empty where
+        operation: The computed product.
+        problem: Description of sizes, arguments, layout and dtype.
+        dtype: Data type of the tensors.
+        device: Device of the tensors.
+        algorithm: Name of the algorithm that computes the product.
+        seconds: Shortest run of each timed candidate, measured in this process or read from the cache file; empty if
             the choice is the default.
     """
 
@@ -64,34 +64,34 @@ class PlannedConvolution:
 
 
 class Plan:
-    """The fixed table: the same algorithm for the same problem everywhere. Base of `TimedPlan`.
+    """Plan by the table: the choice depends on the problem, dtype and device type only. Base class of `TimedPlan`.
 
-    An algorithm that runs out of memory is replaced by the next candidate, with a warning, and is not tried again for
-    this problem while the plan lives. Copies of a layer share its plan; a pickled plan keeps its settings only.
+    If an algorithm runs out of memory, the plan uses the next candidate for this problem from then on, with a warning.
+    Copies of a layer share its plan. Pickling a plan keeps its settings, not its decisions.
     """
 
     def __init__(self) -> None:
         self._orders: dict[PlanKey, tuple[Candidate, ...]] = {}
 
     def forward(self, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        """The output, `problem.output_size` in `problem.memory_format`."""
+        """Return the output, `problem.output_size` in `problem.memory_format`."""
         return self._compute(Operation.FORWARD, problem, (input, weight))[0]
 
     def input_gradient(self, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        """The gradient for the input, `problem.input_size` in `problem.memory_format`."""
+        """Return the input gradient, `problem.input_size` in `problem.memory_format`."""
         return self._compute(Operation.INPUT_GRADIENT, problem, (grad_output, weight))[0]
 
     def weight_gradient(self, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-        """The gradient for the weight, `problem.weight_size`, contiguous."""
+        """Return the weight gradient, `problem.weight_size`, contiguous."""
         return self._compute(Operation.WEIGHT_GRADIENT, problem, (input, grad_output))[0]
 
     def gradients(self, input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-        """The gradients for the input and for the weight."""
+        """Return the input gradient and the weight gradient."""
         grad_input, grad_weight = self._compute(Operation.GRADIENTS, problem, (input, grad_output, weight))
         return grad_input, grad_weight
 
     def describe(self) -> list[PlannedConvolution]:
-        """What was decided in this process, in the order of first sight."""
+        """Return the decisions made in this process, in the order of first use."""
         return [
             PlannedConvolution(
                 key.operation, key.in_words(), key.dtype, key.device, order[0].name, self._seconds_of(key)
@@ -111,32 +111,32 @@ class Plan:
         try:
             return order[0].compute(tensors)
         except RuntimeError as error:
-            if not is_another_ones_turn(order[0], error):
+            if not allows_fallback(order[0], error):
                 raise
-            # The traceback would keep the buffers of the failed attempt alive during the next one.
+            # Without the traceback, which refers to the buffers of the failed attempt.
             failure = error.with_traceback(None)
         return self._fall_back(key, order, tensors, failure)
 
     def _fall_back(
         self, key: PlanKey, order: tuple[Candidate, ...], tensors: Tensors, failure: RuntimeError
     ) -> Tensors:
-        """Compute with the first candidate after the failed one that can, and strike those before it."""
+        """Compute with the next candidate that succeeds, and drop the candidates before it."""
         failures = {order[0].name: failure}
         for position, candidate in enumerate(order[1:], start=1):
             try:
                 results = candidate.compute(tensors)
             except RuntimeError as error:
-                if not is_another_ones_turn(candidate, error):
+                if not allows_fallback(candidate, error):
                     raise
                 failures[candidate.name] = error.with_traceback(None)
                 continue
             self._remember(key, order[position:])
-            warn_of_failure(key, failures, f"{candidate.name!r} takes over")
+            warn_of_failure(key, failures, f"using {candidate.name!r}")
             return results
         raise failure
 
     def _decide(self, key: PlanKey, tensors: Tensors) -> tuple[Candidate, ...]:
-        """The candidates for a key seen for the first time, the one to use first; remembers them."""
+        """Return and remember the candidates for a new key, the selected one first."""
         return self._remember(key, self._table_order(key))
 
     def _table_order(self, key: PlanKey) -> tuple[Candidate, ...]:
@@ -152,7 +152,7 @@ class Plan:
         return gradient_candidates(problem, dtype, device_type, separately)
 
     def _remember(self, key: PlanKey, order: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-        if len(self._orders) >= REMEMBERED_ORDERS:
+        if len(self._orders) >= MAX_DECISIONS:
             self._orders.clear()
         self._orders[key] = order
         return order
@@ -162,23 +162,23 @@ class Plan:
 
 
 FIXED = Plan()
-"""The fixed table without timing."""
+"""Plan by the table, without timing; the default of all layers."""
 
 
 def _fixed() -> Plan:
     return FIXED
 
 
-def is_another_ones_turn(candidate: Candidate, error: RuntimeError) -> bool:
-    """Whether the error means that the next candidate has to do it: no memory left, or refused."""
+def allows_fallback(candidate: Candidate, error: RuntimeError) -> bool:
+    """Return whether the next candidate may be tried: out of memory, or the candidate may reject problems."""
     is_out_of_memory = isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in OUT_OF_MEMORY_WORDS
+        words in str(error) for words in OUT_OF_MEMORY_MESSAGES
     )
     return is_out_of_memory or candidate.may_refuse
 
 
 def warn_of_failure(key: PlanKey, failures: Mapping[str, RuntimeError], consequence: str) -> None:
-    """Name the problem, the candidates that failed with what they said, and what happens instead."""
+    """Warn about candidates that failed for a problem, with their errors and the consequence."""
     reasons = ", ".join(
         f"{name!r} failed ({str(error).partition(chr(10))[0][:200]})" for name, error in failures.items()
     )

@@ -1,9 +1,9 @@
-"""Finds out in a child process whether a device's own convolutions work, are right, and are faster than ours.
+"""Probe of the native convolutions of a device in a child process: do they work, are they correct, are they faster?
 
     python -m yolo_lightning.conv.probe --device cuda
 
-is that child. It measures in its own process, prints one line of JSON, and may crash or hang instead: a vendor library
-without kernels for a GPU does either, and a GPU that hangs takes its process along.
+runs the measurement of the child process (`probe_trial`) and prints one line of JSON. The child may crash or hang: a
+vendor library without kernels for a GPU does either, and a process that waits for a hung GPU cannot continue.
 """
 
 import json
@@ -25,22 +25,23 @@ from yolo_lightning.conv.probe_trial import PHASE, Trial, main
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower"]
 
 LARGEST_ERROR = 0.05
-"""Of the largest value. TF32 stays below a tenth of it; kernels for another architecture are off by about 1."""
-TOLERATED_SLOWNESS = 1.1
-"""Times ours. Closer than this the two are equal within what repeated measurements differ, and native has less risk."""
+"""Relative to the largest value. TF32 errors are below a tenth of it; kernels for a wrong architecture give about 1."""
+MAX_SLOWDOWN = 1.1
+"""Native time divided by gemm time. A smaller difference is within the noise, and native convolutions are preferred."""
 GRACE_S = 5.0
-"""A killed process that waits for a driver may stay for ever; after this time it is left behind."""
+"""Time limit for the exit of a killed process, seconds; a process inside a driver call may never exit."""
 SHOWN_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe found.
+    """Result of a probe.
 
     Attributes:
-        outcome: `works` means that native convolutions are right and fast; anything else is a reason to avoid them.
-        detail: The evidence, in a few words.
-        may_pass: Whether something else than the convolutions may have been the cause, such as memory in use.
+        outcome: `works` means that native convolutions are correct and fast; all others are reasons to avoid them.
+        detail: Short description of the evidence.
+        may_pass: Whether the cause may be temporary, such as memory used by another process. Such a result is not
+            cached.
     """
 
     outcome: Outcome
@@ -49,7 +50,7 @@ class ProbeResult:
 
     @property
     def works(self) -> bool:
-        """Whether native convolutions are the better choice."""
+        """Whether native convolutions should be used."""
         return self.outcome == "works"
 
     def __str__(self) -> str:
@@ -62,21 +63,21 @@ def probe_native(
     cache_file: Path | None = None,
     command: Sequence[str] | None = None,
 ) -> ProbeResult:
-    """Try native convolutions in a child process, which is killed after `timeout_s`.
+    """Run native convolutions in a child process, which is killed after `timeout_s`, and return the result.
 
     Args:
-        device: Where to compute.
-        timeout_s: Seconds until the child counts as hung, its start included; above 0. Vendor libraries may compile
-            kernels at first use.
-        cache_file: Where findings are kept between processes; None keeps none. A finding counts for the same device,
-            driver, torch and MIOPEN_* variables; one that hung only if it had as much time.
-        command: What to run as the child instead; for tests. It must print a `Trial` as JSON in its last line.
+        device: Device to probe.
+        timeout_s: Time limit in seconds, > 0, including the start of the child. Vendor libraries may compile kernels on
+            first use.
+        cache_file: File that stores results between processes, or None. A stored result is used for an equal device,
+            driver, torch version and MIOPEN_* variables; a stored `hung` only if its time limit was not shorter.
+        command: Replaces the command of the child in tests; it must print a `Trial` as JSON in its last line.
 
     Raises:
-        ValueError: If `timeout_s` is not above 0.
+        ValueError: If `timeout_s` is not > 0.
     """
     if not timeout_s > 0:
-        raise ValueError(f"timeout_s is {timeout_s}; it must be above 0 seconds")
+        raise ValueError(f"timeout_s must be > 0 seconds, got {timeout_s}")
     if cache_file is None:
         return _probe(device, timeout_s, command)
     cache = ProbeCache(cache_file, device)
@@ -95,7 +96,7 @@ def _known(finding: Finding | None, timeout_s: float, cache_file: Path) -> Probe
             return None
         if finding["outcome"] == "hung" and finding["timeout_s"] < timeout_s:
             return None
-        return ProbeResult(finding["outcome"], f"{finding['detail']} (found earlier; kept in {cache_file})")
+        return ProbeResult(finding["outcome"], f"{finding['detail']} (stored result from {cache_file})")
     except (KeyError, TypeError):
         return None
 
@@ -104,18 +105,18 @@ def _probe(device: torch.device, timeout_s: float, command: Sequence[str] | None
     if command is None:
         limits = ["--device", str(device), "--timeout_s", str(timeout_s + GRACE_S)]
         command = [sys.executable, "-m", "yolo_lightning.conv.probe", *limits]
-    # Files, not pipes: they can be read at any time, whoever else still holds them open.
+    # Files, not pipes: a pipe cannot be read to its end while a grandchild still has it open.
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
         try:
             code = _run(command, timeout_s, out, err)
         except OSError as error:
-            return ProbeResult("crashed", f"the child process could not be started: {error}", may_pass=True)
+            return ProbeResult("crashed", f"cannot start the child process: {error}", may_pass=True)
         return _judge(code, timeout_s, _lines(out), _lines(err))
 
 
 def _run(command: Sequence[str], timeout_s: float, out: IO[str], err: IO[str]) -> int | None:
-    """The exit code, negative for a signal; None after a time-out."""
-    # The child must find this package, installed or not. A session of its own is a process group that can be killed.
+    """Return the exit code, negative for a signal, or None after a timeout."""
+    # PYTHONPATH: the package need not be installed. A new session is a process group, which can be killed as a whole.
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.Popen(
         command,
@@ -135,7 +136,7 @@ def _run(command: Sequence[str], timeout_s: float, out: IO[str], err: IO[str]) -
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill, and wait a bounded time: a process inside a driver call goes only when the call returns."""
+    """Kill the process group and wait up to `GRACE_S`: a process inside a driver call exits when the call returns."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait(GRACE_S)
@@ -151,19 +152,19 @@ def _lines(file: IO[str]) -> list[str]:
 def _judge(code: int | None, timeout_s: float, out: list[str], err: list[str]) -> ProbeResult:
     phases = [line.removeprefix(PHASE) for line in err if line.startswith(PHASE)]
     phase = f" in: {phases[-1]}" if phases else " before the first convolution"
-    said = [line for line in err if not line.startswith(PHASE)]
-    last = f"; last line: {said[-1][:SHOWN_CHARACTERS]}" if said else ""
+    messages = [line for line in err if not line.startswith(PHASE)]
+    last = f"; last line: {messages[-1][:SHOWN_CHARACTERS]}" if messages else ""
     if code is None:
         return ProbeResult("hung", f"no result after {timeout_s:g} s,{phase}{last}")
     if code != 0:
         end = f"exit code {code}" if code > 0 else f"killed by signal {-code} ({signal.strsignal(-code)})"
-        # The kernel's out-of-memory killer sends SIGKILL.
+        # SIGKILL may come from the out-of-memory killer of the kernel.
         may_pass = "out of memory" in last or -code == signal.SIGKILL
         return ProbeResult("crashed", f"{end}{phase}{last}", may_pass)
     trial = _parse(out)
     if trial is None:
         shown = " ".join(out)[:SHOWN_CHARACTERS]
-        return ProbeResult("crashed", f"exit code 0 without a result, but {shown!r}{last}", may_pass=True)
+        return ProbeResult("crashed", f"exit code 0 without a result, output {shown!r}{last}", may_pass=True)
     return _compare(trial)
 
 
@@ -180,12 +181,12 @@ def _parse(out: list[str]) -> Trial | None:
 def _compare(trial: Trial) -> ProbeResult:
     measured = f"{trial.native_ms:.1f} ms, vendor-free {trial.gemm_ms:.1f} ms"
     if not trial.native_error <= LARGEST_ERROR:
-        return ProbeResult("wrong", f"off by {trial.native_error:.2g} of the largest value")
+        return ProbeResult("wrong", f"error {trial.native_error:.2g} of the largest value")
     if trial.gemm_failure or not trial.gemm_error <= LARGEST_ERROR:
-        reason = trial.gemm_failure or f"off by {trial.gemm_error:.2g} of the largest value"
-        return ProbeResult("works", f"{measured}; the vendor-free ones fail: {reason[:SHOWN_CHARACTERS]}")
+        reason = trial.gemm_failure or f"error {trial.gemm_error:.2g} of the largest value"
+        return ProbeResult("works", f"{measured}; vendor-free convolutions fail: {reason[:SHOWN_CHARACTERS]}")
     times = trial.native_ms / trial.gemm_ms
-    if not times <= TOLERATED_SLOWNESS:
+    if not times <= MAX_SLOWDOWN:
         return ProbeResult("slower", f"{times:.1f} times ({measured})")
     return ProbeResult("works", measured)
 

@@ -1,6 +1,6 @@
-"""The file that keeps what probes found between processes, so that a restarted run does not wait again.
+"""Cache file for the results of `probe`, so that a restarted run need not wait for a probe again.
 
-JSON: a list of findings, each with the environment that it was made in. One file serves several devices.
+The file is JSON: a list of findings, each with the environment of the probe. Several devices may share one file.
 """
 
 import json
@@ -22,25 +22,25 @@ Finding = dict[str, Any]
 
 
 class ProbeCache:
-    """What probes found, by device and environment. A file that cannot be used is ignored, with a warning.
+    """Results of probes, by device and environment. A file with unusable content is ignored with a warning.
 
     Args:
-        file: Where to keep it.
-        device: The device that is probed.
+        file: The cache file.
+        device: The probed device.
     """
 
     def __init__(self, file: Path, device: torch.device) -> None:
         self._file = file
-        # A change of these switches is an attempt to make native convolutions work.
+        # A user who changes these variables tries to make native convolutions work, which requires a new probe.
         switches = {name: value for name, value in os.environ.items() if name.startswith(("MIOPEN_", "HSA_OVERRIDE"))}
         self._environment = describe_environment(device)._asdict() | {"switches": switches}
 
     def lookup(self) -> Finding | None:
-        """The finding of this environment, or None."""
+        """Return the finding of this environment, or None."""
         return next((one["finding"] for one in self._read() if one["environment"] == self._environment), None)
 
     def store(self, finding: Finding) -> None:
-        """Keep a finding in place of an earlier one of the same environment."""
+        """Store a finding and replace an earlier one of an equal environment."""
         others = [one for one in self._read() if one["environment"] != self._environment]
         content = {"format": FORMAT, "probes": [*others, {"environment": self._environment, "finding": finding}]}
         temporary = self._file.with_name(f".writing-{uuid.uuid4().hex}-{self._file.name}.part")
@@ -49,7 +49,9 @@ class ProbeCache:
             temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
             os.replace(temporary, self._file)
         except OSError as error:
-            warnings.warn(f"{self._file} cannot be written, the next start probes again: {error}", stacklevel=2)
+            warnings.warn(
+                f"conv probe cache: cannot write {self._file}, the next start probes again: {error}", stacklevel=2
+            )
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -58,11 +60,11 @@ class ProbeCache:
         try:
             content = json.loads(self._file.read_text(encoding="utf-8"))
             if content["format"] != FORMAT:
-                raise ValueError(f"its format is {content['format']!r}, not {FORMAT}")
+                raise ValueError(f"format must be {FORMAT}, got {content['format']!r}")
             probes = [{"environment": one["environment"], "finding": one["finding"]} for one in content["probes"]]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            warnings.warn(f"{self._file} is ignored, it is no record of probes: {error!r}", stacklevel=2)
+            warnings.warn(f"conv probe cache: {self._file} is ignored, not a probe cache: {error!r}", stacklevel=2)
             return []
         return probes

@@ -1,4 +1,4 @@
-"""Measures native against vendor-free layers in this process; what the child process of a probe runs."""
+"""Trial of native and vendor-free layers in this process; the child process of `probe` runs it."""
 
 import argparse
 import copy
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from yolo_lightning.conv.swap import swap_convs
 
 PHASE = "trial: "
-"""Begins each line on stderr that says what is computed next."""
+"""Prefix of the lines on stderr that name the next computation."""
 REPEATS = 5
 
 
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     Attributes:
         channels: Input channels.
         outputs: Output channels.
-        kernel: Kernel taps in each direction; padded by half of it.
+        kernel: Kernel size in each direction; the padding is half of it.
         stride: Step between outputs, pixels.
         size: Height and width of the input, pixels.
     """
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 CASES = (
     Case(64, 64, 3, 1, 40),
     Case(128, 64, 1, 1, 80),
-    # gfx1010 computes small maps and hangs from 42 to 48 pixels on.
+    # gfx1010 computes small images and hangs from a size between 42 and 48 pixels on.
     Case(32, 32, 3, 1, 80),
     Case(64, 128, 3, 2, 80),
     Case(3, 16, 3, 2, 320),
@@ -54,16 +54,16 @@ BATCH = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial found.
+    """Result of a trial.
 
     Attributes:
-        native_error: Largest difference of any output, gradient or running statistic from float64 on the CPU, as a
-            share of the largest value in the same tensor.
-        gemm_error: The same for the vendor-free layers.
-        native_ms: Median time of forward and backward pass through all cases, milliseconds.
-        gemm_ms: The same for the vendor-free layers.
-        gemm_failure: The exception that the vendor-free layers raised, empty where there was none; then the numbers
-            for them are infinite.
+        native_error: Largest difference of any output, gradient or running statistic from float64 on the CPU, relative
+            to the largest value in the tensor.
+        gemm_error: Error of the vendor-free layers.
+        native_ms: Median time of the forward and backward pass through all cases, milliseconds.
+        gemm_ms: Time of the vendor-free layers.
+        gemm_failure: Exception raised by the vendor-free layers, or an empty string. After an exception, `gemm_error`
+            and `gemm_ms` are infinite.
     """
 
     native_error: float
@@ -74,7 +74,7 @@ class Trial:
 
 
 def run_trial(device: torch.device) -> Trial:
-    """Compute all cases on a device: natively first, so that a failure of it is found soon. May hang or crash."""
+    """Compute all cases on a device, native layers first, so that their failure is found early. May hang or crash."""
     layers = [_layer(case) for case in CASES]
     inputs = [torch.randn(BATCH, case.channels, case.size, case.size, generator=_generator()) for case in CASES]
     native = [copy.deepcopy(layer).to(device) for layer in layers]
@@ -90,7 +90,7 @@ def run_trial(device: torch.device) -> Trial:
     paths = {"native": native} if gemm_failure else {"native": native, "gemm": gemm}
     times: dict[str, list[float]] = {"native": [], "gemm": [float("inf")] if gemm_failure else []}
     for _ in range(REPEATS):
-        # In turn, so that other work on the device slows both.
+        # In turns, so that other work on the device slows both.
         for name, path in paths.items():
             times[name].append(_time_ms(lambda: _pass(path, moved), device))  # noqa: B023
     native_ms, gemm_ms = (statistics.median(times[name]) for name in ("native", "gemm"))
@@ -120,16 +120,16 @@ def _largest_error(
         expected = _results(copy.deepcopy(reference).double(), input.double())
         for one, other in zip(found, expected, strict=True):
             error = ((one - other).abs().max() / other.abs().max()).item()
-            # Written this way round, a NaN counts.
+            # This comparison also selects a NaN.
             largest = largest if error <= largest else error
     return largest
 
 
 def _results(layer: nn.Sequential, input: Tensor) -> list[Tensor]:
-    """Output, gradients of input and parameters, running statistics."""
+    """Return the output, the gradients of input and parameters, and the running statistics."""
     leaf = input.clone().requires_grad_()
     output = layer(leaf)
-    # Not the plain sum: normalisation makes its gradients vanish.
+    # Not the plain sum, whose gradients vanish after normalisation.
     gradients = torch.autograd.grad(output.square().mul(_direction(output)).sum(), [leaf, *layer.parameters()])
     return [output.detach(), *gradients, *(buffer for buffer in layer.buffers() if buffer.is_floating_point())]
 
@@ -166,15 +166,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m yolo_lightning.conv.probe",
         description="Compute a few convolutions and batch normalisations of YOLOv8n, forward and backward, natively "
         "and without the vendor library; compare both with float64 on the CPU and print errors and times as one "
-        "line of JSON. What is being computed is said on stderr. May crash or hang where native convolutions do.",
+        "line of JSON. The current computation is printed on stderr. Crashes or hangs if native convolutions do.",
         epilog="Fields: " + ", ".join(field.name for field in fields(Trial)),
     )
-    parser.add_argument("--device", default="cuda", help="torch device, as cpu, cuda or cuda:1 (default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="torch device: cpu, cuda or cuda:1 (default: %(default)s)")
     parser.add_argument(
-        "--timeout_s", type=float, default=300.0, help="leave with a stack trace after this time (default: %(default)s)"
+        "--timeout_s", type=float, default=300.0, help="exit with a stack trace after this time (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
-    # Should the parent be gone, nobody else ends a hang. The watchdog is a thread that needs no interpreter.
+    # Ends a hang if the parent has exited. The watchdog is a C thread, which does not need the interpreter lock.
     faulthandler.dump_traceback_later(options.timeout_s, exit=True)
     try:
         trial = run_trial(torch.device(options.device))

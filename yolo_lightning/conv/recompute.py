@@ -1,4 +1,4 @@
-"""Batch normalisation and SiLU in one step that keeps one map for the backward pass instead of two."""
+"""Batch normalisation and SiLU in one function that saves one activation for the backward pass instead of two."""
 
 from typing import Protocol
 
@@ -11,15 +11,15 @@ from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
 
 
 class BatchNormSiLU2d(VendorFreeBatchNorm2d):
-    """`torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`, with less memory between forward and backward pass.
+    """`torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`, which saves less memory for the backward pass.
 
-    A convolution, its batch normalisation and its SiLU keep three maps for the backward pass: the input of each. The
-    input of the SiLU is an affine function of the input of the normalisation, channel by channel, so this layer drops
-    it and computes it again when the backward pass asks. The SiLU overwrites its input in the forward pass, which
-    saves an allocation and pays for the repeated work.
+    A convolution, its batch normalisation and its SiLU save three activations: the input of each. The input of the SiLU
+    is a per-channel affine function of the input of the normalisation, so this layer does not save it and recomputes it
+    in the backward pass. The SiLU is computed in place in the forward pass; the saved allocation compensates for the
+    recomputation.
 
-    Constructor, state_dict and statistics are those of `torch.nn.BatchNorm2d`. The kernels are ATen's own, whatever
-    computes the convolutions. Derivatives of any order are right; higher ones keep what autograd keeps.
+    Constructor, state_dict and statistics are those of `torch.nn.BatchNorm2d`. All kernels are ATen's, with either
+    convolution backend. Derivatives of any order are supported; higher ones save what autograd saves.
     """
 
     def _scale(self, input: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class BatchNormSiLU2d(VendorFreeBatchNorm2d):
 
 
 class _NormContext(Protocol):
-    """What the function below uses of `torch.autograd.function.FunctionCtx`, and the attributes that it adds."""
+    """Interface of `torch.autograd.function.FunctionCtx` used below, and the attributes added to the context."""
 
     uses_batch: bool
     eps: float
@@ -54,7 +54,7 @@ _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class _BatchNormSiLU(Function):
-    """Saves the input, the parameters and two numbers per channel: mean and 1 / deviation, or mean and variance."""
+    """Saves the input, the parameters and two values per channel: mean and 1 / deviation, or mean and variance."""
 
     @staticmethod
     def forward(
@@ -74,7 +74,7 @@ class _BatchNormSiLU(Function):
         if not uses_batch:
             assert running_mean is not None
             assert running_var is not None
-            # Copies: a training step between forward and backward pass changes the running statistics in place.
+            # Copies, because a training step before the backward pass changes the running statistics in place.
             first, second = running_mean.clone(), running_var.clone()
         ctx.uses_batch, ctx.eps = uses_batch, eps
         ctx.save_for_backward(input, weight, bias, first, second)
@@ -82,14 +82,14 @@ class _BatchNormSiLU(Function):
 
     @staticmethod
     def backward(ctx: _NormContext, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        # Whoever asks for a graph of the backward pass gets one made by autograd itself.
+        # With create_graph=True, autograd differentiates the native operators.
         gradients = _gradients_with_graph if torch.is_grad_enabled() else _gradients
         return *gradients(ctx, grad_output), None, None, None, None, None
 
 
 def _gradients(ctx: _NormContext, grad_output: Tensor) -> _Gradients:
     input, weight, bias, first, second = ctx.saved_tensors
-    # The affine map of the forward pass from its saved numbers: no second reduction over the batch.
+    # Recompute the affine function from the saved statistics, without a second reduction over the batch.
     variance, eps = (second.pow(-2), 0.0) if ctx.uses_batch else (second, ctx.eps)
     normalised, _, _ = torch.native_batch_norm(input, weight, bias, first, variance, False, 0.0, eps)
     grad_normalised = torch.ops.aten.silu_backward.grad_input(grad_output, normalised, grad_input=normalised)

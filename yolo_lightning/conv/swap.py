@@ -1,4 +1,4 @@
-"""Turn the convolutions and batch norms of a model into vendor-free ones, and back, in place."""
+"""In-place conversion of the convolutions and batch norms of a model to the vendor-free classes and back."""
 
 from collections.abc import Collection
 from typing import TypeVar
@@ -21,34 +21,34 @@ _NATIVE = {replacement: native for native, replacement in _VENDOR_FREE.items()}
 
 
 def swap_convs(module: ModuleT, *, plan: Plan = FIXED, skip: Collection[str] = ()) -> ModuleT:
-    """Make every `nn.Conv2d` a `GemmConv2d` and every `nn.BatchNorm2d` a `VendorFreeBatchNorm2d`, in place.
+    """Convert every `nn.Conv2d` to `GemmConv2d` and every `nn.BatchNorm2d` to `VendorFreeBatchNorm2d`, in place.
 
-    Only the class of a layer changes, so parameters, ties between them, `requires_grad`, hooks, dtype, memory format
-    and the training flag stay. Calls of `torch.nn.functional` in the code of other modules are not seen.
+    Only the class of a layer changes. Parameters, shared parameters, `requires_grad`, hooks, dtype, memory format and
+    the training flag are preserved. Calls of `torch.nn.functional` in other modules are not converted.
 
     Args:
-        module: Any module; it is swapped itself where it is such a layer.
-        plan: Decides, for all convolutions together, which algorithm computes what.
-        skip: Names of submodules, as `named_modules` gives them, that stay as they are with all that is below them.
+        module: Any module, which may itself be such a layer.
+        plan: Selects the algorithms of all convolutions.
+        skip: Names of submodules, as in `named_modules`, that are not converted, including their children.
 
     Returns:
         The same module.
 
     Raises:
-        ValueError: If `skip` names no submodule, or a layer outside of it would stay on PyTorch's own dispatch, which
-            may need the vendor library: a convolution or normalisation of another dimension, transposed, lazy or
-            parametrized, or of a class of its own. The layers are named and nothing has been changed.
+        ValueError: If `skip` contains an unknown name, or if a layer outside `skip` would keep PyTorch's dispatch,
+            which may use the vendor library: a convolution or normalisation that is 1-D, 3-D, transposed, lazy,
+            parametrized or a subclass. The message lists the layers, and no layer has been changed.
     """
     skipped = {id(submodule) for name in skip for submodule in _named(module, name).modules()}
     layers = [(name, layer) for name, layer in module.named_modules() if id(layer) not in skipped]
     refused = [f"{name or '(root)'} ({type(layer).__name__})" for name, layer in layers if _stays_native(layer)]
     if refused:
         raise ValueError(
-            f"swap_convs has no vendor-free form of {', '.join(refused)}; it knows Conv2d and BatchNorm2d themselves, "
-            "not subclasses, lazy or parametrized ones; name in skip what may stay on PyTorch's own dispatch"
+            f"swap_convs has no vendor-free form of {', '.join(refused)}; only Conv2d and BatchNorm2d are supported, "
+            "not their subclasses, lazy or parametrized forms; add layers to skip to keep PyTorch's implementation"
         )
     for _, layer in layers:
-        # Exactly this type: a subclass has behaviour of its own that another class would silently drop.
+        # Exact type only: changing the class of a subclass would drop its behaviour silently.
         layer.__class__ = _VENDOR_FREE.get(type(layer), type(layer))
         if isinstance(layer, GemmConv2d):
             layer.plan = plan
@@ -68,10 +68,10 @@ def _named(module: nn.Module, name: str) -> nn.Module:
     try:
         return module.get_submodule(name)
     except AttributeError as error:
-        raise ValueError(f"skip names {name!r}, which is no submodule: {error}") from error
+        raise ValueError(f"skip contains {name!r}, which is not a submodule: {error}") from error
 
 
 def _stays_native(layer: nn.Module) -> bool:
-    # _NormBase is the base of batch and instance norms, which share the dispatch to the vendor library.
+    # _NormBase is the base class of batch and instance norms, which share the dispatch to the vendor library.
     is_candidate = isinstance(layer, (_ConvNd, _NormBase))
     return is_candidate and type(layer) not in _VENDOR_FREE and not isinstance(layer, tuple(_NATIVE))

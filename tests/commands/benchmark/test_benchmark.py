@@ -1,12 +1,10 @@
-"""The benchmark as a whole on a tiny network: report, JSON, tables, picture, command line."""
+"""The benchmark as a whole on small images: report, JSON, tables, command line."""
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cv2
 import pytest
 import torch
 from jsonargparse import auto_cli
@@ -14,11 +12,9 @@ from rich.console import Console
 
 from yolo_lightning.commands.benchmark.baselines import UnfoldConv2d, Variant
 from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport, as_dictionary, write_json
-from yolo_lightning.commands.benchmark.benchmark_settings import BenchmarkSettings, stability_size
-from yolo_lightning.commands.benchmark.chart import draw_chart
+from yolo_lightning.commands.benchmark.benchmark_settings import BenchmarkSettings
 from yolo_lightning.commands.benchmark.command import benchmark
 from yolo_lightning.commands.benchmark.run import run
-from yolo_lightning.commands.benchmark.table_layout import print_table
 from yolo_lightning.commands.benchmark.tables import show
 
 TINY: dict[str, Any] = {
@@ -34,20 +30,21 @@ FAILURE = "RuntimeError: HIP out of memory"
 
 
 @pytest.fixture(scope="module")
-def kept() -> list[str]:
-    """What was in the report each time that it was kept."""
+def saved() -> list[str]:
+    """First letters of the sections in the report each time that it was saved."""
     return []
 
 
 @pytest.fixture(scope="module")
-def report(kept: list[str]) -> Iterator[BenchmarkReport]:
-    """All sections, with a rival that fails."""
+def report(saved: list[str]) -> BenchmarkReport:
+    """All sections, with a baseline that fails."""
 
     def broken(*_: object) -> torch.Tensor:
         raise RuntimeError("HIP out of memory\nTried to allocate")
 
     settings = BenchmarkSettings(
         device=torch.device("cpu"),
+        threads=None,
         sections=("layers", "graph", "step", "stability"),
         layers="six",
         skip=(),
@@ -64,23 +61,26 @@ def report(kept: list[str]) -> Iterator[BenchmarkReport]:
         profile=False,
         frames=100,
         epochs=2,
+        json=Path("benchmark.json"),
     )
 
-    def keep(report: BenchmarkReport) -> None:
-        kept.append("".join(name[0] for name in ("layers", "graph", "step", "stability") if getattr(report, name)))
+    def save(report: BenchmarkReport, path: Path) -> None:
+        assert path == settings.json
+        saved.append("".join(name[0] for name in ("layers", "graph", "step", "stability") if getattr(report, name)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(UnfoldConv2d, "_conv_forward", broken)
-        patch.setattr("yolo_lightning.commands.benchmark.gemm_ceiling.CPU_SIZES", (64, 128))
-        yield run(settings, lambda text: None, keep)
+        patch.setattr("yolo_lightning.commands.benchmark.environment.CPU_SIZES", (64, 128))
+        patch.setattr("yolo_lightning.commands.benchmark.run.write_json", save)
+        return run(settings, lambda text: None)
 
 
-def test_report_is_kept_after_every_section(report: BenchmarkReport, kept: list[str]) -> None:
-    assert kept == ["l", "lg", "lgs", "lgss"]
+def test_report_is_saved_after_every_section(report: BenchmarkReport, saved: list[str]) -> None:
+    assert saved == ["l", "lg", "lgs", "lgss"]
 
 
-def test_failing_rival_is_told_in_every_section(report: BenchmarkReport) -> None:
-    sections = [report.graph, report.step, *(results for _, results in report.layers)]
+def test_failing_baseline_is_listed_in_every_section(report: BenchmarkReport) -> None:
+    sections = [report.graph, report.step, *(layer.results for layer in report.layers)]
     for results in sections:
         assert {result.variant: result.failure for result in results if result.failure} == {Variant.UNFOLD: FAILURE}
         assert all((result.total is None) == (result.variant is Variant.UNFOLD) for result in results)
@@ -138,7 +138,7 @@ def test_tables_name_what_matters(report: BenchmarkReport) -> None:
     for expected in (
         "Six layers, NOT a training speed",
         f"unfold failed: {FAILURE}",
-        "convolution and step only; the loader is measured separately",
+        "training steps only, without data loading and validation",
         "Stability: passed",
         "x slow",
         "images/s",
@@ -152,22 +152,8 @@ def tables(report: BenchmarkReport, width: int) -> str:
     return output.getvalue()
 
 
-@pytest.mark.parametrize(("layers", "network"), [(True, True), (True, False), (False, True)])
-def test_chart_is_drawn_of_what_there_is(report: BenchmarkReport, tmp_path: Path, layers: bool, network: bool) -> None:
-    part = BenchmarkReport(report.settings, report.environment, report.ceiling)
-    part.layers = report.layers if layers else []
-    part.step = report.step if network else []
-    draw_chart(part, tmp_path / "chart.png")
-    picture = cv2.imread(str(tmp_path / "chart.png"))
-    assert picture is not None
-    height, width, _ = picture.shape
-    assert width > 1000
-    assert height > 300
-    assert picture[:, [0, -1]].min() == 255, "something touches the edge of the picture"
-
-
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yolo_lightning.commands.benchmark.gemm_ceiling.CPU_SIZES", (64,))
+    monkeypatch.setattr("yolo_lightning.commands.benchmark.environment.CPU_SIZES", (64,))
     output = tmp_path / "out.json"
     options = ["--device=cpu", "--image_size=64", "--batch_size=1", "--repeats=1", "--profile=false", "--threads=1"]
     choice = ["--sections=graph", "--skip=[native,slow,unfold]", "--precision=bf16-mixed", f"--json={output}"]
@@ -178,11 +164,11 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     ]  # fmt: skip
     printed = capsys.readouterr()
     assert "bf16-mixed" in printed.out
-    assert "measuring: whole network" in printed.err
+    assert "benchmark: measuring whole network" in printed.err
 
 
 def test_exit_code_tells_of_a_failed_stability_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yolo_lightning.commands.benchmark.gemm_ceiling.CPU_SIZES", (64,))
+    monkeypatch.setattr("yolo_lightning.commands.benchmark.environment.CPU_SIZES", (64,))
     monkeypatch.setattr(torch.Tensor, "backward", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
     with pytest.raises(SystemExit) as exit:
         benchmark(**TINY | {"sections": "stability", "stability_steps": 10})
@@ -204,27 +190,25 @@ def test_threads_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("device", "cuda:99", "auto, cpu"),
         ("device", "toaster", "auto, cpu"),
-        ("threads", 0, "1 and more"),
+        ("threads", 0, ">= 1"),
         ("sections", (), "layers, graph, step, stability"),
         ("sections", ("graf",), "layers, graph, step, stability"),
         ("layers", "seven", "six, all"),
         ("skip", "vendor", "native, slow, unfold, gemm"),
-        ("skip", ("native", "slow", "unfold", "gemm"), "no rival"),
-        ("batch_size", 0, "1 and more"),
+        ("skip", ("native", "slow", "unfold", "gemm"), "at least one implementation"),
+        ("batch_size", 0, ">= 1, got 0"),
         ("image_size", 100, "multiples of 32"),
         ("image_size", 32, "multiples of 32 from 64"),
-        ("repeats", 0, "1 and more"),
+        ("repeats", 0, ">= 1"),
         ("precision", "16", "32-true, bf16-mixed"),
         ("conv_plan", "best", "fixed, timed"),
-        ("conv_plan_budget_s", float("nan"), "above 0"),
-        ("stability_steps", 3, "0 (off) and 10 and more"),
+        ("conv_plan_budget_s", float("nan"), "finite and > 0"),
+        ("stability_steps", 3, "0 (no stability run) or >= 10"),
         ("stability_image_size", 65, "multiples of 32"),
-        ("frames", 0, "1 and more"),
-        ("epochs", -1, "1 and more"),
-        ("json", Path("missing/out.json"), "no folder"),
-        ("json", Path(), "which is a folder"),
-        ("chart", Path("chart.gif"), ".png, .svg, .pdf"),
-        ("sections", "stability", "layers, graph or step is needed"),
+        ("frames", 0, ">= 1"),
+        ("epochs", -1, ">= 1, got -1"),
+        ("json", Path("missing/out.json"), "existing writable folder"),
+        ("json", Path(), "got the folder"),
     ],
 )
 def test_bad_value_is_refused_with_the_allowed_ones(
@@ -232,18 +216,23 @@ def test_bad_value_is_refused_with_the_allowed_ones(
 ) -> None:
     monkeypatch.setattr("yolo_lightning.commands.benchmark.command._run", lambda *_: pytest.fail("it ran"))
     with pytest.raises(ValueError, match=name) as error:
-        benchmark(**{"chart": Path("chart.png")} | TINY | {name: value})
+        benchmark(**TINY | {name: value})
     assert told in str(error.value)
 
 
-def test_stability_is_smaller_on_a_cpu_only() -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert [stability_size(None, 640, device) for device in (cpu, cuda)] == [160, 640]
-    assert [stability_size(None, 96, cpu), stability_size(320, 640, cpu)] == [96, 320]
+@pytest.mark.parametrize(("image_size", "asked", "expected"), [(640, None, 160), (96, None, 96), (640, 320, 320)])
+def test_stability_images_have_at_most_160_pixels_on_a_cpu(
+    image_size: int, asked: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[BenchmarkSettings] = []
+    monkeypatch.setattr(
+        "yolo_lightning.commands.benchmark.command._run", lambda settings: seen.append(settings) or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        benchmark(**TINY | {"image_size": image_size, "stability_image_size": asked})
+    assert seen[0].stability_image_size == expected
 
 
-def test_columns_that_do_not_fit_are_printed_below() -> None:
-    output = io.StringIO()
-    print_table(Console(file=output, width=20), ["name", "first", "second", "third"], [["gemm", "1", "22", "333"]])
-    lines = [line.rstrip() for line in output.getvalue().splitlines()]
-    assert lines == ["name  first  second", "gemm      1      22", "name  third", "gemm    333"]
+def test_tables_that_do_not_fit_side_by_side_are_printed_below(report: BenchmarkReport) -> None:
+    parts = [tables(report, width).split("Whole network, forward")[1].splitlines()[2] for width in (80, 140)]
+    assert ["saved MiB" in part for part in parts] == [False, True]

@@ -90,7 +90,7 @@ def test_ratio_says_how_many_times_as_fast() -> None:
     from rich.console import Console
 
     console = Console(width=100, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(speed_table({"ours": Spread((0.5, 0.5)), "rival": Spread((1.0, 1.0))}, "title", ("rival",)))
+    console.print(speed_table({"ours": Spread((0.5, 0.5)), "baseline": Spread((1.0, 1.0))}, "title", ("baseline",)))
     text = console.export_text()
     assert "2 (2 to 2)" in text
     assert "2.00" in text
@@ -99,9 +99,9 @@ def test_ratio_says_how_many_times_as_fast() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"samples": 0}, "samples is 0, allowed are 1 and more"),
-        ({"repeats": 0}, "repeats is 0, allowed are 1 and more"),
-        ({"workers": (2, -1)}, r"workers are \(2, -1\), allowed are 0 and more"),
+        ({"samples": 0}, "samples must be >= 1, got 0"),
+        ({"repeats": 0}, "repeats must be >= 1, got 0"),
+        ({"workers": (2, -1)}, r"workers must contain values >= 0 only, got \[2, -1\]"),
     ],
 )
 def test_option_out_of_range_is_refused(data: DetectionDataModule, changed: dict[str, Any], message: str) -> None:
@@ -116,7 +116,7 @@ def test_data_without_frames_are_refused(tmp_path: Path, look_alike: Path, index
         our_datasets(data)
 
 
-def test_memory_of_this_process_is_told() -> None:
+def test_memory_of_this_process_is_measured() -> None:
     private, proportional = memory_of(os.getpid())
     assert 10e6 < private <= proportional
 

@@ -1,1 +1,1 @@
-"""Compares ways of computing a convolution: layer by layer, in the whole network, in a whole training step."""
+"""`benchmark`: speed and memory of convolution implementations, for layers, the network and a training step."""

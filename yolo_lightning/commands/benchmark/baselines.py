@@ -1,21 +1,22 @@
-"""The ways of computing a convolution that are compared."""
+"""Convolution implementations that the benchmark compares."""
 
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from yolo_lightning.commands.benchmark.benchmark_settings import Rival
+from yolo_lightning.commands.benchmark.benchmark_settings import Implementation
 from yolo_lightning.conv import Plan, swap_convs
-from yolo_lightning.model.layers import Activations, arrange
+from yolo_lightning.model.layers import arrange
 
 
 class Variant(StrEnum):
-    """A rival in one memory layout, nhwc being torch's channels_last; the last of ours computes activations again."""
+    """An implementation in one memory layout; `nhwc` is PyTorch's `channels_last`."""
 
     NATIVE = "native"
     NATIVE_NHWC = "native-nhwc"
@@ -26,50 +27,40 @@ class Variant(StrEnum):
     SLOW = "slow"
 
     @property
-    def rival(self) -> Rival:
-        """The rival without its layout."""
-        return _RIVALS[self]
+    def implementation(self) -> Implementation:
+        """The implementation without its layout."""
+        return cast(Implementation, self.value.partition("-")[0])
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """The layout of images, activations and weights."""
+        """The memory format of images, activations and weights."""
         nhwc = self in (Variant.NATIVE_NHWC, Variant.GEMM_NHWC, Variant.GEMM_RECOMPUTE)
         return torch.channels_last if nhwc else torch.contiguous_format
 
 
-_RIVALS: dict[Variant, Rival] = {
-    Variant.NATIVE: "native",
-    Variant.NATIVE_NHWC: "native",
-    Variant.GEMM: "gemm",
-    Variant.GEMM_NHWC: "gemm",
-    Variant.GEMM_RECOMPUTE: "gemm",
-    Variant.UNFOLD: "unfold",
-    Variant.SLOW: "slow",
-}
-
 DESCRIPTIONS = {
-    Variant.NATIVE: "PyTorch as it is: cuDNN, MIOpen or oneDNN",
-    Variant.GEMM: "this project's matrix products, forward and backward",
-    Variant.GEMM_RECOMPUTE: "in channels_last, batch norm computed again in the backward pass",
+    Variant.NATIVE: "PyTorch's default: cuDNN, MIOpen or oneDNN",
+    Variant.GEMM: "yolo_lightning.conv: matrix products, forward and backward",
+    Variant.GEMM_RECOMPUTE: "gemm-nhwc; batch norm is recomputed in the backward pass",
     Variant.UNFOLD: "F.unfold and one matrix product, differentiated by autograd",
-    Variant.SLOW: "native with the vendor library switched off",
+    Variant.SLOW: "native with the vendor library disabled",
 }
-"""In words; what ends in nhwc is the same in channels_last layout."""
+"""Printed descriptions; the `-nhwc` variants differ in the memory layout only."""
 
 
 class UnfoldConv2d(nn.Conv2d):
-    """`torch.nn.Conv2d` as `F.unfold` and one matrix product; autograd keeps the unfolded columns.
+    """`torch.nn.Conv2d` computed by `F.unfold` and one matrix product; autograd stores the unfolded columns.
 
-    Input `(N, C, H, W)` gives `(N, O, H', W')`; of one channel it is repeated to as many as the weight has. Zero
-    padding in numbers and one group only.
+    Maps `(N, C, H, W)` to `(N, O, H', W')`. An input with one channel is expanded to the channels of the weight.
+    Supports numeric zero padding and one group.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         assert self.groups == 1
         assert self.padding_mode == "zeros"
         assert not isinstance(self.padding, str)
-        repeated = input.expand(-1, weight.size(1), -1, -1)
-        columns = F.unfold(repeated, self.kernel_size, self.dilation, self.padding, self.stride)
+        expanded = input.expand(-1, weight.size(1), -1, -1)
+        columns = F.unfold(expanded, self.kernel_size, self.dilation, self.padding, self.stride)
         output = weight.flatten(1) @ columns
         if bias is not None:
             output = output + bias.unsqueeze(1)
@@ -82,28 +73,31 @@ class UnfoldConv2d(nn.Conv2d):
         return output.view(input.size(0), weight.size(0), height, width)
 
 
-def variants(skip: tuple[Rival, ...]) -> tuple[Variant, ...]:
-    """All variants but those of skipped rivals."""
-    return tuple(variant for variant in Variant if variant.rival not in skip)
+def variants(skip: tuple[Implementation, ...]) -> tuple[Variant, ...]:
+    """Return all variants except those of the skipped implementations."""
+    return tuple(variant for variant in Variant if variant.implementation not in skip)
 
 
 def convert_graph(graph: nn.Module, variant: Variant, plan: Plan) -> None:
-    """Make a YOLOv8 graph compute its convolutions as `variant` does, in place; `plan` is for those of this project."""
-    gemm = variant.rival == "gemm"
-    activations: Activations = "recompute" if variant is Variant.GEMM_RECOMPUTE else "keep"
-    arrange(graph, "gemm" if gemm else "native", activations, plan)
+    """Convert the convolutions of a YOLOv8 graph to `variant` in place; `plan` is used by the gemm variants."""
+    arrange(
+        graph,
+        "gemm" if variant.implementation == "gemm" else "native",
+        "recompute" if variant is Variant.GEMM_RECOMPUTE else "keep",
+        plan,
+    )
     _finish(graph, variant)
 
 
 def convert_layer(layer: nn.Conv2d, variant: Variant, plan: Plan) -> None:
-    """As `convert_graph`, for one convolution."""
-    if variant.rival == "gemm":
+    """Convert one convolution to `variant` in place; `plan` is used by the gemm variants."""
+    if variant.implementation == "gemm":
         swap_convs(layer, plan=plan)
     _finish(layer, variant)
 
 
 def _finish(module: nn.Module, variant: Variant) -> None:
-    if variant.rival == "unfold":
+    if variant is Variant.UNFOLD:
         for submodule in module.modules():
             if isinstance(submodule, nn.Conv2d):
                 submodule.__class__ = UnfoldConv2d
@@ -112,18 +106,18 @@ def _finish(module: nn.Module, variant: Variant) -> None:
 
 @contextmanager
 def libraries(variant: Variant, device: torch.device, vendor_search: bool) -> Iterator[None]:
-    """Switch the vendor library off for `slow`, on for the others, during the block; backward passes belong in it."""
-    enabled = variant.rival != "slow"
+    """Disable the vendor library for `slow` and enable it for all others; the backward pass must run inside, too."""
+    enabled = variant is not Variant.SLOW
     if device.type == "cpu":
         with warnings.catch_warnings():
-            # The switch sets oneDNN's TF32 too, and torch warns that only Intel GPUs have it.
+            # The flag context also sets oneDNN's TF32, and torch warns that only Intel GPUs support it.
             warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
             with torch.backends.mkldnn.flags(enabled=enabled):
                 yield
         return
     cudnn = torch.backends.cudnn
     before = cudnn.enabled, cudnn.benchmark
-    # Not cudnn.flags(): it would also set TF32, which belongs to the whole benchmark.
+    # Not cudnn.flags(): that context also sets TF32, which `numerics` controls.
     cudnn.enabled, cudnn.benchmark = enabled, vendor_search
     try:
         yield
@@ -133,7 +127,7 @@ def libraries(variant: Variant, device: torch.device, vendor_search: bool) -> It
 
 @contextmanager
 def numerics(tf32: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in matrix products and convolutions alike during the block."""
+    """Allow or forbid TF32 in matrix products and convolutions inside the context."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = tf32

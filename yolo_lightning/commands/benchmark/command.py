@@ -1,5 +1,6 @@
-"""`python -m yolo_lightning benchmark`: how fast and how frugal the convolutions are, against their rivals."""
+"""`python -m yolo_lightning benchmark`: speed and memory of the convolutions, compared with baselines."""
 
+import sys
 from pathlib import Path
 from typing import TypeVar
 
@@ -7,20 +8,16 @@ import torch
 from rich.console import Console
 
 from yolo_lightning.commands.benchmark.baselines import DESCRIPTIONS, variants
-from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport, write_json
+from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport
 from yolo_lightning.commands.benchmark.benchmark_settings import (
-    CHART_SUFFIXES,
     BenchmarkSettings,
     ConvPlan,
+    Implementation,
     Layers,
     Precision,
-    Rival,
     Section,
-    check_output,
-    stability_size,
 )
-from yolo_lightning.commands.benchmark.chart import draw_chart
-from yolo_lightning.commands.benchmark.hardware import describe_environment
+from yolo_lightning.commands.benchmark.environment import describe_hardware
 from yolo_lightning.commands.benchmark.run import run
 from yolo_lightning.commands.benchmark.tables import show
 from yolo_lightning.utils.choices import chosen_device
@@ -28,7 +25,8 @@ from yolo_lightning.utils.choices import chosen_device
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
 PIPE_COLUMNS = 120
-"""Width of the tables where there is no terminal."""
+"""Width of the tables if the output is not a terminal."""
+CPU_STABILITY_PIXELS = 160
 
 
 def benchmark(
@@ -37,7 +35,7 @@ def benchmark(
     threads: int | None = None,
     sections: Section | tuple[Section, ...] = ("layers", "graph", "step", "stability"),
     layers: Layers = "six",
-    skip: Rival | tuple[Rival, ...] = (),
+    skip: Implementation | tuple[Implementation, ...] = (),
     batch_size: int = 4,
     image_size: int = 640,
     repeats: int = 7,
@@ -52,114 +50,94 @@ def benchmark(
     epochs: int = 15,
     profile: bool = True,
     json: Path | None = None,
-    chart: Path | None = None,
 ) -> None:
-    """Compare this project's convolutions with PyTorch's own and with two stand-ins, in one process, taking turns.
+    """Compare the convolutions of yolo_lightning.conv (gemm) with native PyTorch and two baselines.
 
-    YOLOv8n on drawn numbers, forward and backward: single layers, the whole network, a whole training step; then two
-    equal trainings that must agree bit for bit, stay finite and not gather memory. Exit code 1 if they do not.
+    Runs YOLOv8n on random images, forward and backward: single layers, the whole network and a whole training step.
+    All variants run in one process and take turns. The stability section then trains twice from one seed: the losses
+    must be finite and equal bit for bit, and the memory use must not grow. Otherwise the exit code is 1.
 
-    A rival that raises an error becomes a line that says so. Where one hangs, what was measured before is in `json`.
+    A variant that raises an error is listed with the error. If a variant hangs, `json` contains all earlier sections.
 
     Args:
-        device: auto, cpu, cuda, cuda:1, ...; auto takes the accelerator where there is one.
-        threads: Of PyTorch on the CPU; null leaves its choice.
-        sections: One, or several as [layers,graph,step,stability].
-        layers: six are our choice of layers and NOT a training speed; all are the distinct convolutions of YOLOv8n.
-        skip: Rivals to leave out, one, or several as [native,slow]. A vendor kernel that hangs cannot be interrupted:
-            then skip native.
-        batch_size: Frames per step.
+        device: auto, cpu, cuda, cuda:1, ...; auto selects the accelerator if there is one.
+        threads: Number of PyTorch's CPU threads; null keeps PyTorch's default.
+        sections: One section, or several as [layers,graph,step,stability].
+        layers: six is a selection of layers and NOT a training speed; all are the distinct convolutions of YOLOv8n.
+        skip: Implementations to skip, one, or several as [native,slow]. A vendor kernel that hangs cannot be
+            interrupted; skip native in this case.
+        batch_size: Images per step.
         image_size: Side of the square input in pixels, a multiple of 32.
-        repeats: Rounds; in each every rival is measured once, in changing order. The median counts.
+        repeats: Number of rounds. Every round measures each variant once; the order rotates and the median is reported.
         precision: 32-true, or bf16-mixed for bfloat16 under autocast.
-        tf32: Let matrix products and convolutions round float32 to TF32, on NVIDIA cards that can.
-        vendor_search: Let cuDNN or MIOpen time its kernels first; with MIOpen this can take very long.
-        conv_plan: fixed chooses our algorithms by a table, timed times them first, within the warm-up, fused is fixed
-            with kernels of our own where a GPU can run them, or a C++ compiler builds them for the CPU.
-        conv_plan_budget_s: Seconds that timing may take.
-        stability_steps: Steps of each of the two trainings; 0 leaves them out.
-        stability_image_size: Their pixels; null takes image_size, on a CPU at most 160.
-        frames: Frames per epoch, for the estimate; the default is LTDv2's.
-        epochs: Length of the training, for the estimate.
-        profile: Count launches with torch.profiler, and on a CPU peak memory; switch off where the profiler fails.
-        json: File for all numbers, written anew after every section.
-        chart: Picture file for the bar chart, .png, .svg or .pdf.
+        tf32: Allow TF32 in float32 matrix products and convolutions on NVIDIA GPUs that support TF32.
+        vendor_search: Let cuDNN or MIOpen search for the fastest kernel first, which can take very long with MIOpen.
+        conv_plan: Algorithm choice of gemm. fixed uses a table; timed measures the candidates during the warm-up
+            (autotuning); fused uses the table and optional compiled kernels: CUDA/HIP on a GPU, C++ on a CPU.
+        conv_plan_budget_s: Time limit in seconds for the measurements of conv_plan timed.
+        stability_steps: Steps of each of the two trainings; 0 disables the stability section.
+        stability_image_size: Image side of the two trainings; null uses image_size, at most 160 on a CPU.
+        frames: Frames per epoch for the estimate of the training time; the default is the size of LTDv2.
+        epochs: Number of epochs for the estimate of the training time.
+        profile: Run torch.profiler, which counts launches and measures the peak memory of a CPU.
+        json: Output file for all results; rewritten after every section.
 
     Raises:
         ValueError: If a value is not allowed.
-        SystemExit: With code 1 if the stability run failed.
+        SystemExit: With code 1 if the stability section failed.
     """
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads is {threads}, allowed are 1 and more, or null")
-    check_output("json", json)
-    check_output("chart", chart, CHART_SUFFIXES)
     chosen = chosen_device(device)
+    if stability_image_size is None:
+        stability_image_size = min(image_size, CPU_STABILITY_PIXELS) if chosen.type == "cpu" else image_size
     settings = BenchmarkSettings(
         device=chosen,
+        threads=threads,
         sections=_several(sections),
         layers=layers,
         skip=_several(skip),
-        conv_plan=conv_plan,
-        conv_plan_budget_s=conv_plan_budget_s,
-        precision=precision,
         batch_size=batch_size,
         image_size=image_size,
         repeats=repeats,
-        stability_steps=stability_steps,
-        stability_image_size=stability_size(stability_image_size, image_size, chosen),
+        precision=precision,
         tf32=tf32,
         vendor_search=vendor_search,
-        profile=profile,
+        conv_plan=conv_plan,
+        conv_plan_budget_s=conv_plan_budget_s,
+        stability_steps=stability_steps,
+        stability_image_size=stability_image_size,
         frames=frames,
         epochs=epochs,
+        profile=profile,
+        json=json,
     )
-    if chart is not None and not {"layers", "graph", "step"} & set(settings.sections):
-        raise ValueError(f"chart is {chart}, but the sections hold nothing to draw: layers, graph or step is needed")
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
     try:
-        report = _run(settings, json)
+        report = _run(settings)
     finally:
         torch.set_num_threads(threads_before)
-    if chart is not None:
-        draw_chart(report, chart)
     if report.stability is not None and not report.stability.passed:
         raise SystemExit(1)
 
 
-def _run(settings: BenchmarkSettings, json: Path | None) -> BenchmarkReport:
-    def keep(report: BenchmarkReport) -> None:
-        if json is not None:
-            write_json(report, json)
-
-    terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=PIPE_COLUMNS)
-    _show_plan(settings, console)
-    progress = Console(stderr=True)
-    if progress.is_terminal:
-        with progress.status("") as status:
-            report = run(settings, lambda text: status.update(f"measuring: {text}"), keep)
-    else:
-        report = run(settings, lambda text: progress.print(f"measuring: {text}", highlight=False), keep)
+def _run(settings: BenchmarkSettings) -> BenchmarkReport:
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    _show_settings(settings, console)
+    report = run(settings, lambda text: print(f"benchmark: measuring {text}", file=sys.stderr, flush=True))
     show(report, console)
-    if "stability" in settings.sections and report.stability is None:
-        console.print("\nno stability run: " + ("it needs gemm" if settings.stability_steps else "0 steps asked for"))
     return report
 
 
-def _show_plan(settings: BenchmarkSettings, console: Console) -> None:
-    environment = describe_environment(settings.device)
-    tf32 = f", TF32 {'on' if settings.tf32 else 'off'}" if settings.device.type == "cuda" else ""
-    what = f"YOLOv8n, batch {settings.batch_size}, {settings.image_size} px, {settings.precision}{tf32}"
-    console.print(f"{environment.device_name} ({environment.device}), threads: {environment.threads}", highlight=False)
-    console.print(f"{environment.driver}; torch {environment.torch}; {environment.date}", highlight=False)
-    console.print(f"{what}; {settings.repeats} rounds: {', '.join(settings.sections)}", highlight=False)
+def _show_settings(settings: BenchmarkSettings, console: Console) -> None:
+    environment = describe_hardware(settings.device)
+    console.print(f"{environment.device_name} ({environment.device}), threads: {environment.threads}")
+    console.print(f"{environment.driver}; torch {environment.torch}; {environment.date}")
+    console.print(f"{settings.in_words()}; {settings.repeats} rounds: {', '.join(settings.sections)}")
     shown = variants(settings.skip)
-    for variant, description in DESCRIPTIONS.items():
-        if variant in shown:
-            console.print(f"  {variant.value:<16}{description}", highlight=False)
+    for variant in filter(shown.__contains__, DESCRIPTIONS):
+        console.print(f"  {variant.value:<16}{DESCRIPTIONS[variant]}")
     if any(variant.value.endswith("nhwc") for variant in shown):
-        console.print("  ...-nhwc        the same in channels_last layout", highlight=False)
+        console.print("  ...-nhwc        the same implementation in channels_last layout")
 
 
 def _several(value: ChoiceT | tuple[ChoiceT, ...]) -> tuple[ChoiceT, ...]:

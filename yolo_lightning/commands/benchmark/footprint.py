@@ -1,8 +1,7 @@
-"""What a pass costs besides time: bytes kept for the backward pass, peak memory, launches."""
+"""Memory and kernel launches of a pass: bytes stored for the backward pass, peak memory, launches."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +19,18 @@ METADATA_OPERATORS = frozenset(
     unbind unfold unsqueeze view view_as _reshape_alias _unsafe_view
     """.split()  # noqa: SIM905 - forty quoted words are harder to read
 )
-"""ATen operators that move no numbers by themselves: views, shapes and allocation."""
+"""ATen operators that copy no data by themselves: views, shape queries and allocation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Costs of one forward and backward pass.
+    """Memory and launches of one forward and backward pass.
 
     Attributes:
-        saved_bytes: Kept from forward to backward pass, each storage once, parameters left out.
-        peak_bytes: Most memory in use above what was in use before the pass; None where nothing could tell.
-        launches: Kernels and copies started on an accelerator; on a CPU innermost ATen operators that compute. None if
-            not counted.
+        saved_bytes: Bytes stored between forward and backward pass; each storage counts once, parameters do not count.
+        peak_bytes: Highest memory use above the use before the pass; None if it cannot be measured.
+        launches: Kernels and copies started on an accelerator; on a CPU the innermost ATen operators that compute.
+            None if not counted.
     """
 
     saved_bytes: int
@@ -40,19 +39,21 @@ class Footprint:
 
 
 def measure_footprint(one_pass: Pass, device: torch.device, profiled: bool) -> Footprint:
-    """Run a pass two or three times, untimed, and account for its memory and launches.
+    """Run a pass two or three times, untimed, and return its memory and launches.
 
     Args:
-        one_pass: Has run before, so that gradients and caches exist.
-        device: Where it runs.
-        profiled: Whether to use torch.profiler, which alone knows launches, and memory on a CPU.
+        one_pass: Must have run before, so that gradients and caches exist.
+        device: Device of the pass.
+        profiled: Whether to run torch.profiler, which is needed for launches and for the peak memory of a CPU.
     """
     saved_bytes = _saved_bytes(one_pass)
-    device_peak = _device_peak(one_pass.run, device)
+    device_peak = _device_peak(one_pass.run, device) if device.type == "cuda" else None
     if not profiled:
         return Footprint(saved_bytes, device_peak, None)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with _quiet_profiler(), profile(activities=activities, profile_memory=device.type == "cpu") as trace:
+    # Ultralytics sets a lower level, at which the profiler logs every start and stop on stderr.
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    with profile(activities=activities, profile_memory=device.type == "cpu") as trace:
         one_pass.run()
         synchronize(device)
     if device.type == "cpu":
@@ -62,7 +63,7 @@ def measure_footprint(one_pass: Pass, device: torch.device, profiled: bool) -> F
 
 
 def _saved_bytes(one_pass: Pass) -> int:
-    """Storages that the first stage keeps; what a later stage computes again is not kept."""
+    """Return the size of the storages that the first stage saves; storages of later stages do not count."""
     known = {tensor.untyped_storage().data_ptr() for tensor in one_pass.parameters}
     saved: dict[int, int] = {}
 
@@ -79,9 +80,7 @@ def _saved_bytes(one_pass: Pass) -> int:
     return sum(size for pointer, size in saved.items() if pointer not in known)
 
 
-def _device_peak(run: Callable[[], object], device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return None
+def _device_peak(run: Callable[[], object], device: torch.device) -> int:
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -90,28 +89,13 @@ def _device_peak(run: Callable[[], object], device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-@contextmanager
-def _quiet_profiler() -> Iterator[None]:
-    """Keeps the profiler from announcing its start and stop on stderr; the level that Ultralytics sets is too low."""
-    before = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ["KINETO_LOG_LEVEL"] = "99"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["KINETO_LOG_LEVEL"]
-        else:
-            os.environ["KINETO_LOG_LEVEL"] = before
-
-
 def _traced_peak(trace: profile) -> int | None:
-    # The growth of the process would be no measure: the C library gives freed memory back late or never.
+    """Return the peak of the allocator's events; the resident memory of the process is freed late or never."""
     if trace.profiler is None or trace.profiler.kineto_results is None:
         return None
-    all_events: list[Any] = trace.profiler.kineto_results.events()
-    events = [event for event in all_events if event.name() == "[memory]"]
+    events: list[Any] = trace.profiler.kineto_results.events()
     in_use = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda event: event.start_ns()):
         in_use += event.nbytes()
         peak = max(peak, in_use)
     return peak

@@ -1,8 +1,9 @@
-"""The convolutions of YOLOv8n, one by one."""
+"""Passes through single convolutions of YOLOv8n."""
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from yolo_lightning.conv import Plan
 
 SIX = ("model.0.conv", "model.1.conv", "model.2.m.0.cv1.conv", "model.22.cv2.0.0.conv", "model.6.m.0.cv1.conv",
        "model.21.cv1.conv")  # fmt: skip
-"""Our choice: both strides, 3x3 and 1x1, every resolution, the stem, the most frequent layer and the dearest one."""
+"""A selection with both strides, 3x3 and 1x1 kernels, every resolution, the stem, the most frequent layer and the most
+expensive one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +25,11 @@ class Layer:
     """One convolution of the network.
 
     Attributes:
-        name: Of the first layer of this shape in the graph.
-        count: How many layers have this shape.
-        convolution: A native layer like it, on the CPU.
+        name: Name of the first layer of this shape in the graph.
+        count: Number of layers of this shape.
+        convolution: Native convolution with the weights of the layer, on the CPU.
         input_size: `(C, H, W)` of its input.
-        output_size: `(O, H', W')`.
+        output_size: `(O, H', W')` of its output.
         needs_input_gradient: False for the first layer, whose input is the image.
     """
 
@@ -40,51 +42,45 @@ class Layer:
 
     @property
     def label(self) -> str:
-        """Channels, kernel, stride and input side, in words."""
+        """Channels, kernel size, stride and input side."""
         kernel = "x".join(map(str, self.convolution.kernel_size))
         channels = f"{self.input_size[0]} to {self.output_size[0]}"
         return f"{channels}, {kernel}, stride {self.convolution.stride[0]}, {self.input_size[1]} px"
 
     def operations(self, batch_size: int) -> int:
-        """Floating point operations of a forward and backward pass: 2 per multiplication, 2 or 3 equal products."""
+        """Return the floating point operations of a forward and backward pass: 2 or 3 products of equal size."""
         outputs, height, width = self.output_size
-        products = batch_size * height * width * outputs * self.convolution.weight[0].numel()
-        return 2 * products * (3 if self.needs_input_gradient else 2)
+        multiplications = batch_size * height * width * outputs * self.convolution.weight[0].numel()
+        return 2 * multiplications * (3 if self.needs_input_gradient else 2)
 
 
 def find_layers(graph: nn.Module, image_size: int, which: Layers) -> list[Layer]:
-    """The convolutions that a training step on `image_size` pixels square goes through, equal shapes once.
+    """Return the convolutions that run in a training step, one for each distinct shape.
 
     Args:
-        graph: A YOLOv8n graph with native convolutions, on the CPU.
-        image_size: Pixels.
-        which: `six` for those named in `SIX`, `all` for every distinct shape, in the order of the graph.
+        graph: YOLOv8n graph with native convolutions, on the CPU.
+        image_size: Side of the square input, pixels.
+        which: `six` for the layers in `SIX`, `all` for every distinct shape, in the order of the graph.
     """
     found: dict[tuple[object, ...], Layer] = {}
     shape_of: dict[str, tuple[object, ...]] = {}
 
-    def watch(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def note(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-            assert isinstance(module, nn.Conv2d)
-            input_size, output_size = _size(inputs[0]), _size(output)
-            parts = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
-            shape = (input_size, output_size, *parts, inputs[0].requires_grad)
-            layer = Layer(name, 0, module, input_size, output_size, inputs[0].requires_grad)
-            layer = found.get(shape, layer)
-            found[shape] = replace(layer, count=layer.count + 1)
-            shape_of[name] = shape
+    def record(name: str, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        assert isinstance(module, nn.Conv2d)
+        input_size, output_size, needs_gradient = _size(inputs[0]), _size(output), inputs[0].requires_grad
+        parts = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
+        shape_of[name] = shape = (input_size, output_size, *parts, needs_gradient)
+        layer = found.get(shape, Layer(name, 0, module, input_size, output_size, needs_gradient))
+        found[shape] = replace(layer, count=layer.count + 1)
 
-        return note
-
-    # meta: shapes without numbers. Two images, as batch norm refuses a single value per channel.
+    # Shapes are enough: no data on the meta device. Batch norm in training needs more than one image.
     skeleton = copy.deepcopy(graph).to("meta").train()
     for name, module in skeleton.named_modules():
         if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(watch(name))
+            module.register_forward_hook(partial(record, name))
     skeleton(torch.empty(2, 3, image_size, image_size, device="meta"))
-    chosen = list(found.values()) if which == "all" else [replace(found[shape_of[n]], name=n) for n in SIX]
-    real = dict(graph.named_modules())
-    return [replace(layer, convolution=_plain(real[layer.name])) for layer in chosen]
+    chosen = list(found.values()) if which == "all" else [replace(found[shape_of[name]], name=name) for name in SIX]
+    return [replace(layer, convolution=_plain(graph.get_submodule(layer.name))) for layer in chosen]
 
 
 def layer_pass(
@@ -95,23 +91,25 @@ def layer_pass(
     batch_size: int,
     autocast: Callable[[], torch.autocast],
 ) -> Pass:
-    """Forward and backward pass of one layer on random numbers, the same for every variant.
+    """Return the forward and backward pass of one layer on random data, equal for every variant.
 
-    The layer's input counts as kept for the backward pass, its output gradient as in memory anyway.
+    The input of the layer counts as stored for the backward pass, the output gradient does not.
     """
     generator = torch.Generator().manual_seed(0)
     convolution = copy.deepcopy(layer.convolution)
     convert_layer(convolution, variant, plan)
     convolution.to(device)
-    images = torch.randn(batch_size, *layer.input_size, generator=generator).to(device)
-    images = images.contiguous(memory_format=variant.memory_format).requires_grad_(layer.needs_input_gradient)
-    gradient = torch.randn(batch_size, *layer.output_size, generator=generator).to(device)
-    gradient = gradient.contiguous(memory_format=variant.memory_format)
 
-    def forward(_: None) -> Tensor:
+    def random_images(size: tuple[int, int, int]) -> Tensor:
+        images = torch.randn(batch_size, *size, generator=generator).to(device)
+        return images.contiguous(memory_format=variant.memory_format)
+
+    images = random_images(layer.input_size).requires_grad_(layer.needs_input_gradient)
+    gradient = random_images(layer.output_size)
+
+    def forward(_: None) -> Any:
         with autocast():
-            output: Tensor = convolution(images)
-        return output
+            return convolution(images)
 
     def backward(output: Tensor) -> None:
         output.backward(gradient.to(output.dtype))  # type: ignore[no-untyped-call]
@@ -127,7 +125,7 @@ def _size(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def _plain(module: nn.Module) -> nn.Conv2d:
-    """A convolution of the same shape and weights; the graph may hold subclasses."""
+    """Return a copy of class `nn.Conv2d`; the graph may contain subclasses."""
     assert isinstance(module, nn.Conv2d)
     plain = copy.deepcopy(module)
     plain.__class__ = nn.Conv2d

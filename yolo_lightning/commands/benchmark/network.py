@@ -1,4 +1,4 @@
-"""The whole network and the whole training step, on drawn numbers instead of frames."""
+"""Passes through the whole network and the whole training step, on random images."""
 
 import copy
 from collections.abc import Callable
@@ -22,11 +22,11 @@ Autocast = Callable[[], torch.autocast]
 
 
 def synthetic_batch(batch_size: int, image_size: int, classes: int, seed: int) -> Batch:
-    """Noise with about nine boxes per frame, at random places, 2 to 20 % of the image wide and high; on the CPU.
+    """Return noise images with 5 to 13 boxes each, whose sides are 2 to 20 % of the image side; on the CPU.
 
     Args:
-        batch_size: Frames.
-        image_size: Pixels.
+        batch_size: Number of frames.
+        image_size: Side of the square frames, pixels.
         classes: Labels are drawn from 0 to `classes - 1`.
         seed: Equal seeds give equal batches.
     """
@@ -49,21 +49,21 @@ def synthetic_batch(batch_size: int, image_size: int, classes: int, seed: int) -
 
 
 def make_module(seed: int) -> YOLOModule:
-    """YOLOv8n with this project's recipe and native convolutions, random weights, in training mode on the CPU."""
+    """Return YOLOv8n with the default recipe, native convolutions and random weights, in training mode on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return YOLOModule("yolov8n", conv="native").train()
 
 
 def variant_module(plain: YOLOModule, variant: Variant, plan: Plan, device: torch.device) -> YOLOModule:
-    """A copy of `plain`, weights included, that computes convolutions as `variant` does."""
+    """Return a copy of `plain` with equal weights and the convolutions of `variant`."""
     module = copy.deepcopy(plain)
     convert_graph(module.graph, variant, plan)
     return module.to(device)
 
 
 def graph_pass(module: YOLOModule, batch: Batch, autocast: Autocast) -> Pass:
-    """The network forward and backward, with the sum of its outputs in the place of the loss."""
+    """Return the forward and backward pass of the network; the sum of the outputs replaces the loss."""
 
     def forward(_: None) -> Tensor:
         with autocast():
@@ -78,10 +78,10 @@ def graph_pass(module: YOLOModule, batch: Batch, autocast: Autocast) -> Pass:
 
 
 def step_pass(module: YOLOModule, batches: list[Batch], autocast: Autocast) -> Pass:
-    """A training step on one batch after the other: forward, loss, backward, and an update with clipped gradients.
+    """Return a training step that cycles through `batches`: forward, loss, backward, optimizer step with clipping.
 
-    The pass returns the loss per image as a 0-d tensor. The recipe updates after several steps only, so a training
-    spends somewhat less on the optimizer.
+    The pass returns the loss per image as a 0-d tensor. The recipe accumulates gradients over several steps, so a
+    training spends less time in the optimizer.
     """
     optimizer = module.configure_optimizers()
     steps = 0
@@ -103,11 +103,11 @@ def step_pass(module: YOLOModule, batches: list[Batch], autocast: Autocast) -> P
         (mean * len(batches[0])).backward()  # type: ignore[no-untyped-call]
         return mean.detach()
 
-    def update(mean: Tensor) -> Tensor:
+    def optimizer_step(mean: Tensor) -> Tensor:
         clip_grad_norm_(module.graph.parameters(), module.recipe.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
         return mean
 
-    functions: tuple[Callable[[Any], Any], ...] = (forward, loss, backward, update)
+    functions: tuple[Callable[[Any], Any], ...] = (forward, loss, backward, optimizer_step)
     return Pass(tuple(zip(STAGES, functions, strict=True)), tuple(module.graph.parameters()))

@@ -1,4 +1,4 @@
-"""Runs the sections of a benchmark, one after the other."""
+"""Runs the sections of a benchmark one after the other."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -7,11 +7,10 @@ from functools import partial
 import torch
 
 from yolo_lightning.commands.benchmark.baselines import Variant, libraries, numerics, variants
-from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport
+from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport, LayerResults, write_json
 from yolo_lightning.commands.benchmark.benchmark_settings import BenchmarkSettings
-from yolo_lightning.commands.benchmark.comparison import Result, compare
-from yolo_lightning.commands.benchmark.gemm_ceiling import measure_gemm_ceiling
-from yolo_lightning.commands.benchmark.hardware import describe_environment
+from yolo_lightning.commands.benchmark.comparison import Result, compare, estimate
+from yolo_lightning.commands.benchmark.environment import describe_hardware, measure_gemm_ceiling
 from yolo_lightning.commands.benchmark.layer_benchmark import find_layers, layer_pass
 from yolo_lightning.commands.benchmark.network import (
     graph_pass,
@@ -28,118 +27,119 @@ from yolo_lightning.utils.files import cache_folder
 
 SEED = 0
 
-Passes = dict[Variant, Callable[[], Pass]]
 
+def run(settings: BenchmarkSettings, say: Callable[[str], None]) -> BenchmarkReport:
+    """Measure the sections that the settings select and return the report.
 
-def run(
-    settings: BenchmarkSettings, say: Callable[[str], None], keep: Callable[[BenchmarkReport], None]
-) -> BenchmarkReport:
-    """Measure what the settings ask for.
+    The JSON file is written after every section: a baseline that hangs does not lose the results of earlier sections.
 
     Args:
-        settings: What.
-        say: Told in a line what comes next.
-        keep: Given the report after every section, so that little is lost with a rival that hangs.
+        settings: Options of the benchmark.
+        say: Receives the name of each measurement before its start.
     """
-    report = BenchmarkReport(settings, describe_environment(settings.device))
-    runner = _Runner(settings, say)
-    with numerics(settings.tf32), _current(settings.device):
+    report = BenchmarkReport(settings=settings, environment=describe_hardware(settings.device))
+    sections = _Sections(settings, report, say)
+    # Events are recorded on the stream of the current device.
+    current: AbstractContextManager[object] = nullcontext()
+    if settings.device.type == "cuda":
+        current = torch.cuda.device(settings.device)
+    with numerics(settings.tf32), current:
         say("matrix products")
-        report.ceiling = measure_gemm_ceiling(settings.device, runner.autocast)
+        report.gemm_ceiling = measure_gemm_ceiling(settings.device, sections.autocast)
         for section in settings.sections:
-            match section:
-                case "layers":
-                    runner.layers(report)
-                case "graph":
-                    report.graph = runner.graph()
-                case "step":
-                    report.step = runner.step()
-                case "stability":
-                    runner.stability(report)
-            report.plan = runner.plan.describe()
-            keep(report)
+            getattr(sections, section)()
+            report.plan = sections.plan.describe()
+            if settings.json is not None:
+                write_json(report, settings.json)
     return report
 
 
-class _Runner:
-    def __init__(self, settings: BenchmarkSettings, say: Callable[[str], None]) -> None:
-        self._settings = settings
-        self._say = say
-        self._device = settings.device
-        self._variants = variants(settings.skip)
+class _Sections:
+    """One method per section, which writes into the report."""
+
+    def __init__(self, settings: BenchmarkSettings, report: BenchmarkReport, say: Callable[[str], None]) -> None:
+        self.settings = settings
+        self.report = report
+        self.say = say
+        self.variants = variants(settings.skip)
         if settings.conv_plan == "fused":
             enable_fused_kernels(cache_folder() / "kernels")
-        # Plans of its own: nothing remembered, nothing kept.
+        # New plans: no timings from a cache file, none written.
         self.plan = TimedPlan(settings.conv_plan_budget_s) if settings.conv_plan == "timed" else Plan()
 
     def autocast(self) -> torch.autocast:
-        """The context of the precision; on while the forward pass and the loss run."""
-        mixed = self._settings.precision == "bf16-mixed"
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=mixed)
+        """Return the autocast context of the precision, for the forward pass and the loss."""
+        mixed = self.settings.precision == "bf16-mixed"
+        return torch.autocast(self.settings.device.type, dtype=torch.bfloat16, enabled=mixed)
 
-    def layers(self, report: BenchmarkReport) -> None:
-        """Every layer by itself; what concerns activations has no place there."""
-        settings = self._settings
+    def layers(self) -> None:
+        """Measure every layer alone, without the variant that concerns activations."""
+        settings = self.settings
         layers = find_layers(make_module(SEED).graph, settings.image_size, settings.layers)
-        alone = [variant for variant in self._variants if variant is not Variant.GEMM_RECOMPUTE]
         for position, layer in enumerate(layers, start=1):
-            self._say(f"layer {position} of {len(layers)}: {layer.label}")
-            arguments = (self.plan, self._device, settings.batch_size, self.autocast)
-            passes: Passes = {variant: partial(layer_pass, layer, variant, *arguments) for variant in alone}
-            report.layers.append((layer, self._compare(passes, footprints=True)))
+            self.say(f"layer {position} of {len(layers)}: {layer.label}")
+            arguments = (self.plan, settings.device, settings.batch_size, self.autocast)
+            passes: dict[Variant, Callable[[], Pass]] = {
+                variant: partial(layer_pass, layer, variant, *arguments)
+                for variant in self.variants
+                if variant is not Variant.GEMM_RECOMPUTE
+            }
+            results, operations = self._compare(passes, footprints=True), layer.operations(settings.batch_size)
+            for result in results:
+                if result.total is not None and self.report.gemm_ceiling is not None:
+                    result.gflops = operations / result.total.median_s / 1e9
+                    result.share_of_gemm = result.gflops / self.report.gemm_ceiling.gflops
+            self.report.layers.append(LayerResults(layer.name, layer.label, layer.count, operations, results))
 
-    def graph(self) -> list[Result]:
-        """The network forward and backward."""
-        self._say("whole network")
-        return self._network(lambda module, batch: graph_pass(module, batch, self.autocast), footprints=True)
+    def graph(self) -> None:
+        """Measure the network, forward and backward."""
+        self.say("whole network")
+        make = partial(graph_pass, autocast=self.autocast)
+        self.report.graph = self._compare(self._network_passes(make), footprints=True)
 
-    def step(self) -> list[Result]:
-        """A training step; memory and launches are those of the network, but for the loss."""
-        self._say("whole training step")
-        return self._network(lambda module, batch: step_pass(module, [batch], self.autocast), footprints=False)
+    def step(self) -> None:
+        """Measure a training step; memory and launches are close to those of the network and not measured again."""
+        self.say("whole training step")
+        passes = self._network_passes(lambda module, batch: step_pass(module, [batch], self.autocast))
+        self.report.step = self._compare(passes, footprints=False)
+        settings = self.settings
+        for result in self.report.step:
+            if result.total is not None:
+                result.estimate = estimate(result.total, settings.batch_size, settings.frames, settings.epochs)
 
-    def stability(self, report: BenchmarkReport) -> None:
-        """Two equal trainings with this project's convolution in its usual layout, where it is not skipped."""
-        settings = self._settings
-        if not settings.stability_steps or Variant.GEMM_NHWC not in self._variants:
+    def stability(self) -> None:
+        """Train twice with gemm in channels_last, the default layout, unless gemm is skipped."""
+        settings = self.settings
+        if not settings.stability_steps or Variant.GEMM_NHWC not in self.variants:
             return
-        self._say(f"2 x {settings.stability_steps} steps at {settings.stability_image_size} px")
-        report.stability = run_stability(
+        self.say(f"2 x {settings.stability_steps} steps at {settings.stability_image_size} px")
+        self.report.stability = run_stability(
             Variant.GEMM_NHWC,
             self.plan,
-            self._device,
+            settings.device,
             self.autocast,
             steps=settings.stability_steps,
             image_size=settings.stability_image_size,
             batch_size=settings.batch_size,
         )
 
-    def _network(self, make: Callable[..., Pass], footprints: bool) -> list[Result]:
-        settings = self._settings
+    def _network_passes(self, make: Callable[..., Pass]) -> dict[Variant, Callable[[], Pass]]:
+        settings = self.settings
         plain = make_module(SEED)
-        batch = synthetic_batch(settings.batch_size, settings.image_size, len(CLASS_NAMES), SEED).to(self._device)
+        batch = synthetic_batch(settings.batch_size, settings.image_size, len(CLASS_NAMES), SEED).to(settings.device)
 
         def prepare(variant: Variant) -> Pass:
-            return make(variant_module(plain, variant, self.plan, self._device), batch)
+            return make(variant_module(plain, variant, self.plan, settings.device), batch)
 
-        return self._compare({variant: partial(prepare, variant) for variant in self._variants}, footprints)
+        return {variant: partial(prepare, variant) for variant in self.variants}
 
-    def _compare(self, passes: Passes, footprints: bool) -> list[Result]:
-        settings = self._settings
-
-        def switches(variant: Variant) -> AbstractContextManager[None]:
-            return libraries(variant, self._device, settings.vendor_search)
-
+    def _compare(self, passes: dict[Variant, Callable[[], Pass]], footprints: bool) -> list[Result]:
+        settings = self.settings
         return compare(
             passes,
-            switches,
-            self._device,
+            partial(libraries, device=settings.device, vendor_search=settings.vendor_search),
+            settings.device,
             repeats=settings.repeats,
             footprints=footprints,
             profiled=settings.profile,
         )
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a device current: events are noted on its stream."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,11 +1,11 @@
-"""Whether many steps stay finite, repeat bit for bit and do not gather memory."""
+"""Stability run: two equal trainings must be finite, equal bit for bit, and must not leak memory."""
 
 import math
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,30 +19,32 @@ from yolo_lightning.module import YOLOModule
 
 SEED = 1
 BATCHES = 4
-WARM_UP_SHARE = 0.2
+WARM_UP_FRACTION = 0.2
 CPU_GROWTH_BYTES = 32 * 2**20
-"""Allowed: the C library's heap comes and goes by some megabytes."""
+"""Tolerance on a CPU: the heap of the C library varies by some MiB."""
 DEVICE_GROWTH_BYTES = 2**20
 STATM = Path("/proc/self/statm")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True)
 class Stability:
-    """Outcome of two equal trainings.
+    """Result of two equal trainings.
 
     Attributes:
         variant: The convolution.
-        steps: Of each training.
-        image_size: Pixels.
-        first_loss: Per image, first step.
-        last_loss: Per image, last step.
-        finite: No loss was NaN or infinite.
-        equal: Losses of both trainings are equal bit for bit.
+        steps: Steps of each training.
+        image_size: Side of the square input, pixels.
+        first_loss: Loss per image in the first step.
+        last_loss: Loss per image in the last step.
+        finite: Whether all losses are finite.
+        equal: Whether the losses of both trainings are equal bit for bit.
         first_difference: First step (from 0) whose losses differ, or None.
         largest_difference: Largest relative difference of two losses.
-        growth_bytes: Memory in use at the end of both above that after the warm-up; None where it cannot be read.
-        allowed_growth_bytes: Up to this is no growth.
-        failure: The error that ended a training, or None.
+        growth_bytes: Memory use at the end minus that after the warm-up; None if it cannot be measured.
+        allowed_growth_bytes: Largest growth that passes.
+        failure: Error that ended a training, or None.
+        grows: Whether the memory use grew by more than allowed.
+        passed: Whether no check failed.
     """
 
     variant: Variant
@@ -57,16 +59,12 @@ class Stability:
     growth_bytes: int | None
     allowed_growth_bytes: int
     failure: str | None = None
+    grows: bool = field(init=False)
+    passed: bool = field(init=False)
 
-    @property
-    def grows(self) -> bool:
-        """Whether memory in use grew."""
-        return self.growth_bytes is not None and self.growth_bytes > self.allowed_growth_bytes
-
-    @property
-    def passed(self) -> bool:
-        """Whether everything is as it should be."""
-        return self.failure is None and self.finite and self.equal and not self.grows
+    def __post_init__(self) -> None:
+        self.grows = self.growth_bytes is not None and self.growth_bytes > self.allowed_growth_bytes
+        self.passed = self.failure is None and self.finite and self.equal and not self.grows
 
 
 def run_stability(
@@ -79,45 +77,50 @@ def run_stability(
     image_size: int,
     batch_size: int,
 ) -> Stability:
-    """Train twice from the same seed on the same few batches, and compare.
+    """Train twice from one seed on the same batches and compare the losses. An error fails the run.
 
-    On an accelerator PyTorch's deterministic algorithms are chosen where they exist. An error fails the run.
+    On an accelerator, deterministic algorithms of PyTorch are enabled where they exist.
     """
     memory: list[int] = []
     trainings: list[list[float]] = []
     failure = None
     try:
-        with _deterministic(device):
+        with nullcontext() if device.type == "cpu" else _deterministic():
             for _ in range(2):
                 module = variant_module(make_module(SEED), variant, plan, device)
                 seeds = range(SEED, SEED + BATCHES)
                 batches = [synthetic_batch(batch_size, image_size, len(CLASS_NAMES), seed).to(device) for seed in seeds]
                 trainings.append(_losses(module, batches, device, autocast, steps, memory))
-    except Exception as error:  # whatever it is, it is the result
+    except Exception as error:  # any error is a result
         failure = f"{type(error).__name__}: {error}".splitlines()[0]
         trainings = [[math.nan], [math.nan]]
     one, two = trainings
     differing = [step for step, pair in enumerate(zip(one, two, strict=True)) if pair[0] != pair[1]]
     return Stability(
-        variant,
-        steps,
-        image_size,
-        one[0],
-        one[-1],
-        all(map(math.isfinite, one + two)),
-        not differing,
-        differing[0] if differing else None,
-        max((abs(one[step] - two[step]) / max(abs(one[step]), 1e-12) for step in differing), default=0.0),
-        growth(memory, warm_up=math.ceil(steps * WARM_UP_SHARE)),
-        CPU_GROWTH_BYTES if device.type == "cpu" else DEVICE_GROWTH_BYTES,
-        failure,
+        variant=variant,
+        steps=steps,
+        image_size=image_size,
+        first_loss=one[0],
+        last_loss=one[-1],
+        finite=all(map(math.isfinite, one + two)),
+        equal=not differing,
+        first_difference=differing[0] if differing else None,
+        largest_difference=max((abs(one[i] - two[i]) / max(abs(one[i]), 1e-12) for i in differing), default=0.0),
+        growth_bytes=growth(memory, warm_up=math.ceil(steps * WARM_UP_FRACTION)),
+        allowed_growth_bytes=CPU_GROWTH_BYTES if device.type == "cpu" else DEVICE_GROWTH_BYTES,
+        failure=failure,
     )
 
 
 def growth(memory: list[int], warm_up: int) -> int | None:
-    """How much higher the last tenth of `memory` (bytes after each step) lies than the tenth after the warm-up.
+    """Return the growth of the memory use after the warm-up, bytes, or None if there are fewer than two values.
 
-    Of each tenth the lowest value counts: what is given back again was no growth. None where too little is known.
+    Compares the minimum of the last tenth of the steps with the minimum of the first tenth, so that memory that is
+    freed again does not count.
+
+    Args:
+        memory: Bytes in use after each step.
+        warm_up: Number of steps to skip.
     """
     settled = memory[warm_up:]
     if len(settled) < 2:
@@ -134,29 +137,20 @@ def _losses(
     steps: int,
     memory: list[int],
 ) -> list[float]:
-    """Loss per image of every step; appends the bytes in use after each step to `memory`."""
+    """Return the loss per image of every step; append the bytes in use after each step to `memory`."""
     one_pass = step_pass(module, batches, autocast)
     losses = []
     for _ in range(steps):
         losses.append(float(one_pass.run()))
-        if (used := _memory_in_use(device)) is not None:
-            memory.append(used)
+        if device.type == "cuda":
+            memory.append(torch.cuda.memory_allocated(device))
+        elif STATM.exists():
+            memory.append(int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
     return losses
 
 
-def _memory_in_use(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    if STATM.exists():
-        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
 @contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
-    if device.type == "cpu":
-        yield
-        return
+def _deterministic() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*deterministic.*")

@@ -1,4 +1,4 @@
-"""`benchmark_loader`: how fast training samples are made, how soon workers deliver, and what they hold in memory."""
+"""`benchmark_loader`: training samples per second, time to the first batch, and memory of the loader workers."""
 
 import pickle
 import sys
@@ -23,19 +23,17 @@ from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.utils.files import write_json
 
 PIPE_COLUMNS = 120
-"""Width of the tables where there is no terminal."""
-
+"""Width of the tables if the output is not a terminal."""
 STARTS = 3
-"""Starts of each number of workers; the first may find cold files, or no fork server yet."""
-
+"""Starts per number of workers; the first one may read files from disk and start the fork server."""
 MIB = 1024**2
 ALL_EPOCHS = 2**31
-"""Mosaic in any epoch."""
+"""Number of mosaic epochs that no run exceeds."""
 
 FIRST_BATCH_LIMIT_S = 300.0
 
 Arm = Callable[[int], object]
-"""Makes training sample number n."""
+"""Function that makes training sample number n."""
 
 
 def benchmark_loader(
@@ -46,27 +44,27 @@ def benchmark_loader(
     repeats: int = 7,
     json: Path | None = None,
 ) -> None:
-    """Measure how training samples are made: per second and core, until the first batch, and in memory.
+    """Measure training samples per second and core, the time to the first batch and the memory of the workers.
 
-    The frames are read from wherever they lie (packed store, folder, frames.zip), taking turns, from a warm page cache,
-    with the full augmentation in every sample. Beside the first batch stands the floor: as many interpreters that
-    import torch and nothing else.
+    Every available storage (packed store, folder, frames.zip) is measured in turns, from a warm page cache, with the
+    full augmentation in every sample. The time to the first batch is printed beside a lower bound: the same number of
+    interpreters that only import torch.
 
     Args:
-        data: The dataset, its augmentation, batch size and loader settings.
-        workers: Numbers of workers to start, each at least 0.
+        data: Dataset, augmentation, batch size and loader settings.
+        workers: Numbers of workers to start, each >= 0.
         samples: Samples per measurement, on one core.
-        repeats: Measurements of each kind; the median counts.
-        json: File that receives the numbers.
+        repeats: Measurements per storage; the median is reported.
+        json: Output file for all results.
 
     Raises:
         ValueError: If an option is out of range, or the data cannot be used.
     """
     for name, value in (("samples", samples), ("repeats", repeats)):
         if value < 1:
-            raise ValueError(f"{name} is {value}, allowed are 1 and more")
+            raise ValueError(f"{name} must be >= 1, got {value}")
     if min(workers, default=0) < 0:
-        raise ValueError(f"workers are {workers}, allowed are 0 and more")
+        raise ValueError(f"workers must contain values >= 0 only, got {list(workers)}")
     started = time.perf_counter()
     data.setup("fit")
     setup_s = time.perf_counter() - started
@@ -77,7 +75,7 @@ def benchmark_loader(
     starts = {f"{count} workers": [start_of(data, dataset, count) for _ in range(STARTS)] for count in workers}
     floors = {f"{count} workers": floor_of(count) for count in workers if count}
     console = wide_console()
-    console.print(f"setup of the datamodule {setup_s:.2f} s, pickled dataset {pickled_bytes:,} bytes")
+    console.print(f"data module setup: {setup_s:.2f} s; pickled dataset: {pickled_bytes:,} bytes")
     console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core"))
     console.print(start_table(starts, floors, data))
     if json is not None:
@@ -92,15 +90,15 @@ def benchmark_loader(
 
 
 def wide_console() -> Console:
-    """The terminal, or a page wide enough for the tables."""
-    return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
+    """Return a console for stdout that is wide enough for the tables if stdout is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 
 def our_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
-    """A training dataset with mosaic in each sample for each way in which the frames are stored.
+    """Return a training dataset for each available storage of the frames, with mosaic in every sample.
 
     Raises:
-        ValueError: If they are stored in none.
+        ValueError: If no storage is available; the message lists the reason for each.
     """
     settings = replace(data.augmentation, mosaic=1.0)
     datasets: dict[str, TrainingDataset] = {}
@@ -118,45 +116,39 @@ def our_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
 
 
 def arm_of(dataset: TrainingDataset) -> Arm:
-    """Samples of a dataset in the order of its first epochs."""
+    """Return a function that makes the samples of the dataset in the order of its epochs."""
     order = shuffled(dataset)
     return lambda number: dataset[number // len(order), order[number % len(order)]]
 
 
 def shuffled(dataset: TrainingDataset) -> list[int]:
-    """The frames of a dataset, each once, in an order that depends on its seed alone."""
+    """Return a permutation of the frame indices that depends on the seed of the dataset only."""
     return [int(index) for index in np.random.default_rng(dataset.seed).permutation(len(dataset))]
 
 
 def measure_speeds(arms: Mapping[str, Arm], samples: int, repeats: int) -> dict[str, Spread]:
-    """Seconds per sample of each arm on one core; the arms take turns, each begins with an unmeasured turn.
+    """Return the seconds per sample of each arm on one core. The arms take turns, after one unmeasured turn each.
 
     Args:
-        arms: What makes the samples, by name.
+        arms: Functions that make samples, by name.
         samples: Samples per turn.
-        repeats: Measured turns.
+        repeats: Number of measured turns.
     """
     times: dict[str, list[float]] = {name: [] for name in arms}
     with single_thread():
-        for arm in arms.values():
-            make(arm, 0, samples)
-        for turn, order in enumerate(rounds(tuple(arms), repeats), start=1):
+        for turn, order in enumerate([tuple(arms), *rounds(tuple(arms), repeats)]):
             for name in order:
-                times[name].append(make(arms[name], turn * samples, samples))
+                started = time.perf_counter()
+                for number in range(turn * samples, (turn + 1) * samples):
+                    arms[name](number)
+                if turn > 0:
+                    times[name].append((time.perf_counter() - started) / samples)
     return {name: Spread(tuple(own)) for name, own in times.items()}
-
-
-def make(arm: Arm, first: int, count: int) -> float:
-    """Seconds per sample over `count` samples from `first` on."""
-    started = time.perf_counter()
-    for number in range(first, first + count):
-        arm(number)
-    return (time.perf_counter() - started) / count
 
 
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """One thread for torch and OpenCV, as in a loader worker."""
+    """Limit torch and OpenCV to one thread, as in a loader worker."""
     before = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
@@ -168,7 +160,7 @@ def single_thread() -> Iterator[None]:
 
 
 def start_of(data: DetectionDataModule, dataset: TrainingDataset, workers: int) -> WorkerStart:
-    """Start `workers` workers with the settings of `data`, wait for the first batch, look at them, end them."""
+    """Start workers with the loader settings of `data`; return the time to the first batch and their memory."""
     settings = replace(data.loader, workers=workers, timeout_s=FIRST_BATCH_LIMIT_S)
     order = shuffled(dataset)
     batches = [
@@ -181,10 +173,10 @@ def start_of(data: DetectionDataModule, dataset: TrainingDataset, workers: int) 
 
 
 def speed_table(speeds: Mapping[str, Spread], title: str, against: Sequence[str] = ()) -> Table:
-    """A row per arm: samples per second and core, milliseconds per sample, times as fast as each of `against`."""
+    """Return a table of the speed of each arm, with the ratio to the speed of each arm in `against`."""
     table = Table(title=f"{title}: median (slowest to fastest)", title_justify="left")
-    table.add_column("frames from")
-    for heading in ("samples per second and core", "ms per sample", *(f"times {name}" for name in against)):
+    table.add_column("storage")
+    for heading in ("samples/s per core", "ms per sample", *(f"x {name}" for name in against)):
         table.add_column(heading, justify="right")
     for name, spread in speeds.items():
         slow, fast = 1 / spread.maximum_s, 1 / spread.minimum_s
@@ -197,13 +189,13 @@ def speed_table(speeds: Mapping[str, Spread], title: str, against: Sequence[str]
 def start_table(
     starts: Mapping[str, Sequence[WorkerStart]], floors: Mapping[str, WorkerStart], data: DetectionDataModule
 ) -> Table:
-    """A row per kind of start: seconds to the first batch, memory per worker, beside the floor."""
+    """Return a table of the time to the first batch and the memory per worker, beside the lower bound."""
     table = Table(
-        title=f"start by {data.loader.start_method}, batches of {data.batch_size}: median (longest), largest worker",
+        title=f"{data.loader.start_method} workers, batch {data.batch_size}: median (longest), largest worker",
         title_justify="left",
     )
     table.add_column("loader")
-    for heading in ("first batch, s", "private MB", "proportional MB", "import torch, s", "private MB of it"):
+    for heading in ("first batch s", "private MiB", "PSS MiB", "import torch s", "its private MiB"):
         table.add_column(heading, justify="right")
     for name, own in starts.items():
         seconds = Spread(tuple(start.first_batch_s for start in own))
@@ -219,5 +211,5 @@ def start_table(
 
 
 def megabytes(sizes_bytes: Sequence[int]) -> str:
-    """The largest of several sizes, MB; nothing where there is none."""
+    """Return the largest size in MiB, or an empty string if there is none."""
     return f"{max(sizes_bytes) / MIB:.0f}" if any(sizes_bytes) else ""

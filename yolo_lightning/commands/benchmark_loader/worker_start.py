@@ -1,9 +1,9 @@
-"""How soon loader workers deliver, and what they hold in memory."""
+"""Time to the first batch and memory of loader workers."""
 
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing import active_children
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """How workers began.
+    """One start of loader workers.
 
     Attributes:
         first_batch_s: Seconds from the start of the workers to the first batch.
-        private_bytes: Memory of each worker that it shares with nobody, bytes.
-        proportional_bytes: The same, plus its share of what several processes map (PSS), bytes.
+        private_bytes: Private memory of each worker, bytes.
+        proportional_bytes: Proportional set size (PSS) of each worker, bytes: private memory plus a share of the
+            memory that several processes map.
     """
 
     first_batch_s: float
@@ -26,22 +27,22 @@ class WorkerStart:
 
 
 def watch_start(build: Callable[[], Any]) -> WorkerStart:
-    """Build a loader, wait for its first batch, look at its workers and let them end."""
-    strangers = {process.pid for process in active_children()}
+    """Build a loader, wait for its first batch, measure its workers and wait until they have exited."""
+    other_processes = {process.pid for process in active_children()}
     started = time.perf_counter()
     batches = iter(build())
     next(batches)
     first_batch_s = time.perf_counter() - started
-    processes = [process for process in active_children() if process.pid not in strangers]
-    memory = [memory_of(process.pid) for process in processes if process.pid is not None]
+    workers = [process for process in active_children() if process.pid not in other_processes]
+    start = _with_memory(first_batch_s, [worker.pid for worker in workers if worker.pid is not None])
     del batches
-    for process in processes:
-        process.join()
-    return WorkerStart(first_batch_s, tuple(own for own, _ in memory), tuple(share for _, share in memory))
+    for worker in workers:
+        worker.join()
+    return start
 
 
 def floor_of(workers: int) -> WorkerStart:
-    """As many interpreters at once as there would be workers, each of which imports torch and nothing else."""
+    """Start `workers` interpreters at once that only import torch; a lower bound for the start of spawned workers."""
     code = "import torch, sys; print(flush=True); sys.stdin.read()"
     started = time.perf_counter()
     processes = [
@@ -52,19 +53,22 @@ def floor_of(workers: int) -> WorkerStart:
         for process in processes:
             assert process.stdout is not None
             process.stdout.readline()
-        first_batch_s = time.perf_counter() - started
-        memory = [memory_of(process.pid) for process in processes]
+        return _with_memory(time.perf_counter() - started, [process.pid for process in processes])
     finally:
         for process in processes:
             process.communicate()
-    return WorkerStart(first_batch_s, tuple(own for own, _ in memory), tuple(share for _, share in memory))
 
 
 def memory_of(process_id: int) -> tuple[int, int]:
-    """Private and proportional memory of a process, bytes; 0 where the system does not tell."""
+    """Return the private memory and the PSS of a process in bytes; zeros if /proc does not report them."""
     try:
         lines = Path(f"/proc/{process_id}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:
         return 0, 0
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     return sizes["Private_Clean"] + sizes["Private_Dirty"], sizes["Pss"]
+
+
+def _with_memory(first_batch_s: float, process_ids: Iterable[int]) -> WorkerStart:
+    memory = [memory_of(process_id) for process_id in process_ids]
+    return WorkerStart(first_batch_s, tuple(own for own, _ in memory), tuple(share for _, share in memory))

@@ -1,1 +1,1 @@
-"""One file per convolution algorithm, and the table that selects among them."""
+"""One file per convolution algorithm, and the table of candidates."""

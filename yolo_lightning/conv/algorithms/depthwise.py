@@ -1,4 +1,4 @@
-"""Depthwise convolution: one multiply-add over the whole image for each kernel tap, without a loop over groups."""
+"""Depthwise convolution: one multiply-add over the whole image per kernel tap, without a loop over groups."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, pad,
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`; sums in float32 for the half types."""
+    """Return the output, `problem.output_size`; half types accumulate in float32."""
     padded, taps = pad(input, problem).unsqueeze(2), _taps(weight, problem)
     total = input.new_zeros(_grouped_output(problem), dtype=accumulation_dtype(input.dtype))
     for row in range(problem.kernel[0]):
@@ -20,7 +20,7 @@ def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the input, `problem.input_size`; sums in float32 for the half types."""
+    """Return the input gradient, `problem.input_size`; half types accumulate in float32."""
     samples, channels, _, _ = problem.input_size
     taps, grouped = _taps(weight, problem), grad_output.reshape(_grouped_output(problem))
     total = grouped.new_zeros((samples, channels, *problem.padded_size), dtype=accumulation_dtype(grouped.dtype))
@@ -32,7 +32,7 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Ten
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the weight, `problem.weight_size`; sums in float32 for the half types."""
+    """Return the weight gradient, `problem.weight_size`; half types accumulate in float32."""
     padded, grouped = pad(input, problem).unsqueeze(2), grad_output.reshape(_grouped_output(problem))
     products = [
         (padded[..., tap(0, row, problem), tap(1, column, problem)] * grouped).sum(
@@ -45,7 +45,7 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
 
 
 def _taps(weight: Tensor, problem: Problem) -> Tensor:
-    """`(kernel height, kernel width, 1, C, multiplier, 1, 1)`."""
+    """Return the weight as `(kernel height, kernel width, 1, C, multiplier, 1, 1)`."""
     channels = problem.groups
     taps = weight.reshape(channels, -1, *problem.kernel).permute(2, 3, 0, 1)
     return taps[:, :, None, :, :, None, None]

@@ -1,4 +1,4 @@
-"""The general path: every window becomes a column (im2col), then one batched matrix product over samples and groups.
+"""im2col, the general algorithm: each window becomes a column of a matrix; one batched product per tile of samples.
 
 Chellapilla, Puri, Simard: High Performance Convolutional Neural Networks for Document Processing (2006).
 """
@@ -14,7 +14,7 @@ from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, item
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`."""
+    """Return the output, `problem.output_size`."""
     matrices = _matrices(weight, problem)
     output = input.new_empty(_grouped_output(problem))
     for samples, columns in _column_tiles(input, problem):
@@ -23,7 +23,7 @@ def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the input, `problem.input_size`; overlapping windows are summed in at least float32."""
+    """Return the input gradient, `problem.input_size`; overlapping windows are summed in float32 or float64."""
     matrices = _matrices(weight, problem).transpose(1, 2)
     columns = matrices @ grad_output.reshape(_grouped_output(problem))
     samples, channels, _, _ = problem.input_size
@@ -39,7 +39,7 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Ten
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the weight, `problem.weight_size`; sums over samples in float32 for the half types."""
+    """Return the weight gradient, `problem.weight_size`; half types are summed over samples in float32."""
     grouped = grad_output.reshape(_grouped_output(problem))
     total = torch.zeros((), dtype=accumulation_dtype(input.dtype), device=input.device)
     for samples, columns in _column_tiles(input, problem):
@@ -48,7 +48,7 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
 
 
 def _column_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Tensor]]:
-    """Yield runs of samples with their columns `(run, groups, C / groups * kernel taps, output pixels)`."""
+    """Yield slices of samples and their columns `(samples, groups, C / groups * kernel taps, output pixels)`."""
     padded = pad(input, problem)
     (kernel_height, kernel_width), (_, _, height, width) = problem.kernel, problem.output_size
     samples, channels, _, _ = problem.input_size

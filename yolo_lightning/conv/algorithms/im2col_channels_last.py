@@ -1,7 +1,7 @@
-"""im2col for channels_last tensors: windows are copied in runs of channels, one matrix product serves all samples.
+"""im2col for channels_last tensors: all channels of a pixel are copied at once, and samples share a matrix product.
 
-The windows of a few image rows at a time fill one small buffer that stays in the cache of a CPU between the copy and
-the multiplication.
+Windows are copied for a few image rows at a time, into a small buffer that stays in the cache of a CPU between the copy
+and the matrix product.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from yolo_lightning.conv.algorithms.shared import accumulation_dtype, add_produc
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`."""
+    """Return the output, `problem.output_size`."""
     matrix = _matrix(weight)
     samples, outputs, height, width = problem.output_size
     output = input.new_empty(samples * height * width, outputs)
@@ -24,7 +24,7 @@ def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the input, `problem.input_size`; overlapping windows are summed in at least float32."""
+    """Return the input gradient, `problem.input_size`; overlapping windows are summed in float32 or float64."""
     samples, channels, _, _ = problem.input_size
     _, outputs, height, width = problem.output_size
     total = grad_output.new_zeros(samples, *problem.padded_size, channels, dtype=accumulation_dtype(grad_output.dtype))
@@ -41,7 +41,7 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Ten
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the weight, `problem.weight_size`; sums over tiles in float32 for the half types."""
+    """Return the weight gradient, `problem.weight_size`; half types are summed over tiles in float32."""
     outputs, channels, height, width = problem.weight_size
     grads = grad_output.permute(0, 2, 3, 1).reshape(-1, outputs)
     pixels_per_sample = problem.output_size[2] * problem.output_size[3]
@@ -54,7 +54,7 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
 
 
 def _window_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Tensor]]:
-    """Yield runs of output pixels with their windows `(run, kernel taps * C)`; the next run overwrites the windows."""
+    """Yield slices of output pixels and their windows `(pixels, kernel taps * C)` in one buffer that is reused."""
     padded = pad(input, problem)
     (kernel_height, kernel_width), channels = problem.kernel, problem.input_size[1]
     samples, _, height, width = problem.output_size
@@ -82,7 +82,7 @@ def _window_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Tens
 
 
 def _runs(samples: int, height: int, rows_per_tile: int) -> Iterator[tuple[slice, slice]]:
-    """Yield whole samples where several fit into a tile, else some rows of one sample: both adjoin in the output."""
+    """Yield slices of samples and rows: whole samples if they fit into a tile, else some rows of one sample."""
     if rows_per_tile >= height:
         step = rows_per_tile // height
         for start in range(0, samples, step):
@@ -94,5 +94,5 @@ def _runs(samples: int, height: int, rows_per_tile: int) -> Iterator[tuple[slice
 
 
 def _matrix(weight: Tensor) -> Tensor:
-    """`(O, kernel taps * C)`."""
+    """Return the weight as `(O, kernel taps * C)`."""
     return weight.permute(0, 2, 3, 1).reshape(weight.size(0), -1)

@@ -1,4 +1,4 @@
-"""The input gradient of stride 1 as a convolution: of the output gradient with the mirrored weight."""
+"""Input gradient of stride 1 as a convolution of the output gradient with the mirrored weight."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from yolo_lightning.conv.algorithms.problem import Problem
 
 
 def correlation(problem: Problem) -> Problem:
-    """The convolution that maps the output gradient and `mirrored_weight` to the input gradient."""
+    """Return the problem that maps the output gradient and `mirrored_weight` to the input gradient."""
     assert problem.stride == (1, 1), problem
     kernel_height, kernel_width = problem.kernel
     rows, columns = problem.dilation[0] * (kernel_height - 1), problem.dilation[1] * (kernel_width - 1)
@@ -17,13 +17,13 @@ def correlation(problem: Problem) -> Problem:
         problem,
         input_size=problem.output_size,
         weight_size=(problem.input_size[1], problem.weight_size[0] // problem.groups, kernel_height, kernel_width),
-        # A side padded by more than the kernel's reach is cut off here: negative padding crops.
+        # Negative, i.e. cropping, if a side is padded by more than the extent of the kernel.
         padding=(rows - top, rows - bottom, columns - left, columns - right),
     )
 
 
 def mirrored_weight(weight: Tensor, groups: int) -> Tensor:
-    """Turn `(groups * O, C, kH, kW)` by 180 degrees and exchange channels: `(groups * C, O, kH, kW)`."""
+    """Rotate the kernels of `(groups * O, C, kH, kW)` by 180 degrees and return `(groups * C, O, kH, kW)`."""
     outputs, channels, height, width = weight.shape
     grouped = weight.flip(2, 3).reshape(groups, outputs // groups, channels, height, width)
     return grouped.transpose(1, 2).reshape(groups * channels, outputs // groups, height, width)

@@ -1,7 +1,6 @@
-"""PyTorch's own depthwise kernel for accelerators of the CUDA family (CUDA and ROCm), which needs no vendor library.
+"""ATen's depthwise kernel for CUDA and ROCm devices, which needs no vendor library. Forward product only.
 
-Only the forward product is here. The kernels of its backward are reached through `aten::convolution_backward` alone,
-which may hand over to the vendor library instead.
+The backward kernels are accessible only through `aten::convolution_backward`, which may dispatch to the vendor library.
 """
 
 import torch
@@ -11,10 +10,10 @@ from yolo_lightning.conv.algorithms.problem import Problem
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`, contiguous; sums in float32 for the half types.
+    """Return the output, `problem.output_size`, contiguous; half types accumulate in float32.
 
     Raises:
-        RuntimeError: If the tensors are too large for its 32-bit indices, or this build lacks the operator.
+        RuntimeError: If the tensors are too large for 32-bit indices, or this torch build has no such operator.
     """
     top, _, left, _ = problem.padding
     output: Tensor = torch.ops.aten._conv_depthwise2d(
@@ -24,6 +23,6 @@ def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
 
 
 def accepts(problem: Problem) -> bool:
-    """Whether the padding is the same on opposite sides and crops nothing, as the operator asks."""
+    """Return whether the padding is >= 0 and equal on opposite sides, as the operator requires."""
     top, bottom, left, right = problem.padding
     return top == bottom >= 0 and left == right >= 0

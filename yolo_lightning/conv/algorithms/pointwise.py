@@ -1,4 +1,4 @@
-"""1x1 convolution, stride 1, no padding: a matrix product over the channels, nothing is lowered."""
+"""1x1 convolution with stride 1 and no padding: a matrix product over the channels, without lowering."""
 
 import torch
 from torch import Tensor
@@ -8,17 +8,17 @@ from yolo_lightning.conv.algorithms.shared import accumulation_dtype, add_produc
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`."""
+    """Return the output, `problem.output_size`."""
     return _mix_channels(input, _matrices(weight, problem), problem).view(problem.output_size)
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the input, `problem.input_size`."""
+    """Return the input gradient, `problem.input_size`."""
     return _mix_channels(grad_output, _matrices(weight, problem).transpose(1, 2), problem).view(problem.input_size)
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the weight, `problem.weight_size`; sums over samples in float32 for the half types."""
+    """Return the weight gradient, `problem.weight_size`; half types are summed over samples in float32."""
     if problem.channels_last and problem.groups == 1:
         total = input.new_zeros(problem.weight_size[:2], dtype=accumulation_dtype(input.dtype))
         add_products_(total, _pixels_by_channels(grad_output), _pixels_by_channels(input), input.size(0))

@@ -1,4 +1,4 @@
-"""What a 2-D convolution is asked to do: its arguments checked, completed and frozen into one hashable `Problem`."""
+"""Sizes and arguments of a 2-D convolution, checked and stored in a hashable `Problem`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ SUPPORTED_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Problem:
-    """One convolution without its numbers; equal problems can share an algorithm.
+    """Sizes and arguments of one convolution, without data; the key for the selection of an algorithm.
 
     Attributes:
         input_size: `(N, C, H, W)` of the unpadded input.
@@ -24,7 +24,7 @@ class Problem:
         padding: Zeros around the input, in pixels, `(top, bottom, left, right)`.
         dilation: Distance between kernel taps, in input pixels, `(vertical, horizontal)`.
         groups: Number of independent channel groups.
-        channels_last: Whether results are laid out with channels innermost in memory (NHWC).
+        channels_last: Whether the results have the memory format channels_last (NHWC).
     """
 
     input_size: tuple[int, int, int, int]
@@ -48,7 +48,7 @@ class Problem:
 
     @cached_property
     def output_size(self) -> tuple[int, int, int, int]:
-        """`(N, O, output height, output width)`; torch answers an input without channels with O = 0, and so do we."""
+        """`(N, O, output height, output width)`; O = 0 for an input without channels, as in torch."""
         height, width = (
             (self.padded_size[axis] - self.dilation[axis] * (self.kernel[axis] - 1) - 1) // self.stride[axis] + 1
             for axis in (0, 1)
@@ -57,12 +57,12 @@ class Problem:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether every output pixel sees exactly the input pixel at its own place."""
+        """Whether every output pixel depends on the input pixel at the same position only."""
         return self.kernel == (1, 1) and self.stride == (1, 1) and not any(self.padding)
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether every output channel sees exactly one of several input channels."""
+        """Whether every output channel depends on exactly one of several input channels."""
         return self.weight_size[1] == 1 and self.groups == self.input_size[1] > 1
 
     @property
@@ -81,28 +81,30 @@ def make_problem(
     groups: int,
     memory_format: torch.memory_format | None = None,
 ) -> Problem:
-    """Check the arguments of a batched convolution and complete them.
+    """Check the arguments of a batched convolution and return its problem.
 
     Args:
         input: `(N, C, H, W)`.
         weight: `(O, C / groups, kernel height, kernel width)`, dtype and device of the input.
         bias: `(O,)` or None, dtype and device of the input.
-        stride: Positive, one value or `(vertical, horizontal)`.
-        padding: Not negative, one value or `(vertical, horizontal)`, or `"same"` or `"valid"`.
-        dilation: Positive, one value or `(vertical, horizontal)`.
-        groups: Positive, divides both channel counts.
-        memory_format: Layout of the results; None is channels_last where the input or the weight is.
+        stride: > 0, one value or `(vertical, horizontal)`.
+        padding: >= 0, one value or `(vertical, horizontal)`, or `"same"` or `"valid"`.
+        dilation: > 0, one value or `(vertical, horizontal)`.
+        groups: > 0; must divide both channel counts.
+        memory_format: Layout of the results; None selects channels_last if the input or the weight has this layout.
 
     Raises:
-        ValueError: If an argument is not allowed; the message holds the bad value and the allowed ones.
+        ValueError: If an argument is not allowed.
     """
     _check_tensors(input, weight, bias)
     stride_pair = _pair("stride", stride, minimum=1)
     dilation_pair = _pair("dilation", dilation, minimum=1)
-    # int: under torch.jit.trace a size is a tensor, which may not become part of a problem.
+    # int: under torch.jit.trace a size is a tensor, which must not become part of a problem.
     kernel = (int(weight.size(2)), int(weight.size(3)))
     if min(kernel) < 1 or weight.size(0) < 1:
-        raise ValueError(f"weight of shape {tuple(weight.shape)} is empty; it needs an output channel and kernel taps")
+        raise ValueError(
+            f"weight must have at least one output channel and one kernel tap, got shape {tuple(weight.shape)}"
+        )
     _check_channels(input, weight, bias, groups)
     problem = Problem(
         input_size=(int(input.size(0)), int(input.size(1)), int(input.size(2)), int(input.size(3))),
@@ -117,8 +119,8 @@ def make_problem(
     reach = tuple(dilation_pair[axis] * (kernel[axis] - 1) + 1 for axis in (0, 1))
     if reach[0] > problem.padded_size[0] or reach[1] > problem.padded_size[1]:
         raise ValueError(
-            f"kernel size can't be greater than actual input size: the kernel reaches over {reach} pixels "
-            f"(dilation included), the padded input has {problem.padded_size}"
+            f"kernel size can't be greater than actual input size: the dilated kernel has {reach} pixels, "
+            f"the padded input has {problem.padded_size}"
         )
     return problem
 
@@ -129,7 +131,7 @@ def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if input.dim() != 4:
         raise ValueError(f"expected 3D (unbatched) or 4D (batched) input to conv2d, got shape {tuple(input.shape)}")
     if input.dtype not in SUPPORTED_DTYPES:
-        raise ValueError(f"input has dtype {input.dtype}; allowed are {', '.join(map(str, SUPPORTED_DTYPES))}")
+        raise ValueError(f"input must have dtype {', '.join(map(str, SUPPORTED_DTYPES))}, got {input.dtype}")
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is None:
             continue
@@ -141,25 +143,25 @@ def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 def _check_channels(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
     if groups < 1:
-        raise ValueError(f"groups is {groups}; it must be a positive integer")
+        raise ValueError(f"groups must be > 0, got {groups}")
     if weight.size(0) % groups:
-        raise ValueError(f"groups is {groups}; it must divide the {weight.size(0)} output channels of the weight")
+        raise ValueError(f"groups must divide the {weight.size(0)} output channels of the weight, got {groups}")
     if input.size(1) != weight.size(1) * groups:
         raise ValueError(
             f"weight of shape {tuple(weight.shape)} with groups={groups} expects an input with "
             f"{weight.size(1) * groups} channels, got {input.size(1)} channels"
         )
     if bias is not None and tuple(bias.shape) != (weight.size(0),):
-        raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({weight.size(0)},), one value per output")
+        raise ValueError(f"bias must have shape ({weight.size(0)},), got {tuple(bias.shape)}")
 
 
 def _pair(name: str, value: IntOrPair, minimum: int) -> tuple[int, int]:
     values = (value,) if isinstance(value, int) else tuple(value)
     if len(values) not in (1, 2):
-        raise ValueError(f"{name} is {value!r}; it must be one integer or one for each of the 2 spatial dimensions")
+        raise ValueError(f"{name} must be one integer or one for each of the 2 spatial dimensions, got {value!r}")
     pair = (values[0], values[-1])
     if min(pair) < minimum:
-        raise ValueError(f"{name} is {value!r}; every value must be at least {minimum}")
+        raise ValueError(f"{name} must be >= {minimum}, got {value!r}")
     return pair
 
 
@@ -172,15 +174,15 @@ def _four_sides(
     if padding == "valid":
         return 0, 0, 0, 0
     if padding != "same":
-        raise ValueError(f"padding is {padding!r}; allowed are integers, 'same' and 'valid'")
+        raise ValueError(f"padding must be integers, 'same' or 'valid', got {padding!r}")
     if stride != (1, 1):
         raise ValueError(f"padding='same' needs stride 1, got stride {stride}")
     rows, columns = (dilation[axis] * (kernel[axis] - 1) for axis in (0, 1))
-    # An odd total puts the extra zero behind the image, as torch does.
+    # With an odd total, the extra zero is at the end, as in torch.
     return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
 
 
 def looks_channels_last(tensor: Tensor) -> bool:
-    """Whether the channels of a 4-D tensor lie innermost in memory; one channel tells nothing."""
-    # A slice of a channels_last tensor along the channels counts too, so dense storage is not asked for.
+    """Return whether a 4-D tensor has more than one channel and the channels are innermost in memory."""
+    # Dense storage is not required, so that a channel slice of a channels_last tensor counts, too.
     return tensor.size(1) > 1 and tensor.stride(1) == 1 and not tensor.is_contiguous()

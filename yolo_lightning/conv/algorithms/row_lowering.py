@@ -1,4 +1,4 @@
-"""The copies of `_rows_channels_last`: horizontal taps side by side, in a buffer that every tile uses again."""
+"""Row lowering of channels_last images: copies of the rows, one per horizontal tap, in a reused buffer."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,12 +9,12 @@ from yolo_lightning.conv.algorithms.tiles import overlap
 
 
 class RowLowering:
-    """Copies rows of an image, once for each horizontal tap, into a buffer that every call uses again.
+    """Copies rows of images, once per horizontal tap, into a buffer that every call overwrites.
 
     Args:
         images: `(N, height, width, C)`.
         width: Width of the result, pixels.
-        first_columns: Column of the image that the first pixel of the result meets, for each tap.
+        first_columns: Image column of the first pixel of the result, for each tap.
         column_step: Image columns between two pixels of the result.
     """
 
@@ -28,7 +28,7 @@ class RowLowering:
         self.views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def rows(self, samples: slice, first_row: int, row_step: int, count: int) -> Tensor:
-        """`count` rows of the samples, every `row_step`-th, `(samples, count * width, taps * C)`; zero outside."""
+        """Return `count` rows, every `row_step`-th, `(samples, count * width, taps * C)`; zero outside the image."""
         shape = samples.stop - samples.start, count
         if shape not in self.views:
             self.views[shape] = self._view(*shape)
@@ -43,10 +43,10 @@ class RowLowering:
         return flat
 
     def _view(self, samples: int, count: int) -> tuple[Tensor, Tensor]:
-        """The buffer for some rows, and the same as a matrix for each sample."""
+        """Return the buffer as `(samples, count, width, taps, C)` and as one matrix per sample."""
         elements = samples * count * self.width * self.depth
         if self.buffer.numel() < elements:
-            # Columns outside the image are never written, wherever a row comes to lie: they stay zero.
+            # Columns outside the image are never written and stay zero.
             self.buffer = self.images.new_zeros(elements)
             self.views.clear()
         flat = self.buffer[:elements].view(samples, count * self.width, self.depth)
@@ -56,15 +56,15 @@ class RowLowering:
 def _copies(
     images: Tensor, width: int, first_columns: Sequence[int], column_step: int
 ) -> list[tuple[slice, slice, Tensor]]:
-    """What goes where: columns and taps of the result, and the pixels `(N, height, columns, taps, C)` that they meet.
+    """Return the copies: columns and taps of the result, and their source pixels `(N, height, columns, taps, C)`.
 
-    Where the taps of a pixel adjoin in the image, they are copied together: a run of all channels of all taps.
+    If the taps of a pixel are adjacent in the image, all channels of all taps are copied as one contiguous run.
     """
     taps, size = len(first_columns), images.size(2)
     inside = [overlap(first, column_step, width, size) for first in first_columns]
-    adjoining = all(second - first == 1 for first, second in pairwise(first_columns))
+    adjacent = all(second - first == 1 for first, second in pairwise(first_columns))
     low, high = max(columns.start for columns, _ in inside), min(columns.stop for columns, _ in inside)
-    if not adjoining or low >= high:
+    if not adjacent or low >= high:
         return [
             (columns, slice(tap, tap + 1), images[:, :, source].unsqueeze(3))
             for tap, (columns, source) in enumerate(inside)

@@ -1,9 +1,9 @@
-"""Row lowering: only the horizontal taps are copied (3 copies for a 3x3 kernel, not 9), the vertical ones are views.
+"""Row lowering for NCHW tensors: only horizontal taps are copied (3 copies for a 3x3 kernel); vertical taps are views.
 
-Cho, Brand: MEC, Memory-efficient Convolution for Deep Neural Network (ICML 2017, arXiv 1706.06873), here for NCHW
-tensors, strides and dilations. The lowered image of a sample is `(kernel width * C, rows * output width)`. A vertical
-tap begins some rows further down, which is an offset into the same matrix, so it is multiplied without another copy.
-A vertical stride `s` splits the rows by their remainder modulo `s`; every tap meets the rows of one remainder only.
+Cho, Brand: MEC, Memory-efficient Convolution for Deep Neural Network (ICML 2017, arXiv 1706.06873), extended to strides
+and dilations. The lowered image of a sample is `(kernel width * C, rows * output width)`. A vertical tap is an offset
+of whole rows into this matrix and needs no further copy. A vertical stride `s` splits the rows by their remainder
+modulo `s`; every tap reads the rows of one remainder.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from yolo_lightning.conv.algorithms.shared import crop, items_per_tile, pad, tap
 
 @dataclass(frozen=True)
 class _VerticalTap:
-    """A vertical kernel tap: its index and the pixels of the lowered image that it meets."""
+    """A vertical kernel tap: its index and the pixels of the lowered image that it reads."""
 
     index: int
     pixels: slice
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`."""
+    """Return the output, `problem.output_size`."""
     matrices = _matrices(weight)
     samples, outputs, height, width = problem.output_size
     output = input.new_empty(samples, outputs, height * width)
@@ -38,7 +38,7 @@ def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the input, `problem.input_size`: the products are added back where they were lowered from."""
+    """Return the input gradient, `problem.input_size`; products are added at the positions they were lowered from."""
     matrices = _matrices(weight).transpose(1, 2)
     samples, channels, _, _ = problem.input_size
     _, outputs, height, width = problem.output_size
@@ -61,7 +61,7 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Ten
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the weight, `problem.weight_size`."""
+    """Return the weight gradient, `problem.weight_size`."""
     samples, outputs, height, width = problem.output_size
     kernel_height, kernel_width = problem.kernel
     channels = problem.input_size[1]
@@ -76,7 +76,7 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
 
 
 def _lowered_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Tensor, list[_VerticalTap], bool]]:
-    """Yield runs of samples, their lowered images, the vertical taps that these serve, and whether a run is new."""
+    """Yield slices of samples, their lowered images, the vertical taps that read them, and whether the slice is new."""
     padded = pad(input, problem)
     samples, channels, _, _ = problem.input_size
     width = problem.output_size[3]
@@ -106,6 +106,6 @@ def _row_count(remainder: int, problem: Problem) -> int:
 
 
 def _matrices(weight: Tensor) -> Tensor:
-    """`(kernel height, O, kernel width * C)`."""
+    """Return the weight as `(kernel height, O, kernel width * C)`."""
     outputs, channels, height, width = weight.shape
     return weight.permute(2, 0, 3, 1).reshape(height, outputs, width * channels)

@@ -1,12 +1,12 @@
-"""Row lowering for channels_last tensors: horizontal taps are copied, vertical ones are views (see `_rows`).
+"""Row lowering for channels_last tensors: horizontal taps are copied, vertical taps are views (see `rows`).
 
-The lowered rows of a tile of the image are a matrix `(pixels, horizontal taps * C)`. A vertical tap is an offset of
-whole rows into it, so one small buffer, which stays in the cache of a CPU, serves all taps. Padding is never written:
-what lies outside the image is zero in the buffer.
+The lowered rows of an image tile are a matrix `(pixels, horizontal taps * C)`. A vertical tap is an offset of whole
+rows into this matrix, so all taps read one small buffer, which stays in the cache of a CPU. The input is not padded:
+the buffer is zero outside the image.
 
-With stride `s` the input falls into `s * s` images, one for each remainder of row and column modulo `s`, each of which
-meets only some of the taps. The gradient for such an image is a convolution of the output gradient with stride 1, so
-nothing has to be scattered; and the lowered output gradient serves the gradient for the weight as well.
+Stride `s` divides the input into `s * s` images, one per remainder of row and column modulo `s`. Each of these images
+is read by some of the taps only, and its gradient is a convolution of the output gradient with stride 1, which needs no
+scatter operation. The lowered output gradient is also used for the weight gradient.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from yolo_lightning.conv.algorithms.tiles import Tile, tiles
 
 @dataclass(frozen=True)
 class _Tap:
-    """A kernel tap along one axis: its index, and how far its pixels stand from those of the result."""
+    """A kernel tap along one axis: its index, and the offset of its pixels from those of the result."""
 
     index: int
     shift: int
@@ -32,13 +32,13 @@ class _Tap:
 
 @dataclass(frozen=True)
 class Remainder:
-    """The input positions of one remainder modulo the stride, along one axis.
+    """Input positions with one remainder modulo the stride, along one axis.
 
     Attributes:
-        taps: The taps that meet them. Position `q`, counted in strides, meets output `q - shift`.
-        first: The first position inside the input.
-        pixels: The same positions as input pixels.
-        count: How many they are.
+        taps: Taps that read these positions. A tap reads position `q`, counted in strides, for output `q - shift`.
+        first: First position inside the input, counted in strides.
+        pixels: The positions as input pixels.
+        count: Number of positions.
     """
 
     taps: tuple[_Tap, ...]
@@ -48,7 +48,7 @@ class Remainder:
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`."""
+    """Return the output, `problem.output_size`."""
     samples, outputs, height, width = problem.output_size
     matrices = weight.permute(2, 3, 1, 0).reshape(problem.kernel[0], -1, outputs)
     output = input.new_empty(samples, height * width, outputs)
@@ -60,7 +60,7 @@ def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the weight, `problem.weight_size`."""
+    """Return the weight gradient, `problem.weight_size`."""
     samples, outputs, height, width = problem.output_size
     grads = grad_output.permute(0, 2, 3, 1).reshape(samples, height * width, outputs)
     total = input.new_zeros(problem.kernel[0], problem.kernel[1] * problem.input_size[1], outputs)
@@ -72,19 +72,19 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the input, `problem.input_size`."""
+    """Return the input gradient, `problem.input_size`."""
     return _gradients(None, grad_output, weight, problem)[0]
 
 
 def gradients(input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """The gradients for the input and for the weight, from one lowering of the output gradient."""
+    """Return the input gradient and the weight gradient, which share the lowered output gradient."""
     return _gradients(input, grad_output, weight, problem)
 
 
 def _lowered_input(input: Tensor, problem: Problem) -> Iterator[tuple[Tile, Iterator[tuple[int, Tensor]]]]:
-    """Yield tiles of the output, each with its vertical taps and the lowered input that they meet.
+    """Yield tiles of the output, each with pairs of a vertical tap and the lowered input that the tap reads.
 
-    The next matrix may overwrite the one before.
+    Each matrix is valid until the next one is requested.
     """
     by_remainder: dict[int, list[_Tap]] = {}
     for index in range(problem.kernel[0]):
@@ -114,7 +114,7 @@ def _lowered_input(input: Tensor, problem: Problem) -> Iterator[tuple[Tile, Iter
 
 
 def _gradients(input: Tensor | None, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """The gradients for the input and, where there is one, for the weight (zeros otherwise)."""
+    """Return the input gradient and the weight gradient; the latter is zero if `input` is None."""
     samples, channels, height, width = problem.input_size
     taps = weight.permute(2, 3, 0, 1)
     grad_input = grad_output.new_empty(samples, height, width, channels)
@@ -137,18 +137,18 @@ def _remainder_gradients(
     seen: Tensor | None,
     grad_weight: Tensor,
 ) -> None:
-    """Write the gradient for the input positions of one remainder, and for the taps that meet them.
+    """Write the gradients of the input positions of one remainder and of the taps that read them.
 
     Args:
         grad_output: `(N, O, output height, output width)`.
         taps: The weight, `(kernel height, kernel width, O, C)`.
-        remainders: Of the rows and of the columns.
-        target: Where the input gradient goes, `(N, rows, columns, C)`, any strides.
-        seen: The input there; None leaves `grad_weight` as it is.
-        grad_weight: As `taps`.
+        remainders: Remainders of the rows and of the columns.
+        target: Receives the input gradient, `(N, rows, columns, C)`, any strides.
+        seen: The input at these positions, or None to skip the weight gradient.
+        grad_weight: Receives the weight gradient, `(kernel height, kernel width, O, C)`.
     """
     rows, columns = remainders
-    # From the one that stands farthest left in the output gradient.
+    # Sorted by their columns in the output gradient.
     left_to_right = columns.taps[::-1]
     column_taps = [tap.index for tap in left_to_right]
     matrices = [taps[tap.index, column_taps].flatten(0, 1) for tap in rows.taps]
@@ -177,7 +177,7 @@ def _remainder_gradients(
 
 
 def remainders_of(axis: int, problem: Problem) -> list[Remainder]:
-    """The remainders that occur inside the input along an axis."""
+    """Return the remainders that occur inside the input along an axis."""
     stride, before, size = problem.stride[axis], problem.padding[2 * axis], problem.input_size[2 + axis]
     found = []
     for remainder in range(stride):
@@ -191,7 +191,7 @@ def remainders_of(axis: int, problem: Problem) -> list[Remainder]:
 
 
 def _multiply_(target: Tensor, lowered: Tensor, matrix: Tensor, *, accumulate: bool) -> None:
-    """`target (n, pixels, O)` becomes, or gains, `lowered (n, pixels, K) @ matrix (K, O)`."""
+    """Set or add `lowered (n, pixels, K) @ matrix (K, O)` in `target (n, pixels, O)`."""
     if target.size(0) == 1:
         target[0].addmm_(lowered[0], matrix, beta=int(accumulate))
     else:
@@ -199,7 +199,7 @@ def _multiply_(target: Tensor, lowered: Tensor, matrix: Tensor, *, accumulate: b
 
 
 def _add_products_(total: Tensor, lowered: Tensor, values: Tensor) -> None:
-    """`total (K, O)` gains `lowered (n, pixels, K)` transposed times `values (n, pixels, O)`, summed over samples."""
+    """Add `lowered (n, pixels, K)` transposed times `values (n, pixels, O)`, summed over n, to `total (K, O)`."""
     if values.size(0) == 1:
         total.addmm_(lowered[0].t(), values[0])
     else:

@@ -1,4 +1,4 @@
-"""Scratch memory that all calls on a thread share, and what they have prepared on it."""
+"""Scratch memory shared by all calls on a thread, and cached objects that refer to it."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -10,19 +10,19 @@ from torch import Tensor
 from torch.nn import Parameter
 
 MOST_PREPARED = 256
-"""So many prepared objects are kept; a network has a few dozen layer shapes, but images may have many sizes."""
+"""Largest number of cached objects; a network has a few dozen layer shapes, but images may have many sizes."""
 
 PreparedT = TypeVar("PreparedT")
 
 
 class Scratch:
-    """Buffers by name, each as large as its largest use so far, of one dtype on one device.
+    """Named buffers of one dtype and device, each as large as the largest request so far.
 
-    Two uses of a name must not overlap in time.
+    All requests with one name share memory.
 
     Args:
-        dtype: Of all buffers.
-        device: Of all buffers.
+        dtype: Data type of all buffers.
+        device: Device of all buffers.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -31,19 +31,19 @@ class Scratch:
         self._prepared: dict[Hashable, Any] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """A contiguous tensor whose content is whatever the last user left."""
+        """Return a contiguous tensor with undefined content."""
         size = prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
-            self._prepared.clear()  # what was prepared would keep the smaller buffer alive
-            with torch.inference_mode(False):  # an inference tensor could not be written to in training
+            self._prepared.clear()  # cached objects would keep the smaller buffer alive
+            with torch.inference_mode(False):  # an inference tensor cannot be written in training
                 buffer = torch.empty(size, dtype=self._dtype, device=self._device)
             self._buffers[name] = buffer
         with torch.inference_mode(False):
             return buffer[:size].view(shape)
 
     def prepared(self, key: Hashable, make: Callable[[], PreparedT]) -> PreparedT:
-        """What `make` gave for this key, for as long as the buffers last."""
+        """Return the cached result of `make` for this key; a buffer that grows clears the cache."""
         found: PreparedT | None = self._prepared.get(key)
         if found is None:
             with torch.inference_mode(False):
@@ -58,9 +58,9 @@ _of_thread = threading.local()
 
 
 def scratch_of(like: Tensor) -> Scratch:
-    """The scratch memory of this thread for tensors such as `like`.
+    """Return the scratch memory of this thread for the dtype of `like`.
 
-    Accelerators, with their streams, get a new one, and so do tensors that only pretend to hold numbers.
+    The memory is new, not shared, for accelerators, whose streams run asynchronously, and for tensor subclasses.
     """
     if like.device.type != "cpu" or type(like) not in (Tensor, Parameter):
         return Scratch(like.dtype, like.device)

@@ -1,8 +1,8 @@
-"""The table of algorithms: which of them can compute which convolution, and which is the default.
+"""Table of algorithms: the candidates for each convolution, the default first.
 
-Every algorithm is a module with functions named like the members of `Operation`; one that lacks a function is no
-candidate for that operation. A convolution can also be computed in the other memory layout, between two conversions,
-and the input gradient of stride 1 by the forward function of a mirrored problem.
+An algorithm is a module with functions named like the values of `Operation`; a module without a function is not a
+candidate for that operation. A convolution can also be computed in the other memory layout, with conversions, and an
+input gradient of stride 1 by the forward function with a mirrored weight.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Compute = Callable[[Tensors], Tensors]
 
 
 class Operation(StrEnum):
-    """A product of a convolution. The value is the name of the function that an algorithm offers for it."""
+    """A product of a convolution. The value is the name of the function of an algorithm that computes the product."""
 
     FORWARD = "forward"
     """`(input, weight)` to `(output,)`."""
@@ -49,8 +49,8 @@ class Candidate:
 
     Attributes:
         name: Unique among the candidates of the operation and problem.
-        compute: The products, laid out as the problem wants them.
-        may_refuse: Whether any `RuntimeError`, not only a lack of memory, means that another one has to do it.
+        compute: Returns the products in the memory format of the problem.
+        may_refuse: Whether any `RuntimeError`, not only out-of-memory, allows a fallback to the next candidate.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class _Algorithm:
-    """A row of the table: `serves` sees a problem in one of the `layouts` (values of `Problem.channels_last`)."""
+    """A row of the table; `serves` is called with problems in one of `layouts` (values of `Problem.channels_last`)."""
 
     name: str
     module: ModuleType
@@ -77,7 +77,7 @@ def _serves_native_depthwise(problem: Problem, dtype: torch.dtype, device_type: 
 
 
 def _serves_rows(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
-    # Rows are summed by several multiplications into one output, which rounds a half output once for each.
+    # Several products accumulate in one output, which would round a half type several times.
     return problem.groups == 1 and not problem.is_pointwise and dtype in (torch.float32, torch.float64)
 
 
@@ -94,13 +94,13 @@ def _serves_winograd(problem: Problem, dtype: torch.dtype, device_type: str) -> 
 
 
 def _prefers_winograd(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
-    # Additions in the cache of a CPU cost less than the products they save; an accelerator would wait for its memory.
+    # On a CPU the transforms run in the cache and cost less than the saved products; an accelerator is memory-bound.
     thinnest = min(problem.weight_size[:2])
     return _serves_winograd(problem, dtype, device_type) and device_type == "cpu" and thinnest >= WINOGRAD_CHANNELS
 
 
 WINOGRAD_CHANNELS = 32
-"""Fewer input or output channels leave the products too thin to pay for the transforms."""
+"""With fewer input or output channels the matrix products are too small to compensate for the transforms."""
 
 _TABLE = (
     _Algorithm("native depthwise", native_depthwise, (_NCHW,), _serves_native_depthwise, may_refuse=True),
@@ -124,14 +124,14 @@ _TABLE = (
 )
 
 SEPARATE = "separate"
-"""Name of the candidate that computes the two gradients one after the other."""
+"""Name of the candidate that computes the two gradients separately."""
 
 VERSION = "3: " + ", ".join(algorithm.name for algorithm in _TABLE)
-"""Changes with the rows of the table; raise the number when an algorithm becomes faster or slower."""
+"""Version of cached timings. Increase the number if the speed of an algorithm changes."""
 
 
 def candidates(operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[Candidate, ...]:
-    """What can compute one product, the default first; for `GRADIENTS` only what computes both at once."""
+    """Return the candidates for an operation, the default first; for `GRADIENTS` those that compute both at once."""
     if 0 in problem.input_size or 0 in problem.weight_size:
         return () if operation is Operation.GRADIENTS else (_zeros(operation, problem),)
     direct = _in_both_layouts(operation, problem, dtype, device_type)
@@ -143,15 +143,15 @@ def candidates(operation: Operation, problem: Problem, dtype: torch.dtype, devic
 def gradient_candidates(
     problem: Problem, dtype: torch.dtype, device_type: str, separately: Compute
 ) -> tuple[Candidate, ...]:
-    """What can compute both gradients, the default first.
+    """Return the candidates for both gradients, the default first.
 
     The default is an algorithm that computes both at once if it is also the default for the weight gradient.
 
     Args:
         problem: The convolution.
-        dtype: Of the tensors.
-        device_type: Of the tensors.
-        separately: Computes the gradients one after the other.
+        dtype: Data type of the tensors.
+        device_type: Device type of the tensors.
+        separately: Computes the two gradients separately.
     """
     at_once = candidates(Operation.GRADIENTS, problem, dtype, device_type)
     separate = (Candidate(SEPARATE, separately),)
@@ -162,7 +162,7 @@ def gradient_candidates(
 def _in_both_layouts(
     operation: Operation, problem: Problem, dtype: torch.dtype, device_type: str
 ) -> tuple[Candidate, ...]:
-    """The rows of the table that serve the problem as it is laid out, then those that serve it converted."""
+    """Return the candidates for the memory format of the problem, followed by those that convert the layout."""
     found = []
     for channels_last in (problem.channels_last, not problem.channels_last):
         laid_out = replace(problem, channels_last=channels_last)
@@ -188,7 +188,7 @@ def _bind(function: Callable[..., Tensor | Tensors], problem: Problem) -> Comput
 
 
 def _convert(operation: Operation, compute: Compute, memory_format: torch.memory_format) -> Compute:
-    """Algorithms lay out what they read themselves; their results are laid out here, gradients for weights excepted."""
+    """Convert the images that `compute` returns to `memory_format`; algorithms convert their inputs themselves."""
     if operation is Operation.WEIGHT_GRADIENT:
         return compute
 
@@ -200,7 +200,7 @@ def _convert(operation: Operation, compute: Compute, memory_format: torch.memory
 
 
 def _mirrored(problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[Candidate, ...]:
-    """Ways to the input gradient of stride 1 that are convolutions."""
+    """Return the candidates that compute an input gradient of stride 1 as a convolution."""
 
     def mirror(forward: Compute) -> Compute:
         def compute(tensors: Tensors) -> Tensors:
@@ -216,7 +216,7 @@ def _mirrored(problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[C
 
 
 def _zeros(operation: Operation, problem: Problem) -> Candidate:
-    """The product where the input or the weight has no elements."""
+    """Return the candidate for an input or weight without elements."""
     size: tuple[int, ...] = {
         Operation.FORWARD: problem.output_size,
         Operation.INPUT_GRADIENT: problem.input_size,

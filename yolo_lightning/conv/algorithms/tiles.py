@@ -1,4 +1,4 @@
-"""Cuts a convolution into pieces whose scratch memory stays small."""
+"""Tiles of a convolution, which bound the scratch memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from itertools import product
 
 @dataclass(frozen=True)
 class Tile:
-    """Some rows of some samples."""
+    """A range of rows of a range of samples."""
 
     samples: slice
     rows: slice
 
     def pixels(self, width: int) -> slice:
-        """The rows as pixels of an image of this width."""
+        """Return the rows as a slice of the pixels of an image of this width."""
         return slice(self.rows.start * width, self.rows.stop * width)
 
 
 def tiles(samples: int, rows: int, rows_per_tile: int) -> Iterator[Tile]:
-    """Runs of rows of one sample or, where whole samples fit, of samples."""
+    """Yield ranges of rows of one sample or, if whole samples fit into a tile, ranges of samples."""
     if rows_per_tile < rows:
         for sample, first in product(range(samples), range(0, rows, rows_per_tile)):
             yield Tile(slice(sample, sample + 1), slice(first, min(first + rows_per_tile, rows)))
@@ -29,7 +29,11 @@ def tiles(samples: int, rows: int, rows_per_tile: int) -> Iterator[Tile]:
 
 
 def overlap(first: int, step: int, count: int, size: int) -> tuple[slice, slice]:
-    """Those of `count` positions `first, first + step, ...` in `range(size)`: their numbers, and themselves."""
+    """Return which of the `count` positions `first, first + step, ...` are in `range(size)`.
+
+    Returns:
+        The slice of their indices in `range(count)`, and the slice of the positions.
+    """
     low = min(count, max(0, -(first // step)))
     high = max(low, min(count, -((first - size) // step)))
     if low == high:

@@ -1,11 +1,11 @@
-"""The transforms of `_winograd` between pixels and numbers, on scratch memory that every tile uses again.
+"""Input, output and weight transforms of `winograd`, on scratch memory that all tiles reuse.
 
-Along one axis, six pixels and three taps give four outputs by way of six numbers: the values of polynomials at the
-points 0, A, -A, 1/A, -1/A and infinity. In float32 the choice of the points decides: with the usual 0, 1, -1, 2 and -2
-an output was off by up to 8e-6 of the largest one, with A = 2/3 by up to 3e-6, by oneDNN's convolution up to 2e-6 (see
-Barabasz et al., Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural
-Networks, ACM TOMS 2020, arXiv 1803.10986). A number may be scaled before the products where that is undone behind
-them; the scales here are those that let most factors become 1.
+Along one axis, F(4, 3) maps six pixels and three taps to four outputs through six transformed values, the values of
+polynomials at the interpolation points 0, A, -A, 1/A, -1/A and infinity. The points determine the accuracy in float32:
+with the usual 0, 1, -1, 2, -2 the largest error of an output was 8e-6 of the largest output, with A = 2/3 it was 3e-6,
+with oneDNN's convolution 2e-6 (see Barabasz et al., Error Analysis and Improving the Accuracy of Winograd Convolution
+for Deep Neural Networks, ACM TOMS 2020, arXiv 1803.10986). Scales of the transformed values can be moved between the
+transforms; the scales used here make most factors equal to 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,23 +23,23 @@ from yolo_lightning.conv.algorithms.tiles import overlap
 OUTPUTS = 4
 """Outputs of a patch along one axis."""
 PATCH = OUTPUTS + 2
-"""Pixels of a patch along one axis, and the numbers that it becomes."""
-NUMBERS = PATCH * PATCH
-"""Transformed numbers of a patch, per channel."""
+"""Pixels of a patch, and its transformed values, along one axis."""
+TRANSFORMED = PATCH * PATCH
+"""Transformed values of a patch per channel."""
 
 _A = 2 / 3
 _B = 1 / _A
 
 _Step = Callable[[], Tensor]
 _Spare = Callable[..., Tensor]
-"""Gives scratch memory of a shape."""
+"""Function that returns scratch memory of a shape."""
 
 
 def _evaluation() -> list[list[float]]:
-    """From the three taps of a kernel along one axis to the six numbers that meet those of the pixels."""
+    """Return the weight transform along one axis, `(6, 3)`."""
     rows = [[1.0, 0.0, 0.0]]
-    # The value of the kernel's polynomial at each point, divided by the product of its distances to the other points,
-    # times the scale that `_collect_steps` undoes.
+    # The value of the kernel polynomial at each point, divided by the product of the distances to the other points,
+    # times a scale that `_output_steps` reverses.
     for point, scale in ((_A, _A), (-_A, -_A), (_B, _B**2), (-_B, _B**2)):
         weight = scale / (2 * point**2 * (point**2 - point**-2))
         rows.append([weight, weight * point, weight * point**2])
@@ -49,17 +49,17 @@ def _evaluation() -> list[list[float]]:
 KERNEL_TRANSFORM = [
     [by_row * by_column for by_row in row for by_column in column] for row, column in product(_evaluation(), repeat=2)
 ]
-"""`(36, 9)`: from the taps of a kernel to the numbers that meet those of a patch, for both axes at once."""
+"""Weight transform for both axes, `(36, 9)`."""
 
 
 class Workspace:
-    """The steps of the transforms on tiles of one shape, and the scratch memory that they work on.
+    """Transforms of tiles of one shape, as prepared steps on scratch memory.
 
     Args:
-        scratch: Gives the memory.
-        shape: Samples, rows and columns of patches.
+        scratch: Scratch memory.
+        shape: Samples, rows and columns of patches in a tile.
         width: Columns of the images.
-        channels: Of the images.
+        channels: Channels of the images.
         problem: The convolution.
     """
 
@@ -76,26 +76,26 @@ class Workspace:
         self._borders = [self._band[:, :, : self._columns.start], self._band[:, :, self._columns.stop :]]
         half = scratch("half", PATCH, count, rows, band_width, channels)
         patches = scratch("patches", PATCH, PATCH, *shape, channels)
-        self._patches = patches.view(NUMBERS, -1, channels)
+        self._patches = patches.view(TRANSFORMED, -1, channels)
         self._transposed = self._patches.transpose(1, 2)
         spare = partial(scratch, "spare")
-        self._transform_steps = [
-            *_transform_steps(self._band.unfold(1, PATCH, OUTPUTS).unbind(-1), half.unbind(), spare),
-            *_transform_steps(half.unfold(3, PATCH, OUTPUTS).unbind(-1), patches.unbind(1), spare),
+        self._input_steps = [
+            *_input_steps(self._band.unfold(1, PATCH, OUTPUTS).unbind(-1), half.unbind(), spare),
+            *_input_steps(half.unfold(3, PATCH, OUTPUTS).unbind(-1), patches.unbind(1), spare),
         ]
 
     def clear_borders(self) -> None:
-        """Zero the columns outside the image, which no transform writes; others have used the memory meanwhile."""
+        """Zero the columns outside the image; other workspaces may have written to the shared memory."""
         for border in self._borders:
             if border.numel():
                 border.zero_()
 
-    def transform(self, images: Tensor, first_row: int) -> Tensor:
-        """The numbers `(36, patches, C)` of the patches from output row `first_row` on; the next call overwrites them.
+    def transform_input(self, images: Tensor, first_row: int) -> Tensor:
+        """Return the transformed input `(36, patches, C)`; the next call overwrites the tensor.
 
         Args:
             images: `(count, height, width, C)`, the samples of the tile.
-            first_row: Multiple of 4.
+            first_row: First output row of the tile, a multiple of 4.
         """
         height = self._band.size(1)
         rows, source_rows = overlap(first_row - self._top, 1, height, images.size(1))
@@ -104,59 +104,61 @@ class Workspace:
         if rows.stop < height:
             self._band[:, rows.stop :].zero_()
         self._band[:, rows, self._columns].copy_(images[:, source_rows, self._source_columns])
-        _run(self._transform_steps)
+        _run(self._input_steps)
         return self._patches
 
     @cached_property
     def products(self) -> Tensor:
-        """`(36, patches, O)`, to be written before `collect`, which overwrites them."""
-        return self._scratch("products", NUMBERS, prod(self._shape), self._outputs)
+        """Buffer for the products, `(36, patches, O)`; `transform_output` reads and overwrites it."""
+        return self._scratch("products", TRANSFORMED, prod(self._shape), self._outputs)
 
     @cached_property
-    def _collected(self) -> tuple[list[_Step], tuple[Tensor, ...]]:
-        """The steps of `collect` along rows, and what they leave for those along columns."""
-        with torch.inference_mode(False):  # a view made in it could not be written to in training
-            return self._prepare_collected()
+    def _output_transform(self) -> tuple[list[_Step], tuple[Tensor, ...]]:
+        """Steps of `transform_output` along rows, and their results."""
+        with torch.inference_mode(False):  # a view created in inference mode cannot be written in training
+            return self._prepare_output()
 
-    def _prepare_collected(self) -> tuple[list[_Step], tuple[Tensor, ...]]:
+    def _prepare_output(self) -> tuple[list[_Step], tuple[Tensor, ...]]:
         half = self._scratch("collected", OUTPUTS, PATCH, *self._shape, self._outputs)
         numbers = self.products.view(PATCH, PATCH, *self._shape, self._outputs)
-        return _collect_steps(numbers.unbind(), half.unbind(), partial(self._scratch, "spare")), half.unbind(1)
+        return _output_steps(numbers.unbind(), half.unbind(), partial(self._scratch, "spare")), half.unbind(1)
 
-    def collect(self, target: Tensor) -> None:
-        """Turn the products into output pixels: `target (count, up to 4 * rows, up to 4 * columns, O)`."""
+    def transform_output(self, target: Tensor) -> None:
+        """Write the outputs of the products to `target (count, <= 4 * rows, <= 4 * columns, O)`."""
         count, rows, columns = self._shape
         whole = target.shape[1:3] == (OUTPUTS * rows, OUTPUTS * columns)
         pixels = target if whole else target.new_empty(count, OUTPUTS * rows, OUTPUTS * columns, self._outputs)
         squares = pixels.view(count, rows, OUTPUTS, columns, OUTPUTS, self._outputs).movedim(2, 0)
-        along_rows, half = self._collected
+        along_rows, half = self._output_transform
         _run(along_rows)
-        _run(_collect_steps(half, squares.unbind(4), partial(self._scratch, "spare")))
+        _run(_output_steps(half, squares.unbind(4), partial(self._scratch, "spare")))
         if not whole:
             target.copy_(pixels[:, : target.size(1), : target.size(2)])
 
     @cached_property
-    def _spread(self) -> tuple[tuple[Tensor, ...], list[_Step], Tensor]:
-        """Where `spread` along rows writes, its steps along columns, and their result."""
+    def _output_gradient_transform(self) -> tuple[tuple[Tensor, ...], list[_Step], Tensor]:
+        """Results of `transform_output_gradient` along rows, the steps along columns, and their result."""
         with torch.inference_mode(False):
-            return self._prepare_spread()
+            return self._prepare_output_gradient()
 
-    def _prepare_spread(self) -> tuple[tuple[Tensor, ...], list[_Step], Tensor]:
+    def _prepare_output_gradient(self) -> tuple[tuple[Tensor, ...], list[_Step], Tensor]:
         count, rows, columns = self._shape
         half = self._scratch("scattered", PATCH, count, rows, columns, OUTPUTS, self._outputs)
         spread = self._scratch("spread", PATCH, PATCH, *self._shape, self._outputs)
-        steps = _spread_steps(half.unbind(4), spread.unbind(1), partial(self._scratch, "spare"))
-        return half.flatten(3, 4).unbind(), steps, spread.view(NUMBERS, -1, self._outputs)
+        steps = _output_gradient_steps(half.unbind(4), spread.unbind(1), partial(self._scratch, "spare"))
+        return half.flatten(3, 4).unbind(), steps, spread.view(TRANSFORMED, -1, self._outputs)
 
-    def spread(self, grads: Tensor) -> Tensor:
-        """The adjoint of `collect`: `(36, patches, O)` from output gradients shaped as its target."""
+    def transform_output_gradient(self, grads: Tensor) -> Tensor:
+        """Return the adjoint of `transform_output`, `(36, patches, O)`; `grads` has the shape of its target."""
         count, rows, columns = self._shape
         if grads.shape[1:3] != (OUTPUTS * rows, OUTPUTS * columns):
             padded = grads.new_zeros(count, OUTPUTS * rows, OUTPUTS * columns, self._outputs)
             padded[:, : grads.size(1), : grads.size(2)] = grads
             grads = padded
-        half, along_columns, spread = self._spread
-        _run(_spread_steps(grads.unfold(1, OUTPUTS, OUTPUTS).unbind(-1), half, partial(self._scratch, "spare")))
+        half, along_columns, spread = self._output_gradient_transform
+        _run(
+            _output_gradient_steps(grads.unfold(1, OUTPUTS, OUTPUTS).unbind(-1), half, partial(self._scratch, "spare"))
+        )
         _run(along_columns)
         return spread
 
@@ -167,12 +169,12 @@ def _run(steps: Sequence[_Step]) -> None:
 
 
 def _add(first: Tensor, factor: float, second: Tensor, into: Tensor) -> _Step:
-    """`into` becomes `first + factor * second`."""
+    """Return a step that computes `into = first + factor * second`."""
     return partial(torch.add, first, second, alpha=factor, out=into)
 
 
-def _transform_steps(pixels: Sequence[Tensor], into: Sequence[Tensor], spare_of: _Spare) -> list[_Step]:
-    """The six numbers of six neighbouring pixels."""
+def _input_steps(pixels: Sequence[Tensor], into: Sequence[Tensor], spare_of: _Spare) -> list[_Step]:
+    """Return the steps from six adjacent pixels to six transformed values."""
     spare = spare_of(*pixels[0].shape)
     steps = []
     for outer, middle, target in ((0, 2, 0), (1, 3, 5)):
@@ -190,8 +192,8 @@ def _transform_steps(pixels: Sequence[Tensor], into: Sequence[Tensor], spare_of:
     return steps
 
 
-def _collect_steps(numbers: Sequence[Tensor], into: Sequence[Tensor], spare_of: _Spare) -> list[_Step]:
-    """The four outputs of six products, which are overwritten."""
+def _output_steps(numbers: Sequence[Tensor], into: Sequence[Tensor], spare_of: _Spare) -> list[_Step]:
+    """Return the steps from six products, which are overwritten, to four outputs."""
     at_zero, first, second, third, fourth, at_infinity = numbers
     spare = spare_of(*at_zero.shape)
     return [
@@ -208,8 +210,8 @@ def _collect_steps(numbers: Sequence[Tensor], into: Sequence[Tensor], spare_of: 
     ]
 
 
-def _spread_steps(grads: Sequence[Tensor], into: Sequence[Tensor], spare_of: _Spare) -> list[_Step]:
-    """The adjoint of `_collect_steps`: what four output gradients give to each of six products."""
+def _output_gradient_steps(grads: Sequence[Tensor], into: Sequence[Tensor], spare_of: _Spare) -> list[_Step]:
+    """Return the adjoint of `_output_steps`: the steps from four output gradients to the gradients of six products."""
     first, second, third, fourth = grads
     spare = spare_of(*first.shape)
     return [

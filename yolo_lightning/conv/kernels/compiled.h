@@ -1,31 +1,31 @@
-// What winograd.cpp and windows.cpp share. C++17 with OpenMP, no header but the standard library's.
+// Shared code of winograd.cpp and windows.cpp. C++17 with OpenMP; includes standard headers only.
 //
-// Images are float32, dense, channels innermost: sample, row, column, channel. Work is dealt to `lanes`, one for each
-// thread, always in the same way, so that sums are the same from run to run.
+// Images are dense float32 in NHWC order. The work is divided into `lanes`, one per thread. The division is fixed, so
+// that the order of all sums, and therefore every result, is equal in every run.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
 
-// The Fortran interface of the BLAS that torch was built with.
+// Fortran interface of the BLAS library that torch uses.
 using Sgemm = void (*)(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
                        const int *, const float *, const int *, const float *, float *, const int *);
 
-// Mirrors `_compiled_launch.Sizes`.
+// Must be equal to `KernelSizes` in compiled_launch.py.
 struct Sizes {
   int samples, height, width, channels;
   int out_height, out_width, outputs;
   int kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x;
-  int top, left;  // Zeros before the first row and column; negative where pixels are cut off.
+  int top, left;  // Padding; negative values crop the image.
   int lanes;
-  int tile;  // Patches or output pixels that a lane works on at once.
+  int tile;  // Patches or output pixels that a lane processes at once.
 
   long image_size() const { return long(height) * width * channels; }
   long output_pixels() const { return long(samples) * out_height * out_width; }
   int window() const { return kernel_height * kernel_width * channels; }
 };
 
-// Products of matrices in rows. A Fortran library sees all of them transposed.
+// Products of row-major matrices. The Fortran library interprets all of them as transposed.
 struct Multiply {
   Sgemm sgemm;
 
@@ -44,5 +44,5 @@ struct Multiply {
   }
 };
 
-// The first of `items` that a lane does; those of the next lane begin where its own end.
+// First of the `items` of a lane; the items of a lane end where those of the next lane begin.
 inline long begin_of(long lane, long lanes, long items) { return items * lane / lanes; }

@@ -1,9 +1,9 @@
-"""Convolution in C++ loops of our own on a CPU (winograd.cpp, windows.cpp), compiled on the spot. Optional.
+"""Optional convolution in C++ on a CPU (winograd.cpp, windows.cpp), compiled on first use.
 
-The algorithms are those of `_winograd` and `_channels_last`. In Python each tile costs dozens of small operations, and
-threads share each of them; here a thread does all of a tile, while another one does the next.
+The algorithms are those of `winograd` and `im2col_channels_last`. With PyTorch operations, each tile needs dozens of
+small operations, and the threads synchronize after each of them. Here each thread computes whole tiles.
 
-Off until `enable` is called. The loops are compiled when the first problem asks for them.
+The loops are disabled until `enable` is called, and compiled when a problem first uses them.
 """
 
 from pathlib import Path
@@ -24,10 +24,10 @@ _LOOPS: OptionalKernels[Loops] = OptionalKernels("compiled convolution loops", P
 
 
 def enable(build_folder: Path) -> None:
-    """Let the loops be candidates from here on, also after earlier ones failed; does not build them yet.
+    """Enable the loops, also after an earlier failure, without compiling them yet.
 
     Args:
-        build_folder: Where they are built; several processes may share it.
+        build_folder: Folder for the compiled library; several processes may share it.
     """
     _LOOPS.enable(lambda device: compiled_build.build(build_folder))
 
@@ -40,12 +40,12 @@ gradients = _LOOPS.gradients
 
 
 def available() -> bool:
-    """Whether the loops are enabled and can be had; builds them, and warns once if that fails."""
+    """Return whether the loops are enabled and compiled; compile them if necessary and warn once on failure."""
     return _LOOPS.work_on(torch.device("cpu"))
 
 
 def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
-    """Whether the loops can compute a problem: on a CPU, channels_last, one group, float32, nothing empty."""
+    """Return whether the loops support a problem: on a CPU, channels_last, one group, float32, not empty."""
     sizes = (problem.input_size, problem.output_size, problem.weight_size)
     return (
         device_type == "cpu"

@@ -1,7 +1,7 @@
-"""Compiles winograd.cpp and windows.cpp for this machine's CPU, and finds the matrix product that they call.
+"""Compilation of winograd.cpp and windows.cpp for the CPU of this machine, and lookup of the matrix product they call.
 
-They include nothing of torch's, so that any C++17 compiler with OpenMP does, in seconds. The product is `sgemm_` of the
-BLAS library that torch itself uses: MKL, OpenBLAS and Accelerate have it, with sizes of 32 bits.
+The sources do not include torch headers, so that any C++17 compiler with OpenMP compiles them in seconds. The matrix
+product is `sgemm_` of the BLAS library that torch uses (MKL, OpenBLAS or Accelerate), with 32-bit sizes.
 """
 
 import ctypes
@@ -16,27 +16,27 @@ from pathlib import Path
 import torch
 
 from yolo_lightning.conv.kernels.compiled_launch import Loops
-from yolo_lightning.conv.kernels.fused_build import alone
+from yolo_lightning.conv.kernels.fused_build import file_lock
 from yolo_lightning.conv.kernels.verified import BuildError
 
 SOURCES = ("winograd.cpp", "windows.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 BUILD_TIMEOUT_S = 300.0
-"""A build takes some five seconds; nobody waits longer than this, for a compiler or for another process."""
+"""Time limit for the compiler and for the lock of another process, seconds; a build takes about 5 s."""
 
 
 def build(build_folder: Path) -> Loops:
-    """Compile the loops, or find what was compiled before; one process at a time.
+    """Return the compiled loops; compile them if there is no earlier build. One process compiles at a time.
 
     Args:
-        build_folder: Holds one folder for each source, compiler and CPU; made where it is missing.
+        build_folder: Parent of one folder per source text, compiler and CPU; created if it is missing.
 
     Raises:
-        BuildError: If there is no compiler, it fails, or torch's BLAS library has no `sgemm_`.
+        BuildError: If there is no compiler, the compiler fails, or the BLAS library of torch has no `sgemm_`.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        raise BuildError("there is no C++ compiler (c++, g++, clang++, or the environment variable CXX)")
+        raise BuildError("no C++ compiler found: install c++, g++ or clang++, or set the environment variable CXX")
     here = Path(__file__).parent
     sources = [here / name for name in SOURCES]
     text = "\n".join(file.read_text(encoding="utf-8") for file in (*sources, here / "compiled.h"))
@@ -45,7 +45,7 @@ def build(build_folder: Path) -> Loops:
         folder = build_folder / f"yolo_lightning_compiled_{key}"
         folder.mkdir(parents=True, exist_ok=True)
         library = folder / "compiled.so"
-        with alone(folder / "building", BUILD_TIMEOUT_S):
+        with file_lock(folder / "building", BUILD_TIMEOUT_S):
             if not library.exists():
                 _compile(compiler, sources, library)
         return Loops(ctypes.CDLL(str(library)), _sgemm())
@@ -58,12 +58,12 @@ def _compile(compiler: str, sources: list[Path], library: Path) -> None:
     words = [*shlex.split(compiler), *FLAGS, *map(str, sources), "-o", str(made)]
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S)
     if done.returncode != 0:
-        raise BuildError(f"{compiler} ended with {done.returncode}: {done.stderr.strip()[:500]}")
+        raise BuildError(f"{compiler} failed with exit code {done.returncode}: {done.stderr.strip()[:500]}")
     made.replace(library)
 
 
 def _processor() -> str:
-    """What decides which instructions a library may hold."""
+    """Return a description of the CPU; -march=native makes a library specific to its instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

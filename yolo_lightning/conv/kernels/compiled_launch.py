@@ -1,4 +1,4 @@
-"""Convolutions on the loops of winograd.cpp and windows.cpp: sizes, tiles and memory; the loops only compute."""
+"""Calls of the loops in winograd.cpp and windows.cpp: sizes, tiles and memory of a convolution."""
 
 import ctypes
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from yolo_lightning.conv.algorithms import winograd
 from yolo_lightning.conv.algorithms.mirrored_weight import correlation, mirrored_weight
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.scratch import scratch_of
-from yolo_lightning.conv.algorithms.winograd_transforms import NUMBERS, OUTPUTS
+from yolo_lightning.conv.algorithms.winograd_transforms import OUTPUTS, TRANSFORMED
 
 TILE_ELEMENTS = 1 << 18
-"""Numbers of the input that a lane holds at once: a megabyte, what a core has room for in its cache."""
+"""Input elements that a lane processes at once: 1 MiB, which fits into the cache of a core."""
 VECTOR = 8
-"""Channels that winograd.cpp computes at a time."""
+"""Channels per vector in winograd.cpp."""
 WINOGRAD_CHANNELS = 16
-"""Fewer input or output channels leave the products too thin to pay for the transforms."""
+"""With fewer input or output channels the matrix products are too small to compensate for the transforms."""
 
 
 class KernelSizes(ctypes.Structure):
-    """Mirrors `KernelSizes` of compiled.h."""
+    """Must be equal to `Sizes` in compiled.h."""
 
     _fields_ = [
         (name, ctypes.c_int)
@@ -39,8 +39,8 @@ class Loops:
     """The compiled functions.
 
     Attributes:
-        library: Exports the functions of winograd.cpp and windows.cpp.
-        sgemm: Address of the BLAS function that they call.
+        library: Library with the functions of winograd.cpp and windows.cpp.
+        sgemm: Address of the BLAS function that the loops call.
     """
 
     library: ctypes.CDLL
@@ -50,7 +50,7 @@ class Loops:
         self.library.winograd_scratch.restype = ctypes.c_long
 
     def __call__(self, name: str, sizes: KernelSizes, *values: Tensor | bool | None) -> None:
-        """Call a function with the sizes, the BLAS function and the rest."""
+        """Call a function with the sizes, the BLAS function and further arguments."""
         getattr(self.library, name)(ctypes.byref(sizes), ctypes.c_void_p(self.sgemm), *map(_argument, values))
 
 
@@ -61,16 +61,16 @@ def _argument(value: Tensor | bool | None) -> ctypes.c_void_p | ctypes.c_bool:
 
 
 def forward(loops: Loops, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`, channels_last."""
+    """Return the output, `problem.output_size`, channels_last."""
     if _is_winograd(problem):
-        output, _ = _winograd_loops(loops, input, winograd.numbers_of(weight), True, None, problem)
+        output, _ = _winograd_loops(loops, input, winograd.transform_weight(weight), True, None, problem)
     else:
         output, _ = _window_loops(loops, input, _matrix(weight), None, problem)
     return output
 
 
 def input_gradient(loops: Loops, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the input, `problem.input_size`, channels_last."""
+    """Return the input gradient, `problem.input_size`, channels_last."""
     if problem.stride == (1, 1):
         return forward(loops, grad_output, mirrored_weight(weight, 1), correlation(problem))
     sizes, matrix = _sizes(problem, _pixels_per_tile(problem)), _matrix(weight)
@@ -81,10 +81,10 @@ def input_gradient(loops: Loops, grad_output: Tensor, weight: Tensor, problem: P
 
 
 def weight_gradient(loops: Loops, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the weight, `problem.weight_size`, contiguous."""
+    """Return the weight gradient, `problem.weight_size`, contiguous."""
     if _is_winograd(problem):
         _, total = _winograd_loops(loops, input, None, False, grad_output, problem)
-        return winograd.weight_of(total)
+        return winograd.weight_gradient_of(total)
     _, total = _window_loops(loops, input, None, grad_output, problem)
     return total.view(*problem.kernel, -1, problem.weight_size[0]).permute(3, 2, 0, 1).contiguous()
 
@@ -92,15 +92,15 @@ def weight_gradient(loops: Loops, input: Tensor, grad_output: Tensor, problem: P
 def gradients(
     loops: Loops, input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem
 ) -> tuple[Tensor, Tensor]:
-    """The gradients for the input and for the weight; see `_winograd.gradients`."""
+    """Return the input gradient and the weight gradient; see `winograd.gradients`."""
     if not _is_winograd(problem):
         return (
             input_gradient(loops, grad_output, weight, problem),
             weight_gradient(loops, input, grad_output, problem),
         )
-    numbers = winograd.mirrored_numbers_of(weight)
+    numbers = winograd.transform_mirrored_weight(weight)
     grad_input, total = _winograd_loops(loops, grad_output, numbers, False, input, correlation(problem))
-    return grad_input, winograd.mirrored_weight_of(total)
+    return grad_input, winograd.mirrored_weight_gradient_of(total)
 
 
 def _is_winograd(problem: Problem) -> bool:
@@ -115,14 +115,14 @@ def _is_winograd(problem: Problem) -> bool:
 def _winograd_loops(
     loops: Loops, input: Tensor, matrices: Tensor | None, transposed: bool, grads: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor]:
-    """The output where there are matrices, and the gradient for these where there is one of the output; else empty."""
+    """Return the output and the gradient of the transformed weight; empty if `matrices` or `grads` is None."""
     samples, outputs, height, width = problem.output_size
     channels = problem.input_size[1]
     patches = samples * -(-height // OUTPUTS) * -(-width // OUTPUTS)
-    sizes = _sizes(problem, TILE_ELEMENTS * 2 // (NUMBERS * max(channels, outputs)), patches)
+    sizes = _sizes(problem, TILE_ELEMENTS * 2 // (TRANSFORMED * max(channels, outputs)), patches)
     pixels = _empty_images(input, problem.output_size if matrices is not None else (0, outputs, 0, 0))
     lanes = sizes.lanes if grads is not None else 0
-    totals = input.new_zeros(lanes, NUMBERS, channels, outputs)
+    totals = input.new_zeros(lanes, TRANSFORMED, channels, outputs)
     scratch = _scratch(input, sizes.lanes * loops.library.winograd_scratch(ctypes.byref(sizes)))
     dense_grads = None if grads is None else _dense(grads)
     loops("winograd", sizes, _dense(input), matrices, transposed, dense_grads, pixels, totals, scratch)
@@ -132,7 +132,7 @@ def _winograd_loops(
 def _window_loops(
     loops: Loops, input: Tensor, matrix: Tensor | None, grads: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor]:
-    """The output where there is a matrix, and the gradient for it where there is one of the output; else empty."""
+    """Return the output and the gradient of the matrix; empty if `matrix` or `grads` is None."""
     outputs, window = problem.output_size[1], _window(problem)
     sizes = _sizes(problem, _pixels_per_tile(problem))
     pixels = _empty_images(input, problem.output_size if matrix is not None else (0, outputs, 0, 0))
@@ -145,7 +145,7 @@ def _window_loops(
 
 
 def _sizes(problem: Problem, most: int, items: int = 0) -> KernelSizes:
-    """Sizes with tiles of `most` items, or of fewer where that gives each lane the same number of tiles."""
+    """Return sizes with tiles of at most `most` items, so that all lanes have the same number of tiles."""
     (samples, channels, *size), (_, outputs, *out_size) = problem.input_size, problem.output_size
     items = items or samples * out_size[0] * out_size[1]
     lanes = torch.get_num_threads()
@@ -168,7 +168,7 @@ def _pixels_per_tile(problem: Problem) -> int:
 
 
 def _matrix(weight: Tensor) -> Tensor:
-    """`(kernel taps * C, O)`."""
+    """Return the weight as `(kernel taps * C, O)`."""
     return weight.permute(2, 3, 1, 0).reshape(-1, weight.size(0)).contiguous()
 
 

@@ -1,25 +1,26 @@
 // Convolution as one matrix product per operation, float32, one group, channels innermost in memory (NHWC).
 //
-// The windows of the image (im2col) exist only as tiles in shared memory. Blocks of 256 threads compute a tile of the
-// result each; a thread keeps a small patch of it in registers and fetches the next pieces while it multiplies.
-// Nothing here depends on the number of lanes of a wave, is atomic, or includes a header, so NVRTC, HIPRTC, nvcc, hipcc
-// and, with an emulation of the few keywords, any C++17 compiler take it as it stands.
+// The windows of the image (im2col) are stored in shared memory only, one tile at a time. A block of 256 threads
+// computes one tile of the result. Each thread accumulates a small patch of the tile in registers, and loads the values
+// of the next iteration while it multiplies. The code does not depend on the size of a warp or wavefront, uses no
+// atomics and includes no headers, so that NVRTC, HIPRTC, nvcc, hipcc and, with an emulation of a few keywords, any
+// C++17 compiler compile it.
 //
-// It follows fused_windows.cuh in one text. Kernels are made by the macros at the end.
+// fused_build.py places this file after fused_windows.cuh. The macros at the end define the kernels.
 
 constexpr int THREADS = 256;
-// Summands that are in shared memory at once; four adjoining ones are fetched together.
+// Terms of each sum that are in shared memory at once; four adjacent ones are loaded together.
 constexpr int DEPTH = 16;
 constexpr int FETCHES_PER_ROW = DEPTH / 4;
 
-// Where a grid of places lies in an image that is written.
+// Positions of a grid of places in the result image.
 struct Places {
     int height, width;
     int row_step, first_row;
     int column_step, first_column;
 };
 
-// Four adjoining numbers of a matrix row that has `left` numbers left; zeros beyond.
+// Four adjacent values of a matrix row that has `left` remaining values; zeros beyond its end.
 template <bool BY_FOUR>
 __device__ inline float4 row_values(const float* values, int left) {
     if (left <= 0) return zeros();
@@ -40,7 +41,7 @@ __device__ inline void store_values(float* target, const float* values, int left
         *reinterpret_cast<float4*>(target) = all;
         return;
     }
-    // Constant indices keep the values in registers.
+    // Constant indices, so that the compiler keeps `values` in registers.
     if (left > 0) target[0] = values[0];
     if (left > 1) target[1] = values[1];
     if (left > 2) target[2] = values[2];
@@ -49,12 +50,12 @@ __device__ inline void store_values(float* target, const float* values, int left
 
 __device__ inline void put(float* target, const float4& values) { *reinterpret_cast<float4*>(target) = values; }
 
-// A tile of the result: the threads form a grid of THREAD_ROWS x THREAD_COLUMNS, each with a patch of ROWS_EACH x 4.
+// A tile of the result: a grid of THREAD_ROWS x THREAD_COLUMNS threads, each with a patch of ROWS_EACH x 4.
 template <int ROWS, int COLUMNS, int ROWS_EACH>
 struct Tile {
     static constexpr int THREAD_COLUMNS = COLUMNS / 4;
     static constexpr int FETCHES = ROWS * DEPTH / 4 / THREADS;
-    // Four more keep the rows aligned and spread a column over the banks.
+    // Four extra columns keep the rows aligned and avoid bank conflicts.
     using Left = float[DEPTH][ROWS + 4];
     using Right = float[DEPTH][COLUMNS];
     static_assert(ROWS / ROWS_EACH * THREAD_COLUMNS == THREADS, "every thread has one patch");
@@ -64,7 +65,7 @@ struct Tile {
     __device__ static int first_row() { return threadIdx.x / THREAD_COLUMNS * ROWS_EACH; }
     __device__ static int first_column() { return threadIdx.x % THREAD_COLUMNS * 4; }
 
-    // Row of the matrix and first of its columns that this thread fetches; a row beyond DEPTH: it has nothing to do.
+    // Matrix row that this thread loads; a row >= DEPTH means that the thread loads nothing.
     __device__ static int right_row() { return threadIdx.x / THREAD_COLUMNS; }
 
     __device__ static void multiply(const Left& left, const Right& right, float (&totals)[ROWS_EACH][4]) {

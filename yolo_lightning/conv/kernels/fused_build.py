@@ -1,10 +1,10 @@
-"""Makes the kernels of fused.cu runnable on a device, without a compiler where possible.
+"""Compilation of fused.cu for a device, with the runtime compiler or with a toolkit.
 
-First choice is the runtime compiler that is part of every torch build (NVRTC, HIPRTC), through
-`torch.cuda._compile_kernel`: a tenth of a second, no files, no toolkit. The function is private and its place may
-change, it exists from torch 2.8 on (for ROCm from 2.10 on), and it wants CUDA_HOME or ROCM_HOME to name a folder,
-though any will do, because these kernels include nothing. Second choice is `torch.utils.cpp_extension`, which is
-public, but needs nvcc or hipcc, a C++ compiler and ninja.
+The first choice is the runtime compiler that every torch build contains (NVRTC, HIPRTC), through
+`torch.cuda._compile_kernel`: about 0.1 s, no files, no toolkit. The function is private, exists from torch 2.8 on
+(ROCm: 2.10), and requires that CUDA_HOME or ROCM_HOME is a folder; any folder works, because the kernels include no
+headers. The second choice is `torch.utils.cpp_extension`, which is public, but needs nvcc or hipcc, a C++ compiler and
+ninja.
 """
 
 import ctypes
@@ -23,25 +23,25 @@ from torch import Tensor
 from yolo_lightning.conv.kernels.fused_kernels import THREADS, Grid, Launcher, instances
 from yolo_lightning.conv.kernels.verified import BuildError
 
-# A build takes about a minute; other processes wait no longer than this for it.
+# Time limit for the lock of another process that builds; a build takes about a minute.
 BUILD_TIMEOUT_S = 600.0
 
 
 def make_launcher(device: torch.device, build_folder: Path) -> Launcher:
-    """Compile the kernels for an accelerator.
+    """Return a launcher of the kernels for a GPU.
 
     Args:
-        device: With an index.
-        build_folder: For what a toolkit builds; made where it is missing, shared between processes.
+        device: GPU with an index.
+        build_folder: Folder for builds with a toolkit; created if it is missing, may be shared between processes.
 
     Raises:
-        BuildError: If there is no way to compile them.
+        BuildError: If neither the runtime compiler nor a toolkit can compile the kernels.
     """
     reasons = []
     for way in (lambda: RuntimeCompiled(device), lambda: LibraryLauncher(build_library(device, build_folder))):
         try:
             launcher: Launcher = way()
-        except Exception as error:  # whatever a compiler, its caller or the loader may say
+        except Exception as error:  # compilers, cpp_extension and the dynamic loader raise various types
             reasons.append(f"{type(error).__name__}: {str(error).strip()[:500]}")
         else:
             return launcher
@@ -49,7 +49,7 @@ def make_launcher(device: torch.device, build_folder: Path) -> Launcher:
 
 
 def source(kernels: Sequence[str]) -> str:
-    """C++ with the given kernels of `instances`."""
+    """Return the source text with the given kernels of `instances`."""
     lines = instances()
     listed = " ".join(f"X({name})" for name in kernels)
     made = "\n".join(lines[name] for name in kernels)
@@ -57,7 +57,7 @@ def source(kernels: Sequence[str]) -> str:
 
 
 def library_source() -> str:
-    """C++ for nvcc, or after hipify for hipcc: all kernels, and a function that starts them."""
+    """Return the source text for nvcc, or for hipcc after hipify: all kernels and a launch function."""
     return f"#include <cuda_runtime.h>\n\n{source(list(instances()))}\n{_text('fused_launch.cu')}"
 
 
@@ -66,20 +66,20 @@ def _text(name: str) -> str:
 
 
 class RuntimeCompiled:
-    """Kernels compiled by NVRTC or HIPRTC when they are first started.
+    """Launcher of kernels that NVRTC or HIPRTC compile on first launch.
 
     Args:
-        device: With an index.
+        device: GPU with an index.
 
     Raises:
-        BuildError: If this torch has no runtime compiler or does not find it.
-        Exception: What torch says if it fails otherwise.
+        BuildError: If torch has no runtime compiler or does not find it.
+        Exception: Any other error of torch.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._kernels: dict[str, Any] = {}
-        # One at once: what stands in the way of it stands in the way of all.
+        # Compile one kernel now, so that a missing compiler is found here.
         self._kernel(next(iter(instances())))
 
     def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
@@ -92,25 +92,25 @@ class RuntimeCompiled:
             compile_kernel = getattr(torch.cuda, "_compile_kernel", None)
             if compile_kernel is None:
                 raise BuildError(f"torch {torch.__version__} has no torch.cuda._compile_kernel")
-            # The first words keep torch 2.8 and 2.9 from putting `extern "C"` before all the rest.
+            # The prefix prevents torch 2.8 and 2.9 from adding `extern "C"` before the whole text.
             text = f'extern "C" {{}}\n{source([name])}'
             try:
                 with torch.cuda.device(self._device):
                     self._kernels[name] = compile_kernel(text, name)
             except OSError as error:
-                hint = " Where there is none, any folder will do." if "_HOME" in str(error) else ""
+                hint = " The kernels include no headers: any folder is sufficient." if "_HOME" in str(error) else ""
                 raise BuildError(f"{error}{hint}") from error
         return self._kernels[name]
 
 
 class LibraryLauncher:
-    """Kernels in a shared library that exports `fused_launch`.
+    """Launcher of kernels in a shared library that exports `fused_launch`.
 
     Args:
-        library: The file.
+        library: Path of the library.
 
     Raises:
-        OSError: If it cannot be loaded.
+        OSError: If the library cannot be loaded.
     """
 
     def __init__(self, library: Path) -> None:
@@ -130,34 +130,34 @@ class LibraryLauncher:
         else:
             failure = self._launch(name.encode(), *blocks, addresses, None)
         if failure is not None:
-            raise RuntimeError(f"kernel {name} was not started: {failure.decode(errors='replace')}")
+            raise RuntimeError(f"cannot launch kernel {name}: {failure.decode(errors='replace')}")
 
 
 def build_library(device: torch.device, build_folder: Path) -> Path:
-    """Build the kernels with nvcc or hipcc, or find what was built before; one process at a time.
+    """Return a library built with nvcc or hipcc; build it if there is no earlier build. One process builds at a time.
 
     Args:
-        device: An accelerator, with an index.
-        build_folder: Holds one folder for each torch build, architecture and source.
+        device: GPU with an index.
+        build_folder: Parent of one folder per torch version, architecture and source text.
 
     Raises:
-        BuildError: If another process builds for too long, or on Windows.
-        Exception: What `torch.utils.cpp_extension.load` says where it fails.
+        BuildError: If another process holds the build lock for too long, or on Windows.
+        Exception: Any error of `torch.utils.cpp_extension.load`.
     """
-    # Imported late: it looks for toolkits, and complains on the log.
+    # Imported here: the import searches for toolkits and logs warnings.
     from torch.utils import cpp_extension
 
     properties = torch.cuda.get_device_properties(device)
     architecture = str(getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}")).partition(":")[0]
     text = library_source()
     key = hashlib.sha256("\n".join((torch.__version__, architecture, text)).encode()).hexdigest()[:16]
-    # Every build has a name of its own: for a known name in another folder, torch would choose another one.
+    # The name is unique per build: torch renames a module whose name it has already loaded from another folder.
     name = f"yolo_lightning_fused_{key}"
     folder = build_folder / name
     folder.mkdir(parents=True, exist_ok=True)
     flags = [f"--offload-arch={architecture}"] if torch.version.hip else []
-    with alone(folder / "building", BUILD_TIMEOUT_S):
-        # Up to torch 2.14 the mere existence of this file, as a killed build leaves it, means waiting for ever.
+    with file_lock(folder / "building", BUILD_TIMEOUT_S):
+        # torch <= 2.14 waits forever if this file exists, which a killed build leaves behind.
         (folder / "lock").unlink(missing_ok=True)
         file = folder / f"{name}.cu"
         if not file.exists() or file.read_text(encoding="utf-8") != text:
@@ -169,11 +169,11 @@ def build_library(device: torch.device, build_folder: Path) -> Path:
 
 
 @contextmanager
-def alone(file: Path, timeout_s: float) -> Iterator[None]:
-    """Hold a lock that goes with the process.
+def file_lock(file: Path, timeout_s: float) -> Iterator[None]:
+    """Hold an exclusive file lock, which the system releases when the process exits.
 
     Raises:
-        BuildError: If another process keeps it for `timeout_s`, or on Windows, which has no such lock.
+        BuildError: If another process holds the lock for `timeout_s`, or on Windows, which has no `fcntl`.
     """
     if sys.platform == "win32":
         raise BuildError("building with a toolkit is supported on POSIX systems only")

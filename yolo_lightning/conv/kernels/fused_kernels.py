@@ -1,4 +1,4 @@
-"""The kernels that fused.cu makes, one for each tile size, and what starts them."""
+"""Names and tile sizes of the kernels in fused.cu, and the interface that launches them."""
 
 import math
 from collections.abc import Sequence
@@ -9,39 +9,39 @@ from torch import Tensor
 Grid = tuple[int, int, int]
 
 THREADS = 256
-"""As in fused.cu: threads of a block."""
+"""Threads of a block; equal to THREADS in fused.cu."""
 DEPTH = 16
-"""As in fused.cu: summands in shared memory at once."""
+"""Terms of each sum in shared memory at once; equal to DEPTH in fused.cu."""
 
 
 class Launcher(Protocol):
-    """Runs a kernel of `instances` on the current stream of the tensors' device."""
+    """Launches a kernel of `instances` on the current stream of the device of the tensors."""
 
     def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        """Start `grid` blocks of the kernel with the addresses of the tensors, then the numbers, as arguments.
+        """Launch `grid` blocks; the arguments are the addresses of the tensors, followed by the numbers.
 
         Raises:
-            RuntimeError: If the kernel cannot be made or started.
+            RuntimeError: If the kernel cannot be compiled or launched.
         """
 
 
 class KernelTile(NamedTuple):
-    """The piece of a result that a block of threads computes; a thread computes `rows_each` x 4 numbers of it."""
+    """Part of a result that one block computes; each thread computes `rows_each` x 4 elements."""
 
     rows: int
     columns: int
     rows_each: int
 
     def kernel(self, product: str, by_four: bool) -> str:
-        """The name of the kernel for `correlate` or `sum_products`; `by_four`: reads aligned groups of four numbers."""
+        """Return the name of the kernel for `correlate` or `sum_products`; `by_four` selects aligned float4 loads."""
         return f"{product}_{self.rows}x{self.columns}_{'by_four' if by_four else 'by_one'}"
 
     def blocks(self, rows: int, columns: int) -> tuple[int, int]:
-        """How many tiles cover a result, along its rows and columns."""
+        """Return the number of tiles along the rows and columns of a result."""
         return -(-rows // self.rows), -(-columns // self.columns)
 
     def cost(self, rows: int, columns: int, least_blocks: int) -> float:
-        """Relative time for a result: reads from shared memory, on a device that `least_blocks` keep busy."""
+        """Return the relative number of reads from shared memory, for at least `least_blocks` blocks."""
         blocks = max(math.prod(self.blocks(rows, columns)), least_blocks)
         return blocks * self.rows * self.columns * (1 / self.rows_each + 1 / 4)
 
@@ -56,7 +56,7 @@ TILES = (
 
 
 def instances() -> dict[str, str]:
-    """The line of C++ that makes each kernel, by its name."""
+    """Return the C++ line that defines each kernel, by kernel name."""
     return {
         tile.kernel(product, by_four): f"{product.upper()}({tile.kernel(product, by_four)}, {tile.rows}, "
         f"{tile.columns}, {tile.rows_each}, {str(by_four).lower()})"

@@ -1,8 +1,8 @@
-// Starts a kernel by its name; appended to the kernels for nvcc or hipcc. FUSED_KERNELS(X) is X(name) for each of them.
+// Launches a kernel by name; appended to the kernels for nvcc or hipcc. FUSED_KERNELS(X) expands to X(name) per kernel.
 
 #include <cstring>
 
-// `arguments` holds the address of each argument. Returns null, or what went wrong.
+// `arguments` contains the address of each argument. Returns null, or the error message.
 extern "C" const char* fused_launch(
     const char* name, unsigned x, unsigned y, unsigned z, void** arguments, void* stream) {
     const void* kernel = nullptr;

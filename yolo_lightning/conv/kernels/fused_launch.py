@@ -1,6 +1,6 @@
-"""A convolution as launches of the kernels in fused.cu: which tile, which windows, which grid.
+"""Launches of the kernels in fused.cu for a convolution: tile size, windows and grid.
 
-Works wherever a `Launcher` does, which in the tests is a CPU.
+The device depends on the `Launcher` only; the tests use an emulation on the CPU.
 """
 
 import math
@@ -15,19 +15,19 @@ from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.rows_channels_last import Remainder, remainders_of
 from yolo_lightning.conv.kernels.fused_kernels import DEPTH, TILES, Launcher
 
-# Blocks that a device needs to be busy: 4 on each of 40 compute units. The same on every device, and with it the order
-# of the sums.
+# Blocks that occupy a device: 4 on each of 40 compute units. The value, and therefore the order of the sums, is equal
+# on every device.
 BUSY_BLOCKS = 160
-# Output pixels that a block of the weight gradient sums at least, and the bound on all partial sums (64 MiB).
+# Minimum number of output pixels per block of the weight gradient, and maximum size of all partial sums (64 MiB).
 PIXELS_PER_SPLIT = 256
 PARTIAL_ELEMENTS = 1 << 24
-# Offsets in the kernels are 32-bit, and reach a tile beyond the last element.
+# Offsets in the kernels are 32-bit and exceed the last element by up to one tile.
 MOST_ELEMENTS = (1 << 31) - (1 << 20)
 
 
 @dataclass(frozen=True)
 class _Windows:
-    """As in fused.cu, without the image: how windows stand in it."""
+    """`Windows` of fused_windows.cuh without the sizes of the image."""
 
     place_rows: int
     place_columns: int
@@ -51,12 +51,12 @@ class _Windows:
 
 
 class _Spacing(NamedTuple):
-    """The taps of a `Remainder`, which are evenly spaced, and what its first position meets through them.
+    """Evenly spaced taps of a `Remainder`, and the outputs of its first position.
 
     Attributes:
-        taps: As a slice of the kernel.
-        first: The output met through the first tap.
-        step: From there to the output met through the next tap.
+        taps: Slice of the kernel.
+        first: Output for which the first tap reads the position.
+        step: Distance from there to the output of the next tap.
     """
 
     taps: slice
@@ -65,7 +65,7 @@ class _Spacing(NamedTuple):
 
 
 def forward(launch: Launcher, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The output, `problem.output_size`, channels_last."""
+    """Return the output, `problem.output_size`, channels_last."""
     samples, outputs, height, width = problem.output_size
     matrix = weight.permute(2, 3, 1, 0).contiguous()
     output = input.new_empty(samples, height, width, outputs)
@@ -74,10 +74,10 @@ def forward(launch: Launcher, input: Tensor, weight: Tensor, problem: Problem) -
 
 
 def input_gradient(launch: Launcher, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the input, `problem.input_size`, channels_last.
+    """Return the input gradient, `problem.input_size`, channels_last.
 
-    The input positions of one remainder modulo the stride meet evenly spaced taps: their gradient is a convolution of
-    the output gradient with stride 1.
+    The input positions of one remainder modulo the stride are read by evenly spaced taps; their gradient is a
+    convolution of the output gradient with stride 1.
     """
     samples, channels, height, width = problem.input_size
     grads = _pixels(grad_output)
@@ -98,10 +98,10 @@ def input_gradient(launch: Launcher, grad_output: Tensor, weight: Tensor, proble
 
 
 def weight_gradient(launch: Launcher, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """The gradient for the weight, `problem.weight_size`, contiguous.
+    """Return the weight gradient, `problem.weight_size`, contiguous.
 
-    Runs of output pixels are summed side by side and their sums then added in a fixed order: equal tensors give equal
-    bits.
+    Blocks sum ranges of output pixels in parallel, and the partial sums are added in a fixed order, so that the result
+    is deterministic.
     """
     image, grads = _pixels(input), _pixels(grad_output)
     samples, outputs, height, width = problem.output_size
@@ -125,12 +125,12 @@ def _correlate(
     """Write the products of windows and matrix to places of the result.
 
     Args:
-        launch: Runs the kernel.
+        launch: Launches the kernel.
         image: `(N, height, width, C)`.
         matrix: `(tap rows, tap columns, C, columns)`, contiguous.
         result: `(N, height, width, columns)`, contiguous.
-        windows: One for each place.
-        places: Row step, first row, column step and first column in the result.
+        windows: Windows of the image, one per place.
+        places: Row step, first row, column step and first column of the places in the result.
     """
     samples, height, width, columns = result.shape
     rows = samples * windows.place_rows * windows.place_columns
@@ -159,7 +159,7 @@ def _output_windows(problem: Problem) -> _Windows:
 
 
 def _pixels(images: Tensor) -> Tensor:
-    """`(N, height, width, C)` of NCHW images, pixels evenly spaced; a view of what is so, also of a run of channels."""
+    """Return `(N, height, width, C)` with evenly spaced pixels; a view if possible, also of a slice of channels."""
     pixels = images.permute(0, 2, 3, 1)
     _, height, width, channels = pixels.shape
     step = pixels.stride(2)
@@ -169,5 +169,5 @@ def _pixels(images: Tensor) -> Tensor:
 
 
 def _by_four(steps: Sequence[int], tensors: Sequence[Tensor]) -> bool:
-    """Whether all runs of numbers consist of aligned groups of four."""
+    """Return whether all rows consist of aligned groups of four values."""
     return all(step % 4 == 0 for step in steps) and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)

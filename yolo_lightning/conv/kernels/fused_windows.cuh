@@ -1,25 +1,25 @@
-// The windows of a convolution: which numbers of an image they hold, without a division from one to the next.
+// Addresses of the image values in the windows of a convolution; advancing to the next value needs no division.
 //
-// All offsets are 32-bit: tensors have fewer than 2^31 elements. Comes before fused.cu, which says how it is compiled.
+// All offsets are 32-bit: tensors have fewer than 2^31 elements. See fused.cu for the compilation.
 
-// Which pixels of an image the taps of a window meet. Windows stand at the places of a grid.
+// Image pixels that the taps of a window read. There is one window per place of a grid.
 struct Windows {
-    int height, width, channels, pixel_stride;  // of the image; elements from one pixel to the next
+    int height, width, channels, pixel_stride;  // of the image; pixel_stride in elements
     int place_rows, place_columns;              // of the grid, for each sample
     int row_step, first_row, tap_row_step;      // image row = place row * row_step + first_row + tap row * tap_row_step
     int column_step, first_column, tap_column_step;
     int tap_rows, tap_columns;
 };
 
-// Stands for a row without image; the sum of two is still a number.
+// Marks a row outside the image; the sum of two such values does not overflow.
 constexpr int NOWHERE = -(1 << 30);
 
-// The first pixel of a window; row NOWHERE: there is no window.
+// First pixel of a window; row NOWHERE if there is no window.
 struct Corner {
     int row, column, offset;
 };
 
-// One of the numbers in a window: which one, and how far it lies from the corner. Row shift NOWHERE: one too many.
+// One value of a window: its tap and channel, and its offset from the corner. Row shift NOWHERE if beyond the last tap.
 struct Tap {
     int row, column, channel;
     int row_shift, column_shift, offset;
@@ -76,7 +76,7 @@ __device__ inline void advance(const Windows& windows, Tap& tap, int numbers) {
     tap = tap_of(windows, row, column, channel);
 }
 
-// The offset of a tap in the image, or -1 where there is nothing but padding.
+// Offset of a tap in the image, or -1 in the padding.
 __device__ inline int offset_of(const Windows& windows, const Corner& corner, const Tap& tap) {
     const int row = corner.row + tap.row_shift, column = corner.column + tap.column_shift;
     const bool inside = row >= 0 && row < windows.height && column >= 0 && column < windows.width;
@@ -91,7 +91,7 @@ __device__ inline float4 zeros() {
     return value;
 }
 
-// Four adjoining numbers of a window. BY_FOUR: they are channels of one pixel and aligned, so `taps` holds one; else 4.
+// Four adjacent values of a window. BY_FOUR: they are aligned channels of one pixel, and `taps` has one entry; else 4.
 template <bool BY_FOUR>
 __device__ inline float4 window_values(const float* image, const Windows& windows, const Corner& corner, const Tap* taps) {
     if (BY_FOUR) {

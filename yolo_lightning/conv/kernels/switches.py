@@ -1,4 +1,4 @@
-"""Switches for the kernels of our own, which need a compiler."""
+"""Switches for the optional compiled kernels."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ from yolo_lightning.conv.kernels import compiled, fused
 
 
 def enable_fused_kernels(build_folder: Path) -> None:
-    """Let kernels of our own be candidates from here on: fused.cu on an accelerator, loops in C++ on a CPU.
+    """Enable the optional compiled kernels: fused.cu on a GPU, C++ loops on a CPU.
 
-    They are built when a problem first asks for them, and compared with another algorithm. Where that fails there is a
-    warning, and the other algorithms compute.
+    The kernels are compiled on first use, and their first result for each problem is verified against another
+    algorithm. If the compilation or the verification fails, a warning is issued and other algorithms are used.
 
     Args:
-        build_folder: Where they are built; several processes may share it.
+        build_folder: Folder for compiled libraries; several processes may share it.
     """
     fused.enable(build_folder)
     compiled.enable(build_folder)

@@ -1,4 +1,4 @@
-"""Kernels of our own that nobody trusts: built at first use, compared with an algorithm, dropped where they fail."""
+"""Optional kernels, compiled on first use, verified against a reference, and disabled after a failure."""
 
 import threading
 import warnings
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 
-# Largest difference between two right results, as a share of the largest value. Sums of 100 000 float32 products in
-# another order differ by 5e-5, and by more where they cancel; products in TF32, which the other algorithm may use, by
-# 1e-3. A wrong address shows as more than 0.1.
-LARGEST_DIFFERENCE = 1e-3
-LARGEST_DIFFERENCE_TF32 = 1e-2
+# Largest difference between two correct results, relative to the largest value. Sums of 100,000 float32 products in
+# different order differ by 5e-5, and by more with cancellation; products in TF32, which the reference may use, differ
+# by 1e-3. A wrong address gives more than 0.1.
+TOLERANCE = 1e-3
+TOLERANCE_TF32 = 1e-2
 
 KernelsT = TypeVar("KernelsT")
 
 
 class BuildError(RuntimeError):
-    """The kernels cannot be built here; the message says why."""
+    """The kernels cannot be compiled on this machine."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Product(Generic[KernelsT]):
     """One product of a convolution.
 
     Attributes:
-        name: Of a function that computes it, as in `_algorithms`.
-        compute: By the kernels, from the operands and the problem.
-        reference: The same by an algorithm that is trusted.
+        name: Name of the product, a value of `table.Operation`.
+        compute: Computes the product with the kernels.
+        reference: Computes the product with PyTorch operations.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Product(Generic[KernelsT]):
 
 
 class CheckedKernels(Generic[KernelsT]):
-    """The kernels of one process, once they were built, and what is known about them.
+    """Compiled kernels of this process and the problems for which they have been verified.
 
-    The first result for every problem is compared with that of the reference; after one that differs, or a call that
-    fails, the kernels are not used any more in this process and the reference computes what was meant for them.
+    The first result for every problem is compared with that of the reference. After a wrong result or a failed call the
+    kernels are disabled in this process, and the reference computes their problems.
 
     Args:
-        name: For warnings.
-        build: Makes the kernels for a device; called once for each, at first use.
+        name: Name of the kernels in warnings.
+        build: Compiles the kernels for a device; called once per device, on first use.
     """
 
     def __init__(self, name: str, build: Callable[[torch.device], KernelsT]) -> None:
@@ -56,34 +56,34 @@ class CheckedKernels(Generic[KernelsT]):
         self._build = build
         self._kernels: dict[torch.device, KernelsT | None] = {}
         self._checked: set[tuple[str, Problem, torch.device]] = set()
-        self._is_struck = False
-        # Backward runs in threads of its own.
+        self._is_disabled = False
+        # The backward pass runs in other threads.
         self._lock = threading.Lock()
 
     def works_on(self, device: torch.device) -> bool:
-        """Whether the kernels were or can be built, and have not failed. Builds them; warns once if that fails."""
+        """Return whether the kernels are compiled and have not failed; compile them if necessary."""
         return self._kernels_for(device) is not None
 
     def compute(self, product: Product[KernelsT], operands: Tensors, problem: Problem) -> Tensors:
-        """The results of a product, by the kernels where they can."""
+        """Compute a product with the kernels if possible, else with the reference."""
         key = product.name, problem, operands[0].device
-        kernels = self._kernels_for(operands[0].device) if _have_addresses(*operands) else None
+        kernels = self._kernels_for(operands[0].device) if _have_data(*operands) else None
         is_checked = key in self._checked
         if kernels is None or not (is_checked or _can_be_compared(operands[0].device)):
             return product.reference(operands, problem)
         try:
             found = product.compute(kernels, operands, problem)
-        except Exception as error:  # a private interface of torch may say anything
-            # What follows a lack of memory is for the caller to decide; the kernels are not to blame.
+        except Exception as error:  # the launch uses a private interface of torch, which may raise any type
+            # Out-of-memory is not a failure of the kernels; the plan falls back to another candidate.
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 raise
-            self._strike(f"{product.name} failed for {problem}: {error}")
+            self._disable(f"{product.name} failed for {problem}: {error}")
             return product.reference(operands, problem)
         return found if is_checked else self._check(key, found, product.reference(operands, problem))
 
     def _check(self, key: tuple[str, Problem, torch.device], found: Tensors, expected: Tensors) -> Tensors:
-        """The results to use. A comparison with zeros, infinities or NaN says nothing, and is done again next time."""
-        # One transfer; a kernel that failed while it ran is reported here, as a RuntimeError that nothing can mend.
+        """Return the results to use. Results without a finite, non-zero maximum cannot verify the kernels."""
+        # One transfer. An asynchronous error of a kernel is raised here and cannot be recovered from.
         numbers = [(one.abs().max(), (other - one).abs().max()) for one, other in zip(expected, found, strict=True)]
         pairs = torch.stack([torch.stack(pair) for pair in numbers]).tolist()
         if not all(0 < largest < float("inf") for largest, _ in pairs):
@@ -93,16 +93,16 @@ class CheckedKernels(Generic[KernelsT]):
             self._checked.add(key)
             return found
         name, problem, device = key
-        self._strike(f"{name} on {device} is off by {worst:.2g} of the largest value for {problem}")
+        self._disable(f"{name} on {device} has an error of {worst:.2g} of the largest value for {problem}")
         return expected
 
-    def _strike(self, reason: str) -> None:
-        self._is_struck = True
-        warnings.warn(f"the {self._name} are not used any more: {reason}", stacklevel=2)
+    def _disable(self, reason: str) -> None:
+        self._is_disabled = True
+        warnings.warn(f"{self._name} are disabled: {reason}", stacklevel=2)
 
     def _kernels_for(self, device: torch.device) -> KernelsT | None:
         with self._lock:
-            if self._is_struck:
+            if self._is_disabled:
                 return None
             if device not in self._kernels:
                 self._kernels[device] = self._built(device)
@@ -117,11 +117,11 @@ class CheckedKernels(Generic[KernelsT]):
 
 
 class OptionalKernels(Generic[KernelsT]):
-    """Checked kernels that are off until `enable` is called, for the process: all models in it share them.
+    """Verified kernels that are disabled until `enable` is called; all models in a process share them.
 
     Args:
-        name: For warnings.
-        products: What they compute.
+        name: Name of the kernels in warnings.
+        products: Products that the kernels compute.
     """
 
     def __init__(self, name: str, products: Sequence[Product[KernelsT]]) -> None:
@@ -130,36 +130,36 @@ class OptionalKernels(Generic[KernelsT]):
         self._kernels: CheckedKernels[KernelsT] | None = None
 
     def enable(self, build: Callable[[torch.device], KernelsT]) -> None:
-        """Let them be used from here on, also after earlier ones failed; does not build them yet."""
+        """Enable the kernels, also after an earlier failure, without compiling them yet."""
         self._kernels = CheckedKernels(self._name, build)
 
     def disable(self) -> None:
-        """Undo `enable`. Problems that were given to them are computed by the reference."""
+        """Disable the kernels. Plans that have selected them use the reference."""
         self._kernels = None
 
     @property
     def enabled(self) -> bool:
-        """Whether they may be used."""
+        """Whether the kernels are enabled."""
         return self._kernels is not None
 
     def work_on(self, device: torch.device) -> bool:
-        """Whether they are enabled and run on this device; builds them, and warns once if that fails."""
+        """Return whether the kernels are enabled and work on this device; compile them if necessary."""
         return self._kernels is not None and self._kernels.works_on(device)
 
     def forward(self, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        """The output, `problem.output_size`."""
+        """Return the output, `problem.output_size`."""
         return self._compute("forward", (input, weight), problem)[0]
 
     def input_gradient(self, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        """The gradient for the input, `problem.input_size`."""
+        """Return the input gradient, `problem.input_size`."""
         return self._compute("input_gradient", (grad_output, weight), problem)[0]
 
     def weight_gradient(self, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-        """The gradient for the weight, `problem.weight_size`."""
+        """Return the weight gradient, `problem.weight_size`."""
         return self._compute("weight_gradient", (input, grad_output), problem)[0]
 
     def gradients(self, input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-        """The gradients for the input and for the weight."""
+        """Return the input gradient and the weight gradient."""
         grad_input, grad_weight = self._compute("gradients", (input, grad_output, weight), problem)
         return grad_input, grad_weight
 
@@ -171,7 +171,7 @@ class OptionalKernels(Generic[KernelsT]):
 
 
 def product_of(name: str, kernels: ModuleType, reference: ModuleType) -> Product[Any]:
-    """The product that two modules compute by functions of this name; the kernels' takes them as first argument."""
+    """Return the product of the functions called `name` in two modules; that of `kernels` takes the kernels first."""
     by_kernels, by_reference = getattr(kernels, name), getattr(reference, name)
     return Product(
         name,
@@ -184,8 +184,8 @@ def _tuple(result: Tensor | Tensors) -> Tensors:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _have_addresses(*tensors: Tensor) -> bool:
-    """Whether the tensors are numbers in memory, and not symbols in a graph that is being recorded."""
+def _have_data(*tensors: Tensor) -> bool:
+    """Return whether the tensors have data in memory, which excludes subclasses and tracing."""
     return (
         all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -194,7 +194,7 @@ def _have_addresses(*tensors: Tensor) -> bool:
 
 
 def _can_be_compared(device: torch.device) -> bool:
-    # A stream that is being captured computes nothing yet.
+    # A stream under graph capture does not compute.
     return not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
@@ -202,6 +202,6 @@ def _tolerance() -> float:
     try:
         is_exact = torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:
-        # What torch says where TF32 was set for one backend alone.
+        # torch raises this if TF32 was set for one backend only.
         is_exact = False
-    return LARGEST_DIFFERENCE if is_exact else LARGEST_DIFFERENCE_TF32
+    return TOLERANCE if is_exact else TOLERANCE_TF32

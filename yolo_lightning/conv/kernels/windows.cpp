@@ -1,9 +1,9 @@
-// im2col as `_channels_last.py` explains it, any kernel, stride and dilation: the windows of a few output pixels at a time.
+// im2col for any kernel size, stride and dilation, in tiles of output pixels; see im2col_channels_last.py.
 #include "compiled.h"
 
 namespace {
 
-// Copies one row of a window: `kernel_width` pixels of image row `y`, from `x` on; zeros where there are none.
+// Copies one row of a window, `kernel_width` pixels of image row `y` from `x` on; zeros outside the image.
 void lower_row(const Sizes &s, const float *image, int y, int x, float *into) {
   const int run = s.kernel_width * s.channels;
   if (y < 0 || y >= s.height) {
@@ -35,7 +35,7 @@ void lower(const Sizes &s, const float *images, long first, int count, float *wi
   }
 }
 
-// Adds windows to those of the image's rows from `begin` to `end` that they were taken from.
+// Adds windows to the pixels that they were copied from, for the image rows from `begin` to `end`.
 void add_windows(const Sizes &s, const float *windows, int first_row, int rows, int begin, int end, float *image) {
   for (int row = first_row; row < first_row + rows; ++row)
     for (int column = 0; column < s.out_width; ++column)
@@ -50,13 +50,13 @@ void add_windows(const Sizes &s, const float *windows, int first_row, int rows, 
       }
 }
 
-// The least q with q * step >= value.
+// Smallest q with q * step >= value.
 int ceiling(int value, int step) { return value > 0 ? (value + step - 1) / step : -(-value / step); }
 
 }  // namespace
 
-// Computes the output where there is a matrix (window, outputs), and adds to `totals`, one for each lane, (window,
-// outputs), where there are gradients of the output. A lane has `tile * window` floats of scratch memory.
+// Computes the output if `matrix` (window, outputs) is not null. Adds the weight gradient to `totals` (lanes, window,
+// outputs) if `grads`, the output gradient, is not null. `scratch` has `tile * window` floats per lane.
 extern "C" void windows(const Sizes *given, Sgemm sgemm, const float *images, const float *matrix, const float *grads,
                         float *pixels, float *totals, float *scratch) {
   const Sizes s = *given;
@@ -78,8 +78,8 @@ extern "C" void windows(const Sizes *given, Sgemm sgemm, const float *images, co
   }
 }
 
-// Computes the gradient for the images, which a lane owns by rows; output rows that reach into two lanes' are multiplied
-// by both. A lane has `max(tile, out_width) * window` floats of scratch memory.
+// Computes the input gradient. Each lane writes its own rows of the images; output rows that reach into the rows of two
+// lanes are multiplied by both. `scratch` has `max(tile, out_width) * window` floats per lane.
 extern "C" void windows_input_gradient(const Sizes *given, Sgemm sgemm, const float *grads, const float *matrix,
                                        float *images, float *scratch) {
   const Sizes s = *given;

@@ -1,11 +1,11 @@
-// Winograd's F(4x4, 3x3) as `_winograd.py` explains it, all steps of a tile in one go and one tile per core.
+// Winograd's F(4x4, 3x3), see winograd.py; a thread computes all steps of a tile.
 #include "compiled.h"
 
 namespace {
 
 constexpr int OUTPUTS = 4, PATCH = 6, NUMBERS = PATCH * PATCH;
-constexpr int WIDTH = 8;  // Channels at a time; divides the channels of input and output.
-constexpr int GAP = 16;   // Between the planes of numbers: powers of two would share the sets of the cache.
+constexpr int WIDTH = 8;  // Channels per vector; must divide the channels of input and output.
+constexpr int GAP = 16;   // Floats between planes: at powers of two, all planes would map to the same cache sets.
 constexpr float A = 2.0f / 3, B = 1.5f, A2 = A * A, B2 = B * B;
 
 typedef float Vector __attribute__((vector_size(WIDTH * sizeof(float))));
@@ -18,7 +18,7 @@ inline Vector load(const float *from) {
 
 inline void store(Vector value, float *to) { std::memcpy(to, &value, sizeof value); }
 
-// The six numbers of six neighbouring pixels.
+// Input transform: six transformed values of six adjacent pixels.
 inline void transform(const Vector *pixel, int step, Vector *number, int number_step) {
   const Vector p0 = pixel[0], p1 = pixel[step], p2 = pixel[2 * step];
   const Vector p3 = pixel[3 * step], p4 = pixel[4 * step], p5 = pixel[5 * step];
@@ -32,7 +32,7 @@ inline void transform(const Vector *pixel, int step, Vector *number, int number_
   number[5 * number_step] = p1 + p5 - (A2 + B2) * p3;
 }
 
-// The four outputs of six products.
+// Output transform: four outputs of six products.
 inline void collect(const Vector *product, int step, Vector *output, int output_step) {
   const Vector p1 = product[step], p2 = product[2 * step], p3 = product[3 * step], p4 = product[4 * step];
   const Vector near_sum = p1 + p2, near = p1 - p2, far_sum = p3 + p4, far = p3 - p4;
@@ -42,7 +42,7 @@ inline void collect(const Vector *product, int step, Vector *output, int output_
   output[3 * output_step] = product[5 * step] + A2 * near_sum + B * far;
 }
 
-// The adjoint of `collect`.
+// Adjoint of the output transform.
 inline void spread(const Vector *grad, int step, Vector *product, int product_step) {
   const Vector g0 = grad[0], g1 = grad[step], g2 = grad[2 * step], g3 = grad[3 * step];
   const Vector near_even = g1 + A2 * g3, near_odd = B * (g0 + A2 * g2);
@@ -55,7 +55,7 @@ inline void spread(const Vector *grad, int step, Vector *product, int product_st
   product[5 * product_step] = g3;
 }
 
-// A square of pixels of an image, parts of which may lie outside of it.
+// A square of pixels, which may be partly outside the image.
 struct Square {
   int y, x, height, width, channels;
 
@@ -106,13 +106,13 @@ void read_gradients(const Square &square, const float *image, float *products, l
 
 }  // namespace
 
-// Floats of scratch memory that a lane needs.
+// Returns the floats of scratch memory per lane.
 extern "C" long winograd_scratch(const Sizes *sizes) {
   return NUMBERS * (long(sizes->tile) * (sizes->channels + sizes->outputs) + 2 * GAP);
 }
 
-// Computes the output where there are matrices, (36, channels, outputs) or transposed, and adds to `totals`, one for each
-// lane, (36, channels, outputs), where there are gradients of the output.
+// Computes the output if `matrices`, (36, channels, outputs) or transposed, is not null. Adds the gradient of the
+// transformed weight to `totals` (lanes, 36, channels, outputs) if `grads`, the output gradient, is not null.
 extern "C" void winograd(const Sizes *given, Sgemm sgemm, const float *images, const float *matrices, bool transposed,
                          const float *grads, float *pixels, float *totals, float *scratch) {
   const Sizes s = *given;

@@ -1,4 +1,4 @@
-"""Every rival computes what `torch.nn.functional.conv2d` computes, and leaves the libraries as it found them."""
+"""Every variant computes what `torch.nn.functional.conv2d` computes, and restores the library switches."""
 
 from collections.abc import Callable
 
@@ -115,5 +115,5 @@ def test_cudnn_switch_and_tf32_are_put_back_after_an_error() -> None:
         assert (cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32) == before
 
 
-def test_skipping_a_rival_skips_its_layouts() -> None:
+def test_skipping_an_implementation_skips_its_layouts() -> None:
     assert variants(("native", "gemm")) == (Variant.UNFOLD, Variant.SLOW)

@@ -1,0 +1,72 @@
+"""Machine and software of a benchmark, and the peak rate of its matrix products."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import torch
+from torch.utils.benchmark import Timer
+
+from yolo_lightning.conv.autotune_cache import describe_environment
+
+CPU_SIZES = (512, 1024, 2048)
+ACCELERATOR_SIZES = (1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Machine and software.
+
+    Attributes:
+        date: Start of the benchmark, ISO 8601 with the offset from UTC.
+        device: PyTorch device.
+        device_name: Product name of the accelerator, or of the processor with its number of threads.
+        driver: Runtime and driver of the accelerator; on a CPU the kernel release.
+        torch: PyTorch version.
+        threads: Number of PyTorch's CPU threads.
+    """
+
+    date: str
+    device: str
+    device_name: str
+    driver: str
+    torch: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class GemmCeiling:
+    """Highest measured rate of a square matrix product.
+
+    Attributes:
+        gflops: 1e9 floating point operations per second.
+        size: Rows and columns of both matrices.
+        dtype: Data type of the product.
+    """
+
+    gflops: float
+    size: int
+    dtype: str
+
+
+def describe_hardware(device: torch.device) -> Hardware:
+    """Return the machine and software of this process."""
+    found = describe_environment(device)
+    date = datetime.now().astimezone().isoformat(timespec="seconds")
+    return Hardware(date, str(device), found.device, found.driver, found.torch, torch.get_num_threads())
+
+
+def measure_gemm_ceiling(device: torch.device, autocast: Callable[[], torch.autocast]) -> GemmCeiling:
+    """Return the highest rate over square matrix products of several sizes; the shortest run of each size counts."""
+    best = GemmCeiling(0.0, 0, "")
+    for size in CPU_SIZES if device.type == "cpu" else ACCELERATOR_SIZES:
+        with autocast():
+            left, right = (torch.randn(size, size, device=device) for _ in range(2))
+            # Cast once: autocast would repeat the cast in every product.
+            dtype = torch.mm(left, right).dtype
+            operands = {"left": left.to(dtype), "right": right.to(dtype)}
+            timer = Timer("left @ right", globals=operands, num_threads=torch.get_num_threads())
+            gflops = 2 * size**3 / min(timer.blocked_autorange(min_run_time=0.5).times) / 1e9
+        if gflops > best.gflops:
+            best = GemmCeiling(gflops, size, str(dtype).removeprefix("torch."))
+    return best
