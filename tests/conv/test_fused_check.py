@@ -1,4 +1,4 @@
-"""When kernels of our own are used, compared, and struck off; the kernels themselves are stand-ins."""
+"""Use, verification and disabling of optional kernels, with stand-ins for the kernels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -276,9 +276,9 @@ def test_help_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_child_without_a_parent_ends_by_itself() -> None:
     code = (
-        "import sys, time; from yolo_lightning.conv import probe_trial as _trial;"
-        "_trial.run_trial = lambda device: time.sleep(600);"
-        "_trial.main(['--device', 'cpu', '--timeout_s', '0.3'])"
+        "import sys, time; from yolo_lightning.conv import probe_trial;"
+        "probe_trial.run_trial = lambda device: time.sleep(600);"
+        "probe_trial.main(['--device', 'cpu', '--timeout_s', '0.3'])"
     )
     root = str(Path(probe.__file__).parents[2])
     end = subprocess.run(

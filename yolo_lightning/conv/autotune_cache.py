@@ -10,8 +10,9 @@ import os
 import platform
 import uuid
 import warnings
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -104,13 +105,23 @@ class PlanCache:
             "format": FORMAT,
             "tables": [{"environment": key._asdict(), "seconds": timings} for key, timings in tables.items()],
         }
+        replace_json(file, content)
+
+
+def replace_json(file: Path, content: Any) -> None:
+    """Write a JSON file atomically and create its folder; `conv` does not import `utils.files`, which does the same.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    temporary = file.with_name(f".writing-{uuid.uuid4().hex}-{file.name}.part")
+    try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".writing-{uuid.uuid4().hex}-{file.name}.part")
-        try:
-            temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            # No fsync: a file that a power failure truncates is detected and replaced.
-            os.replace(temporary, file)
-        finally:
+        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        # No fsync: a file that a power failure truncates is detected and replaced.
+        os.replace(temporary, file)
+    finally:
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 

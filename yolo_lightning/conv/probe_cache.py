@@ -5,15 +5,13 @@ The file is JSON: a list of findings, each with the environment of the probe. Se
 
 import json
 import os
-import uuid
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from yolo_lightning.conv.autotune_cache import describe_environment
+from yolo_lightning.conv.autotune_cache import describe_environment, replace_json
 
 FORMAT = 1
 
@@ -43,18 +41,12 @@ class ProbeCache:
         """Store a finding and replace an earlier one of an equal environment."""
         others = [one for one in self._read() if one["environment"] != self._environment]
         content = {"format": FORMAT, "probes": [*others, {"environment": self._environment, "finding": finding}]}
-        temporary = self._file.with_name(f".writing-{uuid.uuid4().hex}-{self._file.name}.part")
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            os.replace(temporary, self._file)
+            replace_json(self._file, content)
         except OSError as error:
             warnings.warn(
                 f"conv probe cache: cannot write {self._file}, the next start probes again: {error}", stacklevel=2
             )
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
     def _read(self) -> list[dict[str, Any]]:
         try:

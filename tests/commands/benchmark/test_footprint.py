@@ -20,7 +20,7 @@ AUTOCAST = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16, enable
 
 @pytest.fixture(scope="module")
 def layers() -> dict[str, Layer]:
-    found = find_layers(make_module(0).graph, 64, "all")
+    found = find_layers(make_module(0).graph, 64, 3, "all")
     return {layer.name: layer for layer in found}
 
 
@@ -79,7 +79,7 @@ def test_unfold_keeps_nine_times_the_input(layers: dict[str, Layer]) -> None:
     layer = layers["model.2.m.0.cv1.conv"]
     saved = {}
     for variant in (Variant.NATIVE, Variant.GEMM, Variant.UNFOLD):
-        one_pass = layer_pass(layer, variant, Plan(), CPU, 2, AUTOCAST)
+        one_pass = layer_pass(layer, make_module(0).graph, variant, Plan(), CPU, 2, AUTOCAST)
         one_pass.run()
         saved[variant] = measure_footprint(one_pass, CPU, profiled=False).saved_bytes
     input_bytes = 2 * torch.Size(layer.input_size).numel() * FLOAT_BYTES
@@ -96,12 +96,12 @@ def test_all_layers_are_those_of_the_network(layers: dict[str, Layer]) -> None:
 
 def test_operations_of_a_layer_known_by_hand(layers: dict[str, Layer]) -> None:
     # 3 to 16 channels, 3x3, stride 2 on 64 px: 2 * 27 * 16 * 32 * 32 per product; the image needs no gradient.
-    assert layers["model.0.conv"].operations(batch_size=3) == 3 * 2 * (2 * 27 * 16 * 32 * 32)
-    assert layers["model.1.conv"].operations(batch_size=1) == 3 * (2 * 9 * 16 * 32 * 16 * 16)
+    assert layers["model.0.conv"].operations == 3 * 2 * (2 * 27 * 16 * 32 * 32)
+    assert layers["model.1.conv"].operations == 3 * 3 * (2 * 9 * 16 * 32 * 16 * 16)
 
 
 def test_six_layers_are_chosen_ones_with_their_counts() -> None:
-    found = find_layers(make_module(0).graph, 640, "six")
+    found = find_layers(make_module(0).graph, 640, 1, "six")
     assert [layer.label for layer in found] == [
         "3 to 16, 3x3, stride 2, 640 px",
         "16 to 32, 3x3, stride 2, 320 px",

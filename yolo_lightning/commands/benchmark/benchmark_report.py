@@ -8,32 +8,14 @@ import msgspec
 
 from yolo_lightning.commands.benchmark.benchmark_settings import BenchmarkSettings
 from yolo_lightning.commands.benchmark.comparison import Result
-from yolo_lightning.commands.benchmark.environment import GemmCeiling, Hardware
+from yolo_lightning.commands.benchmark.environment import GemmCeiling
+from yolo_lightning.commands.benchmark.layer_benchmark import Layer
 from yolo_lightning.commands.benchmark.stability import Stability
 from yolo_lightning.conv import PlannedConvolution
 from yolo_lightning.utils.files import replacing
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON form; increases when the meaning of a key changes or a key is removed."""
-
-
-@dataclass
-class LayerResults:
-    """Results for one layer.
-
-    Attributes:
-        name: Name of the first layer of this shape in the graph.
-        label: Channels, kernel size, stride and input side.
-        count: Number of layers of this shape in the network.
-        operations: Floating point operations of a forward and backward pass.
-        results: Result of each variant; `gflops` and `share_of_gemm` are set.
-    """
-
-    name: str
-    label: str
-    count: int
-    operations: int
-    results: list[Result]
 
 
 @dataclass(kw_only=True)
@@ -54,10 +36,10 @@ class BenchmarkReport:
     """
 
     format: int = FORMAT
-    environment: Hardware
+    environment: dict[str, str]
     settings: BenchmarkSettings
     gemm_ceiling: GemmCeiling | None = None
-    layers: list[LayerResults] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
     graph: list[Result] = field(default_factory=list)
     step: list[Result] = field(default_factory=list)
     estimate_label: str = "training steps only, without data loading and validation"

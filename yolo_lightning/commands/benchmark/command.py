@@ -86,30 +86,12 @@ def benchmark(
         ValueError: If a value is not allowed.
         SystemExit: With code 1 if the stability section failed.
     """
-    chosen = chosen_device(device)
+    options = dict(locals())
+    options["device"] = chosen_device(device)
     if stability_image_size is None:
-        stability_image_size = min(image_size, CPU_STABILITY_PIXELS) if chosen.type == "cpu" else image_size
-    settings = BenchmarkSettings(
-        device=chosen,
-        threads=threads,
-        sections=_several(sections),
-        layers=layers,
-        skip=_several(skip),
-        batch_size=batch_size,
-        image_size=image_size,
-        repeats=repeats,
-        precision=precision,
-        tf32=tf32,
-        vendor_search=vendor_search,
-        conv_plan=conv_plan,
-        conv_plan_budget_s=conv_plan_budget_s,
-        stability_steps=stability_steps,
-        stability_image_size=stability_image_size,
-        frames=frames,
-        epochs=epochs,
-        profile=profile,
-        json=json,
-    )
+        on_cpu = options["device"].type == "cpu"
+        options["stability_image_size"] = min(image_size, CPU_STABILITY_PIXELS) if on_cpu else image_size
+    settings = BenchmarkSettings(**options | {"sections": _several(sections), "skip": _several(skip)})
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
     try:
@@ -130,8 +112,8 @@ def _run(settings: BenchmarkSettings) -> BenchmarkReport:
 
 def _show_settings(settings: BenchmarkSettings, console: Console) -> None:
     environment = describe_hardware(settings.device)
-    console.print(f"{environment.device_name} ({environment.device}), threads: {environment.threads}")
-    console.print(f"{environment.driver}; torch {environment.torch}; {environment.date}")
+    console.print(f"{environment['device']} ({settings.device}), driver {environment['driver']}")
+    console.print(f"torch {environment['torch']}, {torch.get_num_threads()} threads; {environment['date']}")
     console.print(f"{settings.in_words()}; {settings.repeats} rounds: {', '.join(settings.sections)}")
     shown = variants(settings.skip)
     for variant in filter(shown.__contains__, DESCRIPTIONS):

@@ -14,27 +14,6 @@ ACCELERATOR_SIZES = (1024, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
-    """Machine and software.
-
-    Attributes:
-        date: Start of the benchmark, ISO 8601 with the offset from UTC.
-        device: PyTorch device.
-        device_name: Product name of the accelerator, or of the processor with its number of threads.
-        driver: Runtime and driver of the accelerator; on a CPU the kernel release.
-        torch: PyTorch version.
-        threads: Number of PyTorch's CPU threads.
-    """
-
-    date: str
-    device: str
-    device_name: str
-    driver: str
-    torch: str
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
 class GemmCeiling:
     """Highest measured rate of a square matrix product.
 
@@ -49,11 +28,9 @@ class GemmCeiling:
     dtype: str
 
 
-def describe_hardware(device: torch.device) -> Hardware:
-    """Return the machine and software of this process."""
-    found = describe_environment(device)
-    date = datetime.now().astimezone().isoformat(timespec="seconds")
-    return Hardware(date, str(device), found.device, found.driver, found.torch, torch.get_num_threads())
+def describe_hardware(device: torch.device) -> dict[str, str]:
+    """Return device type and name, driver and torch version of this process, and the current time (ISO 8601)."""
+    return {"date": datetime.now().astimezone().isoformat(timespec="seconds"), **describe_environment(device)._asdict()}
 
 
 def measure_gemm_ceiling(device: torch.device, autocast: Callable[[], torch.autocast]) -> GemmCeiling:

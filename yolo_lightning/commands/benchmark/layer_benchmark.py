@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from yolo_lightning.commands.benchmark.baselines import Variant, convert_layer
 from yolo_lightning.commands.benchmark.benchmark_settings import Layers
+from yolo_lightning.commands.benchmark.comparison import Result
 from yolo_lightning.commands.benchmark.timing import Pass
 from yolo_lightning.conv import Plan
 
@@ -20,46 +21,38 @@ SIX = ("model.0.conv", "model.1.conv", "model.2.m.0.cv1.conv", "model.22.cv2.0.0
 expensive one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Layer:
-    """One convolution of the network.
+    """The convolutions of one shape in the network.
 
     Attributes:
-        name: Name of the first layer of this shape in the graph.
-        count: Number of layers of this shape.
-        convolution: Native convolution with the weights of the layer, on the CPU.
-        input_size: `(C, H, W)` of its input.
-        output_size: `(O, H', W')` of its output.
+        name: Name of the first of them in the graph.
+        label: Channels, kernel size, stride and input side.
+        count: Number of convolutions of this shape.
+        input_size: `(C, H, W)` of the input.
+        output_size: `(O, H', W')` of the output.
         needs_input_gradient: False for the first layer, whose input is the image.
+        operations: Floating point operations of a forward and backward pass: 2 or 3 products of equal size.
+        results: Result of each variant; `gflops` and `share_of_gemm` are set.
     """
 
     name: str
+    label: str
     count: int
-    convolution: nn.Conv2d
-    input_size: tuple[int, int, int]
-    output_size: tuple[int, int, int]
+    input_size: tuple[int, ...]
+    output_size: tuple[int, ...]
     needs_input_gradient: bool
-
-    @property
-    def label(self) -> str:
-        """Channels, kernel size, stride and input side."""
-        kernel = "x".join(map(str, self.convolution.kernel_size))
-        channels = f"{self.input_size[0]} to {self.output_size[0]}"
-        return f"{channels}, {kernel}, stride {self.convolution.stride[0]}, {self.input_size[1]} px"
-
-    def operations(self, batch_size: int) -> int:
-        """Return the floating point operations of a forward and backward pass: 2 or 3 products of equal size."""
-        outputs, height, width = self.output_size
-        multiplications = batch_size * height * width * outputs * self.convolution.weight[0].numel()
-        return 2 * multiplications * (3 if self.needs_input_gradient else 2)
+    operations: int
+    results: list[Result] = field(default_factory=list)
 
 
-def find_layers(graph: nn.Module, image_size: int, which: Layers) -> list[Layer]:
+def find_layers(graph: nn.Module, image_size: int, batch_size: int, which: Layers) -> list[Layer]:
     """Return the convolutions that run in a training step, one for each distinct shape.
 
     Args:
         graph: YOLOv8n graph with native convolutions, on the CPU.
         image_size: Side of the square input, pixels.
+        batch_size: Images per step.
         which: `six` for the layers in `SIX`, `all` for every distinct shape, in the order of the graph.
     """
     found: dict[tuple[object, ...], Layer] = {}
@@ -67,11 +60,16 @@ def find_layers(graph: nn.Module, image_size: int, which: Layers) -> list[Layer]
 
     def record(name: str, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         assert isinstance(module, nn.Conv2d)
-        input_size, output_size, needs_gradient = _size(inputs[0]), _size(output), inputs[0].requires_grad
+        input_size, output_size, needs_gradient = inputs[0].shape[1:], output.shape[1:], inputs[0].requires_grad
         parts = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
         shape_of[name] = shape = (input_size, output_size, *parts, needs_gradient)
-        layer = found.get(shape, Layer(name, 0, module, input_size, output_size, needs_gradient))
-        found[shape] = replace(layer, count=layer.count + 1)
+        if shape not in found:
+            kernel = "x".join(map(str, module.kernel_size))
+            label = f"{input_size[0]} to {output_size[0]}, {kernel}, stride {module.stride[0]}, {input_size[1]} px"
+            multiplications = batch_size * output_size.numel() * module.weight[0].numel()
+            operations = 2 * multiplications * (3 if needs_gradient else 2)
+            found[shape] = Layer(name, label, 0, tuple(input_size), tuple(output_size), needs_gradient, operations)
+        found[shape].count += 1
 
     # Shapes are enough: no data on the meta device. Batch norm in training needs more than one image.
     skeleton = copy.deepcopy(graph).to("meta").train()
@@ -79,28 +77,30 @@ def find_layers(graph: nn.Module, image_size: int, which: Layers) -> list[Layer]
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(partial(record, name))
     skeleton(torch.empty(2, 3, image_size, image_size, device="meta"))
-    chosen = list(found.values()) if which == "all" else [replace(found[shape_of[name]], name=name) for name in SIX]
-    return [replace(layer, convolution=_plain(graph.get_submodule(layer.name))) for layer in chosen]
+    return list(found.values()) if which == "all" else [replace(found[shape_of[name]], name=name) for name in SIX]
 
 
 def layer_pass(
     layer: Layer,
+    graph: nn.Module,
     variant: Variant,
     plan: Plan,
     device: torch.device,
     batch_size: int,
     autocast: Callable[[], torch.autocast],
 ) -> Pass:
-    """Return the forward and backward pass of one layer on random data, equal for every variant.
+    """Return the forward and backward pass of one layer of the graph on random data, equal for every variant.
 
     The input of the layer counts as stored for the backward pass, the output gradient does not.
     """
     generator = torch.Generator().manual_seed(0)
-    convolution = copy.deepcopy(layer.convolution)
+    convolution = copy.deepcopy(graph.get_submodule(layer.name))
+    assert isinstance(convolution, nn.Conv2d)
+    convolution.__class__ = nn.Conv2d  # the graph may contain subclasses
     convert_layer(convolution, variant, plan)
     convolution.to(device)
 
-    def random_images(size: tuple[int, int, int]) -> Tensor:
+    def random_images(size: tuple[int, ...]) -> Tensor:
         images = torch.randn(batch_size, *size, generator=generator).to(device)
         return images.contiguous(memory_format=variant.memory_format)
 
@@ -117,16 +117,3 @@ def layer_pass(
         convolution.zero_grad()
 
     return Pass((("forward", forward), ("backward", backward)), (*convolution.parameters(), gradient))
-
-
-def _size(tensor: Tensor) -> tuple[int, int, int]:
-    _, channels, height, width = tensor.shape
-    return channels, height, width
-
-
-def _plain(module: nn.Module) -> nn.Conv2d:
-    """Return a copy of class `nn.Conv2d`; the graph may contain subclasses."""
-    assert isinstance(module, nn.Conv2d)
-    plain = copy.deepcopy(module)
-    plain.__class__ = nn.Conv2d
-    return plain

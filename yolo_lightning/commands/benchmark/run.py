@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from yolo_lightning.commands.benchmark.baselines import Variant, libraries, numerics, variants
-from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport, LayerResults, write_json
+from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport, write_json
 from yolo_lightning.commands.benchmark.benchmark_settings import BenchmarkSettings
 from yolo_lightning.commands.benchmark.comparison import Result, compare, estimate
 from yolo_lightning.commands.benchmark.environment import describe_hardware, measure_gemm_ceiling
@@ -75,21 +75,22 @@ class _Sections:
     def layers(self) -> None:
         """Measure every layer alone, without the variant that concerns activations."""
         settings = self.settings
-        layers = find_layers(make_module(SEED).graph, settings.image_size, settings.layers)
+        graph = make_module(SEED).graph
+        layers = find_layers(graph, settings.image_size, settings.batch_size, settings.layers)
         for position, layer in enumerate(layers, start=1):
             self.say(f"layer {position} of {len(layers)}: {layer.label}")
             arguments = (self.plan, settings.device, settings.batch_size, self.autocast)
             passes: dict[Variant, Callable[[], Pass]] = {
-                variant: partial(layer_pass, layer, variant, *arguments)
+                variant: partial(layer_pass, layer, graph, variant, *arguments)
                 for variant in self.variants
                 if variant is not Variant.GEMM_RECOMPUTE
             }
-            results, operations = self._compare(passes, footprints=True), layer.operations(settings.batch_size)
-            for result in results:
+            layer.results = self._compare(passes, footprints=True)
+            for result in layer.results:
                 if result.total is not None and self.report.gemm_ceiling is not None:
-                    result.gflops = operations / result.total.median_s / 1e9
+                    result.gflops = layer.operations / result.total.median_s / 1e9
                     result.share_of_gemm = result.gflops / self.report.gemm_ceiling.gflops
-            self.report.layers.append(LayerResults(layer.name, layer.label, layer.count, operations, results))
+            self.report.layers.append(layer)
 
     def graph(self) -> None:
         """Measure the network, forward and backward."""

@@ -114,7 +114,7 @@ def _print_title(console: Console, title: str, note: str) -> None:
 
 def _print_tables(console: Console, results: list[Result], *tables: Table) -> None:
     """Print the tables side by side if they fit, and the failures below."""
-    console.print(Columns(tables))
+    console.print(Columns(tables, padding=(0, 3)))
     for result in results:
         if result.failure is not None:
             console.print(Text(f"{result.variant.value} failed: {result.failure}", "red"), soft_wrap=True)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from yolo_lightning.conv.algorithms.tiles import overlap
+from yolo_lightning.conv.algorithms.shared import overlap
 
 
 class RowLowering:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.row_lowering import RowLowering
-from yolo_lightning.conv.algorithms.shared import items_per_tile
-from yolo_lightning.conv.algorithms.tiles import Tile, tiles
+from yolo_lightning.conv.algorithms.shared import Tile, items_per_tile, tiles
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Helpers of several algorithms: padding, pixels of a kernel tap, tiles, accumulation."""
+"""Helpers of several algorithms: padding, pixels of a kernel tap, tiles, accumulation, mirrored weights."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -65,3 +69,61 @@ def add_products_(total: Tensor, grads: Tensor, values: Tensor, samples: int) ->
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of partial sums: float32 for the half types."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A range of rows of a range of samples."""
+
+    samples: slice
+    rows: slice
+
+    def pixels(self, width: int) -> slice:
+        """Return the rows as a slice of the pixels of an image of this width."""
+        return slice(self.rows.start * width, self.rows.stop * width)
+
+
+def tiles(samples: int, rows: int, rows_per_tile: int) -> Iterator[Tile]:
+    """Yield ranges of rows of one sample or, if whole samples fit into a tile, ranges of samples."""
+    if rows_per_tile < rows:
+        for sample, first in product(range(samples), range(0, rows, rows_per_tile)):
+            yield Tile(slice(sample, sample + 1), slice(first, min(first + rows_per_tile, rows)))
+        return
+    step = rows_per_tile // rows
+    for sample in range(0, samples, step):
+        yield Tile(slice(sample, min(sample + step, samples)), slice(0, rows))
+
+
+def overlap(first: int, step: int, count: int, size: int) -> tuple[slice, slice]:
+    """Return which of the `count` positions `first, first + step, ...` are in `range(size)`.
+
+    Returns:
+        The slice of their indices in `range(count)`, and the slice of the positions.
+    """
+    low = min(count, max(0, -(first // step)))
+    high = max(low, min(count, -((first - size) // step)))
+    if low == high:
+        return slice(low, low), slice(0, 0)
+    return slice(low, high), slice(first + low * step, first + (high - 1) * step + 1, step)
+
+
+def correlation(problem: Problem) -> Problem:
+    """Return the problem that maps the output gradient and `mirrored_weight` to the input gradient."""
+    assert problem.stride == (1, 1), problem
+    kernel_height, kernel_width = problem.kernel
+    rows, columns = problem.dilation[0] * (kernel_height - 1), problem.dilation[1] * (kernel_width - 1)
+    top, bottom, left, right = problem.padding
+    return replace(
+        problem,
+        input_size=problem.output_size,
+        weight_size=(problem.input_size[1], problem.weight_size[0] // problem.groups, kernel_height, kernel_width),
+        # Negative, i.e. cropping, if a side is padded by more than the extent of the kernel.
+        padding=(rows - top, rows - bottom, columns - left, columns - right),
+    )
+
+
+def mirrored_weight(weight: Tensor, groups: int) -> Tensor:
+    """Rotate the kernels of `(groups * O, C, kH, kW)` by 180 degrees and return `(groups * C, O, kH, kW)`."""
+    outputs, channels, height, width = weight.shape
+    grouped = weight.flip(2, 3).reshape(groups, outputs // groups, channels, height, width)
+    return grouped.transpose(1, 2).reshape(groups * channels, outputs // groups, height, width)

@@ -23,8 +23,8 @@ from yolo_lightning.conv.algorithms import (
     rows_channels_last,
     winograd,
 )
-from yolo_lightning.conv.algorithms.mirrored_weight import correlation, mirrored_weight
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
+from yolo_lightning.conv.algorithms.shared import correlation, mirrored_weight
 from yolo_lightning.conv.kernels import compiled, fused
 
 Compute = Callable[[Tensors], Tensors]

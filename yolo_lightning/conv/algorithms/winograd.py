@@ -17,12 +17,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv.algorithms.mirrored_weight import correlation
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.scratch import scratch_of
-from yolo_lightning.conv.algorithms.shared import items_per_tile
-from yolo_lightning.conv.algorithms.tiles import Tile, tiles
-from yolo_lightning.conv.algorithms.winograd_transforms import KERNEL_TRANSFORM, OUTPUTS, TRANSFORMED, Workspace
+from yolo_lightning.conv.algorithms.shared import Tile, correlation, items_per_tile, tiles
+from yolo_lightning.conv.algorithms.winograd_transforms import KERNEL_TRANSFORM, OUTPUTS, PATCH_VALUES, Workspace
 
 
 def accepts(problem: Problem) -> bool:
@@ -98,7 +96,7 @@ def _convolve(
         pixels = input.new_empty(samples, height, width, outputs)
     grads = None
     if grad_output is not None:
-        total = input.new_zeros(TRANSFORMED, images.size(3), outputs)
+        total = input.new_zeros(PATCH_VALUES, images.size(3), outputs)
         grads = grad_output.permute(0, 2, 3, 1)
     for tile, work in _tiles_with_workspace(images, problem):
         rows = slice(OUTPUTS * tile.rows.start, OUTPUTS * tile.rows.stop)
@@ -115,7 +113,7 @@ def _tiles_with_workspace(images: Tensor, problem: Problem) -> Iterator[tuple[Ti
     """Yield tiles of patch rows, each with the cached workspace for its shape."""
     patch_rows, columns = (-(-size // OUTPUTS) for size in problem.output_size[2:])
     channels, outputs = images.size(3), problem.output_size[1]
-    numbers = TRANSFORMED * columns * max(channels, outputs)
+    numbers = PATCH_VALUES * columns * max(channels, outputs)
     step = items_per_tile(numbers, images.size(0) * patch_rows, images.device)
     scratch = scratch_of(images)
     used: dict[tuple[int, int], Workspace] = {}
@@ -133,7 +131,7 @@ def _tiles_with_workspace(images: Tensor, problem: Problem) -> Iterator[tuple[Ti
 def _matrices(weight: Tensor, transform: Tensor) -> Tensor:
     """Return the transformed weight `(36, O, C)`."""
     outputs, channels = weight.shape[:2]
-    return (transform @ weight.permute(2, 3, 0, 1).reshape(9, -1)).view(TRANSFORMED, outputs, channels)
+    return (transform @ weight.permute(2, 3, 0, 1).reshape(9, -1)).view(PATCH_VALUES, outputs, channels)
 
 
 def _taps(total: Tensor, transform: Tensor) -> Tensor:
@@ -141,4 +139,4 @@ def _taps(total: Tensor, transform: Tensor) -> Tensor:
 
     C and O may be exchanged.
     """
-    return (transform.t() @ total.view(TRANSFORMED, -1)).view(3, 3, *total.shape[1:])
+    return (transform.t() @ total.view(PATCH_VALUES, -1)).view(3, 3, *total.shape[1:])

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.scratch import Scratch
-from yolo_lightning.conv.algorithms.tiles import overlap
+from yolo_lightning.conv.algorithms.shared import overlap
 
 OUTPUTS = 4
 """Outputs of a patch along one axis."""
 PATCH = OUTPUTS + 2
 """Pixels of a patch, and its transformed values, along one axis."""
-TRANSFORMED = PATCH * PATCH
+PATCH_VALUES = PATCH * PATCH
 """Transformed values of a patch per channel."""
 
 _A = 2 / 3
@@ -76,8 +76,7 @@ class Workspace:
         self._borders = [self._band[:, :, : self._columns.start], self._band[:, :, self._columns.stop :]]
         half = scratch("half", PATCH, count, rows, band_width, channels)
         patches = scratch("patches", PATCH, PATCH, *shape, channels)
-        self._patches = patches.view(TRANSFORMED, -1, channels)
-        self._transposed = self._patches.transpose(1, 2)
+        self._patches = patches.view(PATCH_VALUES, -1, channels)
         spare = partial(scratch, "spare")
         self._input_steps = [
             *_input_steps(self._band.unfold(1, PATCH, OUTPUTS).unbind(-1), half.unbind(), spare),
@@ -110,18 +109,15 @@ class Workspace:
     @cached_property
     def products(self) -> Tensor:
         """Buffer for the products, `(36, patches, O)`; `transform_output` reads and overwrites it."""
-        return self._scratch("products", TRANSFORMED, prod(self._shape), self._outputs)
+        return self._scratch("products", PATCH_VALUES, prod(self._shape), self._outputs)
 
     @cached_property
     def _output_transform(self) -> tuple[list[_Step], tuple[Tensor, ...]]:
         """Steps of `transform_output` along rows, and their results."""
         with torch.inference_mode(False):  # a view created in inference mode cannot be written in training
-            return self._prepare_output()
-
-    def _prepare_output(self) -> tuple[list[_Step], tuple[Tensor, ...]]:
-        half = self._scratch("collected", OUTPUTS, PATCH, *self._shape, self._outputs)
-        numbers = self.products.view(PATCH, PATCH, *self._shape, self._outputs)
-        return _output_steps(numbers.unbind(), half.unbind(), partial(self._scratch, "spare")), half.unbind(1)
+            half = self._scratch("collected", OUTPUTS, PATCH, *self._shape, self._outputs)
+            products = self.products.view(PATCH, PATCH, *self._shape, self._outputs)
+            return _output_steps(products.unbind(), half.unbind(), partial(self._scratch, "spare")), half.unbind(1)
 
     def transform_output(self, target: Tensor) -> None:
         """Write the outputs of the products to `target (count, <= 4 * rows, <= 4 * columns, O)`."""
@@ -138,15 +134,12 @@ class Workspace:
     @cached_property
     def _output_gradient_transform(self) -> tuple[tuple[Tensor, ...], list[_Step], Tensor]:
         """Results of `transform_output_gradient` along rows, the steps along columns, and their result."""
-        with torch.inference_mode(False):
-            return self._prepare_output_gradient()
-
-    def _prepare_output_gradient(self) -> tuple[tuple[Tensor, ...], list[_Step], Tensor]:
         count, rows, columns = self._shape
-        half = self._scratch("scattered", PATCH, count, rows, columns, OUTPUTS, self._outputs)
-        spread = self._scratch("spread", PATCH, PATCH, *self._shape, self._outputs)
-        steps = _output_gradient_steps(half.unbind(4), spread.unbind(1), partial(self._scratch, "spare"))
-        return half.flatten(3, 4).unbind(), steps, spread.view(TRANSFORMED, -1, self._outputs)
+        with torch.inference_mode(False):
+            half = self._scratch("scattered", PATCH, count, rows, columns, OUTPUTS, self._outputs)
+            result = self._scratch("spread", PATCH, PATCH, *self._shape, self._outputs)
+            steps = _output_gradient_steps(half.unbind(4), result.unbind(1), partial(self._scratch, "spare"))
+            return half.flatten(3, 4).unbind(), steps, result.view(PATCH_VALUES, -1, self._outputs)
 
     def transform_output_gradient(self, grads: Tensor) -> Tensor:
         """Return the adjoint of `transform_output`, `(36, patches, O)`; `grads` has the shape of its target."""
@@ -155,12 +148,11 @@ class Workspace:
             padded = grads.new_zeros(count, OUTPUTS * rows, OUTPUTS * columns, self._outputs)
             padded[:, : grads.size(1), : grads.size(2)] = grads
             grads = padded
-        half, along_columns, spread = self._output_gradient_transform
-        _run(
-            _output_gradient_steps(grads.unfold(1, OUTPUTS, OUTPUTS).unbind(-1), half, partial(self._scratch, "spare"))
-        )
+        half, along_columns, result = self._output_gradient_transform
+        spare = partial(self._scratch, "spare")
+        _run(_output_gradient_steps(grads.unfold(1, OUTPUTS, OUTPUTS).unbind(-1), half, spare))
         _run(along_columns)
-        return spread
+        return result
 
 
 def _run(steps: Sequence[_Step]) -> None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms import winograd
-from yolo_lightning.conv.algorithms.mirrored_weight import correlation, mirrored_weight
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.scratch import scratch_of
-from yolo_lightning.conv.algorithms.winograd_transforms import OUTPUTS, TRANSFORMED
+from yolo_lightning.conv.algorithms.shared import correlation, mirrored_weight
+from yolo_lightning.conv.algorithms.winograd_transforms import OUTPUTS, PATCH_VALUES
 
 TILE_ELEMENTS = 1 << 18
 """Input elements that a lane processes at once: 1 MiB, which fits into the cache of a core."""
@@ -119,10 +119,10 @@ def _winograd_loops(
     samples, outputs, height, width = problem.output_size
     channels = problem.input_size[1]
     patches = samples * -(-height // OUTPUTS) * -(-width // OUTPUTS)
-    sizes = _sizes(problem, TILE_ELEMENTS * 2 // (TRANSFORMED * max(channels, outputs)), patches)
+    sizes = _sizes(problem, TILE_ELEMENTS * 2 // (PATCH_VALUES * max(channels, outputs)), patches)
     pixels = _empty_images(input, problem.output_size if matrices is not None else (0, outputs, 0, 0))
     lanes = sizes.lanes if grads is not None else 0
-    totals = input.new_zeros(lanes, TRANSFORMED, channels, outputs)
+    totals = input.new_zeros(lanes, PATCH_VALUES, channels, outputs)
     scratch = _scratch(input, sizes.lanes * loops.library.winograd_scratch(ctypes.byref(sizes)))
     dense_grads = None if grads is None else _dense(grads)
     loops("winograd", sizes, _dense(input), matrices, transposed, dense_grads, pixels, totals, scratch)
