@@ -51,7 +51,7 @@ def benchmark(
     profile: bool = True,
     json: Path | None = None,
 ) -> None:
-    """Compare the convolutions of yolo_lightning.conv (gemm) with native PyTorch and two baselines.
+    """Compare the convolutions of yolo_lightning.conv (gemm) with native PyTorch convolutions and two more baselines.
 
     Runs YOLOv8n on random images, forward and backward: single layers, the whole network and a whole training step.
     All variants run in one process and take turns. The stability section then trains twice from one seed: the losses

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import torch
-from torch.utils.benchmark import Timer
 
+from yolo_lightning.commands.benchmark.timing import Clock
 from yolo_lightning.conv.autotune_cache import describe_environment
 
 CPU_SIZES = (512, 1024, 2048)
 ACCELERATOR_SIZES = (1024, 2048, 4096, 8192)
+TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,20 @@ def describe_hardware(device: torch.device) -> dict[str, str]:
 
 def measure_gemm_ceiling(device: torch.device, autocast: Callable[[], torch.autocast]) -> GemmCeiling:
     """Return the highest rate over square matrix products of several sizes; the shortest run of each size counts."""
-    best = GemmCeiling(0.0, 0, "")
+    best, clock = GemmCeiling(0.0, 0, ""), Clock(device)
     for size in CPU_SIZES if device.type == "cpu" else ACCELERATOR_SIZES:
         with autocast():
             left, right = (torch.randn(size, size, device=device) for _ in range(2))
             # Cast once: autocast would repeat the cast in every product.
             dtype = torch.mm(left, right).dtype
-            operands = {"left": left.to(dtype), "right": right.to(dtype)}
-            timer = Timer("left @ right", globals=operands, num_threads=torch.get_num_threads())
-            gflops = 2 * size**3 / min(timer.blocked_autorange(min_run_time=0.5).times) / 1e9
+            left, right = left.to(dtype), right.to(dtype)
+            times = []
+            for _ in range(TRIES):
+                clock.mark(None)
+                torch.mm(left, right)
+                clock.mark("product")
+                times.append(clock.read()["product"])
+        gflops = 2 * size**3 / min(times) / 1e9
         if gflops > best.gflops:
             best = GemmCeiling(gflops, size, str(dtype).removeprefix("torch."))
     return best
