@@ -1,4 +1,4 @@
-"""One thread for the tests of this room: their tensors are tiny, and threads on busy cores wait for each other."""
+"""Run the tests of `conv` on one thread: their tensors are small, and threads on busy cores wait for each other."""
 
 from collections.abc import Iterator
 

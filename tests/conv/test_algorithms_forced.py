@@ -1,4 +1,4 @@
-"""Every algorithm against `torch.nn.functional.conv2d`, wherever the table offers it."""
+"""Every candidate of the table against `torch.nn.functional.conv2d`."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ NOTHING: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 
 
 
 class ForcedPlan(Plan):
-    """Uses one algorithm wherever it is a candidate, and nothing else there."""
+    """Plan that uses one given algorithm wherever it is a candidate."""
 
     def __init__(self, algorithm: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def problem_of(input_shape: Any, weight_shape: Any, arguments: dict[str, Any], c
 
 
 def names(problem: Problem, dtype: torch.dtype = torch.float64) -> list[str]:
-    """All algorithms that are a candidate for an operation of this problem, each once."""
+    """Return the names of all candidates for the operations of this problem."""
     found = [candidate.name for operation in Operation for candidate in candidates(operation, problem, dtype, "cpu")]
     return list(dict.fromkeys([*found, table.SEPARATE]))
 
@@ -64,7 +64,7 @@ def test_the_cases_reach_every_row_of_the_table() -> None:
 
 
 SMALL_ENOUGH = 4096
-"""Numbers of an input that tiles of 64 numbers are worth cutting; a larger one has several tiles anyway."""
+"""Largest input, in elements, that is also tested with tiles of 64 elements; larger inputs have several tiles."""
 TILED = [
     pytest.param(*forced.values, tile, id=f"{forced.id}-{tile}")
     for forced in FORCED
@@ -159,7 +159,7 @@ def test_half_types_round_once(
 
 @st.composite
 def any_case(draw: st.DrawFn) -> Case:
-    """A small convolution whose kernel fits into the padded input."""
+    """Draw a small convolution whose kernel fits into the padded input."""
     groups = draw(st.integers(1, 3))
     pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
     kernel, stride, dilation, extra = draw(pairs), draw(pairs), draw(pairs), draw(pairs)
@@ -203,7 +203,7 @@ DEPTHWISE.append(((2, 4, 6, 5), (4, 1, 3, 2), False, {"groups": 4, "padding": (2
 def test_native_depthwise_gets_the_right_arguments(
     case: Case, channels_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel is absent on a CPU; torch's own convolution answers here for it."""
+    """torch's native convolution replaces the kernel, which does not exist on a CPU."""
 
     def answer(input: Tensor, weight: Tensor, kernel: Any, bias: None, *arguments: Any) -> Tensor:
         assert tuple(weight.shape[2:]) == kernel

@@ -1,4 +1,4 @@
-"""The cache file of a timed plan: what it saves, when it is ignored, and what disturbs it."""
+"""Cache file of `TimedPlan`: stored timings, ignored files, corrupt content, concurrent writers."""
 
 import errno
 import json
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def move(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
-    """Pretend another environment."""
+    """Change the reported environment."""
     original = describe_environment
     monkeypatch.setattr(autotune_cache, "describe_environment", lambda device: original(device)._replace(**changes))
 

@@ -88,7 +88,7 @@ def test_winograd_equals_torch(
 
 
 def counted(call: Any, called: list[str]) -> Any:
-    """The same function, whose first arguments are noted."""
+    """Wrap a function and record its first arguments."""
 
     def count(loops: Loops, name: str, *arguments: Any) -> None:
         called.append(name)
@@ -105,7 +105,7 @@ def test_any_shape(loops: Loops, lanes: int, data: st.DataObject) -> None:
 
 
 class Fenced(Loops):
-    """Puts a fence around every tensor."""
+    """Launch with every tensor inside a fence."""
 
     def __call__(self, name: str, sizes: KernelSizes, *values: Tensor | bool | None) -> None:
         places = {number: value for number, value in enumerate(values) if isinstance(value, Tensor) and value.numel()}
@@ -122,7 +122,7 @@ class FencedAtTheEnd(Fenced):
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """A view of the same memory in the order in which it lies."""
+    """Return a flat view of the memory of a tensor."""
     return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 and not tensor.is_contiguous() else tensor
 
 

@@ -60,7 +60,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 
 def scatter(tensor: Tensor) -> Tensor:
-    """The same numbers with a gap after each."""
+    """Return a copy with a gap after each element."""
     return tensor.repeat_interleave(2, -1)[..., ::2]
 
 

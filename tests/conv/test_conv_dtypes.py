@@ -28,7 +28,7 @@ def results(function: object, input: Tensor, weight: Tensor, **arguments: int) -
 @pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (3, 1), (3, 2)])
 @pytest.mark.parametrize("groups", [1, 4, 16])
 def test_half_types_round_once(dtype: torch.dtype, channels_last: bool, kernel: int, stride: int, groups: int) -> None:
-    """Against float64 results of the same rounded inputs, relative to the largest result."""
+    """Compare with float64 results of the same rounded inputs, relative to the largest result."""
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     input = random(4, 16, 24, 24).to(dtype).contiguous(memory_format=memory_format)
     weight = random(16, 16 // groups, kernel, kernel, seed=1).to(dtype).contiguous(memory_format=memory_format)
@@ -47,7 +47,7 @@ def test_half_types_round_once(dtype: torch.dtype, channels_last: bool, kernel: 
 def test_weight_gradient_of_many_tiles_is_summed_in_float32(
     dtype: torch.dtype, memory_format: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every sample adds 1 to the gradient: a running sum in a half type stops counting at 256 or 2048."""
+    """Every sample adds 1 to the gradient: a sum in a half type would stop at 256 or 2048."""
     monkeypatch.setattr(shared, "CPU_TILE_ELEMENTS", 1)  # one sample for each tile
     input = torch.ones(4097, 2, 3, 3, dtype=dtype).contiguous(memory_format=memory_format)
     weight = torch.zeros(1, 2, 3, 3, dtype=dtype, requires_grad=True)
@@ -67,7 +67,7 @@ def test_float32_error_is_that_of_a_matrix_product(stride: int, memory_format: t
 
 @pytest.mark.parametrize(("offset", "limit"), [(0.0, 2.4e-6), (3.0, 4.4e-6)])
 def test_float32_error_of_winograd(offset: float, limit: float) -> None:
-    """Other points for its polynomials, such as 1/2 and 2 for 2/3 and 3/2, would be off by more than this."""
+    """Other interpolation points, such as 1/2 and 2 instead of 2/3 and 3/2, would exceed this limit."""
     input = (random(2, 64, 40, 40) + offset).contiguous(memory_format=torch.channels_last)
     weight = random(64, 64, 3, 3, seed=1).contiguous(memory_format=torch.channels_last)
     grad_output = random(2, 64, 40, 40, seed=2)

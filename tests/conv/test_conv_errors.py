@@ -1,4 +1,4 @@
-"""Bad arguments get a `ValueError` that names them."""
+"""Invalid arguments raise a `ValueError` with the name and value of the argument."""
 
 from typing import Any
 

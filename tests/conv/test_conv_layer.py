@@ -1,4 +1,4 @@
-"""`GemmConv2d` as a layer, its memory, and what a profiler sees."""
+"""`GemmConv2d` as a layer, its memory, and its profiler events."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def stack(channels: int = 8) -> nn.Sequential:
-    """Convolutions of every kind with batch norm and SiLU between them, as YOLO has them."""
+    """Convolutions of every kind with batch norm and SiLU between them, as in YOLO."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for arguments in (
@@ -150,7 +150,7 @@ def test_a_trace_holds_no_vendor_operator(memory_format: torch.memory_format) ->
 
 
 def saved_bytes(model: nn.Module, input: Tensor) -> int:
-    """Bytes kept for the backward pass, each storage counted once."""
+    """Return the bytes saved for the backward pass; each storage counts once."""
     storages: dict[int, int] = {}
     held: list[Tensor] = []
 

@@ -25,15 +25,15 @@ from yolo_lightning.conv.kernels.fused_kernels import Grid, Launcher
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 GUARD = 1 << 10
-"""Numbers before and behind each tensor; more than a tile."""
+"""Elements before and after each tensor; more than one tile."""
 FENCE = 1 << 22
-"""Bytes before and behind each tensor that must not be touched."""
+"""Bytes before and after each tensor that must not be accessed."""
 DENSE = [case for case in CASES if case[3].get("groups", 1) == 1 and 0 not in case[0]]
 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> "Guarded":
-    """The kernels, each thread of a block as a fiber on one CPU."""
+    """The kernels, emulated on one CPU with a fiber per thread of a block."""
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("kernels")
@@ -54,7 +54,7 @@ def unwritten_is_nan() -> Iterator[None]:
 
 
 class Guarded:
-    """Puts NaN around every tensor: what is read outside spoils the result, what is written there is noticed."""
+    """Launch with NaN around every tensor, which detects reads and writes outside of the tensor."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
@@ -82,7 +82,7 @@ class Guarded:
 
 
 class Fenced:
-    """Puts a fence around every tensor."""
+    """Launch with every tensor inside a fence."""
 
     def __init__(self, launcher: Launcher, at_the_end: bool) -> None:
         self.launcher = launcher
@@ -96,7 +96,7 @@ class Fenced:
 
 
 def fence(tensor: Tensor, alignment: int, at_the_end: bool) -> Tensor:
-    """A copy between pages that end the process when they are touched; at one end of its own pages."""
+    """Return a copy at one end of its pages, between pages whose access ends the process."""
     room = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, room + 2 * FENCE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -162,7 +162,7 @@ def test_any_shape(emulated: Launcher, data: st.DataObject) -> None:
 
 
 def draw_convolution(data: st.DataObject) -> tuple[Sequence[int], Sequence[int], dict[str, Any]]:
-    """Shapes of an input and a weight, and further arguments, that give an output."""
+    """Draw shapes of an input and a weight, and further arguments, with a non-empty output."""
 
     def draw(low: int, high: int) -> int:
         return data.draw(st.integers(low, high))

@@ -1,4 +1,4 @@
-"""How the kernels of fused.cu are compiled for a GPU, as far as that goes without one."""
+"""Compilation of fused.cu for a GPU, as far as it can be tested without a GPU."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ HOLD = "import sys; from pathlib import Path; from yolo_lightning.conv.kernels.f
 
 @pytest.fixture
 def architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that can be asked what it is."""
+    """Report the properties of a GPU."""
     properties = SimpleNamespace(major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
@@ -34,7 +34,7 @@ def architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process in the middle of a build."""
+    """Another process that holds the build lock."""
     root = Path(__file__).parents[2]
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path / "building"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root

@@ -38,7 +38,7 @@ def test_accepts_only_what_the_kernels_can_do(problem: Problem, dtype: torch.dty
 
 
 class Wrong:
-    """Kernels that leave a result behind which is not the right one."""
+    """Kernels that return a wrong result."""
 
     def __init__(self, spoil: Callable[[Tensor], object]) -> None:
         self.spoil = spoil
@@ -111,7 +111,7 @@ def test_the_first_result_of_each_product_and_problem_is_compared() -> None:
 
 
 def counted(product: Product[Launcher], calls: list[str]) -> Product[Launcher]:
-    """A product that the kernels get right, and that notes when the other algorithm computes it."""
+    """A product with correct kernels, which records the calls of the reference."""
 
     def reference(operands: tuple[Tensor, ...], problem: Problem) -> tuple[Tensor, ...]:
         calls.append(product.name)

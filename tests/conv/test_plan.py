@@ -1,4 +1,4 @@
-"""The plan: what is chosen, when it is timed, what stays, and what happens when memory runs out."""
+"""Plans: selection, timing, constant decisions, and fallback after out-of-memory errors."""
 
 import copy
 import gc
@@ -29,7 +29,7 @@ TENSORS = (torch.zeros(1), torch.zeros(1))
 
 
 class Table:
-    """Replaces the table by three algorithms that only count and pass pretended time. The first is the default."""
+    """Replacement of the table: three algorithms that count calls and advance a fake clock, the default first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
@@ -189,7 +189,7 @@ def test_no_timing_without_real_work(table: Table) -> None:
 
 
 def test_both_gradients_at_once_where_that_is_faster(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The separate way takes 2 seconds here, and the nested timing of its parts is paid for once."""
+    """The separate candidate takes 2 seconds, and the nested timing of its parts is counted once."""
     both = (torch.zeros(1), torch.zeros(1))
 
     def at_once(tensors: Tensors) -> Tensors:

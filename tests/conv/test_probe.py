@@ -1,4 +1,4 @@
-"""The probe: what it makes of children that work, crash, hang or answer nonsense."""
+"""Probe results for child processes that work, crash, hang or print nonsense."""
 
 import json
 import os
@@ -130,7 +130,7 @@ def state_of(pid: str) -> str:
 
 
 def test_child_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in state D: the signal is sent, and nothing happens."""
+    """Like a process in state D: the signal is sent and has no effect."""
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(probe.os, "killpg", lambda group, number: sent.append((group, number)))
     monkeypatch.setattr(probe, "GRACE_S", 0.2)

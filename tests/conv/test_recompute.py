@@ -23,7 +23,7 @@ def twins(options: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[
 
 
 def kept_storages(forward: Callable[[], Tensor]) -> dict[int, int]:
-    """Bytes of every storage that a forward pass keeps for its backward pass, by address."""
+    """Return the bytes of every storage that a forward pass saves for its backward pass, by address."""
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Memory that calls share: no call may see what another left, whatever came between."""
+"""Shared scratch memory: no result depends on data of an earlier call."""
 
 import threading
 from typing import Any
@@ -27,13 +27,13 @@ def results(shape: tuple[int, ...], padding: int, operator: object) -> list[Tens
 
 
 def assert_equals(found: Tensor, expected: Tensor) -> None:
-    """To what float32 gives: an element may be a sum of 10,000 products that cancel."""
+    """Compare with float32 tolerance: an element may be a sum of 10,000 products with cancellation."""
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """These shapes are computed by Winograd's filtering, or the tests show nothing."""
+    """Count the calls of Winograd's algorithm, which must compute the shapes of these tests."""
     counted: list[int] = []
     convolve = winograd._convolve
 
@@ -60,7 +60,7 @@ def test_border_is_zero_after_a_wider_image() -> None:
 
 
 def test_training_after_inference_mode() -> None:
-    """Lightning validates in inference mode, whose tensors cannot be written to outside."""
+    """Lightning validates in inference mode, whose tensors cannot be written outside of inference mode."""
     shape = (1, 40, 24, 24)
     with torch.inference_mode():
         conv2d(torch.rand(shape).contiguous(memory_format=torch.channels_last), torch.rand(32, 40, 3, 3), padding=1)

@@ -1,4 +1,4 @@
-"""`swap_convs` and `unswap_convs`: what changes, what stays, what is refused."""
+"""`swap_convs` and `unswap_convs`: changed classes, preserved state, rejected layers."""
 
 import copy
 import pickle
@@ -14,11 +14,11 @@ from yolo_lightning.conv import FIXED, GemmConv2d, TimedPlan, VendorFreeBatchNor
 
 
 class OwnConv2d(nn.Conv2d):
-    """A subclass with a behaviour of its own."""
+    """A subclass with additional behaviour."""
 
 
 class OwnBatchNorm2d(nn.BatchNorm2d):
-    """A subclass with a behaviour of its own."""
+    """A subclass with additional behaviour."""
 
 
 def model() -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""Memory and launches of passes whose costs are known."""
+"""Memory and launches of passes with known values."""
 
 import functools
 
@@ -25,7 +25,7 @@ def layers() -> dict[str, Layer]:
 
 
 def squares(one: Tensor, known: tuple[Tensor, ...] = ()) -> Pass:
-    """`(a * a)`, which keeps `a`, then its square, which keeps the product: twice the size of `a`."""
+    """Return `(a * a)`, which saves `a`, then its square, which saves the product: twice the size of `a`."""
 
     def forward(_: None) -> Tensor:
         return (one * one).square()

@@ -1,4 +1,4 @@
-"""The stability run passes where it should and fails for each of its reasons."""
+"""The stability run passes for an equal training and fails for each of its checks."""
 
 import functools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def run() -> Stability:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[float], list[float]], Stability]:
-    """The outcome of two trainings with given losses, without training."""
+    """Return the result of two trainings with given losses, without training."""
 
     def outcome(first: list[float], second: list[float]) -> Stability:
         waiting = [first, second]

@@ -1,4 +1,4 @@
-"""Order of the rounds, statistics, the clock, and the comparison that rests on them."""
+"""Order of the rounds, statistics, the clock, and the comparison of variants."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 class Watch:
-    """Replaces the host's clock: time passes only where a stage says so."""
+    """Replacement of the host clock; only the stages advance the time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0

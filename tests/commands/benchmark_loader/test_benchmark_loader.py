@@ -1,4 +1,4 @@
-"""What the loader benchmark measures, on a small split."""
+"""The loader benchmark on a small split."""
 
 import json
 import os

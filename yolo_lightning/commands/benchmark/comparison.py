@@ -148,11 +148,6 @@ def compare(
         stages = {name: Spread(tuple(sample[name] for sample in samples)) for name in samples[0]}
         total = Spread(tuple(sum(sample.values()) for sample in samples))
         results.append(Result(variant, stages, total, runners[variant].footprint))
-    return with_ratios(results)
-
-
-def with_ratios(results: list[Result]) -> list[Result]:
-    """Set the ratios of all results and return the results."""
     native, slow = reference(results), reference(results, ("slow",))
     for result in results:
         result.reference = None if native is None else native.variant
