@@ -26,7 +26,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensors, "BUSY_PAUSE_S", 0.0)
 
 
-CARD = "class/drm/card1/device"
+CARD = "sys/class/drm/card1/device"
 NAVI10 = {
     f"{CARD}/vendor": "0x1002",
     f"{CARD}/gpu_busy_percent": 97,
@@ -34,8 +34,8 @@ NAVI10 = {
     f"{CARD}/mem_info_vram_total": 8_573_157_376,
     f"{CARD}/hwmon/hwmon3/temp1_input": 71_000,
     f"{CARD}/hwmon/hwmon3/power1_average": 180_000_000,
-    "class/drm/card1-DP-1/device/vendor": "0x1002",  # a socket of the card
-    "class/drm/card0/device/vendor": "0x8086",
+    "sys/class/drm/card1-DP-1/device/vendor": "0x1002",  # a socket of the card
+    "sys/class/drm/card0/device/vendor": "0x8086",
 }
 
 
@@ -70,7 +70,7 @@ def test_use_is_the_most_of_several_readings(tmp_path: Path, monkeypatch: pytest
 
 
 def test_evicted_time_is_summed_over_gpus(tmp_path: Path) -> None:
-    place = "class/kfd/kfd/proc/7"
+    place = "sys/class/kfd/kfd/proc/7"
     write(tmp_path, {f"{place}/stats_11/evicted_ms": 1500, f"{place}/stats_12/evicted_ms": 20})
     assert sensors.evicted_ms(7, tmp_path) == 1520
     assert sensors.evicted_ms(8, tmp_path) is None
@@ -80,22 +80,21 @@ MEMINFO = "MemTotal:       16000000 kB\nMemFree:         100000 kB\nMemAvailable
 
 
 def test_memory_counts_what_the_kernel_can_give_back_as_free(tmp_path: Path) -> None:
-    proc = write(tmp_path / "proc", {"meminfo": MEMINFO})
-    assert sensors.memory(proc, tmp_path / "sys") == Capacity(4_000_000 * 1024, 16_000_000 * 1024)
+    assert sensors.memory(write(tmp_path, {"proc/meminfo": MEMINFO})) == Capacity(4_000_000 * 1024, 16_000_000 * 1024)
 
 
 def test_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
-    proc = write(tmp_path / "proc", {"meminfo": MEMINFO})
     group = {"memory.max": 1000, "memory.current": 700, "memory.stat": "anon 1\ninactive_file 200"}
-    sys_ = write(tmp_path / "sys", {f"fs/cgroup/{name}": content for name, content in group.items()})
-    assert sensors.memory(proc, sys_) == Capacity(500, 1000)
+    write(tmp_path, {f"sys/fs/cgroup/{name}": content for name, content in group.items()})
+    write(tmp_path, {"proc/meminfo": MEMINFO})
+    assert sensors.memory(tmp_path) == Capacity(500, 1000)
     for no_limit in ("max", 2**62):
-        write(sys_, {"fs/cgroup/memory.max": no_limit})
-        assert sensors.memory(proc, sys_) == Capacity(4_000_000 * 1024, 16_000_000 * 1024)
+        write(tmp_path, {"sys/fs/cgroup/memory.max": no_limit})
+        assert sensors.memory(tmp_path) == Capacity(4_000_000 * 1024, 16_000_000 * 1024)
 
 
 def test_memory_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
-    assert sensors.memory(tmp_path, tmp_path) is None
+    assert sensors.memory(tmp_path) is None
 
 
 def test_disk_of_this_folder_and_of_none(tmp_path: Path) -> None:
@@ -105,33 +104,33 @@ def test_disk_of_this_folder_and_of_none(tmp_path: Path) -> None:
     assert sensors.disk(tmp_path / "nowhere") is None
 
 
-def stat(pid: int, name: str, state: str, pages: int) -> str:
-    return f"{pid} ({name}) {state} 1 " + " ".join(["0"] * 19) + f" {pages} 0"
+def stat(pid: int, name: str, state: str, pages: int, started_ticks: int = 0) -> str:
+    return f"{pid} ({name}) {state} 1 " + "0 " * 17 + f"{started_ticks} 0 {pages} 0"
 
 
 def test_workers_are_told_from_other_children(tmp_path: Path) -> None:
     page = os.sysconf("SC_PAGESIZE")
-    proc = write(
+    write(
         tmp_path,
         {
-            "10/task/10/children": "11 12",
-            "10/task/13/children": "14 15",
-            "11/stat": stat(11, "python", "S", 5),  # multiprocessing's resource tracker
-            "12/stat": stat(12, "pt_data_worker", "S", 100),
-            "14/stat": stat(14, "pt_data_worker", "T", 200),
+            "proc/10/task/10/children": "11 12",
+            "proc/10/task/13/children": "14 15",
+            "proc/11/stat": stat(11, "python", "S", 5),  # multiprocessing's resource tracker
+            "proc/12/stat": stat(12, "pt_data_worker", "S", 100),
+            "proc/14/stat": stat(14, "pt_data_worker", "T", 200),
         },
     )
-    assert sensors.loader_workers(10, proc) == [
+    assert sensors.loader_workers(10, tmp_path) == [
         ProcessInfo(12, "pt_data_worker", "S", 100 * page),
         ProcessInfo(14, "pt_data_worker", "T", 200 * page),
     ]
-    assert sensors.loader_workers(99, proc) == []
+    assert sensors.loader_workers(99, tmp_path) == []
 
 
 def test_name_with_brackets_is_read(tmp_path: Path) -> None:
-    found = sensors.process(7, write(tmp_path, {"7/stat": stat(7, "a) b (c", "D", 1)}))
+    found = sensors.process(7, write(tmp_path, {"proc/7/stat": stat(7, "a) b (c", "D", 1, 4711)}))
     assert found is not None
-    assert (found.name, found.state) == ("a) b (c", "D")
+    assert (found.name, found.state, found.started_ticks) == ("a) b (c", "D", 4711)
 
 
 def test_this_process_is_there() -> None:

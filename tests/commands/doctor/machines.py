@@ -3,17 +3,10 @@
 from pathlib import Path
 
 from yolo_lightning.commands.doctor.finding import Finding
-from yolo_lightning.commands.doctor.findings import findings
-from yolo_lightning.commands.doctor.machine import (
-    FileSystem,
-    KernelSettings,
-    MachineFacts,
-    Memory,
-    PciGpu,
-    TorchBuild,
-    Vendor,
-)
+from yolo_lightning.commands.doctor.machine import FileSystem, MachineFacts, Memory, TorchBuild
+from yolo_lightning.commands.doctor.machine_findings import machine_findings
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
+from yolo_lightning.utils.sensors import KernelSettings, PciGpu, Vendor
 
 GIB = 1 << 30
 NAVI = PciGpu(Vendor.AMD, "AMD Navi 10 [Radeon RX 5600 XT]", "gfx1010", 6 * GIB)
@@ -48,7 +41,7 @@ PLAIN = MachineFacts(
 
 def finding(machine: MachineFacts, check: str) -> Finding:
     """The only finding of a check."""
-    (found,) = [one for one in findings(machine) if one.check == check]
+    (found,) = [one for one in machine_findings(machine) if one.check == check]
     return found
 
 

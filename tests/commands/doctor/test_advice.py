@@ -7,10 +7,11 @@ import pytest
 from machines import GIB, H200, NAVI, PLAIN, ROCM, results
 
 from yolo_lightning.commands.doctor.advice import Value, advise
-from yolo_lightning.commands.doctor.machine import FileSystem, KernelSettings, MachineFacts, Memory
+from yolo_lightning.commands.doctor.machine import FileSystem, MachineFacts, Memory
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.layers import Convolution
+from yolo_lightning.utils.sensors import KernelSettings
 
 AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True)
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"

@@ -12,8 +12,8 @@ from rich.console import Console
 from yolo_lightning.commands.doctor.advice import Option, advise
 from yolo_lightning.commands.doctor.doctor_report import findings_table, json_text, show, summary, yaml_text
 from yolo_lightning.commands.doctor.finding import Finding, Severity
-from yolo_lightning.commands.doctor.findings import findings
 from yolo_lightning.commands.doctor.machine import MachineFacts
+from yolo_lightning.commands.doctor.machine_findings import machine_findings
 from yolo_lightning.commands.doctor.probes import Outcome, probe_findings
 
 AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True, environment={"HSA_OVERRIDE_GFX_VERSION": "10.3.0"})
@@ -22,7 +22,7 @@ AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True, environment={"HSA
 def printed(machine: MachineFacts, columns: int) -> str:
     tried = results(convolution=Outcome.HANGS)
     console = Console(file=io.StringIO(), width=columns, force_terminal=False)
-    show(console, machine, [*findings(machine), *probe_findings(tried)], advise(machine, tried))
+    show(console, machine, [*machine_findings(machine), *probe_findings(tried)], advise(machine, tried))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -60,7 +60,7 @@ def test_brackets_in_names_are_no_markup() -> None:
 
 def test_json_holds_everything() -> None:
     tried = results(convolution=Outcome.HANGS)
-    found = [*findings(AMD), *probe_findings(tried)]
+    found = [*machine_findings(AMD), *probe_findings(tried)]
     content = json.loads(json_text(AMD, tried, found, advise(AMD, tried)))
     assert content["verdict"] == "warning"
     assert content["machine"]["gpus"][0]["architecture"] == "gfx1010"

@@ -14,12 +14,11 @@ from yolo_lightning.commands.doctor.child import Ended, run_child
 from yolo_lightning.commands.doctor.finding import Finding, Severity, worst
 from yolo_lightning.commands.doctor.probe_work import Answer, compare, gradients
 from yolo_lightning.commands.doctor.probes import (
-    SEVERITY,
-    TITLES,
+    MEANING,
     Outcome,
     Probe,
     ProbeOutcome,
-    judge,
+    judge_end,
     probe_findings,
     run_probe,
     run_probes,
@@ -95,7 +94,7 @@ def test_a_child_that_has_ended_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_process_that_outlives_its_kill_means_a_reboot() -> None:
     ended = Ended(None, 9.0, err=("probe: copy",), survivors={77: "python, state D, waits in kfd_ioctl"})
-    detail = judge(Probe.CONVOLUTION, ended, 9.0).detail
+    detail = judge_end(Probe.CONVOLUTION, ended, 9.0).detail
     assert detail.startswith("no answer after 9 s in: copy; process 77 cannot be ended (python, state D")
     assert detail.endswith("reboot")
 
@@ -151,7 +150,7 @@ def test_without_a_device_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def of(probe: Probe, found: list[Finding]) -> Finding:
-    return next(one for one in found if one.check == TITLES[probe])
+    return next(one for one in found if one.check == MEANING[probe][0])
 
 
 def test_vendor_convolutions_may_hang_where_ours_work() -> None:
@@ -173,7 +172,7 @@ def test_ours_may_fail_where_the_vendors_were_not_tried_to_their_end() -> None:
 @pytest.mark.parametrize("probe", list(Probe))
 def test_severity_and_words_of_each(probe: Probe) -> None:
     found = of(probe, probe_findings(results(**{probe: Outcome.FAILS})))
-    assert found.verdict is SEVERITY[probe]
+    assert found.verdict is MEANING[probe][1]
     assert found.advice
     assert of(probe, probe_findings(results(**{probe: Outcome.SLOWER}))).verdict is Severity.NOTE
     assert of(probe, probe_findings(results())).verdict is Severity.OK

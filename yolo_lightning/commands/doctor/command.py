@@ -1,4 +1,4 @@
-"""`python -m yolo_lightning doctor`: what this machine is, what is wrong with it, and which settings suit it."""
+"""`python -m yolo_lightning doctor`: inspects this machine and recommends settings."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,10 +11,12 @@ from rich.live import Live
 from yolo_lightning.commands.doctor.advice import advise
 from yolo_lightning.commands.doctor.doctor_report import PIPE_COLUMNS, json_text, show
 from yolo_lightning.commands.doctor.finding import Severity, worst
-from yolo_lightning.commands.doctor.findings import findings
-from yolo_lightning.commands.doctor.look import look
+from yolo_lightning.commands.doctor.inspection import inspect_machine
+from yolo_lightning.commands.doctor.machine_findings import machine_findings
 from yolo_lightning.commands.doctor.probes import probe_findings, run_probes
-from yolo_lightning.commands.doctor.study import INTERRUPTED, Study, run_study
+
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended, by shell convention."""
 
 
 def doctor(
@@ -25,47 +27,37 @@ def doctor(
     probes: bool = True,
     probe_timeout_s: float = 180.0,
     json: bool = False,
-    hang_study: bool = False,
-    hours_per_arm: float = 1.0,
-    study_folder: str = "hang-study",
 ) -> None:
-    """Look at this machine, try what may hang or crash in child processes, and recommend settings.
+    """Inspect this machine, test what can hang or crash in child processes, and recommend settings.
 
-    Exit code 0 if nothing is bad, 1 if something is, 2 if an option is not allowed. docs/doctor.md explains the checks.
+    Exit code 0 if no finding is bad, 1 if one is, 2 for an invalid option. docs/doctor.md explains the checks.
 
     Args:
-        device: auto, cpu, cuda, cuda:1; auto takes the GPU that torch sees.
-        run: Where run folders go; its free space counts.
-        data_root: Dataset folder, where there is one; its free space counts.
-        probes: Also compute and load something on the device, about half a minute, longer where something hangs.
-        probe_timeout_s: Seconds after which one of these counts as hung; vendor libraries compile at first use.
-        json: Print everything as JSON instead of tables.
-        hang_study: Instead of all that, find out what stalls the queues of an AMD card: six arms, forked and spawned
-            workers times three ways to copy a batch, hours long, unattended. What is done is not done again.
-        hours_per_arm: Length of one arm of the study.
-        study_folder: Where the study keeps a CSV file per arm, and its table.
+        device: auto, cpu, cuda or cuda:1; auto selects the GPU that torch finds, else the CPU.
+        run: Parent folder of run folders; its free disk space is checked.
+        data_root: Dataset folder; its free disk space is checked.
+        probes: Also run tests on the device, which takes half a minute, or longer if one hangs.
+        probe_timeout_s: Time limit of each test in seconds; vendor libraries compile kernels at first use.
+        json: Print one JSON object instead of tables.
 
     Raises:
-        ValueError: If a value is not allowed.
-        SystemExit: With code 1 if something is bad.
+        ValueError: If an option is invalid.
+        SystemExit: With code 1 if a finding is bad.
     """
     check_device(device)
     if not probe_timeout_s > 0:
-        raise ValueError(f"probe_timeout_s is {probe_timeout_s}, allowed are numbers above 0")
-    if hang_study:
-        study = Study(folder=Path(study_folder).expanduser(), device=device, seconds=3600 * hours_per_arm)
-        raise SystemExit(run_study(study, lambda text: print(text, flush=True)))
+        raise ValueError(f"--probe_timeout_s must be > 0, got {probe_timeout_s}.")
     data = None if data_root is None else Path(data_root).expanduser()
     if data is not None and not data.is_dir():
-        raise ValueError(f"data_root is {data}: there is no such folder")
-    machine = look(Path(run).expanduser(), data)
+        raise ValueError(f"--data_root must be an existing folder, got '{data}'.")
+    machine = inspect_machine(Path(run).expanduser(), data)
     try:
-        with saying() as say:
-            results = run_probes(device, probe_timeout_s, say) if probes else []
+        with progress_line() as report:
+            results = run_probes(device, probe_timeout_s, report) if probes else []
     except KeyboardInterrupt:
-        print("interrupted: what was being tried has been ended", file=sys.stderr)
+        print("interrupted: the running test was ended", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
-    found = [*findings(machine), *probe_findings(results)]
+    found = [*machine_findings(machine), *probe_findings(results)]
     advice = advise(machine, results)
     if json:
         print(json_text(machine, results, found, advice))
@@ -77,22 +69,22 @@ def doctor(
 
 
 def check_device(device: str) -> None:
-    """Refuse what no torch knows, before anything is started.
+    """Check the form of a device name without importing torch.
 
     Raises:
-        ValueError: If it is no name of a device.
+        ValueError: If torch accepts no such name.
     """
     name, _, number = device.partition(":")
     if device not in ("auto", "cpu", "cuda") and not (name == "cuda" and number.isdigit()):
-        raise ValueError(f"device is {device!r}, allowed are auto, cpu, cuda and cuda:1, cuda:2, ...")
+        raise ValueError(f"--device must be auto, cpu, cuda or cuda:N with a number N, got {device!r}.")
 
 
 @contextmanager
-def saying() -> Iterator[Callable[[str], None]]:
-    """Gives a function that says what is tried now: in a terminal in a line that goes away, without a thread."""
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows the running test on stderr: on a terminal in a transient line, without a thread."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda text: console.print(f"trying: {text}", highlight=False)
+        yield lambda title: console.print(f"testing: {title}", highlight=False)
         return
-    with Live("looking", console=console, auto_refresh=False, transient=True) as live:
-        yield lambda text: live.update(f"trying: {text}", refresh=True)
+    with Live("inspecting", console=console, auto_refresh=False, transient=True) as live:
+        yield lambda title: live.update(f"testing: {title}", refresh=True)

@@ -1,4 +1,4 @@
-"""One line of the doctor's report."""
+"""One row of the doctor's report."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,33 +6,25 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How much a finding matters, from least to most."""
+    """Severity of a finding, in ascending order."""
 
     OK = "ok"
-    NOTE = "note"
-    WARNING = "warning"
-    BAD = "bad"
+    NOTE = "note"  # worth knowing
+    WARNING = "warning"  # makes trouble likely
+    BAD = "bad"  # training does not run, computes wrong results or is unsafe
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, what was found, and what that means.
+    """Result of one check."""
 
-    Attributes:
-        check: What was looked at.
-        found: What it is like.
-        verdict: `BAD` keeps a training from running, from being right or from being safe; `WARNING` makes trouble
-            likely; `NOTE` is worth knowing.
-        advice: What to do; empty where nothing is to be done.
-    """
-
-    check: str
+    check: str  # name of the check
     found: str
-    verdict: Severity
-    advice: str = ""
+    verdict: Severity = Severity.OK
+    advice: str = ""  # what to do; empty if nothing needs to be done
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
-    """The verdict that matters most; OK where there is none."""
+    """Return the highest severity, or OK for no findings."""
     order = list(Severity)
     return max((finding.verdict for finding in findings), key=order.index, default=Severity.OK)

@@ -1,176 +1,91 @@
-"""A machine as the doctor sees it: plain data, so that judging it needs no machine."""
+"""Facts about a machine as plain data, so that the rules can be tested without that machine."""
 
+import re
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-SMALL_BYTES = 3 << 30
-"""Graphics memory below which a card counts as built into the processor: no card for a training."""
+from yolo_lightning.utils.sensors import KernelSettings, PciGpu, Vendor
 
+INTEGRATED_BYTES = 3 << 30
+"""A GPU with less dedicated memory counts as integrated graphics and is ignored."""
 
-class Vendor(StrEnum):
-    """Who makes a card, and so whose build of torch it needs."""
-
-    AMD = "AMD"
-    NVIDIA = "NVIDIA"
-
-
-@dataclass(frozen=True, slots=True)
-class PciGpu:
-    """A graphics card on the PCI bus, with or without a driver.
-
-    Attributes:
-        vendor: Who makes it.
-        name: For a person.
-        architecture: As compilers call it (gfx1010); empty where the driver does not say.
-        memory_bytes: Its own memory; None where the driver does not say.
-    """
-
-    vendor: Vendor
-    name: str
-    architecture: str = ""
-    memory_bytes: int | None = None
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it has too little memory of its own to be meant."""
-        return self.memory_bytes is not None and self.memory_bytes < SMALL_BYTES
+OPENCV = ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless")
 
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """What is written in torch's own version file.
+    """Build information from the version file of torch or torchvision."""
 
-    Attributes:
-        version: With the local part, as 2.9.1+rocm6.4.
-        hip: Version of HIP it was built for; None for other builds.
-        cuda: Version of CUDA it was built for; None for other builds.
-    """
-
-    version: str
-    hip: str | None = None
-    cuda: str | None = None
+    version: str  # with the local part, as in 2.9.1+rocm6.4
+    hip: str | None = None  # HIP version of a ROCm build
+    cuda: str | None = None  # CUDA version of a CUDA build
 
     @property
     def vendor(self) -> Vendor | None:
-        """Whose cards it computes on; None for a build for the CPU alone."""
-        if self.hip:
-            return Vendor.AMD
-        return Vendor.NVIDIA if self.cuda else None
+        """Vendor of the supported GPUs; None for a CPU build."""
+        return Vendor.AMD if self.hip else Vendor.NVIDIA if self.cuda else None
 
     def __str__(self) -> str:
-        target = f"ROCm, HIP {self.hip}" if self.hip else f"CUDA {self.cuda}" if self.cuda else "the CPU alone"
+        target = f"ROCm, HIP {self.hip}" if self.hip else f"CUDA {self.cuda}" if self.cuda else "CPU only"
         return f"torch {self.version}, built for {target}"
 
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """A file system.
+    """The file system that contains a folder; sizes are None if it did not answer within the time limit."""
 
-    Attributes:
-        path: Folder that was asked for; it need not exist yet.
-        total_bytes: Its size; None where it did not answer in time.
-        free_bytes: What this user may still write; None likewise.
-    """
-
-    path: str
+    path: str  # need not exist
     total_bytes: int | None
-    free_bytes: int | None
+    free_bytes: int | None  # available to this user
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Main memory, of the container where that is less.
-
-    Attributes:
-        total_bytes: Size.
-        available_bytes: What programs can still get without swapping.
-        swap_bytes: Size of the swap space.
-    """
+    """Main memory, limited to that of the container."""
 
     total_bytes: int
-    available_bytes: int
-    swap_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSettings:
-    """Settings of Linux that matter; None where the kernel does not have one.
-
-    Attributes:
-        huge_pages: always, madvise or never.
-        numa_balancing: Whether pages move between memory nodes.
-        ptrace_scope: 0 any process of the user may be looked into, 1 descendants, 2 by root only, 3 none.
-        log_restricted: Whether only root reads the kernel's log.
-    """
-
-    huge_pages: str | None = None
-    numa_balancing: bool | None = None
-    ptrace_scope: int | None = None
-    log_restricted: bool | None = None
+    available_bytes: int  # available without swapping
+    swap_bytes: int  # size of the swap space
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """All that the doctor looks at before it tries anything.
+    """Everything that is known about a machine before probes run."""
 
-    Attributes:
-        system: Kernel and its release.
-        processor: Product name.
-        cores: That this process may use.
-        memory: Main memory.
-        shared_memory: /dev/shm, through which loader workers hand over batches; None where there is none.
-        run_disk: Where run folders go.
-        data_disk: Where the dataset is; None where it was not named.
-        gpus: Cards on the PCI bus.
-        nvidia_driver: Its version; empty where it is not loaded.
-        kfd_opens: Whether /dev/kfd, the door to AMD cards, opens for this user; None where it is not there.
-        rocm: Version installed on the system; empty for none. A wheel of torch brings its own.
-        torch: None where it is not installed.
-        packages: Versions of installed packages that matter, by name.
-        environment: Variables that bear on GPUs and libraries.
-        python: Version.
-        start_method: How Python's multiprocessing starts processes where nobody says how.
-        kernel: Settings of Linux.
-        is_root: Whether this is root.
-    """
-
-    system: str
+    system: str  # kernel name and release
     processor: str
-    cores: int
+    cores: int  # cores that this process can use
     memory: Memory
-    shared_memory: FileSystem | None
+    shared_memory: FileSystem | None  # /dev/shm; None if it does not exist
     run_disk: FileSystem
-    data_disk: FileSystem | None
+    data_disk: FileSystem | None  # None without --data_root
     gpus: tuple[PciGpu, ...] = ()
-    nvidia_driver: str = ""
-    kfd_opens: bool | None = None
-    rocm: str = ""
+    nvidia_driver: str = ""  # version; empty if the driver is not loaded
+    kfd_opens: bool | None = None  # whether this user can open /dev/kfd (AMD GPUs); None if it does not exist
+    rocm: str = ""  # version installed on the system; a torch wheel contains its own ROCm
     torch: TorchBuild | None = None
-    packages: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)  # versions by name
+    environment: dict[str, str] = field(default_factory=dict)  # variables that affect GPUs and libraries
     python: tuple[int, int, int] = (3, 11, 0)
-    start_method: str = "fork"
+    start_method: str = "fork"  # default of Python's multiprocessing
     kernel: KernelSettings = field(default_factory=KernelSettings)
     is_root: bool = False
 
     @property
     def cards(self) -> tuple[PciGpu, ...]:
-        """The cards that a training may be meant for."""
-        return tuple(gpu for gpu in self.gpus if not gpu.is_small)
+        """The GPUs that are not integrated graphics."""
+        return tuple(gpu for gpu in self.gpus if not is_integrated(gpu))
 
     def has(self, vendor: Vendor) -> bool:
-        """Whether a card of this vendor may be meant."""
+        """Return whether one of the cards is of a vendor."""
         return any(gpu.vendor is vendor for gpu in self.cards)
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 6.2.41133-dd7f95766 gives (6, 2, 41133)."""
-    found = []
-    for part in version.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        found.append(int(digits))
-        if digits != part:
-            break
-    return tuple(found)
+def is_integrated(gpu: PciGpu) -> bool:
+    """Return whether a GPU has so little dedicated memory that it counts as integrated graphics."""
+    return gpu.memory_bytes is not None and gpu.memory_bytes < INTEGRATED_BYTES
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, for example (6, 2, 41133) for 6.2.41133-dd7f95766."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()

@@ -1,4 +1,4 @@
-"""What may hang or crash, each tried in a child of its own, and what the outcome means."""
+"""Tests of everything that can hang or crash, each in its own child process, and the meaning of their outcomes."""
 
 import json
 import sys
@@ -11,12 +11,11 @@ from yolo_lightning.commands.doctor.child import Ended, run_child
 from yolo_lightning.commands.doctor.finding import Finding, Severity
 
 PHASE = "probe: "
-"""Begins each line on stderr that says what is done next."""
-SHOWN_CHARACTERS = 240
+"""Prefix of the lines on stderr by which a child process names its next operation."""
 
 
 class Outcome(StrEnum):
-    """How a probe ended."""
+    """Outcome of a probe."""
 
     WORKS = "works"
     SLOWER = "is slower"
@@ -28,7 +27,7 @@ class Outcome(StrEnum):
 
 
 class Probe(StrEnum):
-    """What is tried, in this order: what may hang the card comes last."""
+    """The probes in the order in which they run; the most likely to hang the GPU are last."""
 
     PACKAGES = "packages"
     DEVICE = "device"
@@ -41,160 +40,120 @@ class Probe(StrEnum):
     CONVOLUTION = "convolution"
 
 
-TITLES = {
-    Probe.PACKAGES: "packages load",
-    Probe.DEVICE: "torch's device",
-    Probe.LOADER: "loader, 2 workers",
-    Probe.MATMUL_FLOAT32: "float32 products",
-    Probe.MATMUL_FLOAT16: "float16 products",
-    Probe.MATMUL_BFLOAT16: "bfloat16 products",
-    Probe.OWN_CONVOLUTION: "own convolution",
-    Probe.BATCH_NORM: "vendor BatchNorm",
-    Probe.CONVOLUTION: "vendor convolution",
+NO_TRAINING = "training cannot work with this; see the finding about the torch build first"
+NO_WORKERS = "data.loader.workers: 0 trains without workers; a larger /dev/shm or more memory may help"
+FLOAT32 = "keep trainer.precision: 32-true"
+MEANING = {
+    Probe.PACKAGES: ("packages load", Severity.BAD, NO_TRAINING),
+    Probe.DEVICE: ("torch's device", Severity.BAD, NO_TRAINING),
+    Probe.LOADER: ("loader, 2 workers", Severity.BAD, NO_WORKERS),
+    Probe.MATMUL_FLOAT32: ("float32 products", Severity.BAD, NO_TRAINING),
+    Probe.MATMUL_FLOAT16: ("float16 products", Severity.NOTE, FLOAT32),
+    Probe.MATMUL_BFLOAT16: ("bfloat16 products", Severity.NOTE, FLOAT32),
+    Probe.OWN_CONVOLUTION: ("own convolution", Severity.WARNING, "model.conv: native does not need it"),
+    Probe.BATCH_NORM: ("vendor BatchNorm", Severity.WARNING, "model.conv: gemm does not need it"),
+    Probe.CONVOLUTION: ("vendor convolution", Severity.WARNING, "model.conv: gemm does not need it"),
 }
-
-SEVERITY = {
-    Probe.PACKAGES: Severity.BAD,
-    Probe.DEVICE: Severity.BAD,
-    Probe.LOADER: Severity.BAD,
-    Probe.MATMUL_FLOAT32: Severity.BAD,
-    # Precisions that nothing uses unless it is told to.
-    Probe.MATMUL_FLOAT16: Severity.NOTE,
-    Probe.MATMUL_BFLOAT16: Severity.NOTE,
-    Probe.OWN_CONVOLUTION: Severity.WARNING,
-    # What this program does without.
-    Probe.BATCH_NORM: Severity.WARNING,
-    Probe.CONVOLUTION: Severity.WARNING,
-}
-"""What it means if it does not work, taken alone."""
+"""Title of each probe, and severity and advice if it fails; for convolutions, if the other implementation works."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """What a probe found.
-
-    Attributes:
-        probe: What was tried.
-        outcome: How it ended.
-        detail: The evidence, in a few words.
-        seconds: That it took.
-        facts: What else it found: for the device its `name`, `device` and `architectures`.
-    """
+    """Result of a probe."""
 
     probe: Probe
     outcome: Outcome
-    detail: str = ""
+    detail: str = ""  # evidence in a few words
     seconds: float = 0.0
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # of the device: name, device, architectures, capability
 
     @property
     def works(self) -> bool:
-        """Whether it can be used, if slowly."""
+        """Whether the tested function is usable, even if slow."""
         return self.outcome in (Outcome.WORKS, Outcome.SLOWER)
 
     @property
     def failed(self) -> bool:
-        """Whether it was tried and cannot be used."""
+        """Whether the probe ran and the tested function is not usable."""
         return not self.works and self.outcome is not Outcome.NOT_TRIED
 
 
-def run_probes(device: str, timeout_s: float, say: Callable[[str], None]) -> list[ProbeOutcome]:
-    """Try everything, one after another; after a hang of the card nothing more is tried on it.
+def run_probes(device: str, timeout_s: float, report: Callable[[str], None]) -> list[ProbeOutcome]:
+    """Run all probes one after another; after a hang of the GPU, no further probe uses the GPU.
 
     Args:
-        device: As torch calls it, or auto: the GPU that torch sees, else the CPU.
-        timeout_s: Seconds that each may take, the start of its process included.
-        say: Told what is tried now.
+        device: Device name of torch, or auto for the GPU that torch finds, else the CPU.
+        timeout_s: Time limit of each probe in seconds, process start included.
+        report: Called with the title of each probe before it runs.
     """
     results: list[ProbeOutcome] = []
-    reason = ""
+    stop = ""
     for probe in Probe:
-        if reason:
-            results.append(ProbeOutcome(probe, Outcome.NOT_TRIED, reason))
+        if stop:
+            results.append(ProbeOutcome(probe, Outcome.NOT_TRIED, stop))
             continue
-        say(TITLES[probe])
+        title = MEANING[probe][0]
+        report(title)
         result = run_probe(probe, device, timeout_s)
         results.append(result)
         if probe is Probe.DEVICE:
             device = result.facts.get("device", device)
-        reason = why_stop(result, device)
+            stop = "" if result.works else "torch cannot use the device"
+        elif result.outcome is Outcome.HANGS and probe is not Probe.LOADER and not device.startswith("cpu"):
+            stop = f"after the hang of: {title}"
     return results
 
 
-def why_stop(result: ProbeOutcome, device: str) -> str:
-    """Why nothing more should be tried after a result; empty where there is no reason."""
-    if result.probe is Probe.DEVICE and not result.works:
-        return "torch does not get as far as the device"
-    on_card = result.probe is not Probe.LOADER and not device.startswith("cpu")
-    if result.outcome is Outcome.HANGS and on_card:
-        return f"after the hang of: {TITLES[result.probe]}"
-    return ""
-
-
 def run_probe(probe: Probe, device: str, timeout_s: float, command: Sequence[str] | None = None) -> ProbeOutcome:
-    """Try one thing.
+    """Run one probe.
 
     Args:
-        probe: What to try.
-        device: As torch calls it, or auto.
-        timeout_s: Seconds that it may take.
-        command: What to run as the child instead; for tests.
+        probe: The probe.
+        device: Device name of torch, or auto.
+        timeout_s: Time limit in seconds.
+        command: Command of the child process; tests pass another one.
     """
-    words = [sys.executable, "-m", "yolo_lightning.commands.doctor", "probe", probe, device, f"{timeout_s:g}"]
+    work = [sys.executable, "-m", "yolo_lightning.commands.doctor.probe_work", probe, device, f"{timeout_s:g}"]
     try:
-        return judge(probe, run_child(words if command is None else command, timeout_s), timeout_s)
+        return judge_end(probe, run_child(command or work, timeout_s), timeout_s)
     except OSError as error:
         return ProbeOutcome(probe, Outcome.FAILS, f"the child process could not be started: {error}")
 
 
-def judge(probe: Probe, ended: Ended, timeout_s: float) -> ProbeOutcome:
-    """What the end of a child means. Pure."""
+def judge_end(probe: Probe, ended: Ended, timeout_s: float) -> ProbeOutcome:
+    """Return the outcome that the end of a child process means."""
     phases = [line.removeprefix(PHASE) for line in ended.err if line.startswith(PHASE)]
-    said = [line for line in ended.err if not line.startswith(PHASE)]
-    where = f" in: {phases[-1]}" if phases else ""
-    last = f"; {said[-1][:SHOWN_CHARACTERS]}" if said else ""
+    errors = [line for line in ended.err if not line.startswith(PHASE)]
+    place = f" in: {phases[-1]}" if phases else ""
     if ended.code is None:
-        stuck = "; ".join(f"process {pid} cannot be ended ({where})" for pid, where in ended.survivors.items())
-        detail = f"no answer after {timeout_s:g} s{where}" + (f"; {stuck}: reboot" if stuck else "")
+        stuck = "; ".join(f"process {pid} cannot be ended ({state})" for pid, state in ended.survivors.items())
+        detail = f"no answer after {timeout_s:g} s{place}" + (f"; {stuck}: reboot" if stuck else "")
         return ProbeOutcome(probe, Outcome.HANGS, detail, ended.seconds)
     if ended.signal_name:
-        return ProbeOutcome(probe, Outcome.CRASHES, f"{ended.signal_name}{where}", ended.seconds)
+        return ProbeOutcome(probe, Outcome.CRASHES, f"{ended.signal_name}{place}", ended.seconds)
     try:
         answer = json.loads(ended.out[-1])
         outcome, detail, facts = Outcome(answer["outcome"]), str(answer["detail"]), dict(answer["facts"])
     except (IndexError, KeyError, TypeError, ValueError):
-        return ProbeOutcome(probe, Outcome.FAILS, f"exit code {ended.code}{where}{last}", ended.seconds)
+        last_error = f"; {errors[-1][:240]}" if errors else ""
+        return ProbeOutcome(probe, Outcome.FAILS, f"exit code {ended.code}{place}{last_error}", ended.seconds)
     return ProbeOutcome(probe, outcome, detail, ended.seconds, facts)
 
 
 def probe_findings(results: Sequence[ProbeOutcome]) -> list[Finding]:
-    """What the outcomes mean. Pure."""
-    by_probe = {result.probe: result for result in results}
-    return [_finding(result, by_probe) for result in results]
-
-
-def _finding(result: ProbeOutcome, results: dict[Probe, ProbeOutcome]) -> Finding:
-    title = TITLES[result.probe]
-    found = f"{result.outcome}" + (f": {result.detail}" if result.detail else "")
-    if result.outcome is Outcome.WORKS:
-        return Finding(title, found, Severity.OK)
-    if result.outcome in (Outcome.SLOWER, Outcome.NOT_TRIED):
-        return Finding(title, found, Severity.NOTE)
-    severity = SEVERITY[result.probe]
-    if result.probe in (Probe.OWN_CONVOLUTION, Probe.CONVOLUTION):
-        other = Probe.CONVOLUTION if result.probe is Probe.OWN_CONVOLUTION else Probe.OWN_CONVOLUTION
-        if other in results and results[other].failed:
-            severity = Severity.BAD
-    return Finding(title, found, severity, _advice(result.probe, severity))
-
-
-def _advice(probe: Probe, severity: Severity) -> str:
-    if probe is Probe.LOADER:
-        return "data.loader.workers: 0 trains without workers; more of /dev/shm or memory may help"
-    if severity is Severity.BAD:
-        return "training cannot work with this; see the finding on torch's build first"
-    if probe in (Probe.CONVOLUTION, Probe.BATCH_NORM):
-        return "model.conv: gemm does without it"
-    if probe is Probe.OWN_CONVOLUTION:
-        return "model.conv: native does without it"
-    return "keep trainer.precision: 32-true"
+    """Return one finding per result; a failed convolution is bad if the other implementation failed, too."""
+    failed_convolutions = {
+        result.probe
+        for result in results
+        if result.failed and result.probe in (Probe.OWN_CONVOLUTION, Probe.CONVOLUTION)
+    }
+    found = []
+    for result in results:
+        text = f"{result.outcome}: {result.detail}" if result.detail else f"{result.outcome}"
+        title, severity, advice = MEANING[result.probe]
+        if not result.failed:
+            severity, advice = Severity.OK if result.outcome is Outcome.WORKS else Severity.NOTE, ""
+        elif result.probe in failed_convolutions and len(failed_convolutions) == 2:
+            severity, advice = Severity.BAD, NO_TRAINING
+        found.append(Finding(title, text, severity, advice))
+    return found

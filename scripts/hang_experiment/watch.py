@@ -1,4 +1,4 @@
-"""Watches one arm of the hang study from outside: its steps, the kernel's counters, and whether it hangs."""
+"""Watches an arm from outside: records its steps and kernel counters in a CSV file, and detects hangs."""
 
 import csv
 import re
@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TextIO
 
-from yolo_lightning.commands.doctor.study_table import STEP, ArmResult, End
+from hang_experiment.arm import STEP
+from hang_experiment.conclusion import ArmResult, End
 from yolo_lightning.supervision.bounded import bounded
 from yolo_lightning.supervision.evidence import kernel_lines
 from yolo_lightning.utils import sensors
@@ -17,61 +18,43 @@ from yolo_lightning.utils import sensors
 COUNTERS = re.compile(r"(compact_\w+|thp_collapse_alloc|numa_pte_updates|pswpin|pswpout) (\d+)")
 VMSTAT = Path("/proc/vmstat")
 GPU_LINES = re.compile(r"amdgpu|kfd", re.I)
-LOOK_S = 5.0
+READ_S = 5.0
+"""Time limit for the driver and the kernel log, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyLimits:
-    """When to look, and when an arm counts as hung.
+    """Intervals and time limits of the watch, in seconds."""
 
-    Attributes:
-        interval_s: Seconds between two lines of the CSV file.
-        start_s: Seconds that the first step may take.
-        stall_s: Seconds that every further one may take, a start of workers included.
-        poll_s: Seconds between two looks at the steps.
-    """
-
-    interval_s: float = 10.0
-    start_s: float = 300.0
-    stall_s: float = 120.0
-    poll_s: float = 0.5
+    interval_s: float = 10.0  # between two lines of the CSV file
+    start_s: float = 300.0  # limit of the first step
+    stall_s: float = 120.0  # limit of every further step, with a start of workers
+    poll_s: float = 0.5  # between two reads of the steps
 
 
 @dataclass(frozen=True, slots=True)
 class CounterSample:
-    """A line of the CSV file, before the kernel's counters.
+    """A line of the CSV file, without the counters of /proc/vmstat."""
 
-    Attributes:
-        seconds: Since the arm was started.
-        steps: Done so far.
-        worker_starts: So far.
-        evicted_ms: So far, by the driver; None where it does not count.
-        step_p50_ms: Of the steps since the line before; None where there were none.
-        step_p99_ms: Likewise.
-        gpu_busy_share: Of the busiest AMD GPU, 0 to 1; None where no driver says.
-        gpu_memory_bytes: In use, of all AMD GPUs.
-        kernel_lines: About amdgpu or kfd, so far.
-    """
-
-    seconds: float
-    steps: int
-    worker_starts: int
-    evicted_ms: int | None
-    step_p50_ms: float | None
+    seconds: float  # since the start of the arm
+    steps: int  # total so far
+    worker_starts: int  # total so far
+    evicted_ms: int | None  # total so far; None if the driver does not report it
+    step_p50_ms: float | None  # of the steps since the previous line; None without steps
     step_p99_ms: float | None
-    gpu_busy_share: float | None
-    gpu_memory_bytes: int
-    kernel_lines: int
+    gpu_busy_share: float | None  # of the busiest AMD GPU, 0 to 1; None if no driver reports it
+    gpu_memory_bytes: int  # memory in use, summed over AMD GPUs
+    kernel_lines: int  # about amdgpu or kfd, total so far
 
 
 class ArmWatch:
-    """One arm.
+    """Watch over one arm.
 
     Args:
-        pid: Process of the arm.
-        steps: File that it appends its steps to.
-        table: CSV file, empty.
-        limits: When to look, and when it counts as hung.
+        pid: Process id of the arm.
+        steps: File to which the arm appends its steps.
+        table: Empty CSV file.
+        limits: Intervals and time limits.
     """
 
     def __init__(self, pid: int, steps: Path, table: TextIO, limits: StudyLimits) -> None:
@@ -90,10 +73,10 @@ class ArmWatch:
         self._stalled_s = 0.0
 
     def until_end(self, poll: Callable[[], int | None]) -> End:
-        """Watch until the process ends or counts as hung.
+        """Watch until the process ends or hangs.
 
         Args:
-            poll: Gives its exit code, None while it runs.
+            poll: Returns the exit code of the process, None while it runs.
         """
         next_s = self._began_s
         while True:
@@ -115,15 +98,15 @@ class ArmWatch:
             time.sleep(self.limits.poll_s)
 
     def sample(self) -> None:
-        """Write a line."""
+        """Append a line to the CSV file."""
         now_s = time.monotonic()
-        evicted = bounded(lambda: sensors.evicted_ms(self._pid), LOOK_S)
+        evicted = bounded(lambda: sensors.evicted_ms(self._pid), READ_S)
         if evicted is not None:
             self._evicted.append((now_s, evicted))
         lines = new_kernel_lines(self._seen)
         self._seen.update(lines)
         self.kernel_lines += lines
-        gpus = bounded(sensors.amd_gpus, LOOK_S) or []
+        gpus = bounded(sensors.amd_gpus, READ_S) or []
         p50, p99 = percentiles(self._steps.take())
         line = CounterSample(
             seconds=round(now_s - self._began_s, 1),
@@ -140,7 +123,7 @@ class ArmWatch:
         self._file.flush()
 
     def result(self, arm: str, end: End, detail: str) -> ArmResult:
-        """All of it in one."""
+        """Return the measurements of the whole arm."""
         p50, p99 = percentiles(self._steps.all_s)
         began_s = self._began_s if self._first_step_s is None else self._first_step_s
         before = [value for at_s, value in self._evicted if at_s <= self._last_step_s] or self._values()[:1]
@@ -164,11 +147,7 @@ class ArmWatch:
 
 
 class Steps:
-    """The steps that an arm has appended to its file.
-
-    Args:
-        path: The file; it need not be there yet.
-    """
+    """Reader of the steps that an arm appends to a file, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -178,11 +157,11 @@ class Steps:
 
     @property
     def count(self) -> int:
-        """Steps that were read."""
+        """Number of steps read so far."""
         return len(self.all_s)
 
     def read(self) -> int:
-        """Read what came, and tell how many."""
+        """Read the new complete steps and return their number."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.count * STEP.size)
@@ -196,13 +175,13 @@ class Steps:
         return whole
 
     def take(self) -> list[float]:
-        """Seconds of the steps since this was called before."""
+        """Return the durations in seconds of the steps since the previous call."""
         before, self._taken = self._taken, self.count
         return self.all_s[before:]
 
 
 def percentiles(times_s: list[float]) -> tuple[float | None, float | None]:
-    """Median and 99th percentile, milliseconds; None where there is nothing."""
+    """Return median and 99th percentile in milliseconds; None without values."""
     if len(times_s) < 2:
         only = round(1000 * times_s[0], 3) if times_s else None
         return only, only
@@ -211,12 +190,12 @@ def percentiles(times_s: list[float]) -> tuple[float | None, float | None]:
 
 
 def vmstat(path: Path = VMSTAT) -> dict[str, int]:
-    """The counters of what moves pages."""
+    """Return the kernel counters of events that move pages."""
     found = (COUNTERS.fullmatch(line) for line in sensors.text(path).splitlines())
     return {match[1]: int(match[2]) for match in found if match}
 
 
 def new_kernel_lines(seen: set[str]) -> list[str]:
-    """Lines of the kernel's log about AMD's driver that were not there before."""
-    lines = bounded(kernel_lines, LOOK_S) or ()
+    """Return lines of the kernel log about the AMD driver that are not in `seen`."""
+    lines = bounded(kernel_lines, READ_S) or ()
     return [line for line in lines if GPU_LINES.search(line) and line not in seen]

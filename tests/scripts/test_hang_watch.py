@@ -3,14 +3,21 @@
 import csv
 import itertools
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from yolo_lightning.commands.doctor import study_watch
-from yolo_lightning.commands.doctor.study_table import STEP, End
-from yolo_lightning.commands.doctor.study_watch import ArmWatch, Steps, StudyLimits, percentiles, vmstat
+from tests.conftest import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+
+from hang_experiment import watch as watch_module
+from hang_experiment.arm import STEP
+from hang_experiment.conclusion import End
+from hang_experiment.watch import ArmWatch, Steps, StudyLimits, percentiles, vmstat
+
 from yolo_lightning.utils import sensors
 
 QUICK = StudyLimits(interval_s=0.1, start_s=1.0, stall_s=0.3, poll_s=0.01)
@@ -104,7 +111,7 @@ def test_kernel_lines_are_those_of_amds_driver_that_came_meanwhile(
 ) -> None:
     logs = itertools.chain([("old amdgpu line",)], itertools.repeat(("old amdgpu line", "kfd: evicting", "nvrm: xid")))
     current = {"lines": next(logs)}
-    monkeypatch.setattr(study_watch, "kernel_lines", lambda: current["lines"])
+    monkeypatch.setattr(watch_module, "kernel_lines", lambda: current["lines"])
     one, _ = watch(tmp_path)
     current["lines"] = next(logs)
     one.sample()

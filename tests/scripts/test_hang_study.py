@@ -2,15 +2,21 @@
 
 import csv
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from yolo_lightning.commands.doctor import study as study_module
-from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
-from yolo_lightning.commands.doctor.study import (
+from tests.conftest import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+
+from hang_experiment import study as study_module
+from hang_experiment.arm import ArmStart, Copy
+from hang_experiment.conclusion import ARMS, Arm, ArmResult, End
+from hang_experiment.study import (
     TABLE,
     Study,
     check_shared_memory,
@@ -19,8 +25,9 @@ from yolo_lightning.commands.doctor.study import (
     run_study,
     write_result,
 )
-from yolo_lightning.commands.doctor.study_table import ARMS, Arm, ArmResult, ArmStart, Copy, End
-from yolo_lightning.commands.doctor.study_watch import StudyLimits
+from hang_experiment.watch import StudyLimits
+
+from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
 
 FORKED, SPAWNED = Arm(ArmStart.FORK, Copy.PINNED), Arm(ArmStart.SPAWN, Copy.STAGED)
 QUICK = StudyLimits(interval_s=0.2, start_s=120.0, stall_s=1.0, poll_s=0.02)
@@ -142,21 +149,21 @@ def test_a_device_that_is_dead_after_a_hang_ends_the_study(tmp_path: Path, monke
 
 
 def test_without_a_gpu_it_refuses_unless_told_to_rehearse(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"torch sees no GPU.*--device cpu"):
+    with pytest.raises(ValueError, match=r"--device auto needs a GPU.*--device cpu"):
         choose_device("auto")
     assert choose_device("cpu")[0] == "cpu"
     monkeypatch.setattr(study_module, "run_probe", lambda *_: answer(Outcome.FAILS))
-    with pytest.raises(ValueError, match="device cuda cannot be used: it fails, it says so"):
+    with pytest.raises(ValueError, match="--device cuda cannot be used: it fails, it says so"):
         choose_device("cuda")
 
 
 def test_bad_conditions_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="hours_per_arm is 0"):
+    with pytest.raises(ValueError, match="--hours_per_arm must be > 0, got 0"):
         said_by(quick(tmp_path, FORKED, seconds=0.0))
     with pytest.raises(ValueError, match="MiB free, the study needs"):
         check_shared_memory(1 << 60)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"study_folder .* cannot be written"):
+    with pytest.raises(ValueError, match=r"--study_folder .* cannot be written"):
         said_by(quick(tmp_path / "file", FORKED))
 
 
@@ -164,3 +171,13 @@ def test_two_studies_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.M
     stand_in(monkeypatch)
     with study_module.sole_writer(tmp_path / "study.lock"), pytest.raises(ValueError, match=f"process {os.getpid()}"):
         said_by(quick(tmp_path, FORKED))
+
+
+def test_options_of_the_command_are_checked_and_passed_on(tmp_path: Path) -> None:
+    script = str(REPOSITORY / "scripts" / "hang_study.py")
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    options = ["--device", "cpu", "--study_folder", str(tmp_path), "--hours_per_arm"]
+    done = subprocess.run([sys.executable, script, *options, "0"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--hours_per_arm must be > 0, got 0" in done.stderr
+    assert len(Study(tmp_path, "cpu", 1.0).arms) == 6

@@ -7,16 +7,9 @@ import pytest
 from machines import CPU, CUDA, GIB, H200, NAVI, OLD_ROCM, PLAIN, ROCM, finding
 
 from yolo_lightning.commands.doctor.finding import Finding, Severity, worst
-from yolo_lightning.commands.doctor.findings import findings
-from yolo_lightning.commands.doctor.machine import (
-    FileSystem,
-    KernelSettings,
-    MachineFacts,
-    Memory,
-    PciGpu,
-    TorchBuild,
-    Vendor,
-)
+from yolo_lightning.commands.doctor.machine import FileSystem, MachineFacts, Memory, TorchBuild
+from yolo_lightning.commands.doctor.machine_findings import machine_findings
+from yolo_lightning.utils.sensors import KernelSettings, PciGpu, Vendor
 
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 GOOD_AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True)
@@ -42,7 +35,7 @@ CASES = [
     (GOOD_AMD, "graphics card", Severity.NOTE, "gfx1010, 6.0 GiB"),
     (GOOD_NVIDIA, "graphics card", Severity.OK, "H200"),
     # torch build
-    (PLAIN, "torch build", Severity.OK, "for the CPU alone"),
+    (PLAIN, "torch build", Severity.OK, "built for CPU only"),
     (replace(PLAIN, torch=CUDA), "torch build", Severity.NOTE, "computes on the CPU"),
     (replace(PLAIN, torch=ROCM), "torch build", Severity.NOTE, "computes on the CPU"),
     (replace(PLAIN, torch=None), "torch build", Severity.BAD, "not installed"),
@@ -51,11 +44,16 @@ CASES = [
     (replace(GOOD_NVIDIA, torch=ROCM), "torch build", Severity.BAD, "the card is NVIDIA"),
     (replace(GOOD_NVIDIA, torch=CPU), "torch build", Severity.BAD, "the card is NVIDIA"),
     (replace(GOOD_NVIDIA, gpus=(NAVI, H200)), "torch build", Severity.OK, "CUDA 13.2"),
-    (replace(PLAIN, gpus=(PciGpu(Vendor.AMD, "AMD Raphael", "gfx1036", GIB // 2),)), "torch build", Severity.OK, "CPU"),
+    (
+        replace(PLAIN, gpus=(PciGpu(Vendor.AMD, "AMD Raphael", "gfx1036", GIB // 2),)),
+        "torch build",
+        Severity.OK,
+        "CPU only",
+    ),
     # access and drivers
-    (GOOD_AMD, "access to the card", Severity.OK, "may be opened"),
-    (replace(GOOD_AMD, kfd_opens=False), "access to the card", Severity.BAD, "may not open"),
-    (replace(GOOD_AMD, kfd_opens=None), "access to the card", Severity.BAD, "not there"),
+    (GOOD_AMD, "access to the card", Severity.OK, "can open"),
+    (replace(GOOD_AMD, kfd_opens=False), "access to the card", Severity.BAD, "no permission to open"),
+    (replace(GOOD_AMD, kfd_opens=None), "access to the card", Severity.BAD, "/dev/kfd does not exist"),
     (replace(GOOD_NVIDIA, nvidia_driver=""), "NVIDIA driver", Severity.BAD, "not loaded"),
     (replace(GOOD_NVIDIA, nvidia_driver="", torch=CPU), "NVIDIA driver", Severity.NOTE, "not loaded"),
     # ROCm's age
@@ -64,27 +62,36 @@ CASES = [
     (replace(GOOD_AMD, torch=TorchBuild("2", hip="7.0.9")), "ROCm", Severity.WARNING, "fork"),
     (replace(GOOD_AMD, torch=OLD_ROCM, start_method="forkserver"), "ROCm", Severity.NOTE, "fork"),
     (replace(GOOD_AMD, torch=TorchBuild("1.13", hip="5.2.21153")), "ROCm", Severity.NOTE, "older"),
-    (replace(GOOD_AMD, torch=TorchBuild("2", hip="unknown")), "ROCm", Severity.NOTE, "cannot be compared"),
+    (replace(GOOD_AMD, torch=TorchBuild("2", hip="unknown")), "ROCm", Severity.NOTE, "unknown version format"),
     # override
     (GOOD_AMD, "override", Severity.OK, "is not set"),
-    (replace(GOOD_AMD, environment={OVERRIDE: "10.3.0"}), "override", Severity.WARNING, "gfx1010 computes as gfx1030"),
-    (replace(GOOD_AMD, environment={OVERRIDE: "10.1.0"}), "override", Severity.NOTE, "anyway"),
-    (replace(GOOD_AMD, environment={OVERRIDE: "gfx1030"}), "override", Severity.BAD, "=gfx1030 names no"),
-    (replace(PLAIN, environment={OVERRIDE: "10.3.0"}), "override", Severity.NOTE, "without effect"),
+    (
+        replace(GOOD_AMD, environment={OVERRIDE: "10.3.0"}),
+        "override",
+        Severity.WARNING,
+        "gfx1010 runs code for",
+    ),
+    (
+        replace(GOOD_AMD, environment={OVERRIDE: "10.1.0"}),
+        "override",
+        Severity.NOTE,
+        "architecture of the card already",
+    ),
+    (replace(GOOD_AMD, environment={OVERRIDE: "gfx1030"}), "override", Severity.BAD, "=gfx1030 is no architecture"),
+    (replace(PLAIN, environment={OVERRIDE: "10.3.0"}), "override", Severity.NOTE, "has no effect"),
     # packages
     (PLAIN, "Python", Severity.OK, "3.11.7"),
-    (replace(PLAIN, python=(3, 10, 12)), "Python", Severity.BAD, "too old"),
     (with_packages(lightning="2.6.2"), "lightning", Severity.BAD, "malicious"),
     (with_packages(pytorch_lightning="2.6.3"), "lightning", Severity.BAD, "malicious"),
-    (with_packages(lightning="2.6.5"), "lightning", Severity.WARNING, "two versions"),
+    (with_packages(lightning="2.6.5"), "lightning", Severity.WARNING, "versions differ"),
     (without("lightning"), "lightning", Severity.BAD, "pytorch-lightning 2.6.6"),
     (PLAIN, "lightning", Severity.OK, "2.6.6"),
-    (with_packages(**BOTH_OPENCV), "OpenCV", Severity.NOTE, "both write the same folder"),
-    (with_packages(opencv_python_headless="4.9.0"), "OpenCV", Severity.WARNING, "whichever came last"),
-    (without("opencv-python"), "OpenCV", Severity.NOTE, "no package"),
+    (with_packages(**BOTH_OPENCV), "OpenCV", Severity.NOTE, "install into the same folder"),
+    (with_packages(opencv_python_headless="4.9.0"), "OpenCV", Severity.WARNING, "the one installed last"),
+    (without("opencv-python"), "OpenCV", Severity.NOTE, "no pip package"),
     (PLAIN, "OpenCV", Severity.OK, "opencv-python 5.0.0.93"),
     (without("torchvision"), "torchvision", Severity.BAD, "not installed"),
-    (with_packages(torchvision="0.29.2+cu132"), "torchvision", Severity.BAD, "does not belong to torch 2.13.0+cpu"),
+    (with_packages(torchvision="0.29.2+cu132"), "torchvision", Severity.BAD, "does not match torch 2.13.0+cpu"),
     (with_packages(torchvision="0.29.2+cpu"), "torchvision", Severity.OK, "0.29.2+cpu"),
     (without("py-spy"), "py-spy", Severity.WARNING, "not installed"),
     (kernel(PLAIN, ptrace_scope=1), "py-spy", Severity.OK, "descendants"),
@@ -92,7 +99,7 @@ CASES = [
     (kernel(PLAIN, ptrace_scope=3), "py-spy", Severity.WARNING, "until a reboot"),
     (replace(kernel(PLAIN, ptrace_scope=2), is_root=True), "py-spy", Severity.OK, "ptrace_scope 2"),
     (replace(PLAIN, environment={"MIOPEN_FIND_MODE": "FAST"}), "environment", Severity.OK, "MIOPEN_FIND_MODE=FAST"),
-    (replace(PLAIN, environment={"CUDA_VISIBLE_DEVICES": ""}), "environment", Severity.WARNING, "hides every GPU"),
+    (replace(PLAIN, environment={"CUDA_VISIBLE_DEVICES": ""}), "environment", Severity.WARNING, "hides all GPUs"),
     # system
     (PLAIN, "processor", Severity.OK, "8 cores"),
     (replace(PLAIN, cores=2), "processor", Severity.NOTE, "2 cores"),
@@ -101,7 +108,7 @@ CASES = [
     (replace(PLAIN, memory=Memory(8 * GIB, 5 * GIB, 0)), "memory", Severity.WARNING, "scoring"),
     (replace(PLAIN, memory=Memory(32 * GIB, 24 * GIB, GIB)), "swap", Severity.OK, "1.0 GiB"),
     (replace(GOOD_AMD, memory=Memory(32 * GIB, 24 * GIB, GIB)), "swap", Severity.NOTE, "stop the queues"),
-    (replace(PLAIN, shared_memory=None), "/dev/shm", Severity.BAD, "not there"),
+    (replace(PLAIN, shared_memory=None), "/dev/shm", Severity.BAD, "does not exist"),
     (
         replace(PLAIN, shared_memory=FileSystem("/dev/shm", 64 << 20, 63 << 20)),
         "/dev/shm",
@@ -129,8 +136,8 @@ CASES = [
     (kernel(GOOD_AMD, huge_pages="always"), "huge pages", Severity.NOTE, "stop the queues"),
     (kernel(GOOD_AMD, numa_balancing=True), "NUMA balancing", Severity.NOTE, "stop the queues"),
     (kernel(PLAIN, numa_balancing=True), "NUMA balancing", Severity.OK, "on"),
-    (kernel(PLAIN, log_restricted=True), "kernel log", Severity.NOTE, "root only"),
-    (replace(kernel(PLAIN, log_restricted=True), is_root=True), "kernel log", Severity.OK, "may be read"),
+    (kernel(PLAIN, log_restricted=True), "kernel log", Severity.NOTE, "readable by root only"),
+    (replace(kernel(PLAIN, log_restricted=True), is_root=True), "kernel log", Severity.OK, "readable"),
 ]
 
 
@@ -143,7 +150,7 @@ def test_rule(machine: MachineFacts, check: str, verdict: Severity, phrase: str)
 
 @pytest.mark.parametrize("machine", [PLAIN, GOOD_AMD, GOOD_NVIDIA])
 def test_a_good_machine_has_nothing_to_be_warned_of(machine: MachineFacts) -> None:
-    assert worst(findings(machine)) in (Severity.OK, Severity.NOTE)
+    assert worst(machine_findings(machine)) in (Severity.OK, Severity.NOTE)
 
 
 @pytest.mark.parametrize(("machine", "check"), [(machine, check) for machine, check, *_ in CASES])
@@ -153,7 +160,7 @@ def test_what_is_bad_says_what_to_do(machine: MachineFacts, check: str) -> None:
 
 
 def test_kernels_without_the_settings_are_judged() -> None:
-    assert worst(findings(replace(GOOD_AMD, kernel=KernelSettings()))) is Severity.NOTE
+    assert worst(machine_findings(replace(GOOD_AMD, kernel=KernelSettings()))) is Severity.NOTE
 
 
 def test_the_worst_verdict_counts() -> None:

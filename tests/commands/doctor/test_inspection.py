@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from machines import GIB, write
 
-from yolo_lightning.commands.doctor.gpus import architecture_name, find_gpus
-from yolo_lightning.commands.doctor.look import look, read_kernel, read_memory
-from yolo_lightning.commands.doctor.machine import KernelSettings, Memory, PciGpu, TorchBuild, Vendor, numbers
-from yolo_lightning.commands.doctor.software import read_build
+from yolo_lightning.commands.doctor.inspection import inspect_machine, read_build
+from yolo_lightning.commands.doctor.machine import Memory, TorchBuild, version_numbers
+from yolo_lightning.utils.sensors import KernelSettings, PciGpu, Vendor, architecture_name, kernel_settings, pci_gpus
 
 AMD_CARD = {
     "sys/bus/pci/devices/0000:03:00.0/vendor": "0x1002",
@@ -35,22 +34,22 @@ PCI_NAMES = "# list\n1001  Other\n\t731f  Wrong\n1002  AMD\n\t731f  Navi 10 [Rad
 
 def test_an_amd_card_has_its_architecture_from_the_driver_and_its_name_from_the_list(tmp_path: Path) -> None:
     write(tmp_path, AMD_CARD | {"usr/share/misc/pci.ids": PCI_NAMES})
-    assert find_gpus(tmp_path) == (PciGpu(Vendor.AMD, "AMD Navi 10 [Radeon RX 5600 XT]", "gfx1010", 6 * GIB),)
+    assert pci_gpus(tmp_path) == (PciGpu(Vendor.AMD, "AMD Navi 10 [Radeon RX 5600 XT]", "gfx1010", 6 * GIB),)
 
 
 def test_an_amd_card_without_list_is_called_as_the_driver_does(tmp_path: Path) -> None:
     write(tmp_path, AMD_CARD)
-    assert find_gpus(tmp_path)[0].name == "AMD navi10"
+    assert pci_gpus(tmp_path)[0].name == "AMD navi10"
 
 
 def test_a_card_without_its_driver_is_seen(tmp_path: Path) -> None:
     write(tmp_path, {name: text for name, text in AMD_CARD.items() if "kfd" not in name and "vram" not in name})
-    assert find_gpus(tmp_path) == (PciGpu(Vendor.AMD, "AMD device 0x731f", "", None),)
+    assert pci_gpus(tmp_path) == (PciGpu(Vendor.AMD, "AMD device 0x731f", "", None),)
 
 
 def test_an_nvidia_card_and_its_driver(tmp_path: Path) -> None:
     write(tmp_path, NVIDIA_CARD)
-    machine = look(tmp_path, None, tmp_path)
+    machine = inspect_machine(tmp_path, None, tmp_path)
     assert machine.gpus == (PciGpu(Vendor.NVIDIA, "NVIDIA H200"),)
     assert machine.nvidia_driver == "575.57.08"
 
@@ -63,7 +62,7 @@ def test_architectures_are_called_as_compilers_do(version: int, name: str) -> No
 
 
 def test_a_machine_of_which_nothing_can_be_read_is_still_a_machine(tmp_path: Path) -> None:
-    machine = look(tmp_path / "not" / "there", None, tmp_path)
+    machine = inspect_machine(tmp_path / "not" / "there", None, tmp_path)
     assert machine.gpus == ()
     assert machine.kfd_opens is None
     assert machine.shared_memory is None
@@ -75,10 +74,10 @@ def test_a_machine_of_which_nothing_can_be_read_is_still_a_machine(tmp_path: Pat
 def test_memory_is_that_of_the_container(tmp_path: Path) -> None:
     lines = "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\nSwapTotal: 2097152 kB"
     write(tmp_path, {"proc/meminfo": lines})
-    assert read_memory(tmp_path) == Memory(32 * GIB, 24 * GIB, 2 * GIB)
+    assert inspect_machine(tmp_path, None, tmp_path).memory == Memory(32 * GIB, 24 * GIB, 2 * GIB)
     limit = {"sys/fs/cgroup/memory.max": str(8 * GIB), "sys/fs/cgroup/memory.current": str(3 * GIB)}
     write(tmp_path, limit | {"sys/fs/cgroup/memory.stat": f"inactive_file {GIB}"})
-    assert read_memory(tmp_path) == Memory(8 * GIB, 6 * GIB, 2 * GIB)
+    assert inspect_machine(tmp_path, None, tmp_path).memory == Memory(8 * GIB, 6 * GIB, 2 * GIB)
 
 
 def test_kernel_settings(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_kernel_settings(tmp_path: Path) -> None:
             "proc/sys/kernel/dmesg_restrict": "1",
         },
     )
-    assert read_kernel(tmp_path) == KernelSettings("always", True, 1, True)
+    assert kernel_settings(tmp_path) == KernelSettings("always", True, 1, True)
 
 
 @pytest.mark.parametrize(
@@ -115,16 +114,16 @@ def test_a_build_is_read_without_importing_it(tmp_path: Path, text: str, build: 
     ("version", "parts"), [("6.2.41133-dd7f", (6, 2, 41133)), ("10.3.0", (10, 3, 0)), ("5.0-rc1.2", (5, 0)), ("", ())]
 )
 def test_numbers_of_a_version(version: str, parts: tuple[int, ...]) -> None:
-    assert numbers(version) == parts
+    assert version_numbers(version) == parts
 
 
 def test_the_doctors_own_process_loads_no_torch() -> None:
     code = """
 import sys
 from pathlib import Path
-import yolo_lightning.tools.doctor
-from yolo_lightning.diagnosis.look import look
-assert look(Path("."), None).torch is not None
+import yolo_lightning.commands.doctor.command
+from yolo_lightning.commands.doctor.inspection import inspect_machine
+assert inspect_machine(Path("."), None).torch is not None
 print(sorted({"torch", "lightning", "cv2", "numpy"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,290 @@
+"""Rules that judge a machine from its facts, before anything runs on it. Pure functions."""
+
+from collections.abc import Iterator, Mapping
+
+from yolo_lightning.commands.doctor.finding import Finding, Severity
+from yolo_lightning.commands.doctor.machine import OPENCV, FileSystem, MachineFacts, is_integrated, version_numbers
+from yolo_lightning.utils.sensors import PciGpu, Vendor
+
+RDNA1 = frozenset({"gfx1010", "gfx1011", "gfx1012", "gfx1013"})
+"""Architectures on which vendor convolutions hang or crash, and float16 convolutions fail."""
+
+FORK_BUG_SINCE, FORK_BUG_UNTIL = (6, 2), (7, 1)
+"""ROCm versions whose runtime removes the fork protection of host buffers of 2 MiB and more. Cause: madvise advice was
+combined like a bit mask, fixed by rocm-systems #356. The limits are derived from release dates."""
+
+OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+INSTALL = "install torch and torchvision together, with the command that pytorch.org shows for "
+
+MALICIOUS_LIGHTNING = frozenset({"2.6.2", "2.6.3"})
+"""Releases of 2026-04-30 that steal credentials at import; advisory GHSA-w37p-236h-pfx3."""
+
+MIB, GIB = 1 << 20, 1 << 30
+SCORING_BYTES = 6 * GIB
+"""Memory for scoring the 43,850 validation frames of LTDv2 with 100 detections per frame."""
+
+SMALL_SHARED_BYTES, TINY_SHARED_BYTES = 256 * MIB, 64 * MIB
+"""4 workers with 2 prefetched batches of 8 frames of 640 x 640 bytes each need 40 MiB. Docker's default is 64 MiB."""
+
+RUN_LIMITS, RUN_NEED = {GIB: Severity.BAD, 5 * GIB: Severity.WARNING}, "a run with its predictions needs up to 6 GB"
+"""Severity below a free space. A run of YOLOv8n needs 200 MB for checkpoints, 6 GB with predictions of all splits."""
+
+DATA_LIMITS, DATA_NEED = {46_500_000_000: Severity.NOTE}, "`prepare` needs 43.3 GiB for LTDv2"
+"""`prepare` writes the packed store beside the frames."""
+
+NO_SWAP = "sudo swapoff -a, if memory is sufficient"
+UNSUPPORTED = "not supported by this kernel"
+
+
+def machine_findings(machine: MachineFacts) -> list[Finding]:
+    """Return the findings of all rules, in the order of the report."""
+    return [*gpu_findings(machine), *software_findings(machine), *system_findings(machine)]
+
+
+def gpu_findings(machine: MachineFacts) -> Iterator[Finding]:
+    """Yield findings about GPUs, the torch build, drivers, ROCm and the architecture override."""
+    yield from map(_graphics_card, machine.gpus)
+    if not machine.gpus:
+        yield Finding("graphics card", "no AMD or NVIDIA card on the PCI bus", Severity.NOTE)
+    yield _torch_build(machine)
+    torch_vendor = None if machine.torch is None else machine.torch.vendor
+    if machine.has(Vendor.AMD) and torch_vendor is Vendor.AMD:
+        yield _amd_access(machine.kfd_opens)
+        yield _rocm(machine)
+    if machine.has(Vendor.NVIDIA) and machine.nvidia_driver:
+        yield Finding("NVIDIA driver", machine.nvidia_driver)
+    elif machine.has(Vendor.NVIDIA):
+        verdict = Severity.BAD if torch_vendor is Vendor.NVIDIA else Severity.NOTE
+        yield Finding("NVIDIA driver", "not loaded", verdict, "load it, or give the container access to the card")
+    if OVERRIDE in machine.environment or machine.has(Vendor.AMD):
+        yield _override(machine)
+
+
+def _graphics_card(gpu: PciGpu) -> Finding:
+    size = "" if gpu.memory_bytes is None else f"{gpu.memory_bytes / GIB:.1f} GiB"
+    check, found = "graphics card", ", ".join(filter(None, [gpu.name, gpu.architecture, size]))
+    if is_integrated(gpu):
+        return Finding(check, f"{found}: integrated graphics with too little memory, ignored", Severity.NOTE)
+    if gpu.architecture in RDNA1:
+        return Finding(check, f"{found}: vendor convolutions can hang, float16 convolutions fail", Severity.NOTE)
+    return Finding(check, found)
+
+
+def _torch_build(machine: MachineFacts) -> Finding:
+    check, torch = "torch build", machine.torch
+    if torch is None:
+        return Finding(check, "torch is not installed", Severity.BAD, INSTALL + "this machine")
+    vendors = sorted({gpu.vendor for gpu in machine.cards})
+    if torch.vendor in vendors or (not vendors and torch.vendor is None):
+        return Finding(check, str(torch))
+    if not vendors:
+        return Finding(check, f"{torch}; without such a card it computes on the CPU", Severity.NOTE)
+    platform = " or ".join("ROCm" if vendor is Vendor.AMD else "CUDA" for vendor in vendors)
+    return Finding(
+        check,
+        f"{torch}, but the card is {' and '.join(vendors)}: training would run on the CPU",
+        Severity.BAD,
+        f"pip may have replaced torch during another installation: {INSTALL}{platform}; then run "
+        "`make install VENV=...`, which installs the other packages and keeps these two",
+    )
+
+
+def _amd_access(kfd_opens: bool | None) -> Finding:
+    check = "access to the card"
+    if kfd_opens is None:
+        advice = "load the amdgpu driver; start a container with --device /dev/kfd --device /dev/dri"
+        return Finding(check, "/dev/kfd does not exist", Severity.BAD, advice)
+    if not kfd_opens:
+        advice = "add the user to the groups render and video, and log in again"
+        return Finding(check, "this user has no permission to open /dev/kfd", Severity.BAD, advice)
+    return Finding(check, "this user can open /dev/kfd")
+
+
+def _rocm(machine: MachineFacts) -> Finding:
+    assert machine.torch is not None
+    assert machine.torch.hip is not None
+    check, version = "ROCm", version_numbers(machine.torch.hip)
+    found = f"torch contains {machine.torch.hip}" + (f", the system has {machine.rocm}" if machine.rocm else "")
+    if len(version) < 2:
+        return Finding(check, f"{found}: unknown version format", Severity.NOTE)
+    if version >= FORK_BUG_UNTIL:
+        return Finding(check, found)
+    if version < FORK_BUG_SINCE:
+        return Finding(check, f"{found}: older than the versions that these rules cover", Severity.NOTE, "use >= 7.1")
+    forks = machine.start_method == "fork"
+    return Finding(
+        check,
+        f"{found}: a fork can stop the GPU's queues (bug with host buffers of 2 MiB and more)"
+        + (", and fork is Python's default start method here" if forks else ""),
+        Severity.WARNING if forks else Severity.NOTE,
+        "the loader workers of this program are spawned; do not fork in other code of the training process; "
+        "7.1 and newer should not have the bug",
+    )
+
+
+def _override(machine: MachineFacts) -> Finding:
+    check, value = "override", machine.environment.get(OVERRIDE)
+    if value is None:
+        return Finding(check, f"{OVERRIDE} is not set: the card uses its own architecture")
+    setting, version = f"{OVERRIDE}={value}", version_numbers(value)
+    if not machine.has(Vendor.AMD):
+        return Finding(check, f"{setting} has no effect without an AMD card", Severity.NOTE)
+    if len(version) != 3:
+        return Finding(check, f"{setting} is no architecture", Severity.BAD, "use three numbers, for example 10.3.0")
+    target = f"gfx{version[0]}{version[1]:x}{version[2]:x}"
+    real = {gpu.architecture for gpu in machine.cards if gpu.vendor is Vendor.AMD and gpu.architecture}
+    if real == {target}:
+        return Finding(check, f"{setting} is the architecture of the card already", Severity.NOTE, "unset it")
+    return Finding(
+        check,
+        f"{setting}: {' and '.join(sorted(real)) or 'the card'} runs code for {target}, whose instructions it may lack",
+        Severity.WARNING,
+        "a torch build for the card's own architecture needs no override (ROCm has gfx101X wheels again since 2026); "
+        "with another build keep the override, and compare both with `benchmark`",
+    )
+
+
+def software_findings(machine: MachineFacts) -> Iterator[Finding]:
+    """Yield findings about Python, packages and environment variables."""
+    python = ".".join(map(str, machine.python))
+    yield Finding("Python", f"{python}, default start method of multiprocessing: {machine.start_method}")
+    yield _lightning(*_versions(machine, "lightning", "pytorch-lightning"))
+    yield _torchvision(machine)
+    yield _opencv(*_versions(machine, *OPENCV))
+    yield _py_spy(machine)
+    if machine.environment:
+        found = ", ".join(f"{name}={value[:60]}" for name, value in machine.environment.items())
+        hiding = [
+            name
+            for name, value in machine.environment.items()
+            if name.endswith("_VISIBLE_DEVICES") and value.strip() in ("", "-1")
+        ]
+        if hiding:
+            yield Finding("environment", f"{found}: hides all GPUs", Severity.WARNING, f"unset {' '.join(hiding)}")
+        else:
+            yield Finding("environment", found)
+
+
+def _versions(machine: MachineFacts, *names: str) -> tuple[dict[str, str], str]:
+    """Return the versions of those packages that are installed, and the same as text."""
+    versions = {name: machine.packages[name] for name in names if name in machine.packages}
+    return versions, ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _lightning(versions: dict[str, str], found: str) -> Finding:
+    check = "lightning"
+    if MALICIOUS_LIGHTNING & set(versions.values()):
+        found += ": malicious release, steals credentials at import (GHSA-w37p-236h-pfx3)"
+        advice = "do not start Python with it; uninstall it, and change all passwords and tokens stored on this machine"
+        return Finding(check, found, Severity.BAD, advice)
+    if "lightning" not in versions:
+        return Finding(check, found or "not installed", Severity.BAD, "pip install 'lightning>=2.6.4'")
+    if len(set(versions.values())) > 1:
+        return Finding(check, f"{found}: versions differ", Severity.WARNING, "install equal versions")
+    return Finding(check, found)
+
+
+def _torchvision(machine: MachineFacts) -> Finding:
+    check, version = "torchvision", machine.packages.get("torchvision")
+    torch = "" if machine.torch is None else machine.torch.version
+    if version is None:
+        return Finding(check, "not installed", Severity.BAD, "install the build that matches torch")
+    local, torch_local = version.partition("+")[2], torch.partition("+")[2]
+    if local and torch_local and local != torch_local:
+        advice = "install both together, from the same index"
+        return Finding(check, f"{version} does not match torch {torch}", Severity.BAD, advice)
+    return Finding(check, version)
+
+
+def _opencv(versions: dict[str, str], found: str) -> Finding:
+    check, shared = "OpenCV", f"{found} install into the same folder"
+    if not versions:
+        return Finding(check, "no pip package found", Severity.NOTE, "a system package of OpenCV is sufficient")
+    if len(versions) == 1:
+        return Finding(check, found)
+    if len(set(versions.values())) == 1:
+        advice = "harmless until one is removed; after that, reinstall the other"
+        return Finding(check, shared, Severity.NOTE, advice)
+    advice = f"pip uninstall {' '.join(versions)}, then install one of them"
+    return Finding(check, f"{shared}, which contains the one installed last", Severity.WARNING, advice)
+
+
+def _py_spy(machine: MachineFacts) -> Finding:
+    check, version, scope = "py-spy", machine.packages.get("py-spy"), machine.kernel.ptrace_scope
+    if version is None:
+        advice = "pip install py-spy: without it a blocked worker cannot be distinguished from an idle one"
+        return Finding(check, "not installed", Severity.WARNING, advice)
+    found = version if scope is None else f"{version}, ptrace_scope {scope}"
+    if scope in (None, 0) or (scope in (1, 2) and machine.is_root):
+        return Finding(check, f"{found}: the supervisor can read the stacks of blocked processes")
+    if scope == 1:
+        return Finding(check, f"{found}: a process can read the stacks of its descendants, which `fit` needs")
+    if scope == 2:
+        advice = "sudo sysctl kernel.yama.ptrace_scope=1 adds the stacks of blocked workers to incident reports"
+        return Finding(check, f"{found}: only root can read the stacks of processes", Severity.WARNING, advice)
+    return Finding(check, f"{found}: no process can read the stacks of another until a reboot", Severity.WARNING)
+
+
+def system_findings(machine: MachineFacts) -> Iterator[Finding]:
+    """Yield findings about processor, memory, disks and kernel settings."""
+    memory, kernel = machine.memory, machine.kernel
+    found = f"{machine.processor}, {machine.cores} {'core' if machine.cores == 1 else 'cores'} for this process"
+    if machine.cores == 1:
+        yield Finding("processor", f"{found}: workers and training share one core", Severity.WARNING)
+    else:
+        yield Finding("processor", found, Severity.NOTE if machine.cores < 4 else Severity.OK)
+    found = f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} free"
+    if memory.available_bytes < SCORING_BYTES:
+        found += f": scoring LTDv2's validation frames needs {gib(SCORING_BYTES)}"
+        yield Finding("memory", found, Severity.WARNING, "lower model.max_detections, or free memory")
+    else:
+        yield Finding("memory", found)
+    numa_balancing = {None: UNSUPPORTED, True: "on", False: "off"}[kernel.numa_balancing]
+    for check, found, moves_pages, advice in (
+        ("swap", gib(memory.swap_bytes) if memory.swap_bytes else "none", memory.swap_bytes > 0, NO_SWAP),
+        ("huge pages", kernel.huge_pages or UNSUPPORTED, kernel.huge_pages == "always", "see the commands below"),
+        ("NUMA balancing", numa_balancing, kernel.numa_balancing, "see the commands below"),
+    ):
+        if moves_pages and machine.has(Vendor.AMD):
+            yield Finding(check, f"{found}: moving pages can stop the queues of an AMD GPU", Severity.NOTE, advice)
+        else:
+            yield Finding(check, found)
+    yield _shared_memory(machine.shared_memory)
+    yield _disk("disk for runs", machine.run_disk, RUN_LIMITS, RUN_NEED, "choose another folder with --run")
+    if machine.data_disk is not None:
+        yield _disk("disk for data", machine.data_disk, DATA_LIMITS, DATA_NEED, "move the dataset to another disk")
+    if kernel.log_restricted and not machine.is_root:
+        advice = "sudo sysctl kernel.dmesg_restrict=0 adds lines of the kernel log to incident reports"
+        yield Finding("kernel log", "readable by root only", Severity.NOTE, advice)
+    else:
+        yield Finding("kernel log", "readable")
+
+
+def gib(size_bytes: int) -> str:
+    """Return a size in GiB, or in MiB below one GiB."""
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
+
+
+def _shared_memory(space: FileSystem | None) -> Finding:
+    check, no_workers = "/dev/shm", "data.loader.workers: 0"
+    if space is None:
+        return Finding(check, "does not exist: loader workers need it", Severity.BAD, no_workers)
+    if space.free_bytes is None or space.total_bytes is None:
+        return Finding(check, "does not answer", Severity.BAD, no_workers)
+    found = f"{gib(space.free_bytes)} of {gib(space.total_bytes)} free"
+    advice = f"start the container with --shm-size 1g or --ipc host; otherwise {no_workers}"
+    if space.free_bytes >= SMALL_SHARED_BYTES:
+        return Finding(check, found)
+    if space.free_bytes >= TINY_SHARED_BYTES:
+        return Finding(check, f"{found}: sufficient for batches of 8, not for much larger ones", Severity.NOTE, advice)
+    return Finding(check, f"{found}: workers that fill it crash with a bus error", Severity.WARNING, advice)
+
+
+def _disk(check: str, space: FileSystem, limits: Mapping[int, Severity], need: str, advice: str) -> Finding:
+    if space.free_bytes is None:
+        return Finding(check, f"{space.path} does not answer", Severity.BAD, advice)
+    found = f"{gib(space.free_bytes)} free at {space.path}"
+    for limit_bytes, severity in limits.items():
+        if space.free_bytes < limit_bytes:
+            return Finding(check, f"{found}: {need}", severity, advice)
+    return Finding(check, found)
