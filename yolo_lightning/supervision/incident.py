@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
@@ -77,3 +78,40 @@ class Incident:
 def phase_name(phase: Phase) -> str:
     """For people."""
     return phase.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentReport:
+    """Content of an incident report."""
+
+    time_s: float  # seconds since 1970
+    kind: str  # class of the stall or of the unexpected exit
+    sentence: str  # what was found
+    outcome: str  # what was done; empty if the report does not say
+    step: float | None  # steps trained by then; None if the report does not say
+    folder: str  # name of the folder that contains the report, stacks and logs
+
+
+def read_incident(path: Path) -> IncidentReport:
+    """Return the content of an incident report of the supervisor, or of `StallMonitor`, which writes a `reason`.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If the file contains no JSON object.
+    """
+    report = json.loads(path.read_text())
+    if not isinstance(report, dict):
+        raise ValueError(f"holds a {type(report).__name__}, not an object")
+    try:
+        time_s = datetime.fromisoformat(report["time"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        time_s = path.stat().st_mtime
+    step = report.get("step")
+    return IncidentReport(
+        time_s=time_s,
+        kind=str(report.get("class", "stall")),
+        sentence=str(report.get("sentence", report.get("reason", ""))),
+        outcome=str(report.get("outcome", "the process was ended" if "reason" in report else "")),
+        step=float(step) if isinstance(step, int | float) and not isinstance(step, bool) else None,
+        folder=path.parent.name,
+    )

@@ -22,7 +22,7 @@ from yolo_lightning.supervision.run_status import write_status
 WRITES_RECORD = """
 import sys, time
 from pathlib import Path
-from yolo_lightning.progress import Phase, ProgressWriter
+from yolo_lightning.supervision.heartbeat import Phase, ProgressWriter
 ProgressWriter(Path(sys.argv[1])).beat(Phase.STEP, 1, 105, 30)
 print(flush=True)
 time.sleep(1000)
@@ -47,7 +47,7 @@ def test_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_folder_without_a_run_names_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(ValueError, match="holds no run") as refused:
+    with pytest.raises(ValueError, match="contains no run") as refused:
         read_run(tmp_path)
     assert [name for name in TRACES if name not in str(refused.value)] == []
 
@@ -57,7 +57,7 @@ def test_living_run_is_read_from_record_and_status(tmp_path: Path) -> None:
     state = read_run(tmp_path)
     assert state.judgement.verdict is RunVerdict.RUNNING
     assert (state.phase, state.epoch, state.batch, state.step) == (Phase.STEP, 1, 30, 105)
-    assert (state.allowance_s, state.remaining.run_s) == (60.0, (45 + 3 * 75) * 0.5 + 3 * 10)
+    assert (state.phase_timeout_s, state.remaining.run_s) == (60.0, (45 + 3 * 75) * 0.5 + 3 * 10)
     assert state.trainer is not None
     assert state.trainer.pid == os.getpid()
 
@@ -67,7 +67,7 @@ def test_stall_is_judged_by_the_allowances_of_the_supervisor(tmp_path: Path) -> 
     (tmp_path / "allowances.json").write_text(Allowances(Floors(step_s=0.05), {}).to_json())
     time.sleep(0.1)
     state = read_run(tmp_path)
-    assert (state.judgement.verdict, state.allowance_s) == (RunVerdict.STALLED, 0.05)
+    assert (state.judgement.verdict, state.phase_timeout_s) == (RunVerdict.STALLED, 0.05)
 
 
 def test_stopped_trainer_still_lives(trainer: "subprocess.Popen[bytes]", tmp_path: Path) -> None:

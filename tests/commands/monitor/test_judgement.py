@@ -72,7 +72,7 @@ def test_process_that_vanished_is_gone_since_its_last_sign() -> None:
 
 
 def test_vanished_supervisor_is_named() -> None:
-    assert "its supervisor too" in judge(replace(GONE, standing=STANDING)).sentence
+    assert "the trainer and the supervisor disappeared" in judge(replace(GONE, standing=STANDING)).sentence
 
 
 def test_process_that_ended_by_itself_without_finishing_was_interrupted() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.cli import main
-from yolo_lightning.commands.monitor.command import look
+from yolo_lightning.commands.monitor.command import read_all
 from yolo_lightning.commands.monitor.machine_sensors import MachineReader
 from yolo_lightning.commands.monitor.run_state import SensorReadings
 from yolo_lightning.supervision.heartbeat import Phase, ProgressWriter
@@ -41,9 +41,9 @@ def test_json_has_all_that_is_known(running: Path, capsys: pytest.CaptureFixture
     ("options", "words"),
     [
         (["nowhere"], "nowhere does not exist"),
-        (["."], "holds no run"),
-        ([".", "--deadline", "soon"], "deadline is 'soon'"),
-        ([".", "--interval_s", "0"], "interval_s is 0.0, allowed are"),
+        (["."], "contains no run"),
+        ([".", "--deadline", "soon"], "--deadline must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got 'soon'"),
+        ([".", "--interval_s", "0"], "--interval_s must be >= 0.1, got 0.0"),
     ],
 )
 def test_mistake_is_named(
@@ -62,7 +62,7 @@ def test_mistake_is_named(
 
 def test_looking_changes_nothing_in_the_folder(running: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in running.rglob("*")}
-    look(running, MachineReader(running, 1.0), 5.0)
+    read_all(running, MachineReader(running, 1.0), 5.0)
     assert {path: path.stat().st_mtime_ns for path in running.rglob("*")} == before
 
 
@@ -80,7 +80,7 @@ def test_driver_that_hangs_holds_up_nothing_and_is_reported(running: Path, monke
     assert reader.latest(5.0).disk == Capacity(1, 2)
     wait_until(lambda: reader.latest().silent_s > 0)
     began_s = time.monotonic()
-    state = look(running, reader, 0.0)
+    state = read_all(running, reader, 0.0)
     assert time.monotonic() - began_s < 5
     assert state.machine.disk == Capacity(1, 2)  # the last that is known
 

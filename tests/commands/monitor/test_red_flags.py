@@ -37,7 +37,7 @@ def test_healthy_run_close_to_all_limits_has_none() -> None:
     ("state", "flag"),
     [
         (replace(WELL, phase_s=121.0), "no batch for 2 min 1 s"),
-        (replace(WELL, status=replace(STATUS, losses={"train/box_loss": None})), "not finite: train/box_loss"),
+        (replace(WELL, status=replace(STATUS, losses={"train/box_loss": None})), "loss not finite: train/box_loss"),
         (replace(WELL, workers=(ProcessInfo(7, "w", "T", 1),)), "loader worker 7 is stopped (T)"),
         (with_gpu(busy_share=0.0), "GPU at 0 %"),
         (with_gpu(temperature_c=81.0), "GPU 0 at 81 °C"),

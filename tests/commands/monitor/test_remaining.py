@@ -58,5 +58,5 @@ def test_deadline_is_a_date_or_a_moment() -> None:
 
 @pytest.mark.parametrize("text", ["tomorrow", "2026-13-01", ""])
 def test_deadline_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"deadline is {text!r}, allowed are YYYY"):
+    with pytest.raises(ValueError, match=f"--deadline must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got {text!r}"):
         parse_deadline(text)

@@ -11,7 +11,6 @@ from rich.console import Console
 from yolo_lightning.commands.monitor.run_state import (
     Checkpoint,
     Judgement,
-    PastIncident,
     Remaining,
     RunState,
     RunVerdict,
@@ -19,6 +18,7 @@ from yolo_lightning.commands.monitor.run_state import (
 )
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.utils.sensors import Capacity, GpuReading, ProcessInfo
 
 STATE = RunState(
@@ -27,7 +27,7 @@ STATE = RunState(
     judgement=Judgement(RunVerdict.RUNNING),
     phase=Phase.STEP,
     phase_s=0.4,
-    allowance_s=60.0,
+    phase_timeout_s=60.0,
     epoch=1,
     batch=30,
     step=105,
@@ -37,7 +37,11 @@ STATE = RunState(
     standing=STANDING,
     remaining=Remaining(32.5, 165.0),
     checkpoints=(Checkpoint("step-000000100.ckpt", 12.0, 36_500_000, 100), Checkpoint("best.ckpt", 90.0, 1, None)),
-    incidents=(PastIncident(NOW_S - 300, "loader stall", "loader stall: worker 7 slept", "restart in 10 s"),),
+    incidents=(
+        IncidentReport(
+            NOW_S - 300, "loader stall", "loader stall: worker 7 slept", "restart in 10 s", 105.0, "20261120-120000"
+        ),
+    ),
     machine=SensorReadings(
         gpus=(GpuReading("AMD GPU 1", 0.97, 71.0, 180.0, 5_000_000_000, 8_573_157_376),),
         memory=Capacity(4_000_000_000, 16_000_000_000),
@@ -59,11 +63,11 @@ def test_everything_is_shown_and_fits(width: int) -> None:
     assert max(map(len, shown.splitlines())) == width
     assert len(shown.splitlines()) <= 24
     for words in (
-        *("RUNNING", "restarts: 1, loader 'as configured'", "step for 0 s of 1 min 0 s allowed, process 4711 (R)"),
-        *("2 of 5, batch 30 of 75", "28 %, step 105", "2.00 it/s now, 1.75 it/s over the run"),
-        *("25 % of it waiting for data", "epoch 32 s, run 2 min 45 s, done", "11.5, box 4.25, cls 3"),
+        *("RUNNING", "restarts: 1, fallback level: as configured", "step for 0 s, timeout 1 min 0 s, process 4711 (R)"),
+        *("2 of 5, batch 30 of 75", "28 %, step 105", "2.00 it/s now, 1.75 it/s on average"),
+        *("25 % of the time waiting for data", "epoch 32 s, run 2 min 45 s, done", "11.5, box 4.25, cls 3"),
         *("lr 0.01 / 0.02", "0.1234 (epoch 1); best 0.1234", "97 % busy, 71 °C, 180 W, 5.0 GB of 8.6 GB"),
-        *("stopped by the kernel for 1.5 s", "memory 4.0 GB of 16.0 GB, this run 1.5 GB", "40 %"),
+        *("stopped by the driver for 1.5 s", "memory 4.0 GB of 16.0 GB, this run 1.5 GB", "40 %"),
         *("2 workers: 4712 (S), 4713 (T)", "step-000000100.ckpt 12 s ago, 36.5 MB", "! loader worker 4713 is stopped"),
         *("loader stall: worker 7 slept", "restart in 10 s"),
     ):
@@ -74,14 +78,14 @@ def test_everything_is_shown_and_fits(width: int) -> None:
 def test_time_that_is_not_known_is_not_invented() -> None:
     unknown = replace(STATE, remaining=Remaining(), status=replace(STATUS, step_s=None, fetch_share=None, step=0))
     shown = draw(unknown)
-    assert "epoch unknown, run unknown" in shown
-    assert "unknown now, unknown over the run" in shown
+    assert "epoch estimating, run estimating" in shown
+    assert "speed   not timed yet" in shown
     assert "done" not in shown
 
 
 def test_unmeasured_validations_are_named_and_no_date_is_promised() -> None:
     shown = draw(replace(STATE, remaining=Remaining(None, 165.0, 3)))
-    assert "run 2 min 45 s + 3 validations not yet measured" in shown
+    assert "run 2 min 45 s + 3 validations not yet timed" in shown
     assert "done" not in shown
 
 
@@ -92,7 +96,7 @@ def test_stalled_run_promises_no_date_and_says_since_when() -> None:
     assert "(1 min 10 s)" in shown
     assert "worker 7 sleeps" in shown
     assert "done" not in shown
-    assert "2.00 it/s before" in shown
+    assert "2.00 it/s last" in shown
 
 
 @pytest.mark.parametrize(("margin_s", "words"), [(3600, "1 h 0 min to spare"), (-90, "1 min 30 s too late")])
@@ -115,19 +119,22 @@ def test_ended_run_shows_what_it_reached() -> None:
     ended = replace(STATE, judgement=Judgement(RunVerdict.FINISHED, NOW_S - 7200), trainer=None, workers=())
     shown = draw(ended)
     assert "FINISHED since" in shown
-    assert "left" not in shown
-    assert "allowed" not in shown
+    assert "ETA" not in shown
+    assert "timeout" not in shown
     assert "best 0.1234" in shown
 
 
 def test_markup_in_names_is_shown_as_it_is() -> None:
     assert "runs/[red]x" in draw(replace(STATE, folder="runs/[red]x"))
-    incident = PastIncident(NOW_S, "unknown", "unknown: in [/bold] frame", "")
+    incident = IncidentReport(NOW_S, "unknown", "unknown: in [/bold] frame", "", None, "")
     assert "[/bold] frame" in draw(replace(STATE, incidents=(incident,)))
 
 
 def test_newest_incident_is_shown_whole_and_older_ones_in_a_line() -> None:
-    past = tuple(PastIncident(NOW_S - age_s, "unknown", f"unknown: {age_s} {'x' * 100} end") for age_s in (3000, 2000))
+    past = tuple(
+        IncidentReport(NOW_S - age_s, "unknown", f"unknown: {age_s} {'x' * 100} end", "", None, "")
+        for age_s in (3000, 2000)
+    )
     lines = [line for line in draw(replace(STATE, incidents=past)).splitlines() if "unknown:" in line or "end" in line]
     assert "2000" in lines[0]
     assert "end" in lines[1]
@@ -149,4 +156,4 @@ def test_nothing_known_is_no_error() -> None:
 
 def test_loss_that_is_not_finite_is_shown() -> None:
     shown = draw(replace(STATE, status=replace(STATUS, losses={"train/loss": None})))
-    assert "! not finite: train/loss" in shown
+    assert "! loss not finite: train/loss" in shown

@@ -32,4 +32,4 @@ def test_moment_of_another_day_has_its_date() -> None:
 def test_sizes_shares_and_rates() -> None:
     assert (size(36_500_000), size(1_500_000_000)) == ("36.5 MB", "1.5 GB")
     assert (share(None), share(0.254)) == ("?", "25 %")
-    assert (rate(None), rate(0.4), rate(12.34)) == ("unknown", "2.50 it/s", "12.3 s/it")
+    assert (rate(0.4), rate(12.34)) == ("2.50 it/s", "12.3 s/it")

@@ -1,9 +1,10 @@
-"""What a run folder tells about a run; read by `monitor`, which never touches the trainer.
+"""The command `monitor`: shows the state of a run without touching the training.
 
-In this order::
+Files in reading order::
 
-    run_state   what is known, as data           folder      reads it from the run folder and the process table
-    judgement   how the run stands (pure)        remaining   how long it still takes (pure)
-    red_flags   what a person must see (pure)    machine     GPU, memory, disk, read in a thread that may hang
-    screen      draws it                         wording     numbers and times as people write them
+run_state   everything that is known (data)       read_run         reads it from run folder and process table
+judgement   state of the run (pure)               time_left        estimated time of arrival (pure)
+red_flags   warnings (pure)                       machine_sensors  GPU, memory and disk, read in a thread
+screen      terminal output                       wording          units of times, sizes and rates
+command     the command line
 """

@@ -1,8 +1,9 @@
-"""`monitor`: how a run stands, in a terminal."""
+"""`python -m yolo_lightning monitor`: shows the state of a run in the terminal."""
 
 import json as json_format
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from enum import IntEnum
@@ -19,68 +20,59 @@ from yolo_lightning.commands.monitor.run_state import RunState
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
 from yolo_lightning.commands.monitor.time_left import parse_deadline
 
-FIRST_READING_S = 5.0
+FIRST_READING_S, LIVE_READING_S = 5.0, 0.5
+"""Seconds to wait for the first readings of the sensors: for a single output, and for the live display."""
 
 
 def monitor(
     run: Path, *, once: bool = False, json: bool = False, deadline: str | None = None, interval_s: float = 2.0
 ) -> None:
-    """Show how a run stands: state, pace, time left, losses, scores, GPU, loader, checkpoints, incidents.
+    """Show the state of a run: phase, speed, ETA, losses, scores, GPU, loader workers, checkpoints, incidents.
 
-    Reads the run folder, /proc and the sensors only, and never touches the training; works during and after a run.
-    Ctrl-C ends it. Where the output is no terminal, it shows the state once.
+    Works during a run and after its end. Reads only the run folder, /proc and the sensors. Ctrl-C exits. If the output
+    is not a terminal, the state is shown once.
 
     Args:
         run: Run folder.
-        once: Show it once and end.
-        json: Print it once as one JSON object.
-        deadline: When the run must be done, as YYYY-MM-DD or YYYY-MM-DDTHH:MM.
-        interval_s: Seconds between two looks.
+        once: Show the state once and exit.
+        json: Print the state once as one JSON object.
+        deadline: When the run must be finished, as YYYY-MM-DD or YYYY-MM-DDTHH:MM.
+        interval_s: Seconds between two updates.
 
     Raises:
-        ValueError: If an option is out of range, or the folder holds no run.
+        ValueError: If an option is invalid or the folder contains no run.
     """
     if not interval_s >= 0.1:
-        raise ValueError(f"interval_s is {interval_s}, allowed are 0.1 and more")
+        raise ValueError(f"--interval_s must be >= 0.1, got {interval_s}.")
     until = parse_deadline(deadline) if deadline is not None else None
     check_holds_run(run)
-    machine = MachineReader(run, interval_s)
+    machine, console = MachineReader(run, interval_s), Console()
     if json:
-        print(json_format.dumps(as_json(look(run, machine, FIRST_READING_S), until), indent=2))
-        return
-    console = Console()
-    if once or not sys.stdout.isatty():
-        console.print(screen(look(run, machine, FIRST_READING_S), until))
-        return
-    try:
-        watch(console, run, machine, until, interval_s)
-    except KeyboardInterrupt:
-        return
+        print(json_format.dumps(as_json(read_all(run, machine, FIRST_READING_S), until), indent=2))
+    elif once or not sys.stdout.isatty():
+        console.print(screen(read_all(run, machine, FIRST_READING_S), until))
+    else:
+        # The alternate screen: the previous content of the terminal is restored at the end.
+        with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(screen(read_all(run, machine, LIVE_READING_S), until), refresh=True)
+                time.sleep(interval_s)
 
 
-def watch(console: Console, run: Path, machine: MachineReader, deadline: datetime | None, interval_s: float) -> None:
-    """Until Ctrl-C; on the terminal's other screen, so that what was there before comes back."""
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(screen(look(run, machine, 0.5), deadline), refresh=True)
-            time.sleep(interval_s)
-
-
-def look(run: Path, machine: MachineReader, wait_s: float) -> RunState:
-    """The state now, the sensors' last answers with it; waits at most `wait_s` seconds for their first."""
+def read_all(run: Path, machine: MachineReader, wait_s: float) -> RunState:
+    """Return the state with the latest sensor readings; wait at most `wait_s` seconds for the first ones."""
     state = read_run(run)
     machine.trainer = state.trainer.pid if state.trainer is not None else None
     return read_run(run, machine.latest(wait_s))
 
 
 def as_json(state: RunState, deadline: datetime | None) -> dict[str, Any]:
-    """For programs: all that is known, the red flags, seconds to spare; names instead of numbers of phases."""
+    """Return the state as JSON data, with warnings, seconds until the deadline, and phases by name."""
+
+    def plain(value: Any) -> Any:
+        return value.name.lower() if isinstance(value, IntEnum) else value
+
     content = asdict(state, dict_factory=lambda pairs: {name: plain(value) for name, value in pairs})
     content["red_flags"] = red_flags(state)
     content["buffer_s"] = buffer_s(state, deadline) if deadline is not None else None
     return content
-
-
-def plain(value: Any) -> Any:
-    """A phase by its name."""
-    return value.name.lower() if isinstance(value, IntEnum) else value

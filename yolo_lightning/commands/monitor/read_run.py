@@ -1,16 +1,15 @@
-"""Reads what a run folder and the process table tell about a run. Writes nothing, waits for nobody."""
+"""Reads the state of a run from its folder and the process table. Writes nothing and waits for no process."""
 
 import json
 import os
 import socket
 import time
-from datetime import datetime
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from yolo_lightning.checkpoints.run_folder import CHECKPOINTS, INCIDENTS, LAST_CHECKPOINT, METRICS
 from yolo_lightning.commands.monitor.judgement import Facts, judge
-from yolo_lightning.commands.monitor.run_state import Checkpoint, PastIncident, Remaining, RunState, SensorReadings
+from yolo_lightning.commands.monitor.run_state import Checkpoint, Remaining, RunState, SensorReadings
 from yolo_lightning.commands.monitor.time_left import remaining
 from yolo_lightning.supervision.heartbeat import (
     ALLOWANCES_FILE,
@@ -20,8 +19,8 @@ from yolo_lightning.supervision.heartbeat import (
     Phase,
     Progress,
     ProgressReader,
-    started_ticks,
 )
+from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.live_heartbeat import record_of
 from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
 from yolo_lightning.supervision.run_files import INCIDENT_FILE
@@ -30,37 +29,37 @@ from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
 from yolo_lightning.utils import sensors
 
 TRACES = (PROGRESS_FILE, STATUS_FILE, STANDING_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
-"""A run has left at least one of them."""
+"""A run folder contains at least one of these."""
 
 SIGNS = (PROGRESS_FILE, STATUS_FILE, METRICS)
-"""Written while it trains."""
+"""Files that are written during training."""
 
 INCIDENTS_SHOWN = 4
 CHECKPOINTS_SHOWN = 4
 MISSED_WRITINGS = 3
-"""A trainer on another machine counts as gone when its status is so many intervals late."""
+"""A trainer on another machine counts as gone if its status file is older than so many write intervals."""
 
 
 def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
-    """All that is known now.
+    """Return everything that is known about a run now.
 
     Args:
         folder: Run folder.
-        machine: What the sensors say.
+        machine: Readings of the sensors.
 
     Raises:
-        ValueError: If the folder is not there, or holds no run.
+        ValueError: If the folder does not exist or contains no run.
     """
     check_holds_run(folder)
     now_s = time.time()
     found = ProgressReader(record_of(folder)).read()
     status, standing = read_status(folder / STATUS_FILE), Standing.read(folder / STANDING_FILE)
-    trainer, lives = trainer_of(found, status, standing, now_s)
+    trainer, lives = find_trainer(found, status, standing, now_s)
     progress = found if isinstance(found, Progress) else None
     allowances = Allowances.read(folder / ALLOWANCES_FILE) or Allowances(Floors(), {})
     if progress is not None:
         allowances = allowances.learn(progress.longest_s, 0.0)
-    waited_s = waited(progress, status, now_s) if lives else None
+    waited_s = seconds_since_heartbeat(progress, status, now_s) if lives else None
     facts = Facts(
         now_s=now_s,
         found=found,
@@ -70,26 +69,26 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
         finished_s=time_of(folder / FINISHED_FILE),
         standing=standing,
         supervisor_lives=standing is not None
-        and is_alive(standing.process, standing.process_started_ticks, standing.host),
+        and is_here(standing.host)
+        and lives_since(standing.process, standing.process_started_ticks),
         last_sign_s=max((sign for name in SIGNS if (sign := time_of(folder / name)) is not None), default=None),
     )
-    judgement = judge(facts)
     phase = progress.phase if progress is not None else None
     batch = trained_batches(progress, status)
     epoch = progress.epoch if progress is not None else status.epoch if status is not None else None
-    here = status is None or is_here(status.host)
+    is_visible = lives and (status is None or is_here(status.host))
     return RunState(
         folder=str(folder),
         now_s=now_s,
-        judgement=judgement,
+        judgement=judge(facts),
         phase=phase,
         phase_s=waited_s,
-        allowance_s=allowances.seconds(phase) if phase is not None else None,
+        phase_timeout_s=allowances.seconds(phase) if phase is not None else None,
         epoch=epoch,
         batch=batch,
-        step=max(progress.step if progress else 0, status.step if status else 0) if progress or status else None,
-        trainer=sensors.process(trainer) if lives and here else None,
-        workers=tuple(sensors.loader_workers(trainer)) if lives and here else (),
+        step=max((source.step for source in (progress, status) if source is not None), default=None),
+        trainer=sensors.process(trainer) if is_visible else None,
+        workers=tuple(sensors.loader_workers(trainer)) if is_visible else (),
         status=status,
         standing=standing,
         remaining=remaining(status, epoch or 0, batch or 0, phase) if status is not None else Remaining(),
@@ -100,60 +99,55 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
 
 
 def check_holds_run(folder: Path) -> None:
-    """Refuse what is no run folder.
+    """Check that a folder exists and contains a run.
 
     Raises:
-        ValueError: If it is none; the message says what is missing.
+        ValueError: If not; the message names the missing files.
     """
     if not folder.is_dir():
-        raise ValueError(f"run folder {folder} does not exist: give the folder that --trainer.default_root_dir named")
+        raise ValueError(f"The run folder {folder} does not exist. Pass the value of trainer.default_root_dir.")
     if not any((folder / name).exists() for name in TRACES):
-        raise ValueError(f"{folder} holds no run: none of {', '.join(TRACES)} is there")
+        raise ValueError(f"The folder {folder} contains no run: it has none of {', '.join(TRACES)}.")
 
 
-def trainer_of(
+def find_trainer(
     found: Progress | Blind, status: Status | None, standing: Standing | None, now_s: float
 ) -> tuple[int, bool]:
-    """Process id of the trainer, 0 for unknown, and whether it lives.
+    """Return the process id of the trainer, 0 if unknown, and whether that process lives.
 
-    Where the record says nothing, what the trainer or its supervisor has said in other files names the process.
+    If the heartbeat file is unreadable, the process id comes from the status file or from the supervisor's file.
     """
     if status is not None and not is_here(status.host):
         return status.process, now_s < status.written_s + MISSED_WRITINGS * status.interval_s
     if isinstance(found, Progress):
-        return found.process, is_same_process(found.process, found.process_started_ticks)
-    if status is not None and is_same_process(status.process, status.process_started_ticks):
+        return found.process, lives_since(found.process, found.process_started_ticks)
+    if status is not None and lives_since(status.process, status.process_started_ticks):
         return status.process, True
     if standing is not None and standing.trainer and is_here(standing.host):
         return standing.trainer, sensors.process(standing.trainer) is not None
     return 0, False
 
 
-def is_alive(pid: int, ticks: int, host: str) -> bool:
-    """Whether a process of this machine lives; of another one's that cannot be told, and it counts as gone."""
-    return is_here(host) and is_same_process(pid, ticks)
-
-
 def is_here(host: str) -> bool:
-    """Whether this is that machine."""
+    """Return whether `host` is this machine. Processes of other machines cannot be seen."""
     return host == socket.gethostname()
 
 
-def is_same_process(pid: int, ticks: int) -> bool:
-    """Whether the process that was started then lives; one that has ended and was not asked for its code does not."""
-    one = sensors.process(pid)
-    return one is not None and one.state not in sensors.GONE and ticks in (0, started_ticks(pid))
+def lives_since(pid: int, started_ticks: int) -> bool:
+    """Return whether the process with this start time (clock ticks since boot, 0 for any) still runs."""
+    found = sensors.process(pid)
+    return found is not None and found.state not in sensors.GONE and started_ticks in (0, found.started_ticks)
 
 
-def waited(progress: Progress | None, status: Status | None, now_s: float) -> float | None:
-    """Seconds since the last beat; on another machine, whose clock the record counts in, since the last status."""
+def seconds_since_heartbeat(progress: Progress | None, status: Status | None, now_s: float) -> float | None:
+    """Return the age of the heartbeat; for another machine, whose monotonic clock differs, of the status file."""
     if status is not None and not is_here(status.host):
         return max(0.0, now_s - status.written_s - status.interval_s)
     return None if progress is None else max(0.0, time.monotonic() - progress.phase_began_s)
 
 
 def trained_batches(progress: Progress | None, status: Status | None) -> int | None:
-    """Batches trained in the epoch; the record counts those of the validation while there is one."""
+    """Return the batches trained in the epoch; during a validation, the heartbeat counts its batches instead."""
     if progress is not None and progress.phase in (Phase.FETCH, Phase.STEP):
         return progress.batch
     if status is None:
@@ -163,55 +157,29 @@ def trained_batches(progress: Progress | None, status: Status | None) -> int | N
 
 
 def checkpoints(folder: Path, now_s: float) -> list[Checkpoint]:
-    """Newest first; `last.ckpt` only where it is not another name of one of them."""
-    found: dict[tuple[int, int], tuple[int, Checkpoint]] = {}
+    """Return the checkpoints, newest first; `last.ckpt` only if it is not a hard link to another one."""
+    found: dict[tuple[int, int], Checkpoint] = {}
     for path in sorted(folder.glob("*.ckpt"), key=lambda path: path.name == LAST_CHECKPOINT):
-        try:
-            about = path.stat()
-        except OSError:  # replaced just now
-            continue
-        steps = read_json(path.with_name(f"{path.name}.json")).get("steps")
-        one = Checkpoint(path.name, max(0.0, now_s - about.st_mtime), about.st_size, steps)
-        found.setdefault((about.st_dev, about.st_ino), (steps or 0, one))
-    return [one for _, one in sorted(found.values(), key=lambda pair: -pair[0])]
+        with suppress(OSError):  # replaced since the listing
+            stat, steps = path.stat(), None
+            with suppress(OSError, ValueError, AttributeError):  # no sidecar file, or a damaged one
+                steps = json.loads(path.with_name(f"{path.name}.json").read_text()).get("steps")
+            one = Checkpoint(path.name, max(0.0, now_s - stat.st_mtime), stat.st_size, steps)
+            found.setdefault((stat.st_dev, stat.st_ino), one)
+    return sorted(found.values(), key=lambda one: one.steps or 0, reverse=True)
 
 
-def incidents(folder: Path) -> list[PastIncident]:
-    """The last few, oldest first; a supervisor and a trainer that watches itself write different reports."""
+def incidents(folder: Path) -> list[IncidentReport]:
+    """Return the latest incident reports, oldest first."""
     found = []
     for path in sorted(folder.glob(f"*/{INCIDENT_FILE}"))[-INCIDENTS_SHOWN:]:
-        report = read_json(path)
-        if report:
-            found.append(
-                PastIncident(
-                    time_s=parse_time(report.get("time")) or time_of(path) or 0.0,
-                    kind=str(report.get("class", "stall")),
-                    sentence=str(report.get("sentence", report.get("reason", ""))),
-                    outcome=str(report.get("outcome", "the process was ended" if "reason" in report else "")),
-                )
-            )
+        with suppress(OSError, ValueError):
+            found.append(read_incident(path))
     return found
 
 
-def parse_time(text: Any) -> float | None:
-    """Seconds since 1970 of a time with its zone; None where it is none."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except (ValueError, TypeError):
-        return None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a file; empty where there is none."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def time_of(path: Path) -> float | None:
-    """When a file was written last, seconds since 1970; None without one."""
+    """Return when a file was last modified, in seconds since 1970; None if it does not exist."""
     try:
         return os.stat(path).st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""Numbers and times as people write them."""
+"""Times, sizes, shares and rates as text."""
 
 from datetime import datetime
 
@@ -6,16 +6,20 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
 def duration(seconds: float) -> str:
-    """The two largest units: `3 d 4 h`, `2 h 5 min`, `4 min 10 s`, `12 s`."""
+    """Return a duration in its two largest units: `3 d 4 h`, `2 h 5 min`, `4 min 10 s`, `12 s`."""
     whole = max(0, round(seconds))
-    for size_s, name, part_s, part_name in ((DAY_S, "d", HOUR_S, "h"), (HOUR_S, "h", MINUTE_S, "min")):
+    for size_s, name, part_s, part_name in (
+        (DAY_S, "d", HOUR_S, "h"),
+        (HOUR_S, "h", MINUTE_S, "min"),
+        (MINUTE_S, "min", 1, "s"),
+    ):
         if whole >= size_s:
             return f"{whole // size_s} {name} {whole % size_s // part_s} {part_name}"
-    return f"{whole // MINUTE_S} min {whole % MINUTE_S} s" if whole >= MINUTE_S else f"{whole} s"
+    return f"{whole} s"
 
 
 def moment(time_s: float, now_s: float) -> str:
-    """A time of day, with its date where that is not today's; both are seconds since 1970, shown in local time."""
+    """Return a local time, with the date if it is not today; both arguments are seconds since 1970."""
     then, now = datetime.fromtimestamp(time_s), datetime.fromtimestamp(now_s)
     if then.date() == now.date():
         return then.strftime("%H:%M:%S" if abs(time_s - now_s) < HOUR_S else "%H:%M")
@@ -23,17 +27,15 @@ def moment(time_s: float, now_s: float) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """In GB, or MB below one."""
+    """Return a size in GB, or in MB below 1 GB."""
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
 
 
 def share(part: float | None) -> str:
-    """0 to 1 in per cent."""
+    """Return a share from 0 to 1 in percent."""
     return "?" if part is None else f"{part:.0%}".replace("%", " %")
 
 
-def rate(step_s: float | None) -> str:
-    """Batches per second, or seconds per batch where it takes long."""
-    if step_s is None:
-        return "unknown"
+def rate(step_s: float) -> str:
+    """Return the rate of steps that take `step_s` seconds: it/s, or s/it from 10 s on."""
     return f"{1 / step_s:.2f} it/s" if step_s < 10 else f"{step_s:.1f} s/it"

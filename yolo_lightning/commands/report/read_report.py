@@ -2,16 +2,18 @@
 
 import re
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from yolo_lightning.checkpoints.run_folder import CHECKPOINTS, ENVIRONMENT, INCIDENTS, METRICS, TENSORBOARD
-from yolo_lightning.commands.monitor.read_run import check_holds_run, checkpoints, parse_time, time_of
+from yolo_lightning.commands.monitor.read_run import check_holds_run, checkpoints, time_of
 from yolo_lightning.commands.report.configuration import batch_size, readable_configuration
 from yolo_lightning.commands.report.contents import Contents, IncidentSummary
 from yolo_lightning.commands.report.evaluations import STAGES, evaluation
 from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
-from yolo_lightning.commands.report.problems import Problems, is_number, read_object
+from yolo_lightning.commands.report.problems import Problems, read_object
 from yolo_lightning.supervision.heartbeat import FINISHED_FILE, PROGRESS_FILE
+from yolo_lightning.supervision.incident import read_incident
 from yolo_lightning.supervision.run_files import INCIDENT_FILE
 from yolo_lightning.supervision.run_status import STATUS_FILE
 from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
@@ -70,24 +72,10 @@ def state(folder: Path) -> str:
 
 
 def incidents(folder: Path, problems: Problems) -> list[IncidentSummary]:
-    """Oldest first; a supervisor and a trainer that watches itself write different reports."""
-    found = []
-    for path in sorted(folder.glob(f"*/{INCIDENT_FILE}"))[-MOST_INCIDENTS:]:
-        report = problems.attempt(path, read_object)
-        if report is None:
-            continue
-        step = report.get("step")
-        found.append(
-            IncidentSummary(
-                time_s=parse_time(report.get("time")) or time_of(path),
-                kind=str(report.get("class", "stall")),
-                sentence=str(report.get("sentence", report.get("reason", ""))),
-                outcome=str(report.get("outcome", "the process was ended" if "reason" in report else "")),
-                step=float(step) if is_number(step) else None,
-                folder=path.parent.name,
-            )
-        )
-    return found
+    """Return the stored incident reports, oldest first; reports that cannot be read are listed in `problems`."""
+    paths = sorted(folder.glob(f"*/{INCIDENT_FILE}"))[-MOST_INCIDENTS:]
+    reports = [problems.attempt(path, read_incident) for path in paths]
+    return [IncidentSummary(**asdict(report)) for report in reports if report is not None]
 
 
 def starts(folder: Path) -> tuple[float, ...]:
