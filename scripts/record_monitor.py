@@ -1,7 +1,7 @@
-"""Draws docs/monitor.svg: `monitor` while a loader worker is stopped, and after the run has recovered from it.
+"""Record docs/monitor.svg: the output of `monitor` during a loader stall and after the recovery.
 
-Starts the demo's training under a supervisor with short allowances, sends SIGSTOP to one worker, and takes two pictures
-of what `monitor` shows. Needs a dataset as `scripts/demo.py` draws it; takes a few minutes on two CPU cores.
+Starts the training of the demo under a supervisor with short phase timeouts, sends SIGSTOP to one loader worker, and
+records the output of `monitor` twice. Needs the dataset of `scripts/demo.py`; takes a few minutes on two CPU cores.
 """
 
 import argparse
@@ -42,14 +42,19 @@ OPTIONS = {
     "data.image_size": "128",
 }
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that wait do not spin, as a machine that draws pictures does other work as well."""
+"""Waiting OpenMP threads do not spin, because the machine does other work as well."""
 
 
 def main() -> None:
-    """Train, stop a worker, look twice, end."""
+    """Parse the command line, record both states and write the SVG file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("runs/demo-data"), help="drawn by scripts/demo.py")
-    parser.add_argument("--output", type=Path, default=Path("docs/monitor.svg"))
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("runs/demo-data"),
+        help="dataset that scripts/demo.py draws (default: %(default)s)",
+    )
+    parser.add_argument("--output", type=Path, default=Path("docs/monitor.svg"), help="SVG file to write")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
@@ -58,7 +63,7 @@ def main() -> None:
 
 
 def record(data: Path, place: Path, console: Console) -> None:
-    """Run the training in `place` and print both pictures to `console`."""
+    """Run the training in the folder `place` and print both states to `console`."""
     words = [f"--{name}={value}" for name, value in OPTIONS.items()]
     command = [sys.executable, "-m", "yolo_lightning", "fit", "--config", "configs/demo.yaml", *words]
     folder = Path("runs/demo")
@@ -72,6 +77,7 @@ def record(data: Path, place: Path, console: Console) -> None:
         os.chdir(place)
         try:
             running = wait_for(folder, can_be_stopped)
+            # The workers of the training are older than those of the validation.
             os.kill(min(worker.pid for worker in running.workers), signal.SIGSTOP)
             take_picture(console, wait_for(folder, lambda state: is_stalled(state) and bool(state.incidents)))
             begun = steps(running)
@@ -83,7 +89,7 @@ def record(data: Path, place: Path, console: Console) -> None:
 
 
 def wait_for(folder: Path, condition: Callable[[RunState], bool]) -> RunState:
-    """Look until the run is as wanted."""
+    """Read the state of the run until `condition` holds, and return it with sensor readings."""
     end_s = time.monotonic() + LIMIT_S
     while time.monotonic() < end_s:
         time.sleep(0.5)
@@ -91,37 +97,37 @@ def wait_for(folder: Path, condition: Callable[[RunState], bool]) -> RunState:
             continue
         try:
             state = read_run(folder)
-        except ValueError:  # nothing there yet
+        except ValueError:  # the folder contains no run yet
             continue
         if condition(state):
             trainer = state.trainer.pid if state.trainer else None
             return read_run(folder, read_machine(folder, trainer))
-    raise SystemExit(f"the run in {folder} did not get there within {LIMIT_S:g} s")
+    raise SystemExit(f"the run in {folder} did not reach the expected state within {LIMIT_S:g} s")
 
 
 def steps(state: RunState) -> int:
-    """Batches trained."""
+    """Return the number of steps trained."""
     return state.step or 0
 
 
 def can_be_stopped(state: RunState) -> bool:
-    """Within an epoch; without a sanity check the workers of the training are older than those of the validation."""
+    """Return whether the training is in the middle of an epoch and has workers."""
     return state.phase in (Phase.FETCH, Phase.STEP) and steps(state) >= STEPS_BEFORE and bool(state.workers)
 
 
 def is_stalled(state: RunState) -> bool:
-    """Seen by the supervisor too."""
+    """Return whether the run is stalled."""
     return state.judgement.verdict is RunVerdict.STALLED
 
 
 def has_recovered(state: RunState, step: int) -> bool:
-    """Trains again, after a restart."""
+    """Return whether the run trains again after a restart and has reached `step`."""
     restarted = state.standing is not None and state.standing.restarts > 0
     return state.judgement.verdict is RunVerdict.RUNNING and restarted and steps(state) >= step
 
 
 def take_picture(console: Console, state: RunState) -> None:
-    """Print it."""
+    """Print the state as `monitor` shows it."""
     console.print(screen(state, DEADLINE))
 
 
