@@ -37,7 +37,9 @@ def test_our_own_value_errors_are_messages(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as exit_info, user_errors():
         check_device("gpu")
     assert exit_info.value.code == 2
-    assert capsys.readouterr().err.startswith("error: device is 'gpu'")
+    assert capsys.readouterr().err.startswith(
+        "error: --device must be auto, cpu, cuda or cuda:N with a number N, got 'gpu'."
+    )
 
 
 def test_those_of_others_keep_their_traceback() -> None:
@@ -53,7 +55,7 @@ def test_the_doctor_runs_from_the_command_line_without_torch() -> None:
     code = """
 import sys
 sys.argv = ["yolo_lightning", "doctor", "--json", "--probes", "false"]
-from yolo_lightning.tools.command_line import main
+from yolo_lightning.commands.command_line import main
 try:
     main()
 finally:

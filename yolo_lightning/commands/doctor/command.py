@@ -1,12 +1,9 @@
 """`python -m yolo_lightning doctor`: inspects this machine and recommends settings."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 
 from yolo_lightning.commands.doctor.advice import advise
 from yolo_lightning.commands.doctor.doctor_report import PIPE_COLUMNS, json_text, show
@@ -52,8 +49,7 @@ def doctor(
         raise ValueError(f"--data_root must be an existing folder, got '{data}'.")
     machine = inspect_machine(Path(run).expanduser(), data)
     try:
-        with progress_line() as report:
-            results = run_probes(device, probe_timeout_s, report) if probes else []
+        results = run_probes(device, probe_timeout_s, report_test) if probes else []
     except KeyboardInterrupt:
         print("interrupted: the running test was ended", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
@@ -79,12 +75,6 @@ def check_device(device: str) -> None:
         raise ValueError(f"--device must be auto, cpu, cuda or cuda:N with a number N, got {device!r}.")
 
 
-@contextmanager
-def progress_line() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the running test on stderr: on a terminal in a transient line, without a thread."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda title: console.print(f"testing: {title}", highlight=False)
-        return
-    with Live("inspecting", console=console, auto_refresh=False, transient=True) as live:
-        yield lambda title: live.update(f"testing: {title}", refresh=True)
+def report_test(title: str) -> None:
+    """Print the running test to stderr, which keeps stdout free for JSON."""
+    print(f"testing: {title}", file=sys.stderr, flush=True)
