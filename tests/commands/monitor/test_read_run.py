@@ -170,3 +170,15 @@ def test_incidents_of_supervisor_and_stall_monitor_are_both_read(tmp_path: Path)
     assert [one.kind for one in found] == ["loader stall"] * 3 + ["stall"]
     assert (found[0].time_s, found[0].outcome) == (1795305600.0, "o")
     assert (found[3].sentence, found[3].outcome) == ("no progress for 900 s", "the process was ended")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])
+def test_damaged_incident_report_is_left_out(content: str, tmp_path: Path) -> None:
+    add_incident(tmp_path, "20261120-000000", **{"class": "loader stall", "sentence": "s", "step": 7})
+    damaged = tmp_path / "incidents" / "20261121-000000" / "incident.json"
+    damaged.parent.mkdir()
+    damaged.write_text(content)
+    (found,) = incidents(tmp_path / "incidents")
+    assert (found.step, found.folder, found.outcome) == (7.0, "20261120-000000", "")
+    report = tmp_path / "incidents" / "20261120-000000" / "incident.json"
+    assert found.time_s == report.stat().st_mtime
