@@ -121,9 +121,10 @@ def is_stalled(state: RunState) -> bool:
 
 
 def has_recovered(state: RunState, step: int) -> bool:
-    """Return whether the run trains again after a restart and has reached `step`."""
+    """Return whether the run trains again after a restart, has reached `step` and has an ETA."""
     restarted = state.standing is not None and state.standing.restarts > 0
-    return state.judgement.verdict is RunVerdict.RUNNING and restarted and steps(state) >= step
+    is_running = state.judgement.verdict is RunVerdict.RUNNING and state.remaining.run_s is not None
+    return is_running and restarted and steps(state) >= step
 
 
 def take_picture(console: Console, state: RunState) -> None:

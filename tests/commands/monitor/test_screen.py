@@ -78,9 +78,13 @@ def test_everything_is_shown_and_fits(width: int) -> None:
 def test_time_that_is_not_known_is_not_invented() -> None:
     unknown = replace(STATE, remaining=Remaining(), status=replace(STATUS, step_s=None, fetch_share=None, step=0))
     shown = draw(unknown)
-    assert "epoch estimating, run estimating" in shown
+    assert "ETA     estimating" in shown
     assert "speed   not timed yet" in shown
     assert "done" not in shown
+
+
+def test_run_without_max_epochs_has_an_estimate_of_the_epoch_only() -> None:
+    assert "ETA     epoch 32 s, run unknown: no trainer.max_epochs" in draw(replace(STATE, remaining=Remaining(32.5)))
 
 
 def test_unmeasured_validations_are_named_and_no_date_is_promised() -> None:

@@ -125,7 +125,7 @@ def time_rows(state: RunState, deadline: datetime | None) -> Rows:
     left = state.remaining
     eta = "epoch " + ("estimating" if left.epoch_s is None else duration(left.epoch_s))
     if left.run_s is None:
-        eta += ", run estimating"
+        eta = "estimating" if left.epoch_s is None else f"{eta}, run unknown: no trainer.max_epochs"
     elif left.unmeasured_validations:
         eta += f", run {duration(left.run_s)} + {left.unmeasured_validations} validations not yet timed"
     elif verdict is RunVerdict.RUNNING:
