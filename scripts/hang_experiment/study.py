@@ -44,12 +44,12 @@ class Study:
     limits: StudyLimits = field(default_factory=StudyLimits)
 
 
-def run_study(study: Study, say: Callable[[str], None]) -> int:
+def run_study(study: Study, log: Callable[[str], None]) -> int:
     """Run the arms that have no result yet, and write the table after each.
 
     Args:
         study: Options.
-        say: Called with each line of the log.
+        log: Called with each line of the log.
 
     Returns:
         Exit code: 0 if every arm has a result, 1 otherwise, 130 after Ctrl-C.
@@ -64,11 +64,11 @@ def run_study(study: Study, say: Callable[[str], None]) -> int:
     try:
         study.folder.mkdir(parents=True, exist_ok=True)
         with sole_writer(study.folder / "study.lock"):
-            return _run_arms(study, device, name, say)
+            return _run_arms(study, device, name, log)
     except OSError as error:
         raise ValueError(f"--study_folder {study.folder} cannot be written: {error}") from error
     except KeyboardInterrupt:
-        say(f"interrupted: results of finished arms are in {study.folder}; the same command resumes the study")
+        log(f"interrupted: results of finished arms are in {study.folder}; the same command resumes the study")
         return INTERRUPTED
 
 
@@ -103,28 +103,28 @@ def check_shared_memory(needed_bytes: int, folder: Path = Path("/dev/shm")) -> N
         )
 
 
-def _run_arms(study: Study, device: str, name: str, say: Callable[[str], None]) -> int:
+def _run_arms(study: Study, device: str, name: str, log: Callable[[str], None]) -> int:
     title = f"{name}, {device}, {study.seconds:g} s per arm, batches of {study.frames * BATCH_BYTES / 2**20:.1f} MiB"
     results: dict[Arm, ArmResult] = {}
     for number, arm in enumerate(study.arms, 1):
         kept = read_result(study, arm, title)
         if kept is not None:
-            say(f"arm {number} of {len(study.arms)}, {arm}: already finished, {kept.end}")
+            log(f"arm {number} of {len(study.arms)}, {arm}: already finished, {kept.end}")
             results[arm] = kept
             continue
-        say(f"arm {number} of {len(study.arms)}, {arm}: for {study.seconds / 3600:.2g} h")
+        log(f"arm {number} of {len(study.arms)}, {arm}: for {study.seconds / 3600:.2g} h")
         results[arm], survivors = run_arm(study, arm, device)
         write_result(study, results[arm], title)
         write_table(study.folder, list(results.values()), title)
-        say(f"  {describe(results[arm])}")
+        log(f"  {describe(results[arm])}")
         trouble = survivors or ("" if results[arm].end is End.COMPLETE else unanswered(device))
         if trouble:
-            say(f"{trouble}. Reboot and run the same command again; it resumes with the next arm.")
+            log(f"{trouble}. Reboot and run the same command again; it resumes with the next arm.")
             break
     write_table(study.folder, list(results.values()), title)
     for sentence in conclude(list(results.values())):
-        say(sentence)
-    say(f"table: {study.folder / TABLE}")
+        log(sentence)
+    log(f"table: {study.folder / TABLE}")
     done = [result for result in results.values() if result.end is not End.CRASH]
     return 0 if len(done) == len(study.arms) else 1
 

@@ -23,15 +23,21 @@ MIB, GIB = 1 << 20, 1 << 30
 SCORING_BYTES = 6 * GIB
 """Memory for scoring the 43,850 validation frames of LTDv2 with 100 detections per frame."""
 
-SMALL_SHARED_BYTES, TINY_SHARED_BYTES = 256 * MIB, 64 * MIB
+TINY_SHARED_BYTES = 64 * MIB
+SHARED_LIMITS = {
+    TINY_SHARED_BYTES: (Severity.WARNING, "workers that fill it crash with a bus error"),
+    256 * MIB: (Severity.NOTE, "sufficient for batches of 8, not for much larger ones"),
+}
 """4 workers with 2 prefetched batches of 8 frames of 640 x 640 bytes each need 40 MiB. Docker's default is 64 MiB."""
 
-RUN_LIMITS, RUN_NEED = {GIB: Severity.BAD, 5 * GIB: Severity.WARNING}, "a run with its predictions needs up to 6 GB"
-"""Severity below a free space. A run of YOLOv8n needs 200 MB for checkpoints, 6 GB with predictions of all splits."""
+RUN_NEED = "a run with its predictions needs up to 6 GB"
+RUN_LIMITS = {GIB: (Severity.BAD, RUN_NEED), 5 * GIB: (Severity.WARNING, RUN_NEED)}
+"""The checkpoints of YOLOv8n need about 200 MB, the predictions of all splits 6 GB."""
 
-DATA_LIMITS, DATA_NEED = {46_500_000_000: Severity.NOTE}, "`prepare` needs 43.3 GiB for LTDv2"
+DATA_LIMITS = {46_500_000_000: (Severity.NOTE, "`prepare` needs 43.3 GiB for LTDv2")}
 """`prepare` writes the packed store beside the frames."""
 
+NO_WORKERS = "start the container with --shm-size 1g or --ipc host; otherwise data.loader.workers: 0"
 NO_SWAP = "sudo swapoff -a, if memory is sufficient"
 UNSUPPORTED = "not supported by this kernel"
 
@@ -249,10 +255,10 @@ def system_findings(machine: MachineFacts) -> Iterator[Finding]:
             yield Finding(check, f"{found}: moving pages can stop the queues of an AMD GPU", Severity.NOTE, advice)
         else:
             yield Finding(check, found)
-    yield _shared_memory(machine.shared_memory)
-    yield _disk("disk for runs", machine.run_disk, RUN_LIMITS, RUN_NEED, "choose another folder with --run")
+    yield _free_space("/dev/shm", machine.shared_memory, SHARED_LIMITS, NO_WORKERS)
+    yield _free_space("disk for runs", machine.run_disk, RUN_LIMITS, "choose another folder with --run")
     if machine.data_disk is not None:
-        yield _disk("disk for data", machine.data_disk, DATA_LIMITS, DATA_NEED, "move the dataset to another disk")
+        yield _free_space("disk for data", machine.data_disk, DATA_LIMITS, "move the dataset to another disk")
     if kernel.log_restricted and not machine.is_root:
         advice = "sudo sysctl kernel.dmesg_restrict=0 adds lines of the kernel log to incident reports"
         yield Finding("kernel log", "readable by root only", Severity.NOTE, advice)
@@ -265,26 +271,16 @@ def gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
 
 
-def _shared_memory(space: FileSystem | None) -> Finding:
-    check, no_workers = "/dev/shm", "data.loader.workers: 0"
+def _free_space(
+    check: str, space: FileSystem | None, limits: Mapping[int, tuple[Severity, str]], advice: str
+) -> Finding:
+    """Judge the free space of a file system: `limits` has severity and reason for less free space than the key."""
     if space is None:
-        return Finding(check, "does not exist: loader workers need it", Severity.BAD, no_workers)
+        return Finding(check, "does not exist", Severity.BAD, advice)
     if space.free_bytes is None or space.total_bytes is None:
-        return Finding(check, "does not answer", Severity.BAD, no_workers)
-    found = f"{gib(space.free_bytes)} of {gib(space.total_bytes)} free"
-    advice = f"start the container with --shm-size 1g or --ipc host; otherwise {no_workers}"
-    if space.free_bytes >= SMALL_SHARED_BYTES:
-        return Finding(check, found)
-    if space.free_bytes >= TINY_SHARED_BYTES:
-        return Finding(check, f"{found}: sufficient for batches of 8, not for much larger ones", Severity.NOTE, advice)
-    return Finding(check, f"{found}: workers that fill it crash with a bus error", Severity.WARNING, advice)
-
-
-def _disk(check: str, space: FileSystem, limits: Mapping[int, Severity], need: str, advice: str) -> Finding:
-    if space.free_bytes is None:
         return Finding(check, f"{space.path} does not answer", Severity.BAD, advice)
-    found = f"{gib(space.free_bytes)} free at {space.path}"
-    for limit_bytes, severity in limits.items():
+    found = f"{gib(space.free_bytes)} of {gib(space.total_bytes)} free at {space.path}"
+    for limit_bytes, (severity, reason) in limits.items():
         if space.free_bytes < limit_bytes:
-            return Finding(check, f"{found}: {need}", severity, advice)
+            return Finding(check, f"{found}: {reason}", severity, advice)
     return Finding(check, found)
