@@ -65,7 +65,7 @@ def test_everything_is_shown_and_fits(width: int) -> None:
     for words in (
         *("RUNNING", "restarts: 1, fallback level: as configured", "step for 0 s, timeout 1 min 0 s, process 4711 (R)"),
         *("2 of 5, batch 30 of 75", "28 %, step 105", "2.00 it/s now, 1.75 it/s on average"),
-        *("25 % of the time waiting for data", "epoch 32 s, run 2 min 45 s, done", "11.5, box 4.25, cls 3"),
+        *("25 % waiting for data", "epoch 32 s, run 2 min 45 s, done", "11.5, box 4.25, cls 3"),
         *("lr 0.01 / 0.02", "0.1234 (epoch 1); best 0.1234", "97 % busy, 71 °C, 180 W, 5.0 GB of 8.6 GB"),
         *("stopped by the driver for 1.5 s", "memory 4.0 GB of 16.0 GB, this run 1.5 GB", "40 %"),
         *("2 workers: 4712 (S), 4713 (T)", "step-000000100.ckpt 12 s ago, 36.5 MB", "! loader worker 4713 is stopped"),
@@ -90,6 +90,7 @@ def test_run_without_max_epochs_has_an_estimate_of_the_epoch_only() -> None:
 def test_unmeasured_validations_are_named_and_no_date_is_promised() -> None:
     shown = draw(replace(STATE, remaining=Remaining(None, 165.0, 3)))
     assert "run 2 min 45 s + 3 validations not yet timed" in shown
+    assert "+ 1 validation not yet timed" in draw(replace(STATE, remaining=Remaining(None, 165.0, 1)))
     assert "done" not in shown
 
 

@@ -224,7 +224,7 @@ def _py_spy(machine: MachineFacts) -> Finding:
     if scope in (None, 0) or (scope in (1, 2) and machine.is_root):
         return Finding(check, f"{found}: the supervisor can read the stacks of blocked processes")
     if scope == 1:
-        return Finding(check, f"{found}: a process can read the stacks of its descendants, which `fit` needs")
+        return Finding(check, f"{found}: a process can read the stacks of its descendants (sufficient for `fit`)")
     if scope == 2:
         advice = "sudo sysctl kernel.yama.ptrace_scope=1 adds the stacks of blocked workers to incident reports"
         return Finding(check, f"{found}: only root can read the stacks of processes", Severity.WARNING, advice)

@@ -118,7 +118,7 @@ def time_rows(state: RunState, deadline: datetime | None) -> Rows:
     if status.step:
         speed.append(f"{rate(status.trained_s / status.step)} on average")
     if status.fetch_share is not None:
-        speed.append(f"{share(status.fetch_share)} of the time waiting for data")
+        speed.append(f"{share(status.fetch_share)} waiting for data")
     yield "speed", Text(", ".join(speed) or "not timed yet")
     if verdict not in ALIVE:
         return
@@ -127,7 +127,10 @@ def time_rows(state: RunState, deadline: datetime | None) -> Rows:
     if left.run_s is None:
         eta = "estimating" if left.epoch_s is None else f"{eta}, run unknown: no trainer.max_epochs"
     elif left.unmeasured_validations:
-        eta += f", run {duration(left.run_s)} + {left.unmeasured_validations} validations not yet timed"
+        validations = (
+            "1 validation" if left.unmeasured_validations == 1 else f"{left.unmeasured_validations} validations"
+        )
+        eta += f", run {duration(left.run_s)} + {validations} not yet timed"
     elif verdict is RunVerdict.RUNNING:
         eta += f", run {duration(left.run_s)}, done {moment(state.now_s + left.run_s, state.now_s)}"
     else:
