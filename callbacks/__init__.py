@@ -18,7 +18,7 @@ When each hook runs, and who acts there::
 `__all__` holds the short names that YAML files use.
 """
 
-from yolo_lightning.callbacks.checkpoint import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from yolo_lightning.callbacks.checkpoint import BestCheckpoint, LastCheckpoint
 from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
 from yolo_lightning.callbacks.ema import EMA
 from yolo_lightning.callbacks.environment_file import EnvironmentFile
@@ -36,13 +36,10 @@ from yolo_lightning.callbacks.stall_monitor import StallMonitor
 from yolo_lightning.callbacks.status_file import StatusFile
 from yolo_lightning.callbacks.stop_on_signal import StopOnSignal, StoppableTrainer
 from yolo_lightning.callbacks.submission_writer import SubmissionWriter
-from yolo_lightning.utils.tensorboard import Curves
 
 __all__ = [
-    "AtomicCheckpointIO",
     "BestCheckpoint",
     "CheckpointMirror",
-    "Curves",
     "EMA",
     "EnvironmentFile",
     "EpochCheckpoint",

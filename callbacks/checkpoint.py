@@ -7,7 +7,6 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
@@ -19,7 +18,6 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     link_checkpoint,
     remove_checkpoint,
     superseded,
-    write_checkpoint,
 )
 from yolo_lightning.checkpoints.run_folder import (
     BEST_CHECKPOINT,
@@ -67,24 +65,6 @@ def failing_together(trainer: Trainer) -> Iterator[None]:
         raise failure
     if told is not None:
         raise OSError(*told)
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints beside their place, flushes and renames them, and leaves a checksum.
-
-    Lightning stages in the system's temporary folder; where that is another file system, a kill while it copies
-    destroys the checkpoint that was there.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Save to a local `path`; see `write_checkpoint`."""
-        if storage_options is not None:
-            raise ValueError(f"storage_options {storage_options!r} given, but checkpoints are local files")
-        write_checkpoint(checkpoint, Path(path))
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete the file and its checksum."""
-        remove_checkpoint(Path(path))
 
 
 class BestCheckpoint(ModelCheckpoint):

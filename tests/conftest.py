@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -16,6 +17,10 @@ REAL_FRAMES = Path(os.environ.get("YOLO_LIGHTNING_TEST_DATA", REPOSITORY.parent 
 
 TINY = ["--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
 """Options that make any run small."""
+
+
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from yolo_lightning.callbacks import EMA, AtomicCheckpointIO, LastCheckpoint, MetricsFile
+from yolo_lightning.callbacks import EMA, LastCheckpoint, MetricsFile
+from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.commands.command_line import is_ours
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.datamodule import DetectionDataModule

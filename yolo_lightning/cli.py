@@ -24,6 +24,7 @@ from torch.distributed import DistStoreError
 from yolo_lightning import callbacks
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION
+from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.checkpoints.remote import is_address
 from yolo_lightning.checkpoints.resume import (
     checkpoint_to_fit,
@@ -65,6 +66,7 @@ from yolo_lightning.supervision.supervised_fit import job
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.tensorboard import Curves
 
 FROM_DATA = frozenset({"class_names"})
 """Model arguments that the data decide."""
@@ -324,11 +326,11 @@ class YOLOCLI(LightningCLI):
             kwargs["num_nodes"] = nodes
         if config["logger"] in (None, True):
             fitting = self.subcommand == "fit"
-            kwargs["logger"] = fitting and callbacks.Curves(folder, name="", version=run_folder.TENSORBOARD)
+            kwargs["logger"] = fitting and Curves(folder, name="", version=run_folder.TENSORBOARD)
         plugins = config["plugins"] or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-            kwargs["plugins"] = [*plugins, callbacks.AtomicCheckpointIO()]
+            kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
         chosen = usual_callbacks() if config["callbacks"] is None else list(config["callbacks"])
         if config["enable_progress_bar"] in (None, True) and not any(isinstance(one, ProgressBar) for one in chosen):
             terminal = sys.stderr.isatty()

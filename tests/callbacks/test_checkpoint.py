@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
-from yolo_lightning.callbacks import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, ProgressRecord
+from yolo_lightning.callbacks import BestCheckpoint, LastCheckpoint, ProgressRecord
 from yolo_lightning.callbacks.checkpoint import FINAL_PAUSES_S
 from yolo_lightning.checkpoints.checkpoint_file import (
     NotSavedError,
@@ -22,6 +22,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     read_checksum,
     write_checkpoint,
 )
+from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.supervision.heartbeat import FINISHED_FILE
 
 
@@ -45,7 +46,7 @@ class Diary(Callback):
             self.saved.append((self.now, path.name))
             write_checkpoint(checkpoint, path)
 
-        monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.write_checkpoint", write)
+        monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", write)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self.now = f"batch {args[-1]}"
@@ -131,7 +132,7 @@ def test_disk_full_warns_and_training_goes_on(
             disk_full()
         write_checkpoint(checkpoint, path)
 
-    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.write_checkpoint", full_in_the_first_epoch)
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", full_in_the_first_epoch)
     module = fit(tmp_path, LastCheckpoint(2), epochs=2, batches=4)
     assert module.steps == 8
     assert steps_kept(tmp_path) == [6, 8]
@@ -154,7 +155,7 @@ def test_last_checkpoint_of_a_fit_is_tried_again(
             disk_full()
         write_checkpoint(checkpoint, path)
 
-    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.write_checkpoint", full_for_a_while)
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", full_for_a_while)
     fit(tmp_path, LastCheckpoint(0), epochs=1, batches=4)
     assert pauses == [1.0, 2.0, 4.0]
     assert steps_kept(tmp_path) == [4]
@@ -164,7 +165,7 @@ def test_last_checkpoint_of_a_fit_is_tried_again(
 def test_fit_whose_last_checkpoint_cannot_be_saved_fails(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.write_checkpoint", disk_full)
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", disk_full)
     record = ProgressRecord()
     with pytest.raises(NotSavedError, match="No space left on device"):
         fit(tmp_path, record, LastCheckpoint(0), batches=4, **options)
@@ -181,7 +182,7 @@ def test_error_of_an_earlier_epoch_does_not_fail_the_fit(
             disk_full()
         write_checkpoint(checkpoint, path)
 
-    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.write_checkpoint", full_in_the_first_epoch)
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", full_in_the_first_epoch)
     fit(tmp_path, LastCheckpoint(0), epochs=2, batches=4)
     assert pauses == []
     assert steps_kept(tmp_path) == [8]
@@ -196,7 +197,7 @@ def test_after_a_full_disk_the_next_checkpoint_is_tried(tmp_path: Path, monkeypa
             disk_full()
         write_checkpoint(checkpoint, path)
 
-    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.write_checkpoint", full_once)
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", full_once)
     fit(tmp_path, LastCheckpoint(1, keep=9), epochs=1, batches=4)
     assert steps_kept(tmp_path) == [1, 3, 4]
 
@@ -301,7 +302,7 @@ def test_resumed_run_remembers_the_best_score(tmp_path: Path) -> None:
 def test_disk_full_at_the_best_checkpoint_does_not_end_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.write_checkpoint", disk_full)
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", disk_full)
     module = fit(tmp_path, BestCheckpoint(), module=TinyModule(val_scores=[0.5, 0.6]), epochs=2)
     assert module.steps == 8
     assert "could not save" in warned(recwarn)
@@ -315,7 +316,7 @@ def test_best_that_could_not_be_written_is_not_the_score_to_beat(
             disk_full()
         write_checkpoint(checkpoint, path)
 
-    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.write_checkpoint", full_in_the_second_epoch)
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", full_in_the_second_epoch)
     best = BestCheckpoint()
     fit(tmp_path, best, module=TinyModule(val_scores=[0.1, 0.9, 0.5, 0.2]), epochs=4)
     assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == 2
@@ -323,7 +324,7 @@ def test_best_that_could_not_be_written_is_not_the_score_to_beat(
 
 
 def test_first_best_that_could_not_be_written_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.write_checkpoint", disk_full)
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", disk_full)
     best = BestCheckpoint()
     fit(tmp_path, best, module=TinyModule(val_scores=[0.1]))
     assert (best.best_model_path, best.best_model_score, best.best_k_models) == ("", None, {})

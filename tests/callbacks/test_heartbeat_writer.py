@@ -196,7 +196,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 from yolo_lightning import progress
 writer = progress.open_from_environment()
-from callbacks.progress_record import ProgressRecord
+from yolo_lightning.callbacks.heartbeat_writer import ProgressRecord
 from tiny_training import TinyModule, fit
 
 class Suspended(TinyModule):

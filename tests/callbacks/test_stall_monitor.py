@@ -97,10 +97,10 @@ def main():
     import ctypes
     import torch
     from lightning.pytorch import LightningModule, Trainer
-    import callbacks.stall
+    from yolo_lightning.callbacks import stall_monitor
 
-    yolo_lightning.callbacks.stall_monitor.GRACE_S = 1.0
-    monitor = yolo_lightning.callbacks.stall_monitor.StallMonitor(100.0)  # imports and workers may take their time
+    stall_monitor.GRACE_S = 1.0
+    monitor = stall_monitor.StallMonitor(100.0)  # imports and workers may take their time
 
     class Module(LightningModule):
         def __init__(self):

@@ -27,7 +27,7 @@ def flat_keys(state: Any) -> set[str]:
 
 @pytest.mark.parametrize("name", callbacks.__all__)
 def test_every_name_is_a_class_of_this_package(name: str) -> None:
-    assert getattr(callbacks, name).__module__.startswith("callbacks.")
+    assert getattr(callbacks, name).__module__.startswith("yolo_lightning.callbacks.")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -141,7 +141,7 @@ def test_save_after_a_signal_is_tried_again(
         torch.save(content, path)
 
     (tmp_path / "checkpoints").mkdir()
-    monkeypatch.setattr(checkpoint, "write_checkpoint", full_twice)
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", full_twice)
     with pytest.raises(SIGTERMException):
         stop(tmp_path, Sends(signal.SIGTERM, "train", 0, 1))
     assert pauses == [1.0, 2.0]

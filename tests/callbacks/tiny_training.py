@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from yolo_lightning.callbacks import AtomicCheckpointIO
+from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 
 CLASS_NAMES = ["person", "bicycle"]
 BATCH = 4

@@ -179,7 +179,7 @@ WRITER = """
 import os, resource, signal, sys
 from pathlib import Path
 import torch
-from yolo_lightning.checkpoint_file import write_checkpoint
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 
 {kill}
 write_checkpoint({{"steps": 8, "weight": torch.zeros(100_000)}}, Path(sys.argv[1]))

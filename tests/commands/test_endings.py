@@ -23,7 +23,7 @@ from yolo_lightning.utils.stop_signals import STOP_SIGNALS, Stopped, StopRequest
 
 WAITS = """
 import signal, time
-from yolo_lightning.stopping import request
+from yolo_lightning.utils.stop_signals import request
 {ignored}
 request.install()
 request.deferred = {deferred}
@@ -179,7 +179,7 @@ def test_supervised_trainer_leaves_the_command_to_the_supervisor(
             ExitCode.DISK_FULL,
             "error: disk full: [Errno 28] No space left",
         ),
-        (OSError(errno.EDQUOT, "Quota exceeded"), ExitCode.DISK_FULL, "in fails (test_stopping.py:"),
+        (OSError(errno.EDQUOT, "Quota exceeded"), ExitCode.DISK_FULL, "in fails (test_endings.py:"),
         (
             NotSavedError(errno.ENOSPC, "No space left", "a/b"),
             ExitCode.DISK_FULL,

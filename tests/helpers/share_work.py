@@ -25,7 +25,6 @@ from tiny_training import TinyModule, loader  # noqa: E402
 from tests.training.test_guarded_step import Rig, make_batch  # noqa: E402
 from yolo_lightning.callbacks import (  # noqa: E402
     EMA,
-    AtomicCheckpointIO,
     BestCheckpoint,
     LastCheckpoint,
     RandomState,
@@ -33,6 +32,7 @@ from yolo_lightning.callbacks import (  # noqa: E402
     StoppableTrainer,
 )
 from yolo_lightning.callbacks.submission_writer import apart, compact  # noqa: E402
+from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO  # noqa: E402
 from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.global_batches import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import named_scores  # noqa: E402

@@ -136,13 +136,16 @@ def test_fault_30_missing_or_unreadable_record_is_blindness(tmp_path: Path) -> N
 
 BEATS = """
 import sys
+import time
 from pathlib import Path
-from yolo_lightning.progress import Phase, ProgressWriter
+from yolo_lightning.supervision.heartbeat import Phase, ProgressWriter
 writer = ProgressWriter(Path(sys.argv[1]))
 number = 0
 while True:
     number += 1
     writer.beat(Phase.STEP, number, number, number)
+    if number % 20 == 0:
+        time.sleep(0.0002)  # without any pause, a machine with slow system calls would find every record torn
 """
 
 

@@ -237,7 +237,7 @@ BECOMES = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from yolo_lightning.supervise import Job, NotifySettings, become_supervisor
+from yolo_lightning.supervision import Job, NotifySettings, become_supervisor
 job = Job.from_json(sys.argv[2])
 notify = NotifySettings(webhook=sys.stdin.readline().strip(), disk_free_share=0)
 become_supervisor(Path(sys.argv[1]), replace(job, settings=replace(job.settings, notify=notify)))

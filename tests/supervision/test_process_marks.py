@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TRAINER = """
 import sys
 from multiprocessing import get_context, util
-from yolo_lightning.supervise.marks import mark_process
+from yolo_lightning.supervision.process_marks import mark_process
 mark_process()
 lock = get_context("spawn").Lock()
 print(lock._semlock.name, util.get_temp_dir(), flush=True)
@@ -127,9 +127,11 @@ def test_folder_of_sockets_is_one_in_which_sockets_can_be_made(tmp_path: Path, m
         monkeypatch.setitem(config, name, None)
     monkeypatch.delenv(MARKER_VARIABLE, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
+    mark = f"yolo-test-{os.getpid()}"  # the folder with the mark of this process may contain sockets of other tests
+    monkeypatch.setattr(process_marks, "mark_of", lambda _: mark)
     mark_process()
-    assert config["tempdir"] == f"/tmp/{mark_of(os.getpid())}"
-    assert config["semprefix"] == f"/{mark_of(os.getpid())}"
+    assert config["tempdir"] == f"/tmp/{mark}"
+    assert config["semprefix"] == f"/{mark}"
     Path(config["tempdir"]).rmdir()
 
 

@@ -10,7 +10,7 @@ from yolo_lightning.utils.host import USERS_SWITCHES, keep_freed_memory
 
 BLOCKS = """
 import ctypes, resource, sys
-from yolo_lightning.host import keep_freed_memory
+from yolo_lightning.utils.host import keep_freed_memory
 kept = keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]

@@ -5,8 +5,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_training import TinyModule, loader, tiny_trainer
 
-from yolo_lightning.callbacks import Curves
 from yolo_lightning.utils import tensorboard
+from yolo_lightning.utils.tensorboard import Curves
 
 pytestmark = pytest.mark.usefixtures("any_uptime")
 

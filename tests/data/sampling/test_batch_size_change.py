@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from yolo_lightning.callbacks import AtomicCheckpointIO, LastCheckpoint, MetricsFile
+from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
+from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings

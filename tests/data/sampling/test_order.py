@@ -180,8 +180,8 @@ DIE = """
 import os, pickle, signal, sys
 from itertools import chain, repeat
 
-from yolo_lightning.batch import collate
-from yolo_lightning.data.sampler import ResumableLoader
+from yolo_lightning.data.batch import collate
+from yolo_lightning.data.sampling.sampler import ResumableLoader
 
 with open(sys.argv[1], "rb") as file:
     dataset, keys, arguments, state, batches = pickle.load(file)

@@ -1,0 +1,30 @@
+"""Lightning plugin that writes checkpoints atomically."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins import TorchCheckpointIO
+
+from yolo_lightning.checkpoints.checkpoint_file import remove_checkpoint, write_checkpoint
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes each checkpoint to a temporary file in its own folder, flushes and renames the file, and adds a checksum.
+
+    Lightning writes to the system's temporary folder first. If that folder is on another file system, a kill during the
+    copy destroys the checkpoint that the new one replaces.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Save to a local `path`; see `write_checkpoint`.
+
+        Raises:
+            ValueError: If `storage_options` are given.
+        """
+        if storage_options is not None:
+            raise ValueError(f"storage_options must be None for local checkpoints, got {storage_options!r}")
+        write_checkpoint(checkpoint, Path(path))
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete the file and its checksum."""
+        remove_checkpoint(Path(path))
