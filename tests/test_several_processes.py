@@ -8,17 +8,14 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY
+from tests.evaluation.detections import CLASS_NAMES, random_frames
 from tests.training.test_guarded_step import Rig, make_batch
 from yolo_lightning.data.batch import _slice
+from yolo_lightning.evaluation.drift import drift_scores, named_scores
+from yolo_lightning.evaluation.matching import frame_key, match
 
 HELPER = REPOSITORY / "tests" / "helpers" / "share_work.py"
 EDGES = {"equal": (0, 6), "unequal, one without boxes": (0, 5)}
-
-sys.path.insert(0, str(REPOSITORY / "tests" / "evaluation"))
-from detections import CLASS_NAMES, random_frames  # noqa: E402
-
-from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
-from yolo_lightning.evaluation.matching import frame_key, match  # noqa: E402
 
 pytestmark = pytest.mark.whole_run
 

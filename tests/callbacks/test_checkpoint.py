@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
+from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 from yolo_lightning.callbacks import BestCheckpoint, LastCheckpoint, ProgressRecord
 from yolo_lightning.callbacks.checkpoint import FINAL_PAUSES_S
 from yolo_lightning.checkpoints.checkpoint_file import (

@@ -8,8 +8,8 @@ from typing import Any
 import fsspec
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
+from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 from yolo_lightning.callbacks import BestCheckpoint, CheckpointMirror, LastCheckpoint, checkpoint_mirror
 from yolo_lightning.checkpoints.remote import RemoteFolder, fetch_run
 

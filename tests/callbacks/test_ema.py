@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_training import (
+from torch import Tensor
+
+from tests.callbacks.tiny_training import (
     AccumulatingModule,
     Interrupt,
     StopAt,
@@ -16,8 +18,6 @@ from tiny_training import (
     tiny_trainer,
     weights,
 )
-from torch import Tensor
-
 from yolo_lightning.callbacks import EMA, LastCheckpoint
 from yolo_lightning.callbacks.ema import decay_at
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_training import fit
 
+from tests.callbacks.tiny_training import fit
 from yolo_lightning.callbacks import EnvironmentFile
 from yolo_lightning.checkpoints.run_folder import ENVIRONMENT
 

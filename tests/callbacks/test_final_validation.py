@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
+from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 from yolo_lightning.callbacks import FinalValidation, LastCheckpoint
 
 

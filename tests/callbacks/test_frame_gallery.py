@@ -5,9 +5,9 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from tiny_detection import HIT, MISS, DetectionModule, Frames, frame_batch, prediction, target
-from tiny_training import loader, tiny_trainer
 
+from tests.callbacks.tiny_detection import HIT, MISS, DetectionModule, Frames, frame_batch, prediction, target
+from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import FrameGallery
 from yolo_lightning.checkpoints.run_folder import FRAMES
 from yolo_lightning.data.batch import Prediction, Target

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_detection import frame_batch
-from tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
 
+from tests.callbacks.tiny_detection import frame_batch
+from tests.callbacks.tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
+from tests.conftest import REPOSITORY
 from tests.helpers.forks import Forks
 from yolo_lightning.callbacks import LastCheckpoint
 from yolo_lightning.callbacks.heartbeat_writer import ProgressRecord, RecordedCheckpointIO
@@ -194,10 +195,10 @@ SUSPENDED = """
 import os, signal, sys, time
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
-from yolo_lightning import progress
-writer = progress.open_from_environment()
+from yolo_lightning.supervision import heartbeat
+writer = heartbeat.open_from_environment()
 from yolo_lightning.callbacks.heartbeat_writer import ProgressRecord
-from tiny_training import TinyModule, fit
+from tests.callbacks.tiny_training import TinyModule, fit
 
 class Suspended(TinyModule):
     def training_step(self, batch, batch_idx):
@@ -215,7 +216,7 @@ fit(Path(sys.argv[1]), ProgressRecord(), module=Suspended())
 def test_fault_29_a_suspension_longer_than_any_allowance_does_not_end_the_trainer(tmp_path: Path, forks: Forks) -> None:
     (tmp_path / "allowances.json").write_text(Allowances(Floors(step_s=0.5), {}, factor=0.0).to_json())
     (tmp_path / "train.py").write_text(SUSPENDED)
-    words = [tmp_path / "train.py", tmp_path, Path(__file__).parent]
+    words = [tmp_path / "train.py", tmp_path, REPOSITORY]
     environment = {heartbeat.PROGRESS_VARIABLE: str(tmp_path / "progress")}
     process = forks.start(*words, folder=tmp_path, environment=environment)
     stat = Path(f"/proc/{process.pid}/stat")

@@ -6,9 +6,9 @@ from unittest.mock import Mock
 
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_detection import MISS, DetectionModule, Frames, numbers, prediction, target
-from tiny_training import loader, tiny_trainer
 
+from tests.callbacks.tiny_detection import MISS, DetectionModule, Frames, numbers, prediction, target
+from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import EMA, BestCheckpoint, MeanAP
 from yolo_lightning.evaluation.record import EvaluationRecord
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit
 
+from tests.callbacks.tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
 from yolo_lightning.commands.report.curves import loss_figure, rate_figure
 from yolo_lightning.commands.report.metrics_curves import read_metrics

@@ -4,9 +4,9 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from tiny_detection import HEIGHT, WIDTH, DetectionModule, Frames, frame_batch, prediction, target
-from tiny_training import tiny_trainer
 
+from tests.callbacks.tiny_detection import HEIGHT, WIDTH, DetectionModule, Frames, frame_batch, prediction, target
+from tests.callbacks.tiny_training import tiny_trainer
 from yolo_lightning.callbacks import PredictionPictures
 from yolo_lightning.callbacks.prediction_pictures import original_frame
 from yolo_lightning.data.batch import Batch

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_training import Interrupt, StopAt, fit
 
+from tests.callbacks.tiny_training import Interrupt, StopAt, fit
 from yolo_lightning.callbacks import LastCheckpoint, RandomState, random_state
 from yolo_lightning.callbacks.random_state import generators, restore, seed_process
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_training import Interrupt, StopAt, TinyModule, fit
 from ultralytics.utils.metrics import DetMetrics
 from ultralytics.utils.plotting import plot_results
 
+from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import BestCheckpoint, LastCheckpoint, ResultsFile
 
 HEADER = (

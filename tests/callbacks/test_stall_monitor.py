@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_training import Interrupt, StopAt, fit
 
+from tests.callbacks.tiny_training import Interrupt, StopAt, fit
 from tests.conftest import REPOSITORY
 from tests.helpers.forks import Forks
 from yolo_lightning.callbacks import StallMonitor

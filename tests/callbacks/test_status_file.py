@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny_training import Interrupt, StopAt, TinyModule, fit
 
+from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import LastCheckpoint, StatusFile, status_file
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, BLOCKS, StepPace
 from yolo_lightning.supervision.run_status import Status, read_status
@@ -147,7 +147,7 @@ def test_loss_that_is_not_finite_is_null_in_valid_json(tmp_path: Path) -> None:
 
 
 def test_other_stages_write_nothing(tmp_path: Path) -> None:
-    from tiny_training import loader, tiny_trainer
+    from tests.callbacks.tiny_training import loader, tiny_trainer
 
     tiny_trainer(tmp_path, StatusFile()).validate(TinyModule(), loader(), verbose=False)
     assert not (tmp_path / "status.json").exists()

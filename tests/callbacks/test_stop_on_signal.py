@@ -10,8 +10,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from tiny_training import TinyModule, assert_equal_weights, fit, loader, tiny_trainer, weights
 
+from tests.callbacks.tiny_training import TinyModule, assert_equal_weights, fit, loader, tiny_trainer, weights
 from yolo_lightning.callbacks import LastCheckpoint, StopOnSignal, StoppableTrainer
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, Stopped, StopRequest
 

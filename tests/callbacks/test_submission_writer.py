@@ -3,9 +3,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tiny_detection import HIT, DetectionModule, Frames, numbers, prediction
-from tiny_training import tiny_trainer
 
+from tests.callbacks.tiny_detection import HIT, DetectionModule, Frames, numbers, prediction
+from tests.callbacks.tiny_training import tiny_trainer
 from yolo_lightning.callbacks import SubmissionWriter
 
 IDS = ["20200502114223915", "20200502114223916", "20210102000000001"]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from tiny_training import CLASS_NAMES, TinyModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from tests.callbacks.tiny_training import CLASS_NAMES, TinyModule
 from yolo_lightning.data.batch import Batch, Prediction, Sample, Target, collate
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CATEGORY_IDS

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from answers import (
+
+from tests.challenge.answers import (
     APART,
     CONSECUTIVE,
     HEIGHT,
@@ -23,7 +24,6 @@ from answers import (
     with_labels,
     write,
 )
-
 from yolo_lightning.challenge.check import SubmissionReport, check_submission, repaired
 from yolo_lightning.challenge.content import Certainty, SubmissionProblem, Template
 from yolo_lightning.challenge.submission_file import entries, write_submission

@@ -3,7 +3,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from detections import (
+from hypothesis import given, settings
+
+from tests.evaluation.detections import (
     CLASS_NAMES,
     OBJECT,
     SCALARS,
@@ -14,8 +16,6 @@ from detections import (
     reference,
     target,
 )
-from hypothesis import given, settings
-
 from yolo_lightning.evaluation.average_precision import PartScores, RankedDetections
 from yolo_lightning.evaluation.matching import match
 

@@ -5,8 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from detections import CLASS_NAMES, OBJECT, SCALARS, Frame, prediction, random_frames, reference, target
 
+from tests.evaluation.detections import (
+    CLASS_NAMES,
+    OBJECT,
+    SCALARS,
+    Frame,
+    prediction,
+    random_frames,
+    reference,
+    target,
+)
 from yolo_lightning.evaluation.drift import (
     CHALLENGE_MONTHS,
     DriftScores,

@@ -2,8 +2,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from detections import CLASS_NAMES, OBJECT, prediction, random_frames, target
 
+from tests.evaluation.detections import CLASS_NAMES, OBJECT, prediction, random_frames, target
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Matches, frame_key, match
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from detections import CLASS_NAMES, Frame, random_frames
 
+from tests.evaluation.detections import CLASS_NAMES, Frame, random_frames
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.metric import EvaluationCollection

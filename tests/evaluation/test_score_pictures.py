@@ -2,10 +2,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from detections import CLASS_NAMES, OBJECT, Frame, prediction, random_frames, target
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, prediction, random_frames, target
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_pictures import (

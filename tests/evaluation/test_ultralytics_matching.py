@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from detections import CLASS_NAMES, OBJECT, Frame, drawn_frames, prediction, random_frames, target
 from hypothesis import given, settings
 from torch import Tensor
 from ultralytics.engine.validator import BaseValidator
 from ultralytics.utils.metrics import ConfusionMatrix, box_iou
 
+from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, drawn_frames, prediction, random_frames, target
 from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 

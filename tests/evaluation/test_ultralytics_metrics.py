@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from detections import CLASS_NAMES, OBJECT, Frame, drawn_frames, prediction, random_frames, target
 from hypothesis import given, settings
 from ultralytics.utils.metrics import ap_per_class, smooth
 
+from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, drawn_frames, prediction, random_frames, target
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 from yolo_lightning.evaluation.ultralytics_metrics import (
     GRID,

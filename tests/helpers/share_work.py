@@ -17,11 +17,10 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS.parent), str(TESTS / "callbacks"), str(TESTS / "evaluation")]
+sys.path.insert(0, str(TESTS.parent))
 
-from detections import CLASS_NAMES, random_frames  # noqa: E402
-from tiny_training import TinyModule, loader  # noqa: E402
-
+from tests.callbacks.tiny_training import TinyModule, loader  # noqa: E402
+from tests.evaluation.detections import CLASS_NAMES, random_frames  # noqa: E402
 from tests.training.test_guarded_step import Rig, make_batch  # noqa: E402
 from yolo_lightning.callbacks import (  # noqa: E402
     EMA,

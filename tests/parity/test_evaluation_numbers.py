@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_twins import random_batches
 from ultralytics.cfg import get_cfg
 from ultralytics.data import build_yolo_dataset
 from ultralytics.models.yolo.detect import DetectionValidator
 from ultralytics.utils.metrics import ConfusionMatrix
 from ultralytics.utils.nms import non_max_suppression
 
+from tests.parity.training_twins import random_batches
 from yolo_lightning.callbacks.results_file import SCORES
 from yolo_lightning.data.batch import Batch, targets
 from yolo_lightning.data.boxes import Letterbox, xywh_to_xyxy

@@ -6,8 +6,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
-from training_twins import Batch, Frames, make_trainer, random_batches
 
+from tests.parity.training_twins import Batch, Frames, make_trainer, random_batches
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training import Freeze

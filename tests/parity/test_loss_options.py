@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training_twins import random_batches
 from ultralytics.models.yolo.detect import DetectionTrainer
 
+from tests.parity.training_twins import random_batches
 from yolo_lightning.model.loss import class_weights
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.device_transforms import as_one_class

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from training_twins import SIZE, Frames, Recorder, make_trainer, random_batches
 from ultralytics.models.yolo.detect import DetectionTrainer
 
+from tests.parity.training_twins import SIZE, Frames, Recorder, make_trainer, random_batches
 from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.device_transforms import resized, training_size

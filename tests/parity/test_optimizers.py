@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 from torch import nn
-from training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
 from ultralytics.engine.trainer import BaseTrainer
 
+from tests.parity.training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training import Recipe, check_same_optimizer, optimizer_maker, parameter_groups
 from yolo_lightning.training.optimizers import OptimizerName

@@ -7,8 +7,16 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
-from training_twins import Frames, Recorder, initial_graph, largest_difference, make_trainer, random_batches, state
 
+from tests.parity.training_twins import (
+    Frames,
+    Recorder,
+    initial_graph,
+    largest_difference,
+    make_trainer,
+    random_batches,
+    state,
+)
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training import Accumulation
 

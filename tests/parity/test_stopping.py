@@ -12,10 +12,10 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping
-from training_twins import Frames, make_trainer, random_batches
 from ultralytics.utils.torch_utils import EarlyStopping as UltralyticsEarlyStopping
 
 from tests.conftest import REPOSITORY, TINY
+from tests.parity.training_twins import Frames, make_trainer, random_batches
 from yolo_lightning.callbacks import EpochCheckpoint
 from yolo_lightning.checkpoints.checkpoint_file import find_damage
 from yolo_lightning.module import YOLOModule

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_twins import initial_graph, largest_difference, state, train_ours, train_theirs
+
+from tests.parity.training_twins import initial_graph, largest_difference, state, train_ours, train_theirs
 
 pytestmark = pytest.mark.whole_run
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from supervised import Supervised, floors
 
+from tests.supervision.supervised import Supervised, floors
 from yolo_lightning.supervision import ExitCode, NotifySettings
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.fallback import Decision, LadderState

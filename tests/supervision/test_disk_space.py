@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from endpoint import Endpoint
-from supervised import Supervised
 
+from tests.supervision.endpoint import Endpoint
+from tests.supervision.supervised import Supervised
 from yolo_lightning.supervision import ExitCode
 from yolo_lightning.supervision.disk_space import Space, ended_by_full_disk, pause_s, space_of
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint import Endpoint
-from supervised import Supervised, floors
 
+from tests.supervision.endpoint import Endpoint
+from tests.supervision.supervised import Supervised, floors
 from yolo_lightning.supervision import ExitCode
 from yolo_lightning.supervision.processes import all_processes, read_process
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint import Endpoint
-from supervised import REPOSITORY, TRAINER, Supervised, floors
 
+from tests.supervision.endpoint import Endpoint
+from tests.supervision.supervised import REPOSITORY, TRAINER, Supervised, floors
 from yolo_lightning.supervision import ExitCode, Job, NotifySettings
 from yolo_lightning.supervision.messenger import END_S, Messenger
 from yolo_lightning.supervision.notifier import WAITING_AT_MOST, Notifier

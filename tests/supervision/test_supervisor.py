@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
-from supervised import PATIENT_S, REPOSITORY, TRAINER, Supervised, floors
 
+from tests.supervision.supervised import PATIENT_S, REPOSITORY, TRAINER, Supervised, floors
 from yolo_lightning.supervision import ExitCode, Job, SuperviseSettings
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase

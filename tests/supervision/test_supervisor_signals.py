@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from supervised import Supervised, floors
 
+from tests.supervision.supervised import Supervised, floors
 from yolo_lightning.supervision import ExitCode
 
 RESUME = "stopped by SIGINT; resume with: "

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_training import TinyModule, loader, tiny_trainer
 
+from tests.callbacks.tiny_training import TinyModule, loader, tiny_trainer
 from yolo_lightning.utils import tensorboard
 from yolo_lightning.utils.tensorboard import Curves
 

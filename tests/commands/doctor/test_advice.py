@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from machines import GIB, H200, NAVI, PLAIN, ROCM, results
 
+from tests.commands.doctor.machines import GIB, H200, NAVI, PLAIN, ROCM, results
 from yolo_lightning.commands.doctor.advice import Value, advise
 from yolo_lightning.commands.doctor.machine import FileSystem, MachineFacts, Memory
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome

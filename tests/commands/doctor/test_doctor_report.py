@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from machines import NAVI, PLAIN, ROCM, results
 from rich.console import Console
 
+from tests.commands.doctor.machines import NAVI, PLAIN, ROCM, results
 from yolo_lightning.commands.doctor.advice import Option, advise
 from yolo_lightning.commands.doctor.doctor_report import findings_table, json_text, show, summary, yaml_text
 from yolo_lightning.commands.doctor.finding import Finding, Severity

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from machines import GIB, write
 
+from tests.commands.doctor.machines import GIB, write
 from yolo_lightning.commands.doctor.inspection import inspect_machine, read_build
 from yolo_lightning.commands.doctor.machine import Memory, TorchBuild, version_numbers
 from yolo_lightning.utils.sensors import KernelSettings, PciGpu, Vendor

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from machines import CPU, CUDA, GIB, H200, NAVI, OLD_ROCM, PLAIN, ROCM, finding
 
+from tests.commands.doctor.machines import CPU, CUDA, GIB, H200, NAVI, OLD_ROCM, PLAIN, ROCM, finding
 from yolo_lightning.commands.doctor.finding import Finding, Severity, worst
 from yolo_lightning.commands.doctor.machine import FileSystem, MachineFacts, Memory, TorchBuild
 from yolo_lightning.commands.doctor.machine_findings import machine_findings

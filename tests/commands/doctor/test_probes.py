@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from machines import results
 
+from tests.commands.doctor.machines import results
 from yolo_lightning.commands.doctor import probes
 from yolo_lightning.commands.doctor.child import Ended, run_child
 from yolo_lightning.commands.doctor.finding import Finding, Severity, worst

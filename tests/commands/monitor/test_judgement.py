@@ -1,8 +1,8 @@
 from dataclasses import replace
 
 import pytest
-from known_states import NOW_S, STANDING, record
 
+from tests.commands.monitor.known_states import NOW_S, STANDING, record
 from yolo_lightning.commands.monitor.judgement import ENDS, Facts, judge
 from yolo_lightning.commands.monitor.run_state import RunVerdict
 from yolo_lightning.supervision.heartbeat import Blind, Phase

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from known_states import STATUS, add_incident, make_run
 
+from tests.commands.monitor.known_states import STATUS, add_incident, make_run
 from yolo_lightning.commands.monitor.read_run import TRACES, checkpoints, incidents, read_run
 from yolo_lightning.commands.monitor.run_state import RunVerdict
 from yolo_lightning.supervision.heartbeat import TAIL_AT, Phase

@@ -1,8 +1,8 @@
 from dataclasses import replace
 
 import pytest
-from known_states import NOW_S, STATUS
 
+from tests.commands.monitor.known_states import NOW_S, STATUS
 from yolo_lightning.commands.monitor.red_flags import red_flags
 from yolo_lightning.commands.monitor.run_state import Judgement, RunState, RunVerdict, SensorReadings
 from yolo_lightning.supervision.heartbeat import Phase

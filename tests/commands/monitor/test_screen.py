@@ -5,9 +5,9 @@ from datetime import datetime
 from io import StringIO
 
 import pytest
-from known_states import NOW_S, STANDING, STATUS
 from rich.console import Console
 
+from tests.commands.monitor.known_states import NOW_S, STANDING, STATUS
 from yolo_lightning.commands.monitor.run_state import (
     Checkpoint,
     Judgement,

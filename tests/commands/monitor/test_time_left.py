@@ -2,8 +2,8 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from known_states import STATUS
 
+from tests.commands.monitor.known_states import STATUS
 from yolo_lightning.commands.monitor.run_state import Remaining
 from yolo_lightning.commands.monitor.time_left import parse_deadline, remaining
 from yolo_lightning.supervision.heartbeat import Phase

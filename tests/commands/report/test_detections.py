@@ -1,6 +1,6 @@
 import numpy as np
-from run_folder_maker import CLASS_NAMES, record
 
+from tests.commands.report.run_folder_maker import CLASS_NAMES, record
 from yolo_lightning.commands.report.detections import Confusion, Detections, precision_recall
 from yolo_lightning.evaluation.average_precision import RECALLS, average_precision
 from yolo_lightning.evaluation.drift import drift_scores

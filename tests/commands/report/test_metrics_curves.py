@@ -2,8 +2,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folder_maker import METRICS_TEXT
 
+from tests.commands.report.run_folder_maker import METRICS_TEXT
 from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
 
 

@@ -4,8 +4,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from run_folder_maker import CLASS_NAMES, METRICS_TEXT, make_run
 
+from tests.commands.report.run_folder_maker import CLASS_NAMES, METRICS_TEXT, make_run
 from yolo_lightning.commands.report.page import render
 from yolo_lightning.commands.report.read_report import read_contents
 
