@@ -41,23 +41,23 @@ class FrameGallery(Callback):
 
     The list also counts the boxes of all frames by size.
 
-    It looks at the last epoch's validation of a fit, at `validate` and at `test`. A frame's score is F1 at IoU 0.5 over
-    all classes, of the detections that score `confidence` and more; a frame with neither objects nor such detections
-    does not count. At most `best + worst` frames are held in memory. Among several processes those of the first count.
-    A full disk costs the pictures, never the run.
+    Frames are taken from the validation of the last epoch of `fit`, from `validate` and from `test`. The score of a
+    frame is F1 at IoU 0.5 over all classes, of the detections with a score of at least `score_threshold`; frames with
+    neither objects nor such detections do not count. At most `best + worst` frames are held in memory. Among several
+    processes those of the first count. A full disk costs the pictures, never the run.
 
     Args:
         best: How many of the best frames are kept.
         worst: How many of the worst.
-        confidence: Least score of a detection that counts and is drawn, 0 to 1.
+        score_threshold: Least score of a detection that counts and is drawn, 0 to 1.
     """
 
-    def __init__(self, best: int = 6, worst: int = 6, confidence: float = 0.25) -> None:
+    def __init__(self, best: int = 6, worst: int = 6, score_threshold: float = 0.25) -> None:
         if best < 0 or worst < 0 or best + worst < 1:
             raise ValueError(f"best is {best} and worst is {worst}, allowed are 0 and more, and not both 0")
-        if not 0 <= confidence <= 1:
-            raise ValueError(f"confidence is {confidence}, allowed are 0 to 1")
-        self.best, self.worst, self.confidence = best, worst, confidence
+        if not 0 <= score_threshold <= 1:
+            raise ValueError(f"score_threshold is {score_threshold}, allowed are 0 to 1")
+        self.best, self.worst, self.score_threshold = best, worst, score_threshold
         self._best: list[Kept] = []
         self._worst: list[Kept] = []
         self._sizes = SizeCounts()
@@ -80,7 +80,7 @@ class FrameGallery(Callback):
         if not trainer.is_global_zero or not looks_at(trainer):
             return
         classes = len(pl_module.hparams["class_names"])
-        found = [above(prediction, self.confidence) for prediction in outputs["preds"]]
+        found = [above(prediction, self.score_threshold) for prediction in outputs["preds"]]
         scores = frame_scores(found, outputs["targets"], classes)
         frames = zip(batch.readable_positions(), found, outputs["targets"], scores, strict=True)
         for position, prediction, target, score in frames:
@@ -137,7 +137,7 @@ class FrameGallery(Callback):
                 listed.append({"group": group, "file": path.name, **asdict(one.score)})
         content = {
             "stage": stage,
-            "confidence": self.confidence,
+            "score_threshold": self.score_threshold,
             "class_names": class_names,
             "frames": listed,
             "sizes": self._sizes.as_json(),

@@ -193,7 +193,7 @@ def train(arm: Arm, data: Path, options: argparse.Namespace) -> None:
     words += ["--data.augmentation.close_mosaic_epochs", "2", "--trainer.log_every_n_steps", "10"]
     words += ["--data.root", str(data), "--data.train_file", TRAIN_FILE, "--data.valid_file", TEST_FILE]
     words += ["--data.image_size", str(options.image_size), "--data.batch_size", str(options.batch_size)]
-    words += ["--data.loader.workers", "0", "--data.index_root", str(options.work / "index")]
+    words += ["--data.loader.num_workers", "0", "--data.index_root", str(options.work / "index")]
     words += ["--data.sampling.balance", "month" if arm.balanced else "none"]
     for name, value in (DRIFT_ON if arm.drift else DRIFT_OFF).items():
         words += [f"--data.augmentation.{name}", str(value)]

@@ -38,7 +38,7 @@ OPTIONS = {
     "trainer.limit_val_batches": "3",
     "trainer.num_sanity_val_steps": "0",
     "trainer.check_val_every_n_epoch": "1",
-    "data.loader.workers": "3",
+    "data.loader.num_workers": "3",
     "data.image_size": "128",
 }
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}

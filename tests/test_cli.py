@@ -55,7 +55,7 @@ def saved(path: Path) -> dict:
 def finished_run(tmp_path_factory: pytest.TempPathFactory, look_alike: Path, index_root: Path) -> Path:
     """A run folder with a checkpoint, made in one step."""
     folder = tmp_path_factory.mktemp("finished") / RUN
-    data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
+    data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["yolo_lightning"])
         options = [*ONE_STEP, "--model.lr0", "0.02", "--trainer.default_root_dir", str(folder)]
@@ -182,10 +182,10 @@ class TestCheckpointAndFlags:
         assert "does not exist" in fails(trained, capsys, "fit", "--ckpt_path", "nowhere.ckpt", *ONE_STEP)
 
     def test_evaluation_takes_the_network_from_the_checkpoint(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
-        run("fit", *ONE_STEP, "--model.conv", "gemm", "--model.confidence", "0.3")
+        run("fit", *ONE_STEP, "--model.conv", "gemm", "--model.score_threshold", "0.3")
         run("validate", "--trainer.limit_val_batches", "1", "--model.max_detections", "7")
         config = yaml.safe_load((RUN / "config.validate.yaml").read_text())["model"]
-        assert (config["conv"], config["confidence"], config["max_detections"]) == ("gemm", 0.3, 7)
+        assert (config["conv"], config["score_threshold"], config["max_detections"]) == ("gemm", 0.3, 7)
         assert "best.ckpt" in caplog.text
 
     def test_evaluation_prefers_the_run_to_the_weights_it_started_from(
@@ -224,7 +224,7 @@ class TestCheckpointAndFlags:
 
 class TestOutputs:
     def test_predict_writes_the_submission_for_every_id(self, trained: Run, look_alike: Path) -> None:
-        trained("predict", "--model.confidence", "0")
+        trained("predict", "--model.score_threshold", "0")
         content = json.loads((RUN / "predictions.json").read_text())
         images = json.loads((look_alike / "TestNoLabels.json").read_text())["images"]
         assert list(content) == [str(image["id"]) for image in images]
@@ -311,11 +311,13 @@ class TestBadInput:
             (["--model.lr0", "-1"], "lr0 is -1.0"),
             (["--model.variant", "yolov9n"], "yolov9n"),
             (["--model.conv", "cudnn"], "cudnn"),
-            (["--model.lrr", "1"], "unrecognized arguments: --model.lrr"),
+            (["--model.lrr", "1"], "unknown key model.lrr. Did you mean model.lrf?"),
+            (["--model.confidence", "0.1"], "unknown key model.confidence. Did you mean model.score_threshold?"),
+            (["--data.loader.workers", "3"], "unknown key data.loader.workers. Did you mean data.loader.num_workers?"),
             (["--model.weights", "nowhere.pt"], "nowhere.pt does not exist"),
             (["--data.image_size", "100"], "image_size is 100"),
             (["--data.batch_size", "17"], "more than the 16 frames"),
-            (["--data.loader.workers", "-1"], "loader.workers is -1"),
+            (["--data.loader.num_workers", "-1"], "data.loader.num_workers must be >= 0, got -1"),
             (["--data.augmentation.mosaic", "2"], "mosaic is 2.0"),
             (["--data.root", "nowhere"], "nowhere does not exist"),
             (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),

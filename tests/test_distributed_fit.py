@@ -24,7 +24,7 @@ EPOCHS, FRAMES, GLOBAL_BATCH, STEPS = 2, 16, 6, 6
 """Three global batches in an epoch, the last of four frames."""
 FIT = [
     *("fit", "--trainer.max_epochs", str(EPOCHS), "--trainer.strategy", "ddp", "--trainer.accelerator", "cpu"),
-    *("--trainer.default_root_dir", "run", "--data.loader.workers", "0", *TINY),
+    *("--trainer.default_root_dir", "run", "--data.loader.num_workers", "0", *TINY),
     *("--model.nominal_batch", str(GLOBAL_BATCH)),
 ]
 Fit = Callable[..., subprocess.CompletedProcess[str]]
@@ -104,7 +104,7 @@ def test_stalled_process_leaves_its_stacks_and_all_are_restarted(fit: Fit, tmp_p
 @pytest.mark.timeout(600)
 def test_process_that_waited_for_a_batch_in_vain_is_restarted_a_rung_down(fit: Fit, tmp_path: Path) -> None:
     agent = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    options = ["--trainer.devices", "2", "--data.loader.workers", "1"]
+    options = ["--trainer.devices", "2", "--data.loader.num_workers", "1"]
     done = fit(agent, *options, timeout_s=500, FAILURE="hang waiting", FAIL_AT="4")
     assert done.returncode == 0, done.stdout[-12000:]
     before, after = done.stdout.split("loader: no workers, as training waited for a batch in vain")
@@ -249,7 +249,7 @@ def test_answers_of_two_processes_are_those_of_one(
     for processes, subcommands in ((1, ("test", "predict")), (2, ("test",)), (4, ("test", "predict"))):
         for subcommand in subcommands:
             words = [sys.executable, "-m", "yolo_lightning", subcommand, *data, "--trainer.accelerator", "cpu"]
-            words += ["--data.loader.workers", "0", "--trainer.devices", str(processes)]
+            words += ["--data.loader.num_workers", "0", "--trainer.devices", str(processes)]
             words += ["--trainer.strategy", "ddp"] if processes > 1 else []
             words += ["--model.weights", "run/checkpoints/last.ckpt", "--trainer.default_root_dir", f"of-{processes}"]
             settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}

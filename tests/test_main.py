@@ -55,7 +55,7 @@ def help_text(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> str:
 
 @pytest.mark.parametrize(
     "option",
-    ["--config", "--resume", "--ckpt_path", "--model.lr0", "--model.conv", "--data.root", "--data.loader.workers"],
+    ["--config", "--resume", "--ckpt_path", "--model.lr0", "--model.conv", "--data.root", "--data.loader.num_workers"],
 )
 def test_help_names_the_option(help_text: str, option: str) -> None:
     assert option in help_text
@@ -78,7 +78,7 @@ def test_typo_is_told_in_a_few_lines(tmp_path: Path, forks: Forks) -> None:
 def test_no_command_uses_the_network(tmp_path: Path, look_alike: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
     common = ["--data.root", str(look_alike), "--data.index_root", "index", "--data.image_size", "64"]
-    common += ["--trainer.accelerator", "cpu", "--data.loader.workers", "1"]
+    common += ["--trainer.accelerator", "cpu", "--data.loader.num_workers", "1"]
     fit = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.num_sanity_val_steps", "0"]
     for arguments in (["fit", *fit], ["predict"]):
         result = call(tmp_path, *arguments, *common, python_path=str(tmp_path))

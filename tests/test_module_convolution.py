@@ -22,7 +22,7 @@ from yolo_lightning.module import YOLOModule
 @pytest.fixture
 def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
     return DetectionDataModule(
-        str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(workers=0)
+        str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
     )
 
 
@@ -107,7 +107,7 @@ def test_auto_is_the_default_and_native_on_a_cpu(tmp_path: Path, data: Detection
 def test_auto_takes_the_probe_s_choice_before_anything_computes(
     tmp_path: Path, data: DetectionDataModule, choice: list[Any]
 ) -> None:
-    module, watch = YOLOModule(nominal_batch=4, activations="recompute", probe_timeout_s=9.0), Watch()
+    module, watch = YOLOModule(nominal_batch=4, activation_checkpointing=True, probe_timeout_s=9.0), Watch()
     assert not is_gemm(module)
     keys = list(module.state_dict())
     run = trainer(tmp_path, watch, EMA())
@@ -147,7 +147,7 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
 
 
 def test_synchronised_normalisation_would_drop_activations_and_is_refused() -> None:
-    module = YOLOModule(activations="recompute")
+    module = YOLOModule(activation_checkpointing=True)
     module.trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
     module.on_fit_start()
     module.graph = nn.SyncBatchNorm.convert_sync_batchnorm(module.graph)
@@ -164,7 +164,7 @@ def test_run_continues_under_another_convolution(
     started = trainer(tmp_path, EMA(), limit_val_batches=0)
     started.fit(YOLOModule(conv=first, nominal_batch=4), data)
     started.save_checkpoint(tmp_path / "run.ckpt")
-    module = YOLOModule(conv=second, nominal_batch=4, activations="recompute")
+    module = YOLOModule(conv=second, nominal_batch=4, activation_checkpointing=True)
     trainer(tmp_path, EMA(), max_epochs=2, limit_val_batches=0).fit(module, data, ckpt_path=tmp_path / "run.ckpt")
     assert module._steps == 4
     assert is_gemm(module) == (second == "gemm")

@@ -91,7 +91,7 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Callable[..., tup
             index_root=str(index_root),
             image_size=64,
             batch_size=2,
-            loader=LoaderSettings(workers=0),
+            loader=LoaderSettings(num_workers=0),
         )
         torch.manual_seed(0)
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -190,7 +190,7 @@ def test_goes_back_to_the_last_good_checkpoint_and_is_slower_from_there(
 def test_average_and_optimizer_go_back_too(fit: Callable[..., Any], tmp_path: Path) -> None:
     """Step 9 has moved on from the checkpoint of step 8 when two losses in a row are too many; that of 11 follows."""
     with pytest.raises(Interrupt):
-        fit({10: loss_is_nan, 11: loss_is_nan}, StopBefore(12), nonfinite_in_a_row=2, nominal_batch=2)
+        fit({10: loss_is_nan, 11: loss_is_nan}, StopBefore(12), max_consecutive_nonfinite=2, nominal_batch=2)
     good, after = content(tmp_path / "run", "step-000000008.ckpt"), content(tmp_path / "run", "step-000000011.ckpt")
     assert equal(after["state_dict"], good["state_dict"])
     assert equal(after["current_model_state"], good["current_model_state"])
@@ -220,7 +220,7 @@ def test_training_that_does_not_recover_ends_with_an_error_that_no_restart_mends
     fit: Callable[..., Any], tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"2 in a row, after going back.*1 times.*lower model\.lr0") as caught:
-        fit(dict.fromkeys(range(1, 9), loss_is_nan), nonfinite_in_a_row=2, max_rollbacks=1)
+        fit(dict.fromkeys(range(1, 9), loss_is_nan), max_consecutive_nonfinite=2, max_rollbacks=1)
     assert is_ours(caught.value)  # the command line makes exit code 2 of it
     assert not can_be_mended(2, ())
 

@@ -169,8 +169,10 @@ class YOLOCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """One seed and one list of classes for the whole run."""
-        parser.add_argument("--trust", action="store_true", help="Open `--model.weights` whatever code it refers to.")
-        parser.link_arguments("trust", "model.trust")
+        parser.add_argument(
+            "--allow_pickle", action="store_true", help="Open `--model.weights` whatever code it refers to."
+        )
+        parser.link_arguments("allow_pickle", "model.allow_pickle")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=seed_of)
         parser.link_arguments("data.class_names", "model.class_names", apply_on="instantiate")
 
@@ -233,7 +235,7 @@ class YOLOCLI(LightningCLI):
                 self._use_settings(checkpoint)
                 self.config[self.config.subcommand].model.weights = None
             elif is_file(config.model.weights):
-                self._use_settings(Path(config.model.weights).expanduser(), trust=config.trust)
+                self._use_settings(Path(config.model.weights).expanduser(), allow_pickle=config.allow_pickle)
         config = self.config[self.config.subcommand]
         run_folder.prepare(folder)
         config.trainer.default_root_dir = str(folder)
@@ -244,7 +246,7 @@ class YOLOCLI(LightningCLI):
                 self._become_supervisor(folder)
             rank_zero_info("supervise: not under torchrun, which starts all processes again (--max-restarts)")
         if self.config.subcommand == "fit" and checkpoint is None and is_file(config.model.weights):
-            record = read_record(Path(config.model.weights).expanduser(), trust=config.trust)
+            record = read_record(Path(config.model.weights).expanduser(), allow_pickle=config.allow_pickle)
             report_changes(self._bound_by(record), self._options(), f"the weights {config.model.weights}")
         if restarts_are_unsafe():
             rank_zero_warn("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before it starts")
@@ -263,7 +265,7 @@ class YOLOCLI(LightningCLI):
         launch, loader = launch_id(), self.config[self.config.subcommand].data.loader
         if launch is None:
             return
-        rung = rung_of_launch(folder, launch, loader.workers)
+        rung = rung_of_launch(folder, launch, loader.num_workers)
         for name, value in rung.settings.items():
             loader[name] = value
         if rung.settings:
@@ -274,7 +276,7 @@ class YOLOCLI(LightningCLI):
         given = self.parser.instantiate_classes(self.config)[self.config.subcommand].supervision
         words = self._arguments if isinstance(self._arguments, list) else sys.argv[1:]
         on_gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
-        workers = config.data.loader.workers
+        workers = config.data.loader.num_workers
         become_supervisor(folder, job(words, folder, workers=workers, settings=given, on_gpu=on_gpu))
 
     def _end_if_finished(self, run: Path, content: dict[str, Any]) -> None:
@@ -301,10 +303,10 @@ class YOLOCLI(LightningCLI):
         defaults = {f"model.{name}": value for name, value in saved.items() if name in known}
         self._parser(subcommand).set_defaults(defaults)
 
-    def _use_settings(self, weights: Path, *, trust: bool = False) -> None:
+    def _use_settings(self, weights: Path, *, allow_pickle: bool = False) -> None:
         """Evaluate with the settings that the network was trained with, unless the user types others."""
         configured = self._options()
-        self._bound = self._bound_by(read_record(weights, trust=trust))
+        self._bound = self._bound_by(read_record(weights, allow_pickle=allow_pickle))
         self._parser(self.config.subcommand).set_defaults(self._bound)
         self.parse_arguments(self.parser, self._arguments)
         report_precedence(self._bound, configured, self._options())

@@ -16,7 +16,6 @@ from yolo_lightning.data.batch import Batch, Prediction, Target, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.graph import Variant, build_graph, head_class_width, set_loss_gains
 from yolo_lightning.model.layers import (
-    Activations,
     Convolution,
     FoldedGraph,
     MemoryFormat,
@@ -56,7 +55,7 @@ Evaluation = dict[str, list[Prediction] | list[Target]]
 
 OF_TRAINING_ONLY = (
     *("weights", "freeze", "optimizer", "class_weight_power", "multi_scale"),
-    *("nonfinite_in_a_row", "max_rollbacks", "rollback_lr_factor", "max_halvings"),
+    *("max_consecutive_nonfinite", "max_rollbacks", "rollback_lr_factor", "max_oom_splits"),
 )
 """Arguments that a checkpoint need not remember to rebuild the network."""
 
@@ -74,13 +73,13 @@ class YOLOModule(LightningModule):
         conv: `gemm` computes convolutions and batch normalisation without a vendor library; `native` is PyTorch's;
             `auto` takes native where a trial in a child process shows that it works on the device, and is not slower.
         probe_timeout_s: Seconds after which the trial of `auto` counts as hung, above 0. What it found is remembered.
-        activations: `keep` or `recompute`: keep fewer maps for the backward pass and compute them again, for memory.
+        activation_checkpointing: Store fewer maps for the backward pass and recompute them: less memory, more time.
         memory_format: `contiguous` or `channels_last` weights and maps; `auto` takes what suits the convolution.
         conv_plan: How `gemm` chooses algorithms: `fixed` by a table, `timed` by measuring at first use, `fused` by the
             table too, with kernels of our own, compiled at first use, where a GPU or a C++ compiler can be had.
         conv_plan_budget_s: Seconds that a process may spend on timing, 0 or more.
         weights: Ultralytics `.pt` or own `.ckpt` file to start from; null starts from random weights.
-        trust: Open a `.pt` file of `weights` though it refers to code that neither PyTorch nor Ultralytics publishes.
+        allow_pickle: Open a `.pt` file of `weights` even if it refers to code of neither PyTorch nor Ultralytics.
         class_width: Channels of the hidden class layers; null takes what the classes or the weights imply.
         single_class: All classes count as one, `object`.
         freeze: The first n layers, or a list of layers by number (0 to 22) and parts by name (`22.cv3`), that keep
@@ -102,17 +101,17 @@ class YOLOModule(LightningModule):
         dfl_gain: Weight of the distribution focal loss.
         class_weight_power: Class loss is weighted by (1 / boxes of the class)^power, mean 1; 0 to 1, 0 is off.
         multi_scale: The input of each step is up to this share smaller or larger, 0 up to but not 1; 0 is off.
-        nonfinite_in_a_row: A batch whose loss is not finite, or an update whose gradient is not, is left out; after so
-            many in a row, weights, optimizer and average go back to the last good checkpoint.
+        max_consecutive_nonfinite: Number of consecutive batches with a non-finite loss, or optimizer steps with a
+            non-finite gradient, that are skipped before the newest checkpoint with finite weights is restored.
         max_rollbacks: How often; once more ends the training.
         rollback_lr_factor: What learning rates are multiplied by from each time on, above 0 up to 1.
-        max_halvings: How often running out of memory is answered by computing batches in parts of half as many images,
-            whose gradients are summed; 0 makes it an error. Not with several processes.
-        confidence: Detections must score more than this, 0 to 1.
-        overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
+        max_oom_splits: Number of times that an out-of-memory error halves the number of images computed at once; the
+            gradients of the parts are summed. 0 makes the error fatal. Not supported with several ranks.
+        score_threshold: Detections must score more than this, 0 to 1.
+        iou_threshold: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
         max_detections: Detections kept per frame.
         class_agnostic: Whether boxes of different classes suppress each other, too.
-        augment: Whether `validate`, `test` and `predict` show each frame six times, mirrored and scaled, and suppress
+        tta: Whether `validate`, `test` and `predict` show each frame six times, mirrored and scaled, and suppress
             what was found in all of them together: 4.3 times the work. Not in the validations of a fit.
 
     Raises:
@@ -125,12 +124,12 @@ class YOLOModule(LightningModule):
         class_names: tuple[str, ...] = CLASS_NAMES,
         conv: Convolution = "auto",
         probe_timeout_s: float = 60.0,
-        activations: Activations = "keep",
+        activation_checkpointing: bool = False,
         memory_format: MemoryFormat = "auto",
         conv_plan: PlanKind = "fixed",
         conv_plan_budget_s: float = 60.0,
         weights: str | None = None,
-        trust: bool = False,
+        allow_pickle: bool = False,
         class_width: int | None = None,
         single_class: bool = False,
         freeze: Freeze = 0,
@@ -150,18 +149,22 @@ class YOLOModule(LightningModule):
         dfl_gain: float = 1.5,
         class_weight_power: float = 0.0,
         multi_scale: float = 0.0,
-        nonfinite_in_a_row: int = 5,
+        max_consecutive_nonfinite: int = 5,
         max_rollbacks: int = 3,
         rollback_lr_factor: float = 0.5,
-        max_halvings: int = 1,
-        confidence: float = 0.001,
-        overlap: float = 0.7,
+        max_oom_splits: int = 1,
+        score_threshold: float = 0.001,
+        iou_threshold: float = 0.7,
         max_detections: int = 300,
         class_agnostic: bool = False,
-        augment: bool = False,
+        tta: bool = False,
     ) -> None:
         super().__init__()
-        shares = {"confidence": confidence, "overlap": overlap, "class_weight_power": class_weight_power}
+        shares = {
+            "score_threshold": score_threshold,
+            "iou_threshold": iou_threshold,
+            "class_weight_power": class_weight_power,
+        }
         for name, value in shares.items():
             if not 0 <= value <= 1:
                 raise ValueError(f"model.{name} is {value}, allowed are 0 to 1")
@@ -175,8 +178,8 @@ class YOLOModule(LightningModule):
             raise ValueError(f"model.max_detections is {max_detections}, allowed are 1 and more")
         if not probe_timeout_s > 0:
             raise ValueError(f"model.probe_timeout_s is {probe_timeout_s}, allowed are values above 0")
-        self.save_hyperparameters(ignore=(*OF_TRAINING_ONLY, "augment"))
-        self._augment = augment
+        self.save_hyperparameters(ignore=(*OF_TRAINING_ONLY, "tta"))
+        self._augment = tta
         self.automatic_optimization = False
         self.recipe = Recipe(**{field.name: self.hparams[field.name] for field in fields(Recipe)})
         self._make_optimizer = optimizer_maker(optimizer, self.recipe)
@@ -184,7 +187,15 @@ class YOLOModule(LightningModule):
         self._plan = make_plan(conv_plan, conv_plan_budget_s)
         names = (ONE_CLASS,) if single_class else tuple(class_names)
         self.graph = build_graph(
-            variant, names, conv, weights, class_width, activations, self._plan, memory_format, trust
+            variant,
+            names,
+            conv,
+            weights,
+            class_width,
+            activation_checkpointing,
+            self._plan,
+            memory_format,
+            allow_pickle,
         )
         self._frozen = freeze_parts(self.graph, freeze)
         keep_norms_frozen(self.graph, self._frozen)
@@ -195,8 +206,8 @@ class YOLOModule(LightningModule):
         self.detection_loss = DetectionLoss(self.graph)
         self._steps = 0
         self._accumulation = Accumulation()
-        self._guard = NonFiniteGuard(Patience(nonfinite_in_a_row, max_rollbacks, rollback_lr_factor))
-        self._guarded_step = GuardedStep(self._compute, self.manual_backward, max_halvings)
+        self._guard = NonFiniteGuard(Patience(max_consecutive_nonfinite, max_rollbacks, rollback_lr_factor))
+        self._guarded_step = GuardedStep(self._compute, self.manual_backward, max_oom_splits)
         self._saved_optimizer: str | None = None
         self._input: dict[str, Any] = {}
 
@@ -211,7 +222,8 @@ class YOLOModule(LightningModule):
         if self.trainer.is_global_zero:  # one trial decides for all processes; several would slow each other
             chosen = choose_convolution(strategy.root_device, self.hparams["probe_timeout_s"])
         chosen = strategy.broadcast(chosen)
-        arrange(self.graph, chosen, self.hparams["activations"], self._plan, self.hparams["memory_format"])
+        settings = self.hparams
+        arrange(self.graph, chosen, settings["activation_checkpointing"], self._plan, settings["memory_format"])
 
     def forward(self, images: Tensor) -> Any:
         """Raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels."""
@@ -290,8 +302,8 @@ class YOLOModule(LightningModule):
             raise ValueError(f"trainer.strategy is {strategy}, with several processes allowed is ddp")
         # Lightning's conversion replaces a layer that joins normalisation and activation by normalisation alone.
         is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in self.graph.modules())
-        if is_synchronised and self.hparams["activations"] == "recompute":
-            raise ValueError("trainer.sync_batchnorm is true, with model.activations recompute allowed is false")
+        if is_synchronised and self.hparams["activation_checkpointing"]:
+            raise ValueError("trainer.sync_batchnorm must be false if model.activation_checkpointing is true")
         if is_synchronised and self.device.type == "cpu":
             raise ValueError("trainer.sync_batchnorm is true, on a CPU, for which PyTorch has none, allowed is false")
 
@@ -421,8 +433,8 @@ class YOLOModule(LightningModule):
         return predictions(
             raw,
             batch,
-            confidence=self.hparams["confidence"],
-            overlap=self.hparams["overlap"],
+            score_threshold=self.hparams["score_threshold"],
+            iou_threshold=self.hparams["iou_threshold"],
             max_detections=self.hparams["max_detections"],
             class_agnostic=self.hparams["class_agnostic"],
         )

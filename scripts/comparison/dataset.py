@@ -62,7 +62,7 @@ class Dataset:
             source=source,
             image_size=image_size,
             batch_size=batch_size,
-            loader=LoaderSettings(workers=0),
+            loader=LoaderSettings(num_workers=0),
             **options,  # type: ignore[arg-type]
         )
 

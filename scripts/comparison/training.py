@@ -89,7 +89,7 @@ def train_ours(run: Run) -> None:
         "data.image_size": run.image_size,
         "data.batch_size": run.batch_size,
         "data.augmentation.close_mosaic_epochs": run.close_mosaic,
-        "data.loader.workers": run.workers,
+        "data.loader.num_workers": run.workers,
         "trainer.max_epochs": run.epochs,
         "trainer.default_root_dir": run.folder,
         "trainer.accelerator": run.device,

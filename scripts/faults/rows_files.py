@@ -170,7 +170,7 @@ CASES = (
         "number of workers changed between attempts",
         outside=(at_step(8, edit(data__loader__workers=2), to_trainer(signal.SIGKILL)),),
         reports=(KILLED,),
-        log=("changed since the checkpoint: data.loader.workers was 0, now 2 (used)",),
+        log=("changed since the checkpoint: data.loader.num_workers was 0, now 2 (used)",),
     ),
     killed_and_changed(
         "41c",

@@ -112,7 +112,7 @@ class Workshop:
         short_s = {name: value * (busyness() if name in STARTS else 1) for name, value in case.short_s.items()}
         tree["supervision"] |= {**case.supervision, "floors": long_s | short_s}
         tree["data"] |= {"root": str(self.data), "index_root": str(self.index)}
-        tree["data"]["loader"]["workers"] = case.workers
+        tree["data"]["loader"]["num_workers"] = case.workers
         injector = {
             "class_path": "faults.injector.Injector",
             "init_args": {"faults": list(case.inside), "folder": str(folder)},

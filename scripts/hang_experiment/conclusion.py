@@ -113,7 +113,7 @@ def _judge_prediction(by_arm: dict[str, ArmResult]) -> list[str]:
         if len(kept) == len(known):
             sentences.append(
                 "As predicted: forks and pageable batches stop the queues, spawned workers with pinned batches do not. "
-                "Use data.loader.start_method: spawn and data.loader.pin_memory: true."
+                "Use data.loader.multiprocessing_context: spawn and data.loader.pin_memory: true."
             )
         else:
             wrong = [f"{name} {'grows' if grows[name] else 'does not grow'}" for name in known if name not in kept]

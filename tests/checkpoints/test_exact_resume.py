@@ -25,7 +25,7 @@ TRAINING = [
 """Three steps make an update while an epoch has four: gradients cross its end and most checkpoints."""
 SAMPLING = (
     *("--data.sampling.repeat_threshold", "1", "--data.sampling.balance", "month"),
-    *("--data.sampling.epoch_frames", "14", "--data.train_subset", "0.5"),
+    *("--data.sampling.epoch_frames", "14", "--data.train_fraction", "0.5"),
 )
 """Repeated frames and epochs that begin within a pass; four steps here too, the last of two frames."""
 
@@ -45,7 +45,7 @@ def die(forks: Forks, look_alike: Path, index_root: Path) -> Die:
         words = [where, "1", "fit", *TRAINING, *options]
         words += ["--trainer.accelerator", "cpu", "--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
         words += ["--data.root", str(look_alike), "--data.index_root", str(index_root)]
-        return forks.start(HELPER, *words, "--data.loader.workers", str(workers), folder=folder).wait()
+        return forks.start(HELPER, *words, "--data.loader.num_workers", str(workers), folder=folder).wait()
 
     return call
 

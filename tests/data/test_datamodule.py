@@ -32,7 +32,7 @@ from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 Split = Callable[..., LabelledFrames]
 Make = Callable[..., DetectionDataModule]
 
-SERIAL = LoaderSettings(workers=0)
+SERIAL = LoaderSettings(num_workers=0)
 
 
 def make_trainer(**options: Any) -> Trainer:
@@ -76,8 +76,8 @@ def test_batch_size_below_one_is_refused(batch_size: int) -> None:
 
 
 def test_negative_memory_for_frames_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.keep_decoded_mib is -1"):
-        DetectionDataModule("nowhere", keep_decoded_mib=-1)
+    with pytest.raises(ValueError, match=r"data\.image_cache_mib is -1"):
+        DetectionDataModule("nowhere", image_cache_mib=-1)
 
 
 def test_negative_number_of_bad_frames_is_refused() -> None:
@@ -90,15 +90,15 @@ def test_negative_seed_is_refused() -> None:
         DetectionDataModule("nowhere", seed=-1)
 
 
-@pytest.mark.parametrize(("name", "value"), [("workers", -1), ("prefetch_factor", 0), ("timeout_s", -1.0)])
+@pytest.mark.parametrize(("name", "value"), [("num_workers", -1), ("prefetch_factor", 0), ("timeout_s", -1.0)])
 def test_loader_setting_out_of_range_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"loader\.{name} is {value}"):
+    with pytest.raises(ValueError, match=rf"data\.loader\.{name} must be >= \d, got {value}"):
         LoaderSettings(**{name: value})
 
 
 def test_fork_is_refused() -> None:
     with pytest.raises(ValueError, match="fork"):
-        LoaderSettings(start_method="fork")  # type: ignore[arg-type]
+        LoaderSettings(multiprocessing_context="fork")  # type: ignore[arg-type]
 
 
 def test_missing_root_is_refused_before_training(make: Make) -> None:
@@ -155,7 +155,7 @@ def test_training_epoch_holds_every_frame_once(make: Make) -> None:
     assert {tuple(batch.images.shape) for batch in batches} == {(4, 1, 64, 64)}
 
 
-@pytest.mark.parametrize("name", ["train_subset", "valid_subset"])
+@pytest.mark.parametrize("name", ["train_fraction", "valid_fraction"])
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.01, float("nan")])
 def test_subset_out_of_range_is_refused(name: str, share: float) -> None:
     with pytest.raises(ValueError, match=rf"data\.{name} is {share}, allowed are values above 0 up to 1"):
@@ -184,13 +184,13 @@ def test_without_validation_file_clips_are_held_out(make: Make) -> None:
 
 
 def test_subset_is_all_that_is_read(make: Make, look_alike: Path, tmp_path: Path) -> None:
-    chosen = make(train_subset=0.5).index("train").file_names()
+    chosen = make(train_fraction=0.5).index("train").file_names()
     for name in chosen:
         (tmp_path / name).parent.mkdir(parents=True)
         shutil.copy(look_alike / name, tmp_path / name)
     for name in ("Train.json", "Valid.json"):
         shutil.copy(look_alike / name, tmp_path / name)
-    only = {"train_subset": 0.5, "valid_file": "Train.json", "valid_subset": 0.5, "max_bad_frames": 0}
+    only = {"train_fraction": 0.5, "valid_file": "Train.json", "valid_fraction": 0.5, "max_bad_frames": 0}
     datamodule = make(
         root=str(tmp_path), index_root=str(tmp_path / "index"), augmentation=Augmentation(mosaic=1), **only
     )
@@ -203,7 +203,7 @@ def test_subset_is_all_that_is_read(make: Make, look_alike: Path, tmp_path: Path
 
 @pytest.mark.parametrize("stage", ["test", "predict"])
 def test_subsets_leave_test_and_prediction_whole(make: Make, stage: str) -> None:
-    assert make(stage, train_subset=0.1, valid_subset=0.1).index(stage) == make(stage).index(stage)
+    assert make(stage, train_fraction=0.1, valid_fraction=0.1).index(stage) == make(stage).index(stage)
 
 
 def test_epoch_is_as_long_as_sampling_says(make: Make) -> None:
@@ -238,7 +238,7 @@ def test_frame_sampled_again_and_again_counts_once_as_bad(make: Make, look_alike
 
 def test_log_says_what_is_used_of_each_split(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        make(train_subset=0.5, batch_size=2, sampling=Sampling(frame_interval=4, balance="month"))
+        make(train_fraction=0.5, batch_size=2, sampling=Sampling(frame_interval=4, balance="month"))
     lines = [record.getMessage() for record in caplog.records]
     assert any(
         line.startswith("train: Train.json (")
@@ -249,9 +249,9 @@ def test_log_says_what_is_used_of_each_split(make: Make, caplog: pytest.LogCaptu
 
 
 def test_checkpoint_of_another_subset_is_refused(make: Make) -> None:
-    state = make(train_subset=0.5).state_dict()
-    make(train_subset=0.5).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"other training data.*data\.train_subset and data\.valid_share"):
+    state = make(train_fraction=0.5).state_dict()
+    make(train_fraction=0.5).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"other training data.*data\.train_fraction and data\.valid_share"):
         make().load_state_dict(state)
 
 
@@ -308,30 +308,30 @@ def test_training_loader_begins_at_the_epoch_of_the_trainer(make: Make) -> None:
     assert make(trainer=trainer).train_dataloader().state_dict()["epoch"] == 3
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
 @pytest.mark.parametrize("split", ["train", "val", "test", "predict"])
-def test_workers_are_started_as_told(make: Make, split: str, start_method: Any) -> None:
+def test_workers_are_started_as_told(make: Make, split: str, multiprocessing_context: Any) -> None:
     stage = {"train": "fit", "val": "validate"}.get(split, split)
-    datamodule = make(stage, loader=LoaderSettings(workers=2, start_method=start_method))
+    datamodule = make(stage, loader=LoaderSettings(num_workers=2, multiprocessing_context=multiprocessing_context))
     loader = getattr(datamodule, f"{split}_dataloader")()
     assert loader.num_workers == 2
-    assert loader.multiprocessing_context.get_start_method() == start_method
+    assert loader.multiprocessing_context.get_start_method() == multiprocessing_context
     assert loader.worker_init_fn is prepare_worker
 
 
 def test_workers_are_spawned_by_default() -> None:
-    assert LoaderSettings().start_method == "spawn"
+    assert LoaderSettings().multiprocessing_context == "spawn"
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(True, True), (False, False)])
 def test_only_training_workers_are_persistent(make: Make, asked: bool, kept: bool) -> None:
-    datamodule = make(loader=LoaderSettings(workers=2, persistent_workers=asked))
+    datamodule = make(loader=LoaderSettings(num_workers=2, persistent_workers=asked))
     assert datamodule.train_dataloader().persistent_workers is kept
     assert datamodule.val_dataloader().persistent_workers is False
 
 
 def test_worker_options_are_left_out_without_workers(make: Make) -> None:
-    loader = make(loader=LoaderSettings(workers=0, persistent_workers=True, timeout_s=9)).train_dataloader()
+    loader = make(loader=LoaderSettings(num_workers=0, persistent_workers=True, timeout_s=9)).train_dataloader()
     assert (loader.num_workers, loader.persistent_workers, loader.timeout) == (0, False, 0)
 
 
@@ -359,7 +359,7 @@ def no_fork() -> int:
 def test_spawned_workers_prepare_the_same_batches_without_a_fork(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     expected: list[Batch] = list(islice(make(batch_size=8).train_dataloader(), 2))
     monkeypatch.setattr(os, "fork", no_fork)
-    loader = make(batch_size=8, loader=LoaderSettings(workers=2, persistent_workers=False)).train_dataloader()
+    loader = make(batch_size=8, loader=LoaderSettings(num_workers=2, persistent_workers=False)).train_dataloader()
     found: list[Batch] = list(loader)
     for here, there in zip(expected, found, strict=True):
         assert here.image_ids == there.image_ids
@@ -466,6 +466,6 @@ def test_index_goes_to_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_loader_settings_are_frozen() -> None:
-    assert replace(SERIAL, workers=3) == LoaderSettings(workers=3)
+    assert replace(SERIAL, num_workers=3) == LoaderSettings(num_workers=3)
     with pytest.raises(AttributeError):
-        SERIAL.workers = 3  # type: ignore[misc]
+        SERIAL.num_workers = 3  # type: ignore[misc]

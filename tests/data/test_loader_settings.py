@@ -31,9 +31,11 @@ from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 LADDER = sorted((REPOSITORY / "configs" / "loader").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_worker_of_a_dropped_iterator_ends_without_being_torn_down(start_method: Any) -> None:
-    arguments = LoaderSettings(workers=1, start_method=start_method).arguments(on_gpu=False, persistent=False)
+@pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
+def test_worker_of_a_dropped_iterator_ends_without_being_torn_down(multiprocessing_context: Any) -> None:
+    arguments = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context).arguments(
+        on_gpu=False, persistent=False
+    )
     iterator = iter(DataLoader(AbortsWhenTornDown(), collate_fn=first, **arguments))
     next(iterator)
     (worker,) = iterator._workers  # type: ignore[attr-defined]
@@ -42,13 +44,15 @@ def test_worker_of_a_dropped_iterator_ends_without_being_torn_down(start_method:
     assert worker.exitcode == 0
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_workers_ignore_what_a_process_group_receives_from_their_start_on(start_method: Any) -> None:
-    arguments = LoaderSettings(workers=1, start_method=start_method).arguments(on_gpu=False, persistent=False)
+@pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
+def test_workers_ignore_what_a_process_group_receives_from_their_start_on(multiprocessing_context: Any) -> None:
+    arguments = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context).arguments(
+        on_gpu=False, persistent=False
+    )
     iterator = iter(DataLoader(Surroundings(), collate_fn=first, **arguments))
     (worker,) = iterator._workers  # type: ignore[attr-defined]
     processes = [worker.pid]
-    if start_method == "forkserver":
+    if multiprocessing_context == "forkserver":
         processes.append(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
     for _ in range(2):  # while the worker is being started, and afterwards
         for process in processes:
@@ -67,7 +71,7 @@ from tests.helpers.in_a_worker import Surroundings, first
 from yolo_lightning.data.loader import LoaderSettings
 
 if __name__ == "__main__":
-    arguments = LoaderSettings(workers=1, start_method=sys.argv[1]).arguments(on_gpu=False, persistent=False)
+    arguments = LoaderSettings(num_workers=1, start_method=sys.argv[1]).arguments(on_gpu=False, persistent=False)
     batches = iter(DataLoader(Surroundings(), collate_fn=first, **arguments))
     print(next(batches)["process"], flush=True)
     os.kill(os.getpid(), 9)
@@ -75,14 +79,17 @@ if __name__ == "__main__":
 
 
 @pytest.mark.whole_run
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_worker_ends_when_the_training_process_is_killed(start_method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
+def test_worker_ends_when_the_training_process_is_killed(multiprocessing_context: str, tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
     paths = {"PYTHONPATH": str(REPOSITORY)}
     # Not until the end of the output: the worker has it open as well.
     process = subprocess.Popen(
-        [sys.executable, str(script), start_method], env=os.environ | paths, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script), multiprocessing_context],
+        env=os.environ | paths,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     worker = Path("/proc") / process.stdout.readline().strip()
@@ -93,9 +100,11 @@ def test_worker_ends_when_the_training_process_is_killed(start_method: str, tmp_
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_terminate_ends_a_worker_that_hangs(start_method: Any) -> None:
-    arguments = LoaderSettings(workers=1, start_method=start_method).arguments(on_gpu=False, persistent=False)
+@pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
+def test_terminate_ends_a_worker_that_hangs(multiprocessing_context: Any) -> None:
+    arguments = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context).arguments(
+        on_gpu=False, persistent=False
+    )
     context = arguments["multiprocessing_context"]
     worker = context.Process(target=time.sleep, args=(1000.0,), daemon=True)
     worker.start()
@@ -104,8 +113,8 @@ def test_terminate_ends_a_worker_that_hangs(start_method: Any) -> None:
     assert not worker.is_alive()
 
 
-def surroundings(start_method: Any, threads: int) -> dict[str, Any]:
-    settings = LoaderSettings(workers=1, start_method=start_method, worker_threads=threads)
+def surroundings(multiprocessing_context: Any, threads: int) -> dict[str, Any]:
+    settings = LoaderSettings(num_workers=1, multiprocessing_context=multiprocessing_context, worker_threads=threads)
     arguments = settings.arguments(on_gpu=False, persistent=True)
     loader = DataLoader(Surroundings(), collate_fn=first, **arguments)
     (seen,) = islice(loader, 1)
@@ -113,10 +122,12 @@ def surroundings(start_method: Any, threads: int) -> dict[str, Any]:
     return dict(seen)
 
 
-@pytest.mark.parametrize(("start_method", "threads"), [("spawn", 2), ("forkserver", 1)])
-def test_worker_has_the_threads_it_was_given(start_method: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("multiprocessing_context", "threads"), [("spawn", 2), ("forkserver", 1)])
+def test_worker_has_the_threads_it_was_given(
+    multiprocessing_context: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(THREADS_VARIABLE, "7")
-    seen = surroundings(start_method, threads)
+    seen = surroundings(multiprocessing_context, threads)
     assert seen["process"] != os.getpid()
     assert seen["variable"] == str(threads)
     assert (seen["torch"], seen["opencv"]) == (threads, 1)
@@ -163,15 +174,17 @@ def test_two_loaders_that_start_at_once_do_not_mix_their_environments(monkeypatc
     [("workers", -1), ("prefetch_factor", 0), ("worker_threads", 0), ("timeout_s", -1), ("timeout_s", float("nan"))],
 )
 def test_value_out_of_range_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"loader\.{name} is {value}, allowed are \d and more"):
+    with pytest.raises(ValueError, match=rf"data\.loader\.{name} must be >= \d, got {value}"):
         LoaderSettings(**{name: value})
 
 
-@pytest.mark.parametrize(("start_method", "context"), [("spawn", SpawningContext), ("forkserver", ForkServingContext)])
-def test_start_method_chooses_the_context(start_method: Any, context: type[BaseContext]) -> None:
-    arguments = LoaderSettings(start_method=start_method).arguments(on_gpu=True, persistent=True)
+@pytest.mark.parametrize(
+    ("multiprocessing_context", "context"), [("spawn", SpawningContext), ("forkserver", ForkServingContext)]
+)
+def test_start_method_chooses_the_context(multiprocessing_context: Any, context: type[BaseContext]) -> None:
+    arguments = LoaderSettings(multiprocessing_context=multiprocessing_context).arguments(on_gpu=True, persistent=True)
     assert isinstance(arguments["multiprocessing_context"], context)
-    assert arguments["multiprocessing_context"].get_start_method() == start_method
+    assert arguments["multiprocessing_context"].get_start_method() == multiprocessing_context
 
 
 @pytest.mark.parametrize(
@@ -183,7 +196,9 @@ def test_start_method_chooses_the_context(start_method: Any, context: type[BaseC
             "batches in pinned memory; no timeout",
         ),
         (
-            LoaderSettings(2, False, 3, start_method="forkserver", worker_threads=2, pin_memory=False, timeout_s=90),
+            LoaderSettings(
+                2, False, 3, multiprocessing_context="forkserver", worker_threads=2, pin_memory=False, timeout_s=90
+            ),
             "2 workers by forkserver, new every epoch, 2 threads each, 3 batches ahead each; "
             "batches in pageable memory; an error after 90 s without a batch",
         ),
@@ -205,15 +220,15 @@ def rung(name: str) -> LoaderSettings:
 
 def test_rungs_lead_down() -> None:
     top, middle, bottom = rung("spawn4"), rung("spawn2"), rung("single")
-    assert (top.workers, top.persistent_workers) == (4, True)
-    assert (middle.workers, middle.persistent_workers, middle.prefetch_factor, middle.worker_threads) == (
+    assert (top.num_workers, top.persistent_workers) == (4, True)
+    assert (middle.num_workers, middle.persistent_workers, middle.prefetch_factor, middle.worker_threads) == (
         2,
         False,
         2,
         2,
     )
-    assert bottom.workers == 0
-    assert {each.start_method for each in (top, middle, bottom)} == {"spawn"}
+    assert bottom.num_workers == 0
+    assert {each.multiprocessing_context for each in (top, middle, bottom)} == {"spawn"}
     assert {each.timeout_s for each in (top, middle, bottom)} == {0}
 
 

@@ -34,7 +34,7 @@ def datamodule(real_frames: Path, index_root: Path) -> DetectionDataModule:
         image_size=320,
         batch_size=BATCH_SIZE,
         max_bad_frames=0,
-        loader=LoaderSettings(workers=0),
+        loader=LoaderSettings(num_workers=0),
     )
     datamodule.trainer = Trainer(accelerator="cpu", max_epochs=20, logger=False, enable_checkpointing=False)
     datamodule.setup("fit")

@@ -66,7 +66,7 @@ def untyped(tmp_path: Path, look_alike: Path, index_root: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
 
     def call(subcommand: str, *options: str, config: Path | None = None) -> None:
-        data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
+        data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
         small = ["--trainer.accelerator", "cpu", "--trainer.num_sanity_val_steps", "0", "--supervise", "false"]
         main([subcommand, *(["--config", str(config)] if config else []), *data, *small, *options])
 
@@ -84,10 +84,10 @@ def test_evaluation_takes_the_settings_of_the_training_before_those_of_the_file(
         untyped(subcommand, config=configuration)
         config = resolved(subcommand)
         assert config["data"]["image_size"] == 96
-        assert (config["model"]["max_detections"], config["model"]["confidence"]) == (50, 0.001)
+        assert (config["model"]["max_detections"], config["model"]["score_threshold"]) == (50, 0.001)
         (line,) = [text for text in caplog.messages if text.startswith("taken from the checkpoint")]
         assert "data.image_size 96 (instead of 128)" in line
-        assert "model.confidence 0.001 (instead of 0.5)" in line
+        assert "model.score_threshold 0.001 (instead of 0.5)" in line
     caplog.clear()
     untyped("validate", "--data.image_size", "64", config=configuration)
     assert resolved("validate")["data"]["image_size"] == 64
@@ -108,25 +108,25 @@ def test_new_training_keeps_its_own_size_and_names_the_difference(
 def test_evaluated_weights_without_a_run_bring_their_settings(
     untyped: Run, configuration: Path, tmp_path: Path
 ) -> None:
-    file = trained_on(tmp_path, class_names=CLASS_NAMES, overlap=0.3)
+    file = trained_on(tmp_path, class_names=CLASS_NAMES, iou_threshold=0.3)
     export(checkpoint=str(file), output=str(tmp_path / "file.pt"))
     untyped("validate", "--trainer.limit_val_batches", "1", "--model.weights", "file.pt", config=configuration)
     config = resolved("validate")
     assert config["data"]["image_size"] == 96
-    assert (config["model"]["overlap"], config["model"]["confidence"]) == (0.3, 0.001)
+    assert (config["model"]["iou_threshold"], config["model"]["score_threshold"]) == (0.3, 0.001)
 
 
 @pytest.mark.parametrize("kind", ["ckpt", "pt", "average", "address"])
 def test_every_file_of_weights_records_the_settings(tmp_path: Path, kind: str) -> None:
-    file = trained_on(tmp_path, confidence=0.1, class_agnostic=True)
-    expected = NetworkSettings(96, 1, ("a", "b"), confidence=0.1, class_agnostic=True)
+    file = trained_on(tmp_path, score_threshold=0.1, class_agnostic=True)
+    expected = NetworkSettings(96, 1, ("a", "b"), score_threshold=0.1, class_agnostic=True)
     match kind:
         case "pt":
             export(checkpoint=str(file), output=str(tmp_path / "file.pt"))
             file = tmp_path / "file.pt"
         case "average":
             (tmp_path / "other").mkdir()
-            both = [file, trained_on(tmp_path / "other", confidence=0.1, class_agnostic=True)]
+            both = [file, trained_on(tmp_path / "other", score_threshold=0.1, class_agnostic=True)]
             write_checkpoint(average_checkpoints(both), tmp_path / "average.ckpt")
             file = tmp_path / "average.ckpt"
         case "address":
@@ -170,12 +170,12 @@ def test_checkpoint_without_a_record_takes_the_size_of_its_run_folder(
 
 def test_pictures_are_not_shown_with_the_threshold_for_scores(caplog: pytest.LogCaptureFixture) -> None:
     scoring = NetworkSettings(96, 1)
-    assert scoring.for_pictures().confidence == 0.25
-    assert scoring.for_pictures(confidence=0.4).confidence == 0.4
+    assert scoring.for_pictures().score_threshold == 0.25
+    assert scoring.for_pictures(score_threshold=0.4).score_threshold == 0.4
     assert not caplog.messages
-    chosen = NetworkSettings(96, 1, confidence=0.1)
-    assert chosen.for_pictures().confidence == 0.1
-    assert chosen.for_pictures(confidence=0.0, image_size=64) == NetworkSettings(64, 1, confidence=0.0)
+    chosen = NetworkSettings(96, 1, score_threshold=0.1)
+    assert chosen.for_pictures().score_threshold == 0.1
+    assert chosen.for_pictures(score_threshold=0.0, image_size=64) == NetworkSettings(64, 1, score_threshold=0.0)
     assert caplog.messages == [
         "changed since the checkpoint: confidence was 0.1, now 0.0 (used)",
         "changed since the checkpoint: image_size was 96, now 64 (used)",
@@ -195,10 +195,10 @@ def test_bound_options_are_those_that_are_recorded() -> None:
 
 
 def test_precedence_is_one_line_and_names_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
-    bound = {"data.image_size": 96, "data.channels": 3, "model.overlap": 0.6, "model.confidence": 0.1}
-    before = {"data.image_size": 640, "data.channels": None, "model.overlap": 0.7, "model.confidence": 0.2}
-    report_precedence(bound, before, bound | {"model.confidence": 0.2})
+    bound = {"data.image_size": 96, "data.channels": 3, "model.iou_threshold": 0.6, "model.score_threshold": 0.1}
+    before = {"data.image_size": 640, "data.channels": None, "model.iou_threshold": 0.7, "model.score_threshold": 0.2}
+    report_precedence(bound, before, bound | {"model.score_threshold": 0.2})
     assert caplog.messages == [
-        "changed since the checkpoint: model.confidence was 0.1, now 0.2 (used)",
-        "taken from the checkpoint: data.image_size 96 (instead of 640), model.overlap 0.6 (instead of 0.7)",
+        "changed since the checkpoint: model.score_threshold was 0.1, now 0.2 (used)",
+        "taken from the checkpoint: data.image_size 96 (instead of 640), model.iou_threshold 0.6 (instead of 0.7)",
     ]

@@ -115,22 +115,22 @@ def suppressed(decoded: Tensor, batch: Batch) -> list[Prediction]:
 def test_module_augments_in_evaluation(
     stage: str, data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(stage, YOLOModule(augment=True), data, tmp_path, monkeypatch) == 1
+    assert run(stage, YOLOModule(tta=True), data, tmp_path, monkeypatch) == 1
     assert run(stage, YOLOModule(), data, tmp_path, monkeypatch) == 0
 
 
 def test_a_fit_does_not_pay_for_it(data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("fit", YOLOModule(augment=True), data, tmp_path, monkeypatch) == 0
+    assert run("fit", YOLOModule(tta=True), data, tmp_path, monkeypatch) == 0
 
 
 def test_checkpoints_do_not_remember_it() -> None:
-    assert "augment" not in YOLOModule(augment=True).hparams
+    assert "tta" not in YOLOModule(tta=True).hparams
 
 
 @pytest.fixture
 def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
     return DetectionDataModule(
-        str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(workers=0)
+        str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
     )
 
 

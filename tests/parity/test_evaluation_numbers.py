@@ -41,19 +41,19 @@ def crowded(seed: int) -> torch.Tensor:
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    confidence=st.sampled_from([0.0, 0.001, 0.25, 0.9]),
-    overlap=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+    score_threshold=st.sampled_from([0.0, 0.001, 0.25, 0.9]),
+    iou_threshold=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
     max_detections=st.sampled_from([1, 5, 300]),
     class_agnostic=st.booleans(),
 )
 def test_suppression_equals_ultralytics(
-    seed: int, confidence: float, overlap: float, max_detections: int, class_agnostic: bool
+    seed: int, score_threshold: float, iou_threshold: float, max_detections: int, class_agnostic: bool
 ) -> None:
     decoded, batch = crowded(seed), random_batches(1)[0]
     expected = non_max_suppression(
         decoded.clone(),
-        confidence,
-        overlap,
+        score_threshold,
+        iou_threshold,
         agnostic=class_agnostic,
         multi_label=True,
         max_det=max_detections,
@@ -62,8 +62,8 @@ def test_suppression_equals_ultralytics(
     found = predictions(
         (decoded,),
         batch,
-        confidence=confidence,
-        overlap=overlap,
+        score_threshold=score_threshold,
+        iou_threshold=iou_threshold,
         max_detections=max_detections,
         class_agnostic=class_agnostic,
     )
@@ -79,7 +79,7 @@ def test_agnostic_suppression_leaves_fewer_boxes() -> None:
     counts = [
         sum(len(one.labels) for one in predictions((crowded(0),), batch, **numbers))
         for numbers in (
-            {"confidence": 0.1, "overlap": 0.5, "max_detections": 300, "class_agnostic": agnostic}
+            {"score_threshold": 0.1, "iou_threshold": 0.5, "max_detections": 300, "class_agnostic": agnostic}
             for agnostic in (False, True)
         )
     ]
@@ -88,11 +88,13 @@ def test_agnostic_suppression_leaves_fewer_boxes() -> None:
 
 @pytest.mark.parametrize("agnostic", [False, True])
 def test_module_hands_its_settings_to_the_suppression(agnostic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = YOLOModule(conv="native", confidence=0.2, overlap=0.3, max_detections=7, class_agnostic=agnostic)
+    module = YOLOModule(
+        conv="native", score_threshold=0.2, iou_threshold=0.3, max_detections=7, class_agnostic=agnostic
+    )
     seen: dict[str, Any] = {}
     monkeypatch.setattr("yolo_lightning.module.predictions", lambda raw, batch, **numbers: seen.update(numbers))
     module._predict(None, random_batches(1)[0])
-    assert seen == {"confidence": 0.2, "overlap": 0.3, "max_detections": 7, "class_agnostic": agnostic}
+    assert seen == {"score_threshold": 0.2, "iou_threshold": 0.3, "max_detections": 7, "class_agnostic": agnostic}
 
 
 FRAME_SHAPE, INPUT = (96, 128), 64
@@ -156,7 +158,7 @@ def scores_of_their_validator(decoded: torch.Tensor, batch: Batch, folder: Path)
 def test_scores_of_boxes_that_overhang_the_frame_are_theirs(seed: int, tmp_path: Path) -> None:
     decoded, batch = overhanging(seed)
     figures, confusion = scores_of_their_validator(decoded, batch, tmp_path)
-    found = predictions((decoded,), batch, confidence=0.001, overlap=0.7, max_detections=300)
+    found = predictions((decoded,), batch, score_threshold=0.001, iou_threshold=0.7, max_detections=300)
     collection = EvaluationCollection(CLASSES)
     collection.update(found, targets(batch))
     collected = collection.compute()

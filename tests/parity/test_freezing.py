@@ -59,9 +59,9 @@ class FramesToValidate(Frames):
 
 
 @pytest.mark.parametrize("conv", ["native", "gemm"])
-@pytest.mark.parametrize("activations", ["keep", "recompute"])
-def test_frozen_layers_stand_still_through_validations(tmp_path: Path, conv: str, activations: str) -> None:
-    module = YOLOModule(conv=conv, activations=activations, freeze=3, nominal_batch=4)  # type: ignore[arg-type]
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_frozen_layers_stand_still_through_validations(tmp_path: Path, conv: str, checkpointing: bool) -> None:
+    module = YOLOModule(conv=conv, activation_checkpointing=checkpointing, freeze=3, nominal_batch=4)  # type: ignore[arg-type]
     before = {name: tensor.clone() for name, tensor in module.graph.state_dict().items()}
     norms = Normalisation()
     make_trainer(tmp_path, 2, norms, EMA()).fit(module, FramesToValidate(random_batches(2)))
@@ -74,12 +74,12 @@ def test_frozen_layers_stand_still_through_validations(tmp_path: Path, conv: str
     assert {name for name in statistics - frozen if torch.equal(after[name], before[name])} == set()
 
 
-@pytest.mark.parametrize("activations", ["keep", "recompute"])
-def test_gradients_behind_frozen_layers_equal_pytorch_s(activations: str) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_behind_frozen_layers_equal_pytorch_s(checkpointing: bool) -> None:
     gradients = []
-    for conv, kept in (("native", "keep"), ("gemm", activations)):
+    for conv, kept in (("native", False), ("gemm", checkpointing)):
         torch.manual_seed(0)
-        module = YOLOModule(conv=conv, activations=kept, freeze=[2, 5]).double()  # type: ignore[arg-type]
+        module = YOLOModule(conv=conv, activation_checkpointing=kept, freeze=[2, 5]).double()  # type: ignore[arg-type]
         batch = random_batches(1)[0]
         total, _ = module.detection_loss(module.train().graph(batch.images.double() / 255), batch)
         total.backward()

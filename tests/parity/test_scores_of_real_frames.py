@@ -115,7 +115,7 @@ def test_scores_are_those_of_ultralytics_val(real_frames: Path, index_root: Path
         index_root=str(index_root),
         image_size=WIDTH,
         batch_size=BATCH_SIZE,
-        loader=LoaderSettings(workers=0),
+        loader=LoaderSettings(num_workers=0),
     )
     torch.manual_seed(0)
     module = YOLOModule(conv="native")

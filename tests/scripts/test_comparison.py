@@ -75,7 +75,7 @@ def test_ultralytics_is_given_the_same_images_boxes_and_classes(
 def test_other_data_replace_what_was_converted_before(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
     dataset = script("comparison.dataset")
     for share, expected in ((1.0, 16), (1.0, 16), (0.5, 8)):
-        module = DetectionDataModule(str(look_alike), index_root=str(index_root), train_subset=share)
+        module = DetectionDataModule(str(look_alike), index_root=str(index_root), train_fraction=share)
         file = dataset.convert(module, tmp_path / "yolo")
         assert len(list((file.parent / "images" / "train").iterdir())) == expected == len(module.open("train"))
 

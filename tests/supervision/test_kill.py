@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 import time
@@ -8,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.supervision import kill
-from yolo_lightning.supervision.kill import kill_tree
-from yolo_lightning.supervision.processes import Process, is_resource_tracker, marked, read_process, tree
+from yolo_lightning.supervision.kill import kill_tree, wait_until_gone, where_it_is
+from yolo_lightning.supervision.processes import Process, is_resource_tracker, is_same, marked, read_process, tree
 
 MARKER = f"YOLO_LIGHTNING_TEST_MARKER=kill-{os.getpid()}"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(1000)"
@@ -127,3 +128,27 @@ def test_process_that_took_over_an_id_is_not_killed() -> None:
     finally:
         neighbour.kill()
         neighbour.wait()
+
+
+LEADER_HAS_EXITED = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(100,)).start()
+print("ready", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_process_whose_main_thread_has_exited_is_not_gone() -> None:
+    """As after SIGKILL while a thread waits for a disk: memory and files are held until the disk answers."""
+    process = subprocess.Popen([sys.executable, "-c", LEADER_HAS_EXITED], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    end_s = time.monotonic() + 10
+    while (found := read_process(process.pid)) is not None and found.state != "Z" and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert found is not None
+    assert (found.state, found.is_gone, is_same(found)) == ("Z", False, True)
+    assert re.fullmatch(r"python\S*, a thread in state S, waits in \S.*", where_it_is(found))
+    kill.end([found])
+    assert wait_until_gone([found], 10.0) == []
+    process.communicate()

@@ -130,8 +130,8 @@ def test_fault_26_ladder_goes_down_and_ends_after_three_attempts(tmp_path: Path)
     options = [" ".join(start["options"]) for start in supervised.starts()]
     assert len(options) == 4
     assert options[0] == ""
-    assert "--resume --data.loader.workers=2 --data.loader.persistent_workers=false" in options[1]
-    assert ["--data.loader.workers=0" in one for one in options] == [False, False, True, True]
+    assert "--resume --data.loader.num_workers=2 --data.loader.persistent_workers=false" in options[1]
+    assert ["--data.loader.num_workers=0" in one for one in options] == [False, False, True, True]
     # The number of the trainer's own threads decides the last bits of its weights.
     assert [start["threads"] for start in supervised.starts()] == ["1"] * 4
     assert supervised.state()["quarantined"] == ["index=7"]
@@ -142,7 +142,7 @@ def test_rung_stays_for_the_next_supervisor(tmp_path: Path) -> None:
     assert Supervised(tmp_path / "run", "wait_for_worker", allowed=FETCH).wait() == ExitCode.FINISHED
     again = Supervised(tmp_path / "run", "none")
     assert again.wait() == ExitCode.FINISHED
-    assert "--data.loader.workers=2" in again.starts()[-1]["options"]
+    assert "--data.loader.num_workers=2" in again.starts()[-1]["options"]
 
 
 def test_fault_28_slow_phases_within_their_allowance_are_no_stall(tmp_path: Path) -> None:

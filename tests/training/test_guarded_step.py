@@ -39,7 +39,7 @@ def make_batch(seed: int = 0) -> Batch:
 class Rig:
     """A network with its loss, and faults that can be injected into the forward or the backward pass."""
 
-    def __init__(self, max_halvings: int = 1, batch_norm: bool = True) -> None:
+    def __init__(self, max_oom_splits: int = 1, batch_norm: bool = True) -> None:
         torch.manual_seed(0)
         self.graph = build_graph("yolov8n", ("a", "b", "c", "d"), "native").train()
         set_loss_gains(self.graph, box=7.5, cls=0.5, dfl=1.5)
@@ -48,7 +48,7 @@ class Rig:
                 if isinstance(layer, nn.BatchNorm2d):
                     layer.eval()
         self.loss = DetectionLoss(self.graph)
-        self.step = GuardedStep(self.compute, self.backward, max_halvings)
+        self.step = GuardedStep(self.compute, self.backward, max_oom_splits)
         self.step.watch(self.graph)
         self.seen: list[int] = []
         self.spoil: Callable[[int, Tensor], Tensor] = lambda call, total: total
@@ -204,9 +204,9 @@ def test_loss_of_a_part_that_is_not_finite_leaves_no_trace() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")
-@pytest.mark.parametrize(("max_halvings", "passes"), [(0, [6]), (1, [6, 3]), (2, [6, 3, 2]), (9, [6, 3, 2, 1])])
-def test_out_of_memory_again_is_an_error(max_halvings: int, passes: list[int]) -> None:
-    rig = Rig(max_halvings)
+@pytest.mark.parametrize(("max_oom_splits", "passes"), [(0, [6]), (1, [6, 3]), (2, [6, 3, 2]), (9, [6, 3, 2, 1])])
+def test_out_of_memory_again_is_an_error(max_oom_splits: int, passes: list[int]) -> None:
+    rig = Rig(max_oom_splits)
     rig.fails_forward = lambda images: True
     with pytest.raises(torch.OutOfMemoryError, match="7 GiB"):
         rig.step.run(make_batch())
@@ -235,7 +235,7 @@ def test_resumed_step_begins_halved_and_has_used_its_halving_up() -> None:
 
 
 def test_negative_number_of_halvings_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.max_halvings is -1, allowed are 0 and more"):
+    with pytest.raises(ValueError, match=r"model\.max_oom_splits is -1, allowed are 0 and more"):
         Rig(-1)
 
 

@@ -67,7 +67,7 @@ def test_never_goes_back_more_often_than_allowed(events: list[tuple[Source, bool
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"in_a_row": 0}, "nonfinite_in_a_row is 0, allowed are 1 and more"),
+        ({"in_a_row": 0}, "max_consecutive_nonfinite is 0, allowed are 1 and more"),
         ({"rollbacks": -1}, "max_rollbacks is -1, allowed are 0 and more"),
         ({"factor": 0.0}, "rollback_lr_factor is 0.0, allowed are values above 0 up to 1"),
         ({"factor": 1.5}, "rollback_lr_factor is 1.5"),

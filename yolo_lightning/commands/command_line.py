@@ -4,12 +4,14 @@ A tool is a function, or a dictionary of functions where it has several commands
 arguments apart as keywords, its other required ones are positional.
 """
 
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
 
@@ -20,6 +22,30 @@ PACKAGE = "yolo_lightning"
 BOUND = "bound_by_weights"
 """Function of a tool's module: the data options that follow from the weights which its options name."""
 SWITCH_VALUES = ("true", "false", "yes", "no")
+UNKNOWN_KEY = re.compile(
+    r"(?:unrecognized arguments: --(?P<typed>[\w.]+)|does not accept (?:option|nested key) '(?P<configured>[\w.]+)')"
+)
+RENAMED_KEYS = {
+    "data.keep_decoded_mib": "data.image_cache_mib",
+    "data.loader.start_method": "data.loader.multiprocessing_context",
+    "data.loader.workers": "data.loader.num_workers",
+    "data.train_subset": "data.train_fraction",
+    "data.valid_subset": "data.valid_fraction",
+    "model.activations": "model.activation_checkpointing",
+    "model.augment": "model.tta",
+    "model.confidence": "model.score_threshold",
+    "model.max_halvings": "model.max_oom_splits",
+    "model.nonfinite_in_a_row": "model.max_consecutive_nonfinite",
+    "model.overlap": "model.iou_threshold",
+    "augment": "tta",
+    "confidence": "score_threshold",
+    "overlap": "iou_threshold",
+    "overlaps": "iou_thresholds",
+    "confidences": "score_thresholds",
+    "trust": "allow_pickle",
+}
+"""Keys of earlier configurations whose new names `difflib` does not find."""
+
 WRONG_OPTION = 2
 """Exit code of a command that was given what is not allowed, as argparse has it."""
 
@@ -58,7 +84,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     if "data" in parameters:
         from yolo_lightning.commands.data_options import call_with_data
 
-        call_with_data(function, words, program, getattr(module, BOUND, None))
+        call_with_data(function, words, program, getattr(module, BOUND, None), ShortErrorToolParser)
         return
     purpose, _, _ = (function.__doc__ or "").partition("Args:")
     auto_cli(
@@ -112,10 +138,35 @@ def is_ours(error: ValueError) -> bool:
 
 
 class ShortErrors:
-    """Of a parser: says what is wrong without the list of all options before it."""
+    """Parser mixin: error messages without the list of all options, with the nearest key for an unknown one."""
 
     def print_usage(self, file: Any = None) -> None:
-        """Nothing: the hint at `--help` that follows is enough."""
+        """Print nothing: the hint at `--help` that follows is enough."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Exit with code 2; an unknown key is named together with the nearest known one."""
+        super().error(with_nearest_key(message, known_keys(self)), ex)  # type: ignore[misc]
+        raise SystemExit(WRONG_OPTION)
+
+
+def known_keys(parser: Any) -> set[str]:
+    """Return the keys that a parser and its subcommands accept, without leading hyphens."""
+    keys = set()
+    for action in parser._actions:
+        keys |= {option.removeprefix("--") for option in action.option_strings if option.startswith("--")}
+        for subparser in (getattr(action, "_name_parser_map", None) or {}).values():
+            keys |= known_keys(subparser)
+    return keys
+
+
+def with_nearest_key(message: str, keys: Collection[str]) -> str:
+    """Return an error message of jsonargparse; for an unknown key, name the key and the nearest of `keys`."""
+    found = UNKNOWN_KEY.search(message)
+    if found is None:
+        return message
+    key = found["typed"] or found["configured"]
+    nearest = RENAMED_KEYS.get(key) or next(iter(get_close_matches(key, keys, 1)), None)
+    return f"unknown key {key}" + (f". Did you mean {nearest}?" if nearest else "")
 
 
 class ShortErrorToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]

@@ -18,6 +18,7 @@ def call_with_data(
     arguments: Sequence[str] | None = None,
     prog: str | None = None,
     bound: Callable[[Namespace], dict[str, Any]] | None = None,
+    parser_class: type[ArgumentParser] = ArgumentParser,
 ) -> Any:
     """Call a tool whose argument `data` is a datamodule and whose other arguments are options of their own.
 
@@ -27,12 +28,13 @@ def call_with_data(
         prog: How the command is called, for the help.
         bound: Returns the data options that follow from the weights which the given options name. They take the place
             of configured ones, not of those on the command line.
+        parser_class: Class of the parser.
 
     Raises:
         ValueError: If a configuration file cannot be read or names an unknown data option.
     """
     summary = (function.__doc__ or "").partition("\n\n")[0]
-    parser = ArgumentParser(prog=prog, description=summary, allow_abbrev=False)
+    parser = parser_class(prog=prog, description=summary, allow_abbrev=False)
     parser.add_argument(
         "--config",
         action="append",

@@ -51,9 +51,10 @@ class DetectionDataModule(LightningDataModule):
         frames: Where the frames of LTDv2 lie: a packed store, the folder `frames` or `frames.zip`, in this order for
             `auto`; or `litdata`, a store that may lie in a bucket.
         store: Folder of the packed store, null takes `packed` under `root`; or folder or address of the litdata store.
-        train_subset: Share of each month's clips to train on, above 0 to 1. It is the same for every seed, whole clips,
-            at least one of each month, and a part of any larger subset. What lies outside need not be on the disk.
-        valid_subset: The same for validation. `test` and `predict` always take the whole file.
+        train_fraction: Fraction of each month's clips to train on, > 0 and <= 1. The subset consists of whole clips, at
+            least one per month, is the same for every seed and is contained in every larger subset. Frames outside the
+            subset need not be on the disk.
+        valid_fraction: Fraction of each month's clips to validate on. `test` and `predict` always use the whole file.
         valid_share: Share of each month's clips of `train_file` to validate on instead of training on them, between 0
             and 1. For data without a `valid_file`, which must then be null; with a `data.yaml` instead of its `val`.
             Where no clips are known, as in COCO JSON and YOLO datasets, shares are of the images.
@@ -67,7 +68,7 @@ class DetectionDataModule(LightningDataModule):
             training split, from 0. `fit` adds those at which its supervisor saw training end again and again.
         seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
         loader: Worker processes.
-        keep_decoded_mib: Memory of each process for decoded training frames, MiB. Where all of them fit, none is
+        image_cache_mib: Memory of each process for decoded training frames, MiB. Where all of them fit, none is
             decoded twice; else none is kept.
         augmentation: Strength of the training augmentation.
         sampling: Which frames of the training split an epoch holds.
@@ -88,8 +89,8 @@ class DetectionDataModule(LightningDataModule):
         channels: Channels | None = None,
         frames: FrameStorage = "auto",
         store: str | None = None,
-        train_subset: float = 1.0,
-        valid_subset: float = 1.0,
+        train_fraction: float = 1.0,
+        valid_fraction: float = 1.0,
         valid_share: float | None = None,
         index_root: str | None = None,
         image_size: int = 640,
@@ -99,7 +100,7 @@ class DetectionDataModule(LightningDataModule):
         quarantine: tuple[str, ...] = (),
         seed: int = 0,
         loader: LoaderSettings = LoaderSettings(),  # noqa: B008 - frozen
-        keep_decoded_mib: int = 256,
+        image_cache_mib: int = 256,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     ) -> None:
@@ -107,8 +108,8 @@ class DetectionDataModule(LightningDataModule):
         check_image_size("data.image_size", image_size)
         if batch_size < 1:
             raise ValueError(f"data.batch_size is {batch_size}, allowed are 1 and more")
-        if keep_decoded_mib < 0:
-            raise ValueError(f"data.keep_decoded_mib is {keep_decoded_mib}, allowed are 0 and more")
+        if image_cache_mib < 0:
+            raise ValueError(f"data.image_cache_mib is {image_cache_mib}, allowed are 0 and more")
         if seed < 0:
             raise ValueError(f"data.seed is {seed}, allowed are 0 and more")
         if channels not in (None, *get_args(Channels)):
@@ -124,7 +125,7 @@ class DetectionDataModule(LightningDataModule):
             test_file,
             predict_file,
             tuple(image_folders),
-            Shares(train_subset, valid_subset, valid_share),
+            Shares(train_fraction, valid_fraction, valid_share),
             frames,
             store,
             self.index_root,
@@ -137,7 +138,7 @@ class DetectionDataModule(LightningDataModule):
         self.batch_size = batch_size
         self.seed = seed
         self.loader = loader
-        self.keep_decoded_mib = keep_decoded_mib
+        self.image_cache_mib = image_cache_mib
         self.augmentation = augmentation
         self.sampling = sampling
         self.allow_unlabelled = allow_unlabelled
@@ -244,7 +245,7 @@ class DetectionDataModule(LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """Augmented batches in an order that depends on (seed, epoch) alone; resumes where it was saved."""
         assert self.trainer is not None
-        frames = kept_decoded(self._splits["train"], self.keep_decoded_mib)
+        frames = kept_decoded(self._splits["train"], self.image_cache_mib)
         keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
         # A run resumed at an epoch's end restores no loader state, and current_epoch still names the old epoch here.
@@ -277,7 +278,7 @@ class DetectionDataModule(LightningDataModule):
             raise ValueError(
                 f"the checkpoint was made on other training data (fingerprint {saved}, now "
                 f"{self.index('train').fingerprint}): resume with the same {self.source.name('train')}, "
-                "data.train_subset and data.valid_share, or start a new run from its weights with --model.weights"
+                "data.train_fraction and data.valid_share, or start a new run from its weights with --model.weights"
             )
 
     def val_dataloader(self) -> DataLoader[Sample]:

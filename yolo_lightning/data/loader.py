@@ -18,44 +18,45 @@ class LoaderSettings:
     """How worker processes are used.
 
     Attributes:
-        workers: Processes that prepare batches; 0 prepares them in the training process, which nothing can hang then.
-        persistent_workers: Keep the training workers from epoch to epoch, which saves their start (2 s and more). Else
-            none of them idles through a validation, where one that died would be noticed only afterwards.
-            Validation workers always end.
-        prefetch_factor: Batches each worker prepares ahead.
-        start_method: How a worker starts. `spawn` begins with an empty interpreter; `forkserver` copies a process that
-            was started so and has imported torch, once for all workers. Neither inherits the GPU's state, whenever it
-            starts. Never fork: it stalls ROCm's queues and can inherit held locks.
-        worker_threads: OpenMP and BLAS threads of each worker, in its environment before torch is loaded.
-        pin_memory: Copy batches into page-locked memory; null does so exactly when training on a GPU. ROCm pins every
-            pageable batch in place otherwise, and stops the GPU's queues when the batch is unmapped.
-        timeout_s: Seconds to wait for a worker's batch before an error; 0 waits for ever. It ends the run, it does not
-            mend it, and it takes slow storage for a hang; the stall detector watches the whole loop instead.
+        num_workers: Number of processes that prepare batches; with 0, the training process prepares them.
+        persistent_workers: Keep the training workers between epochs, which saves their start-up (2 s and more). If
+            false, no worker idles during a validation, where the death of a worker would go unnoticed. Validation
+            workers always end with the validation.
+        prefetch_factor: Number of batches that each worker prepares in advance.
+        multiprocessing_context: How workers start. `spawn` starts a new interpreter; `forkserver` forks a process that
+            was spawned once and has imported torch. Neither inherits the state of the GPU. `fork` is not available,
+            because it stalls ROCm's queues and can inherit held locks.
+        worker_threads: OpenMP and BLAS threads of each worker, set in its environment before torch is loaded.
+        pin_memory: Copy batches into page-locked memory; null does so if training runs on a GPU. Otherwise ROCm pins
+            each pageable batch in place and stops the GPU's queues when the batch is unmapped.
+        timeout_s: Seconds to wait for a batch before an error ends the run; 0 waits forever. Slow storage cannot be
+            told from a hang; the supervisor and `StallMonitor` watch the whole training loop instead.
     """
 
-    workers: int = 4
+    num_workers: int = 4
     persistent_workers: bool = True
     prefetch_factor: int = 2
-    start_method: Literal["spawn", "forkserver"] = "spawn"
+    multiprocessing_context: Literal["spawn", "forkserver"] = "spawn"
     worker_threads: int = 1
     pin_memory: bool | None = None
     timeout_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 0), ("prefetch_factor", 1), ("worker_threads", 1), ("timeout_s", 0)):
+        for name, least in (("num_workers", 0), ("prefetch_factor", 1), ("worker_threads", 1), ("timeout_s", 0)):
             if not getattr(self, name) >= least:
-                raise ValueError(f"loader.{name} is {getattr(self, name)}, allowed are {least} and more")
-        if self.start_method not in ("spawn", "forkserver"):
-            raise ValueError(f"loader.start_method is {self.start_method!r}, allowed are spawn and forkserver")
+                raise ValueError(f"data.loader.{name} must be >= {least}, got {getattr(self, name)}")
+        if self.multiprocessing_context not in ("spawn", "forkserver"):
+            given = self.multiprocessing_context
+            raise ValueError(f"data.loader.multiprocessing_context must be spawn or forkserver, got {given!r}")
 
     def arguments(self, *, on_gpu: bool, persistent: bool) -> dict[str, Any]:
         """The `DataLoader` arguments these settings stand for."""
         arguments: dict[str, Any] = {
-            "num_workers": self.workers,
+            "num_workers": self.num_workers,
             "pin_memory": on_gpu if self.pin_memory is None else self.pin_memory,
         }
-        if self.workers:
-            context = SpawningContext if self.start_method == "spawn" else ForkServingContext
+        if self.num_workers:
+            context = SpawningContext if self.multiprocessing_context == "spawn" else ForkServingContext
             arguments |= {
                 "multiprocessing_context": context(self.worker_threads),
                 "persistent_workers": persistent and self.persistent_workers,
@@ -78,16 +79,16 @@ def prepare_worker(worker: int) -> None:
 def describe(arguments: dict[str, Any]) -> str:
     """Loader arguments in one line for the log."""
     pinned = "batches in pinned memory" if arguments["pin_memory"] else "batches in pageable memory"
-    workers = arguments["num_workers"]
-    if not workers:
+    num_workers = arguments["num_workers"]
+    if not num_workers:
         return f"no workers, the training process prepares batches; {pinned}"
     context = arguments["multiprocessing_context"]
     kept = "kept from epoch to epoch" if arguments["persistent_workers"] else "new every epoch"
     patience = f"an error after {arguments['timeout']:g} s without a batch" if arguments["timeout"] else "no timeout"
     threads, ahead = counted(context.threads, "thread"), counted(arguments["prefetch_factor"], "batch")
     return (
-        f"{counted(workers, 'worker')} by {context.get_start_method()}, {kept}, {threads} each, {ahead} ahead each; "
-        f"{pinned}; {patience}"
+        f"{counted(num_workers, 'worker')} by {context.get_start_method()}, {kept}, "
+        f"{threads} each, {ahead} ahead each; {pinned}; {patience}"
     )
 
 

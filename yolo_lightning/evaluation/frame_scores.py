@@ -41,9 +41,9 @@ class FrameScore:
         return self.score, -(self.misses + self.false_alarms), self.image_id
 
 
-def above(prediction: Prediction, confidence: float) -> Prediction:
-    """The detections that score `confidence` and more, on the CPU."""
-    chosen = prediction.scores >= confidence
+def above(prediction: Prediction, score_threshold: float) -> Prediction:
+    """The detections that score `score_threshold` and more, on the CPU."""
+    chosen = prediction.scores >= score_threshold
     return Prediction(
         prediction.image_id,
         prediction.boxes[chosen].cpu(),

@@ -31,13 +31,13 @@ def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table:
 
 def class_table(scores: DriftScores, ultralytics: UltralyticsScores, class_names: Sequence[str]) -> Table:
     """One row for all classes and one per class: Ultralytics' numbers beside COCO's, each under its own name."""
-    confidence = GRID[ultralytics.best_point()]
+    score_threshold = GRID[ultralytics.best_point()]
     table = Table(
         box=SIMPLE_HEAD,
         padding=(0, 1),
         pad_edge=False,
         collapse_padding=True,
-        caption=f"precision, recall and f1 at confidence {confidence:.3f}, IoU 0.5",
+        caption=f"precision, recall and f1 at confidence {score_threshold:.3f}, IoU 0.5",
         caption_justify="left",
     )
     table.add_column("")  # a long name takes a second line, a number never

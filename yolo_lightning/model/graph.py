@@ -10,7 +10,7 @@ from torch import nn
 from ultralytics.nn.tasks import DetectionModel, torch_safe_load
 
 from yolo_lightning.conv import FIXED, Plan
-from yolo_lightning.model.layers import Activations, Convolution, MemoryFormat, arrange
+from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange
 from yolo_lightning.utils.choices import check_choices
 
 Variant = Literal["yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x"]
@@ -28,10 +28,10 @@ def build_graph(
     convolution: Convolution,
     weights: str | None = None,
     class_width: int | None = None,
-    activations: Activations = "keep",
+    activation_checkpointing: bool = False,
     plan: Plan = FIXED,
     memory_format: MemoryFormat = "auto",
-    trust: bool = False,
+    allow_pickle: bool = False,
 ) -> nn.Module:
     """A YOLOv8 detection graph.
 
@@ -45,10 +45,10 @@ def build_graph(
         weights: File to start from, see `load_weights`; null starts from random weights.
         class_width: Channels of the hidden layers of the class head; null takes what the number of classes (or
             `weights`) implies. A head that once took over published weights keeps their width.
-        activations: See `arrange`.
+        activation_checkpointing: See `arrange`.
         plan: See `arrange`.
         memory_format: See `arrange`.
-        trust: See `load_weights`.
+        allow_pickle: See `load_weights`.
 
     Raises:
         ValueError: If a value is not allowed or `weights` cannot be used.
@@ -56,7 +56,6 @@ def build_graph(
     choices = (
         ("variant", variant, Variant),
         ("conv", convolution, Convolution),
-        ("activations", activations, Activations),
         ("memory_format", memory_format, MemoryFormat),
     )
     for name, value, allowed in choices:
@@ -68,8 +67,8 @@ def build_graph(
     if class_width is not None and class_width != head_class_width(graph):
         graph.load(plain_graph(variant, class_width), verbose=False)
     if weights is not None:
-        load_weights(graph, weights, trust=trust)
-    arrange(graph, convolution, activations, plan, memory_format)
+        load_weights(graph, weights, allow_pickle=allow_pickle)
+    arrange(graph, convolution, activation_checkpointing, plan, memory_format)
     module: nn.Module = graph
     return module
 
@@ -89,7 +88,7 @@ def set_loss_gains(graph: Any, *, box: float, cls: float, dfl: float) -> None:
     graph.args = SimpleNamespace(box=box, cls=cls, dfl=dfl)
 
 
-def load_weights(graph: Any, path: str, *, trust: bool = False) -> None:
+def load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     """Copy weights from an Ultralytics `.pt` or from one of our `.ckpt` files into the graph, as far as shapes match.
 
     Rows of the classification head are kept where the class names match.
@@ -97,7 +96,7 @@ def load_weights(graph: Any, path: str, *, trust: bool = False) -> None:
     Args:
         graph: The graph to change.
         path: The file.
-        trust: A `.pt` file is a pickle, which can run code when it is opened. Without trust only the layers that
+        allow_pickle: A `.pt` file is a pickle, which can run code when it is opened. Without trust only the layers that
             PyTorch and Ultralytics publish are rebuilt from it, which is enough for any YOLOv8 file of Ultralytics.
 
     Raises:
@@ -106,7 +105,7 @@ def load_weights(graph: Any, path: str, *, trust: bool = False) -> None:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"model.weights {path} does not exist (nothing is downloaded)")
-    source = read_network(file, trust=trust)
+    source = read_network(file, allow_pickle=allow_pickle)
     theirs = source.state_dict()
     graph.load(source, verbose=False)
     own = graph.state_dict()
@@ -117,46 +116,46 @@ def load_weights(graph: Any, path: str, *, trust: bool = False) -> None:
     rank_zero_info(f"weights: {fitting} of {len(own)} tensors from {path}; head rows kept for {kept or 'no class'}")
 
 
-def read_network(file: Path, *, trust: bool = False) -> Any:
+def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
     """The network in one of our `.ckpt` files or an Ultralytics `.pt`; see `load_weights`."""
-    return read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file, trust=trust)
+    return read_checkpoint(file) if file.suffix == ".ckpt" else read_ultralytics(file, allow_pickle=allow_pickle)
 
 
-def read_ultralytics(file: Path, *, trust: bool = False) -> Any:
+def read_ultralytics(file: Path, *, allow_pickle: bool = False) -> Any:
     """The network in an Ultralytics `.pt` file, float32; see `load_weights`."""
-    return open_ultralytics(file, trust=trust)[1]
+    return open_ultralytics(file, allow_pickle=allow_pickle)[1]
 
 
-def open_ultralytics(file: Path, *, trust: bool) -> tuple[dict[str, Any], Any]:
+def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any], Any]:
     """The content of an Ultralytics `.pt` file, and the network in it, float32.
 
     Raises:
         ValueError: If it needs trust, or is no checkpoint.
     """
     try:
-        content, _ = torch_safe_load(str(file), safe_only=not trust)
+        content, _ = torch_safe_load(str(file), safe_only=not allow_pickle)
         return content, (content.get("ema") or content["model"]).float()
     except Exception as error:
-        foreign = [] if trust else foreign_globals(file)
+        foreign = [] if allow_pickle else foreign_globals(file)
         if foreign:
             raise ValueError(
                 f"model.weights {file} is a pickle that would run {', '.join(foreign)}; if you trust whoever made it, "
-                "add --trust"
+                "add --allow_pickle"
             ) from error
         raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {error}") from error
 
 
-def ultralytics_description(file: Path, *, trust: bool = False) -> dict[str, Any]:
+def ultralytics_description(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     """What an Ultralytics `.pt` file records about the use of its weights, under the names of `NetworkSettings`.
 
     Args:
         file: The file.
-        trust: See `load_weights`.
+        allow_pickle: See `load_weights`.
 
     Raises:
         ValueError: See `read_ultralytics`.
     """
-    content, network = open_ultralytics(file, trust=trust)
+    content, network = open_ultralytics(file, allow_pickle=allow_pickle)
     size = (content.get("train_args") or {}).get("imgsz") or as_dictionary(getattr(network, "args", {})).get("imgsz")
     names = list(network.names.values() if isinstance(network.names, dict) else network.names)
     recorded = {"image_size": max(size) if isinstance(size, list | tuple) else size, "class_names": names}

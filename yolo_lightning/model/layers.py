@@ -19,7 +19,6 @@ from yolo_lightning.conv.recompute import BatchNormSiLU2d
 from yolo_lightning.utils.files import cache_folder
 
 Convolution = Literal["auto", "gemm", "native"]
-Activations = Literal["keep", "recompute"]
 PlanKind = Literal["fixed", "timed", "fused"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 
@@ -29,7 +28,7 @@ BLOCK_PARTS = (nn.Conv2d, nn.BatchNorm2d, nn.Module)
 def arrange(
     graph: Any,
     convolution: Convolution,
-    activations: Activations = "keep",
+    activation_checkpointing: bool = False,
     plan: Plan = FIXED,
     memory_format: MemoryFormat = "auto",
 ) -> None:
@@ -39,9 +38,8 @@ def arrange(
         graph: A YOLOv8 graph; changed in place. Its first layer takes images of one channel, too.
         convolution: `gemm` computes convolutions and batch normalisation without a vendor library; `native` is
             PyTorch's own, and so is `auto` as long as the device is unknown.
-        activations: `keep` leaves to autograd what is kept for the backward pass: three maps for each block.
-            `recompute` keeps two and computes the third again. Its normalisation runs on ATen's own kernels, whatever
-            `convolution` is.
+        activation_checkpointing: Whether each block stores two maps for the backward pass instead of three, and
+            recomputes the third. Batch normalisation then runs on ATen's own kernels, whatever `convolution` is.
         plan: Decides which algorithm computes a `gemm` convolution.
         memory_format: Layout of the weights, and so of the maps between layers. `auto` is channels_last for `gemm`,
             whose algorithms are faster with it, and contiguous for `native`.
@@ -52,7 +50,7 @@ def arrange(
     graph.model[0].conv.__class__ = GrayGemmConv2d if convolution == "gemm" else GrayConv2d
     channels_last = memory_format == "channels_last" or (memory_format == "auto" and convolution == "gemm")
     graph.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-    if activations == "recompute":
+    if activation_checkpointing:
         for block in blocks(graph):
             if isinstance(block.act, nn.SiLU):
                 block.bn.__class__ = BatchNormSiLU2d

@@ -29,7 +29,7 @@ SHOWN_CONFIDENCE = 0.25
 """Threshold for detections that are looked at, where the weights only have one for scores."""
 
 OF_DATA = ("image_size", "channels")
-OF_MODEL = ("single_class", "confidence", "overlap", "max_detections", "class_agnostic")
+OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic")
 OF_GRAPH = ("variant", "class_width")
 """Hyperparameters of a checkpoint without which its weights do not fit."""
 
@@ -43,8 +43,8 @@ class NetworkSettings:
         channels: 1 for gray frames, 3 for RGB; None if the file does not record it.
         class_names: Index 0 first; empty if the file does not record them.
         single_class: Whether all classes of the data count as one.
-        confidence: Detections must score more than this, 0 to 1.
-        overlap: Intersection over union above which the weaker of two boxes is suppressed, 0 to 1.
+        score_threshold: Detections must score more than this, 0 to 1.
+        iou_threshold: Intersection over union above which the weaker of two boxes is suppressed, 0 to 1.
         max_detections: Detections kept per frame.
         class_agnostic: Whether boxes of different classes suppress each other, too.
         letterbox: How a frame is placed in the input.
@@ -58,8 +58,8 @@ class NetworkSettings:
     channels: int | None = None
     class_names: tuple[str, ...] = ()
     single_class: bool = False
-    confidence: float = SCORING_CONFIDENCE
-    overlap: float = 0.7
+    score_threshold: float = SCORING_CONFIDENCE
+    iou_threshold: float = 0.7
     max_detections: int = 300
     class_agnostic: bool = False
     letterbox: str = LETTERBOX
@@ -90,11 +90,11 @@ class NetworkSettings:
             given: Values of the user by name; None keeps the recorded one.
         """
         wanted = {name: value for name, value in given.items() if value is not None}
-        if self.confidence <= SCORING_CONFIDENCE:
-            wanted.setdefault("confidence", SHOWN_CONFIDENCE)
-        compared = {name: getattr(self, name) for name in wanted if name != "confidence"}
-        if self.confidence > SCORING_CONFIDENCE:
-            compared["confidence"] = self.confidence
+        if self.score_threshold <= SCORING_CONFIDENCE:
+            wanted.setdefault("score_threshold", SHOWN_CONFIDENCE)
+        compared = {name: getattr(self, name) for name in wanted if name != "score_threshold"}
+        if self.score_threshold > SCORING_CONFIDENCE:
+            compared["score_threshold"] = self.score_threshold
         report_changes(compared, wanted)
         if self.image_size is None and "image_size" not in wanted:
             rank_zero_info(f"the weights do not record their image size: {USUAL_IMAGE_SIZE} is used")
@@ -121,24 +121,24 @@ def input_record(channels: int, image_size: int) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in (*OF_DATA, "letterbox", "normalisation")}
 
 
-def read_settings(file: Path, *, trust: bool = False) -> NetworkSettings:
+def read_settings(file: Path, *, allow_pickle: bool = False) -> NetworkSettings:
     """The settings in a file of weights, see `read_record`; those that it does not record have their defaults."""
-    return NetworkSettings.of(read_record(file, trust=trust))
+    return NetworkSettings.of(read_record(file, allow_pickle=allow_pickle))
 
 
-def read_record(file: Path, *, trust: bool = False) -> dict[str, Any]:
+def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     """What a file of weights records under the names of `NetworkSettings`, and more.
 
     Args:
         file: One of our `.ckpt` files, see `require_whole`, or an Ultralytics `.pt`.
-        trust: Open a `.pt` file whatever code it refers to.
+        allow_pickle: Open a `.pt` file whatever code it refers to.
 
     Raises:
         ValueError: If the file cannot be read.
     """
     if file.suffix == ".ckpt":
         return checkpoint_record(file, torch.load(file, map_location="meta", weights_only=True))
-    record = ultralytics_description(file, trust=trust)
+    record = ultralytics_description(file, allow_pickle=allow_pickle)
     side = record.pop("image_size")
     return record | ({"image_size": -(-side // STRIDE) * STRIDE} if isinstance(side, int) else {})
 

@@ -13,7 +13,13 @@ NO_TIME_LIMIT_S = 1e9
 
 
 def predictions(
-    raw: Any, batch: Batch, *, confidence: float, overlap: float, max_detections: int, class_agnostic: bool = False
+    raw: Any,
+    batch: Batch,
+    *,
+    score_threshold: float,
+    iou_threshold: float,
+    max_detections: int,
+    class_agnostic: bool = False,
 ) -> list[Prediction]:
     """Non-maximum suppression, per class or of all classes together, then back to the frames, on the CPU.
 
@@ -23,8 +29,8 @@ def predictions(
         raw: What the graph returned in evaluation mode; its first part is `(B, 4 + classes, anchors)`, xywh in pixels
             of the letterboxed input and class scores from 0 to 1.
         batch: The frames that were shown.
-        confidence: Detections must score more than this, 0 to 1.
-        overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
+        score_threshold: Detections must score more than this, 0 to 1.
+        iou_threshold: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
         max_detections: Detections kept per frame, best first.
         class_agnostic: Whether boxes of different classes suppress each other, too.
 
@@ -34,8 +40,8 @@ def predictions(
     decoded: Tensor = raw[0].detach().float().cpu()
     kept = non_max_suppression(
         decoded,
-        conf_thres=confidence,
-        iou_thres=overlap,
+        conf_thres=score_threshold,
+        iou_thres=iou_threshold,
         multi_label=True,
         agnostic=class_agnostic,
         max_det=max_detections,

@@ -11,6 +11,7 @@ from pathlib import Path
 from yolo_lightning.supervision.bounded import bounded
 from yolo_lightning.supervision.process_marks import remove_files_of_dead_processes
 from yolo_lightning.supervision.processes import (
+    GONE,
     LOOK_TIMEOUT_S,
     PROC,
     Process,
@@ -18,6 +19,7 @@ from yolo_lightning.supervision.processes import (
     is_same,
     marked,
     read_process,
+    remaining_thread,
     tree,
     wait_channel,
 )
@@ -112,8 +114,12 @@ def wait_until_gone(processes: Iterable[Process], wait_s: float) -> list[Process
 
 
 def where_it_is(process: Process) -> str:
-    """State and place in the kernel, for a person."""
+    """Return the state and the place in the kernel as text, of a remaining thread if the main thread has ended."""
     now = read_process(process.pid) or process
+    if now.state in GONE and (thread := remaining_thread(now)) is not None:
+        number, state = thread
+        where = wait_channel(now.pid, number) or "an unknown place"
+        return f"{process.name}, a thread in state {state}, waits in {where}"
     return f"{process.name}, state {now.state}, waits in {wait_channel(process.pid) or 'an unknown place'}"
 
 

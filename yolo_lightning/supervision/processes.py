@@ -29,6 +29,7 @@ class Process:
         parent: Id of its parent.
         session: Id of its session.
         started_ticks: Clock ticks since boot; with the id this names a process for good.
+        threads: Number of threads that have not ended, the main thread included.
     """
 
     pid: int
@@ -37,11 +38,16 @@ class Process:
     parent: int
     session: int
     started_ticks: int
+    threads: int = 1
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, also where nobody has asked for its exit code yet."""
-        return self.state in GONE
+        """Whether the process has ended, even if its parent has not read the exit code.
+
+        After SIGKILL the main thread is a zombie while another thread still waits in the kernel, for a disk for
+        instance. The process then keeps its memory, its files and its GPU.
+        """
+        return self.state in GONE and self.threads <= 1
 
 
 def read_process(pid: int) -> Process | None:
@@ -57,6 +63,7 @@ def read_process(pid: int) -> Process | None:
             parent=int(parts[1]),
             session=int(parts[3]),
             started_ticks=int(parts[19]),
+            threads=int(parts[17]),
         )
     except (OSError, ValueError, IndexError):
         return None
@@ -149,9 +156,24 @@ def status_lines(pid: int) -> list[str]:
         return []
 
 
-def wait_channel(pid: int) -> str:
-    """Function of the kernel that it waits in; empty where that cannot be told."""
+def wait_channel(pid: int, thread: int | None = None) -> str:
+    """Return the kernel function in which a thread waits, by default the main thread; empty if unknown."""
     try:
-        return (PROC / str(pid) / "wchan").read_text().strip().removeprefix("0") or ""
+        place = PROC / str(pid) / "task" / str(pid if thread is None else thread)
+        return (place / "wchan").read_text().strip().removeprefix("0") or ""
     except OSError:
         return ""
+
+
+def remaining_thread(process: Process) -> tuple[int, str] | None:
+    """Return id and state of a thread that has not ended after the main thread, in the kernel (D) if there is one."""
+    found = []
+    for folder in (PROC / str(process.pid) / "task").glob("*"):
+        try:
+            found.append(
+                (int(folder.name), (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0])
+            )
+        except (OSError, ValueError, IndexError):
+            continue
+    alive = [(thread, state) for thread, state in found if state not in GONE]
+    return min(alive, key=lambda one: one[1] != "D", default=None)

@@ -60,20 +60,20 @@ class GuardedStep:
     Args:
         compute: Forward pass and loss.
         backward: Backward pass.
-        max_halvings: How often, since training began, running out of memory is answered so; then it is an error.
+        max_oom_splits: How often, since training began, running out of memory is answered so; then it is an error.
 
     Attributes:
         images_at_once: Images of one pass at most; None for all of a batch.
         halvings: How often they were halved.
 
     Raises:
-        ValueError: If `max_halvings` is out of range.
+        ValueError: If `max_oom_splits` is out of range.
     """
 
-    def __init__(self, compute: Compute, backward: Callable[[Tensor], None], max_halvings: int = 1) -> None:
-        if max_halvings < 0:
-            raise ValueError(f"model.max_halvings is {max_halvings}, allowed are 0 and more")
-        self.compute, self.backward, self.max_halvings = compute, backward, max_halvings
+    def __init__(self, compute: Compute, backward: Callable[[Tensor], None], max_oom_splits: int = 1) -> None:
+        if max_oom_splits < 0:
+            raise ValueError(f"model.max_oom_splits is {max_oom_splits}, allowed are 0 and more")
+        self.compute, self.backward, self.max_oom_splits = compute, backward, max_oom_splits
         self.images_at_once: int | None = None
         self.halvings = 0
         self._parameters: list[nn.Parameter] = []
@@ -203,7 +203,7 @@ class GuardedStep:
 
     def _halve(self, images: int, failure: torch.OutOfMemoryError, *, may_halve: bool) -> None:
         at_once = min(images, self.images_at_once or images)
-        if not may_halve or self.halvings >= self.max_halvings or at_once < 2:
+        if not may_halve or self.halvings >= self.max_oom_splits or at_once < 2:
             raise failure
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

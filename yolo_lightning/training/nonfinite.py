@@ -45,7 +45,7 @@ class Patience:
 
     def __post_init__(self) -> None:
         if self.in_a_row < 1:
-            raise ValueError(f"model.nonfinite_in_a_row is {self.in_a_row}, allowed are 1 and more")
+            raise ValueError(f"model.max_consecutive_nonfinite is {self.in_a_row}, allowed are 1 and more")
         if self.rollbacks < 0:
             raise ValueError(f"model.max_rollbacks is {self.rollbacks}, allowed are 0 and more")
         if not 0 < self.factor <= 1:

@@ -26,7 +26,7 @@ from yolo_lightning.data.loader import LoaderSettings
 
 @pytest.fixture
 def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
-    loader = LoaderSettings(start_method="forkserver")
+    loader = LoaderSettings(multiprocessing_context="forkserver")
     return DetectionDataModule(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)
 
 

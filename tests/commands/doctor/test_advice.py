@@ -72,13 +72,13 @@ def test_precision_follows_the_card_and_what_was_tried() -> None:
     ],
 )
 def test_workers_follow_cores_memory_and_shared_memory(machine: MachineFacts, workers: int) -> None:
-    assert options(machine, results("cpu"))["data.loader.workers"] == workers
+    assert options(machine, results("cpu"))["data.loader.num_workers"] == workers
 
 
 def test_a_loader_that_hangs_has_no_workers_and_no_start_method() -> None:
     found = options(PLAIN, results("cpu", loader=Outcome.HANGS))
-    assert found["data.loader.workers"] == 0
-    assert "data.loader.start_method" not in found
+    assert found["data.loader.num_workers"] == 0
+    assert "data.loader.multiprocessing_context" not in found
 
 
 @pytest.mark.parametrize("machine", [PLAIN, AMD])

@@ -39,7 +39,7 @@ def test_it_fits_the_terminal_and_says_all(columns: int) -> None:
 def test_the_lines_are_yaml_with_their_reasons(columns: int) -> None:
     options = (
         Option("trainer.precision", "32-true", "safe"),
-        Option("data.loader.workers", 0, "hangs"),
+        Option("data.loader.num_workers", 0, "hangs"),
         Option("data.loader.pin_memory", None, "as the device wants"),
         Option("data.batch_size", 4, "small"),
     )

@@ -57,8 +57,8 @@ def test_suppression_inside_keeps_what_pytorch_keeps(trained: Path, tmp_path: Pa
         image_size=IMAGE_SIZE,
         channels=1,
         nms=True,
-        confidence=0.3,
-        overlap=0.4,
+        score_threshold=0.3,
+        iou_threshold=0.4,
         max_detections=7,
     )
     images = sample_images(5, 1, IMAGE_SIZE)
@@ -69,14 +69,14 @@ def test_suppression_inside_keeps_what_pytorch_keeps(trained: Path, tmp_path: Pa
     assert torch.allclose(run(path, images), expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("confidence", [0.0, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize("score_threshold", [0.0, 0.5, 0.99, 1.0])
 @pytest.mark.parametrize("kept", [1, 5, 300])
-def test_onnx_and_pytorch_suppress_alike(confidence: float, kept: int) -> None:
+def test_onnx_and_pytorch_suppress_alike(score_threshold: float, kept: int) -> None:
     generator = torch.Generator().manual_seed(0)
     decoded = torch.rand(3, 7, 40, generator=generator)
     decoded[:, :4] *= 20
     decoded[1, 4:] = 0  # an image without anything
-    settings = Suppression(confidence, 0.3, kept)
+    settings = Suppression(score_threshold, 0.3, kept)
     session = onnxruntime.InferenceSession(suppression_model(3, settings).SerializeToString())
     (found,) = session.run(None, {"decoded": decoded.numpy()})
     assert found.shape == (3, kept, 6)

@@ -118,21 +118,21 @@ def test_results_do_not_depend_on_the_batch(album: Path, weights: Path, tmp_path
         assert [entry["score"] for entry in one] == pytest.approx([entry["score"] for entry in other], abs=1e-4)
 
 
-@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("tta", [False, True])
 def test_augmented_detections_of_a_mirrored_picture_are_the_mirrored_ones(
-    weights: Path, tmp_path: Path, augment: bool
+    weights: Path, tmp_path: Path, tta: bool
 ) -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
     for name, image in (("plain", pixels), ("mirrored", pixels[:, ::-1])):
         cv2.imwrite(str(tmp_path / f"{name}.png"), image)
     words = ["predict", str(tmp_path / "plain.png"), str(tmp_path / "mirrored.png"), "--weights", str(weights)]
     words += ["--output", str(tmp_path / "out"), "--image_size", str(SIDE), "--save", "json", "--conv", "native"]
-    main([*words, "--augment", str(augment).lower()])
+    main([*words, "--augment", str(tta).lower()])
     plain, mirrored = (entry["detections"] for entry in json.loads((tmp_path / "out" / "predictions.json").read_text()))
     assert plain, "the case shows nothing"
     boxes = [[SIDE - x2, y1, SIDE - x1, y2] for x1, y1, x2, y2 in (entry["box"] for entry in mirrored)]
     is_same = len(plain) == len(mirrored) and np.allclose([entry["box"] for entry in plain], boxes, atol=0.05)
-    assert is_same == augment
+    assert is_same == tta
 
 
 def detections(folder: Path) -> list[list[dict[str, object]]]:
@@ -140,7 +140,13 @@ def detections(folder: Path) -> list[list[dict[str, object]]]:
 
 
 def test_settings_of_the_training_are_the_default(album: Path, weights: Path, tmp_path: Path) -> None:
-    typed = {"image_size": SIDE, "confidence": 0.1, "overlap": 0.6, "max_detections": 40, "class_agnostic": True}
+    typed = {
+        "image_size": SIDE,
+        "score_threshold": 0.1,
+        "iou_threshold": 0.6,
+        "max_detections": 40,
+        "class_agnostic": True,
+    }
     content = torch.load(weights, weights_only=True)
     content["hyper_parameters"] |= {name: typed[name] for name in typed if name != "image_size"}
     write_checkpoint(content | {"input": {"image_size": SIDE, "channels": 3}}, tmp_path / "trained.ckpt")
@@ -220,7 +226,7 @@ def test_box_is_drawn_where_it_lies(one: tuple[InputImage, Prediction]) -> None:
         ({"weights": "no.pt"}, "no.pt cannot be used: it does not exist"),
         ({"save": "gif"}, "save is 'gif', allowed are pictures, json, csv, txt"),
         ({"image_size": 50}, "image_size is 50, allowed are multiples of 32"),
-        ({"confidence": -1.0}, "confidence is -1.0, allowed are 0 to 1"),
+        ({"score_threshold": -1.0}, "score_threshold is -1.0, allowed are 0 to 1"),
         ({"batch_size": 0}, "batch_size is 0, allowed are 1 and more"),
         ({"device": "tpu9"}, "device is 'tpu9', allowed are auto, cpu"),
         ({"conv": "magic"}, "conv is 'magic', allowed are auto, gemm, native"),

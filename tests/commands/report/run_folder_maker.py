@@ -82,7 +82,7 @@ def make_gallery(folder: Path, class_names: Sequence[str], image_id: str) -> Non
     sizes = {"frames": 3, "edges_px": [0, 8, 16, 32], "objects": [0, 3, 2, 0], "detections": [0, 1, 4, 0]}
     content = {
         "stage": "val",
-        "confidence": 0.25,
+        "score_threshold": 0.25,
         "class_names": list(class_names),
         "frames": [frame | {"objects": 4, "misses": 3, "false_alarms": 3}],
         "sizes": sizes,

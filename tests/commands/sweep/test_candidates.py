@@ -42,14 +42,16 @@ def assert_same(found: list[Prediction], expected: list[Prediction]) -> None:
         assert torch.equal(one.boxes, other.boxes)
 
 
-@pytest.mark.parametrize("overlap", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("iou_threshold", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("class_agnostic", [False, True])
-def test_suppression_equals_that_of_the_whole_output(overlap: float, class_agnostic: bool) -> None:
+def test_suppression_equals_that_of_the_whole_output(iou_threshold: float, class_agnostic: bool) -> None:
     batch, output = batch_of(4), decoded(4)
-    options = {"overlap": overlap, "max_detections": 12, "class_agnostic": class_agnostic}
+    options = {"iou_threshold": iou_threshold, "max_detections": 12, "class_agnostic": class_agnostic}
     kept = keep_candidates(output, batch, floor=0.05, limit=10_000)
-    found = suppressed(kept, CLASSES, floor=0.05, overlap=overlap, max_detections=12, class_agnostic=class_agnostic)
-    assert_same(found, predictions((output,), batch, confidence=0.05, **options))  # type: ignore[arg-type]
+    found = suppressed(
+        kept, CLASSES, floor=0.05, iou_threshold=iou_threshold, max_detections=12, class_agnostic=class_agnostic
+    )
+    assert_same(found, predictions((output,), batch, score_threshold=0.05, **options))  # type: ignore[arg-type]
     assert [one.image_id for one in found] == ["0", "2", "3"]
 
 
@@ -76,7 +78,7 @@ def test_what_is_rebuilt_holds_each_candidate_where_it_belongs() -> None:
 
 def test_frames_without_any_candidate_are_predicted_empty() -> None:
     kept = keep_candidates(torch.zeros(1, 4 + CLASSES, ANCHORS), batch_of(1), floor=0.0, limit=10)
-    (found,) = suppressed(kept, CLASSES, floor=0.0, overlap=0.5, max_detections=5, class_agnostic=False)
+    (found,) = suppressed(kept, CLASSES, floor=0.0, iou_threshold=0.5, max_detections=5, class_agnostic=False)
     assert found.boxes.shape == (0, 4)
 
 

@@ -11,7 +11,7 @@ from yolo_lightning.data.synthetic import draw_dataset
 
 
 def index_of(root: Path, folder: Path, share: float = 1.0) -> SplitIndex:
-    return DetectionDataModule(str(root), valid_subset=share, index_root=str(folder)).open("valid").index
+    return DetectionDataModule(str(root), valid_fraction=share, index_root=str(folder)).open("valid").index
 
 
 def test_clips_stay_whole_and_each_month_is_in_both_halves(tmp_path: Path) -> None:

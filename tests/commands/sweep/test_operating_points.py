@@ -10,8 +10,8 @@ from yolo_lightning.commands.sweep.operating_points import best_f1, operating_po
 from yolo_lightning.evaluation.matching import match
 
 
-def f1_at(scores: np.ndarray, right: np.ndarray, annotated: int, confidence: float) -> float:
-    kept = scores > confidence
+def f1_at(scores: np.ndarray, right: np.ndarray, annotated: int, score_threshold: float) -> float:
+    kept = scores > score_threshold
     return 2 * int(right[kept].sum()) / (int(kept.sum()) + annotated)
 
 
@@ -20,8 +20,8 @@ def test_no_other_threshold_is_better(pairs: list[tuple[int, bool]], missed: int
     scores = np.array([score / 20 for score, _ in pairs], dtype=np.float32)
     right = np.array([hit for _, hit in pairs])
     annotated = int(right.sum()) + missed or 1
-    confidence, f1, precision, recall = best_f1(scores, right, annotated, 0.05)
-    assert f1 == pytest.approx(f1_at(scores, right, annotated, confidence))
+    score_threshold, f1, precision, recall = best_f1(scores, right, annotated, 0.05)
+    assert f1 == pytest.approx(f1_at(scores, right, annotated, score_threshold))
     assert f1 == pytest.approx(max(f1_at(scores, right, annotated, other) for other in (*np.unique(scores), 0.05)))
     if f1:
         assert f1 == pytest.approx(2 * precision * recall / (precision + recall))

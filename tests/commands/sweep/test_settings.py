@@ -22,19 +22,19 @@ def matched(frames: list[Frame]) -> Matches:
     return match([one for one, _ in frames], [other for _, other in frames], CLASSES)
 
 
-def cut(found: Prediction, confidence: float) -> Prediction:
-    kept = found.scores > confidence
+def cut(found: Prediction, score_threshold: float) -> Prediction:
+    kept = found.scores > score_threshold
     return Prediction(found.image_id, found.boxes[kept], found.scores[kept], found.labels[kept])
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 0.2, 0.55, 0.9, 1.0]), st.integers(1, 3))
-def test_cutting_matches_equals_matching_what_is_left(seed: int, confidence: float, digits: int) -> None:
+def test_cutting_matches_equals_matching_what_is_left(seed: int, score_threshold: float, digits: int) -> None:
     frames = random_frames(seed, months=MONTHS, digits=digits)
     chosen = np.arange(len(frames)) % 3 != 0
     left = [frame for frame, kept in zip(frames, chosen, strict=True) if kept]
-    expected = matched([(cut(one, confidence), other) for one, other in left])
-    found = selected(matched(frames), chosen, confidence)
+    expected = matched([(cut(one, score_threshold), other) for one, other in left])
+    found = selected(matched(frames), chosen, score_threshold)
     for name in ("keys", "months", "annotated", "counts", "labels", "scores", "ranks", "hits"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
@@ -49,15 +49,15 @@ def test_scores_are_those_of_the_frames_and_detections_left() -> None:
     assert scored.balanced == expected.balanced()
 
 
-def scored(confidence: float, balanced: float, map_50: float = 0.5) -> SettingScores:
-    return SettingScores(Setting(confidence, 0.5), map_50, 0.1, balanced)
+def scored(score_threshold: float, balanced: float, map_50: float = 0.5) -> SettingScores:
+    return SettingScores(Setting(score_threshold, 0.5), map_50, 0.1, balanced)
 
 
 def test_best_is_the_highest_balanced_score_then_map_50_then_the_first() -> None:
-    assert best([scored(0.1, 0.2), scored(0.2, 0.4), scored(0.3, math.nan)]).setting.confidence == 0.2
-    assert best([scored(0.1, 0.4, 0.5), scored(0.2, 0.4, 0.6)]).setting.confidence == 0.2
-    assert best([scored(0.1, 0.4), scored(0.2, 0.4)]).setting.confidence == 0.1
-    assert best([scored(0.1, math.nan), scored(0.2, -1.0)]).setting.confidence == 0.2
+    assert best([scored(0.1, 0.2), scored(0.2, 0.4), scored(0.3, math.nan)]).setting.score_threshold == 0.2
+    assert best([scored(0.1, 0.4, 0.5), scored(0.2, 0.4, 0.6)]).setting.score_threshold == 0.2
+    assert best([scored(0.1, 0.4), scored(0.2, 0.4)]).setting.score_threshold == 0.1
+    assert best([scored(0.1, math.nan), scored(0.2, -1.0)]).setting.score_threshold == 0.2
 
 
 def test_a_choice_is_scored_on_frames_that_had_no_part_in_it() -> None:
@@ -68,22 +68,22 @@ def test_a_choice_is_scored_on_frames_that_had_no_part_in_it() -> None:
     first, second = held_out(by_overlap, (0.1, 0.6), half, usual)
     for one, own in ((first, half), (second, ~half)):
         options = [
-            score_setting(matches, Setting(confidence, overlap), own)
-            for overlap, matches in by_overlap.items()
-            for confidence in (0.1, 0.6)
+            score_setting(matches, Setting(score_threshold, iou_threshold), own)
+            for iou_threshold, matches in by_overlap.items()
+            for score_threshold in (0.1, 0.6)
         ]
         assert one.chosen == best(options)
         setting = one.chosen.setting
-        assert one.elsewhere == score_setting(by_overlap[setting.overlap], setting, ~own)
+        assert one.elsewhere == score_setting(by_overlap[setting.iou_threshold], setting, ~own)
         assert one.usual == score_setting(by_overlap[0.7], usual, ~own)
 
 
 def test_options_are_words_of_the_command_line() -> None:
-    assert Setting(0.003, 0.5).options() == "--model.confidence 0.003 --model.overlap 0.5"
+    assert Setting(0.003, 0.5).options() == "--model.score_threshold 0.003 --model.iou_threshold 0.5"
 
 
-@pytest.mark.parametrize("confidence", [0.25, 0.5])
-def test_a_detection_must_score_more_than_the_confidence(confidence: float) -> None:
+@pytest.mark.parametrize("score_threshold", [0.25, 0.5])
+def test_a_detection_must_score_more_than_the_confidence(score_threshold: float) -> None:
     frames = random_frames(5, digits=2)
-    found = selected(matched(frames), np.ones(len(frames), dtype=np.bool_), confidence)
-    assert found.scores.min() > confidence
+    found = selected(matched(frames), np.ones(len(frames), dtype=np.bool_), score_threshold)
+    assert found.scores.min() > score_threshold

@@ -16,7 +16,7 @@ from yolo_lightning.commands.predict.inputs import read_pictures
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.network_settings import NetworkSettings
 
-SETTING = {"confidence": 0.002, "overlap": 0.6, "max_detections": 40}
+SETTING = {"score_threshold": 0.002, "iou_threshold": 0.6, "max_detections": 40}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def root(weights: Path, look_alike: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("found")
     (folder / "frames").symlink_to(look_alike / "frames")
     content = json.loads((look_alike / "Valid.json").read_text())
-    settings = NetworkSettings(image_size=64, confidence=0.002, max_detections=9)
+    settings = NetworkSettings(image_size=64, score_threshold=0.002, max_detections=9)
     detector = Detector(weights, settings, device=torch.device("cpu"))
     content["annotations"] = []
     for image in content["images"]:
@@ -53,7 +53,7 @@ def sweep(
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> dict[str, Any]:
-        data = ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
+        data = ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
         size = ["--data.image_size", "64", "--device", "cpu", "--candidates", "100000"]
         main(["sweep", *data, *size, "--json", "sweep.json", *words])
         result: dict[str, Any] = json.loads(Path("sweep.json").read_text())
@@ -63,9 +63,9 @@ def sweep(
 
 
 @pytest.mark.whole_run
-@pytest.mark.parametrize("augment", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tta", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_scores_are_those_of_validate(
-    augment: bool,
+    tta: bool,
     weights: Path,
     root: Path,
     sweep: Callable[..., dict[str, Any]],
@@ -74,21 +74,20 @@ def test_scores_are_those_of_validate(
 ) -> None:
     found = sweep(
         *("--checkpoint", str(weights), "--confidences", "[0.3]", "--overlaps", "[0.4]"),
-        *("--augment", str(augment).lower()),
+        *("--augment", str(tta).lower()),
     )
-    assert found["checkpoint"] == {name: SETTING[name] for name in ("confidence", "overlap")}
-    places = [(one["confidence"], one["overlap"]) for one in found["settings"]]
+    assert found["checkpoint"] == {name: SETTING[name] for name in ("score_threshold", "iou_threshold")}
+    places = [(one["score_threshold"], one["iou_threshold"]) for one in found["settings"]]
     assert sorted(places) == [(0.002, 0.4), (0.002, 0.6), (0.3, 0.4), (0.3, 0.6)]
     text = capsys.readouterr().out
     best = found["best"]
-    assert (
-        f"--ckpt_path {weights} --model.confidence {best['confidence']:g} --model.overlap {best['overlap']:g}" in text
-    )
+    thresholds = f"--model.score_threshold {best['score_threshold']:g} --model.iou_threshold {best['iou_threshold']:g}"
+    assert f"--ckpt_path {weights} {thresholds}" in text
     one = found["settings"][-1]
     run(
         *("test", "--ckpt_path", str(weights), "--trainer.default_root_dir", str(weights.parent / "run")),
-        *("--model.confidence", str(one["confidence"]), "--model.overlap", str(one["overlap"])),
-        *("--model.augment", str(augment).lower(), "--data.root", str(root)),
+        *("--model.score_threshold", str(one["score_threshold"]), "--model.iou_threshold", str(one["iou_threshold"])),
+        *("--model.tta", str(tta).lower(), "--data.root", str(root)),
     )
     scores = json.loads((weights.parent / "run" / "test_scores.json").read_text())
     assert 0 < scores["test/map_50"] < 1
@@ -154,7 +153,7 @@ def test_frames_are_shown_in_the_size_of_the_training(
     content = torch.load(weights, weights_only=True) | {"input": {"image_size": 64, "channels": 1}}
     write_checkpoint(content, tmp_path / "trained.ckpt")
     (tmp_path / "data.yaml").write_text("data:\n  image_size: 128\n")
-    words = ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.workers", "0"]
+    words = ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
     words = ["sweep", "--config", "data.yaml", *words, "--device", "cpu", "--checkpoint", "trained.ckpt"]
     found = {}
     for name, typed in (("recorded", []), ("64", ["--data.image_size", "64"]), ("96", ["--data.image_size", "96"])):

@@ -105,7 +105,7 @@ def ltdv2(tmp_path: Path) -> Path:
 
 
 def set_up(stage: str, root: Path | None, **options: Any) -> DetectionDataModule:
-    values = {"image_size": 32, "batch_size": 2, "loader": LoaderSettings(workers=0), **options}
+    values = {"image_size": 32, "batch_size": 2, "loader": LoaderSettings(num_workers=0), **options}
     datamodule = DetectionDataModule(None if root is None else str(root), **values)
     datamodule.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     datamodule.setup(stage)

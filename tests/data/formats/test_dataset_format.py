@@ -30,7 +30,7 @@ def make(tmp_path: Path) -> Make:
 
     def build(source: Path | str, stage: str = "fit", **options: Any) -> DetectionDataModule:
         values = {"index_root": str(tmp_path / "index"), "image_size": 64, "batch_size": 2, **options}
-        datamodule = DetectionDataModule(source=str(source), loader=LoaderSettings(workers=0), **values)
+        datamodule = DetectionDataModule(source=str(source), loader=LoaderSettings(num_workers=0), **values)
         datamodule.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=3)
         datamodule.setup(stage)
         return datamodule
@@ -99,7 +99,7 @@ def test_share_held_out_takes_the_place_of_val(yolo_set: YoloSet, make: Make) ->
 
 def test_subset_is_a_share_of_the_images(yolo_set: YoloSet, make: Make) -> None:
     file = yolo_set(IMAGES)
-    half, most = (set(make(file, train_subset=share).index("train").image_ids()) for share in (0.5, 0.84))
+    half, most = (set(make(file, train_fraction=share).index("train").image_ids()) for share in (0.5, 0.84))
     assert (len(half), len(most)) == (3, 5)
     assert half < most
 
@@ -293,14 +293,14 @@ def test_boxes_of_the_frames_in_use_count(yolo_set: YoloSet, make: Make) -> None
 
 def test_boxes_outside_of_the_subset_do_not_count(coco_set: Callable[..., Path], make: Make) -> None:
     root = coco_set()
-    used = {image for image in make("coco", root=str(root), **FILES, train_subset=0.5).index("train").image_ids()}
+    used = {image for image in make("coco", root=str(root), **FILES, train_fraction=0.5).index("train").image_ids()}
     content = json.loads((root / "train.json").read_text())
     content["annotations"] = [one for one in content["annotations"] if str(one["image_id"]) not in used]
     (root / "train.json").write_text(json.dumps(content))
     assert content["annotations"], "the case shows nothing"
     make("coco", root=str(root), **FILES)
     with pytest.raises(ValueError, match=r"^data\.train_file train\.json: none of the 3 frames in use has a box"):
-        make("coco", root=str(root), **FILES, train_subset=0.5)
+        make("coco", root=str(root), **FILES, train_fraction=0.5)
 
 
 def test_damaged_images_count_as_bad_frames(yolo_set: YoloSet, make: Make) -> None:

@@ -51,7 +51,7 @@ def make(look_alike: Path, index_root: Path) -> Make:
             index_root=str(index_root),
             image_size=64,
             batch_size=4,
-            loader=LoaderSettings(workers=0),
+            loader=LoaderSettings(num_workers=0),
             **options,
         )
         data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=30)

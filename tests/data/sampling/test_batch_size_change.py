@@ -64,7 +64,7 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Callable[..., Dia
             index_root=str(index_root),
             image_size=32,
             batch_size=batch_size,
-            loader=LoaderSettings(workers=0),
+            loader=LoaderSettings(num_workers=0),
         )
         module, last = Diary(until), tmp_path / "checkpoints/last.ckpt"
         callbacks: list[Callback] = [MetricsFile(), LastCheckpoint(1, keep=99)]

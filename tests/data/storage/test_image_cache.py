@@ -94,7 +94,7 @@ def test_channels_count(look_alike: Path, index_root: Path, monkeypatch: pytest.
 
 
 def test_part_of_a_split_counts_its_own_pixels(look_alike: Path, index_root: Path) -> None:
-    data = DetectionDataModule(str(look_alike), index_root=str(index_root), train_subset=0.5)
+    data = DetectionDataModule(str(look_alike), index_root=str(index_root), train_fraction=0.5)
     assert data.open("train").index.pixels() == PIXELS_OF_16 // 2
 
 
@@ -105,7 +105,7 @@ def test_frames_of_another_kind_are_left_where_they_are(split: LabelledFrames) -
 
 @pytest.mark.parametrize("budget_mib", [0, 1])
 def test_setting_decides_whether_training_keeps_them(look_alike: Path, index_root: Path, budget_mib: int) -> None:
-    options = {"frames": "folder", "loader": LoaderSettings(workers=0), "keep_decoded_mib": budget_mib}
+    options = {"frames": "folder", "loader": LoaderSettings(num_workers=0), "image_cache_mib": budget_mib}
     data = DetectionDataModule(str(look_alike), index_root=str(index_root), **options)
     data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1)
     data.setup("fit")

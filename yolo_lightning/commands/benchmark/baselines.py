@@ -83,7 +83,7 @@ def convert_graph(graph: nn.Module, variant: Variant, plan: Plan) -> None:
     arrange(
         graph,
         "gemm" if variant.implementation == "gemm" else "native",
-        "recompute" if variant is Variant.GEMM_RECOMPUTE else "keep",
+        variant is Variant.GEMM_RECOMPUTE,
         plan,
     )
     _finish(graph, variant)

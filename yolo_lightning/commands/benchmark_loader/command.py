@@ -161,7 +161,7 @@ def single_thread() -> Iterator[None]:
 
 def start_of(data: DetectionDataModule, dataset: TrainingDataset, workers: int) -> WorkerStart:
     """Start workers with the loader settings of `data`; return the time to the first batch and their memory."""
-    settings = replace(data.loader, workers=workers, timeout_s=FIRST_BATCH_LIMIT_S)
+    settings = replace(data.loader, num_workers=workers, timeout_s=FIRST_BATCH_LIMIT_S)
     order = shuffled(dataset)
     batches = [
         [(0, index) for index in order[first : first + data.batch_size]]
@@ -190,8 +190,9 @@ def start_table(
     starts: Mapping[str, Sequence[WorkerStart]], floors: Mapping[str, WorkerStart], data: DetectionDataModule
 ) -> Table:
     """Return a table of the time to the first batch and the memory per worker, beside the lower bound."""
+    context = data.loader.multiprocessing_context
     table = Table(
-        title=f"{data.loader.start_method} workers, batch {data.batch_size}: median (longest), largest worker",
+        title=f"{context} workers, batch {data.batch_size}: median (longest), largest worker",
         title_justify="left",
     )
     table.add_column("loader")

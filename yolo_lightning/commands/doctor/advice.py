@@ -20,7 +20,7 @@ Value = str | int | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A recommended configuration key, as `data.loader.workers`, and its value."""
+    """A recommended configuration key, as `data.loader.num_workers`, and its value."""
 
     key: str
     value: Value
@@ -53,10 +53,12 @@ def advise(machine: MachineFacts, results: Sequence[ProbeOutcome]) -> Advice:
     options = [
         Option("trainer.precision", *_precision(machine, gpu, by_probe.get(Probe.MATMUL_BFLOAT16))),
         Option("model.conv", *_convolution(gpu, by_probe)),
-        Option("data.loader.workers", *_workers(machine, by_probe.get(Probe.LOADER))),
+        Option("data.loader.num_workers", *_workers(machine, by_probe.get(Probe.LOADER))),
     ]
     if options[-1].value:
-        options.append(Option("data.loader.start_method", "spawn", "forked workers inherit locks and stop ROCm queues"))
+        options.append(
+            Option("data.loader.multiprocessing_context", "spawn", "forked workers inherit locks and stop ROCm queues")
+        )
     pins = machine.has(Vendor.AMD) and gpu is not None
     reason = "unmapping pageable batches stops the GPU's queues" if pins else "pinned when training on a GPU"
     options.append(Option("data.loader.pin_memory", True if pins else None, reason))

@@ -37,7 +37,7 @@ RUN_LIMITS = {GIB: (Severity.BAD, RUN_NEED), 5 * GIB: (Severity.WARNING, RUN_NEE
 DATA_LIMITS = {46_500_000_000: (Severity.NOTE, "`prepare` needs 43.3 GiB for LTDv2")}
 """`prepare` writes the packed store beside the frames."""
 
-NO_WORKERS = "start the container with --shm-size 1g or --ipc host; otherwise data.loader.workers: 0"
+NO_WORKERS = "start the container with --shm-size 1g or --ipc host; otherwise data.loader.num_workers: 0"
 NO_SWAP = "sudo swapoff -a, if memory is sufficient"
 UNSUPPORTED = "not supported by this kernel"
 

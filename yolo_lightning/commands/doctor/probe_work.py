@@ -191,7 +191,7 @@ def loader(probe: Probe, device: str, timeout_s: float) -> Answer:
 
     from yolo_lightning.data.loader import LoaderSettings
 
-    settings = LoaderSettings(workers=LOADER_WORKERS, persistent_workers=False)
+    settings = LoaderSettings(num_workers=LOADER_WORKERS, persistent_workers=False)
     arguments = settings.arguments(on_gpu=not device.startswith("cpu"), persistent=False)
     frames: Any = Frames()
     expected = LOADER_BATCHES * (len(frames) - 1) / 2

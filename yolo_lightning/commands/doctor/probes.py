@@ -41,7 +41,7 @@ class Probe(StrEnum):
 
 
 NO_TRAINING = "training cannot work with this; see the finding about the torch build first"
-NO_WORKERS = "data.loader.workers: 0 trains without workers; a larger /dev/shm or more memory may help"
+NO_WORKERS = "data.loader.num_workers: 0 trains without workers; a larger /dev/shm or more memory may help"
 FLOAT32 = "keep trainer.precision: 32-true"
 MEANING = {
     Probe.PACKAGES: ("packages load", Severity.BAD, NO_TRAINING),

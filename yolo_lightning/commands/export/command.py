@@ -29,8 +29,8 @@ def export(
     image_size: int | None = None,
     channels: Literal[1, 3] | None = None,
     nms: bool = False,
-    confidence: float | None = None,
-    overlap: float | None = None,
+    score_threshold: float | None = None,
+    iou_threshold: float | None = None,
     max_detections: int | None = None,
     class_agnostic: bool | None = None,
 ) -> None:
@@ -46,10 +46,10 @@ def export(
         image_size: Side of the square input, pixels, a multiple of 32; null takes that of the training.
         channels: Channels of the input, 1 for gray images; null takes those of the training, but `pt` always has 3.
         nms: Put non-maximum suppression into the file (`onnx`).
-        confidence: Detections must score more than this, 0 to 1; null takes that of the training if it is above 0.001,
-            which is for scores, else 0.25.
-        overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1; null takes that
-            of the training.
+        score_threshold: Minimum score of a detection, 0 to 1; null takes the threshold of the training if that is above
+            0.001, the threshold for computing mAP, else 0.25.
+        iou_threshold: Intersection over union above which NMS drops the weaker of two boxes of a class, 0 to 1; null
+            takes the threshold of the training.
         max_detections: Detections kept per image; null takes that of the training.
         class_agnostic: Whether boxes of different classes suppress each other, too; null takes that of the training.
 
@@ -67,8 +67,8 @@ def export(
     settings = recorded.for_pictures(
         image_size=image_size,
         channels=channels,
-        confidence=confidence,
-        overlap=overlap,
+        score_threshold=score_threshold,
+        iou_threshold=iou_threshold,
         max_detections=max_detections,
         class_agnostic=class_agnostic,
     )
@@ -80,8 +80,8 @@ def export(
             "class_agnostic is true, as given or as the weights record, allowed with nms is false: ONNX suppresses "
             "each class by itself. Give --class_agnostic false, or leave out --nms"
         )
-    if not nms and confidence is None:
-        settings = replace(settings, confidence=recorded.confidence)
+    if not nms and score_threshold is None:
+        settings = replace(settings, score_threshold=recorded.score_threshold)
     if format == "onnx":
         require_packages()
     beside = Path(file.name) if checkpoint and is_address(checkpoint) else file

@@ -18,13 +18,13 @@ class Suppression:
     """Which detections stay.
 
     Attributes:
-        confidence: Detections must score more than this, 0 to 1.
-        overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
+        score_threshold: Detections must score more than this, 0 to 1.
+        iou_threshold: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
         max_detections: Detections kept per image, best first, 1 or more.
     """
 
-    confidence: float = 0.25
-    overlap: float = 0.7
+    score_threshold: float = 0.25
+    iou_threshold: float = 0.7
     max_detections: int = 300
 
     @classmethod
@@ -34,10 +34,10 @@ class Suppression:
         Raises:
             ValueError: If a value is out of range.
         """
-        return cls(settings.confidence, settings.overlap, settings.max_detections)
+        return cls(settings.score_threshold, settings.iou_threshold, settings.max_detections)
 
     def __post_init__(self) -> None:
-        for name in ("confidence", "overlap"):
+        for name in ("score_threshold", "iou_threshold"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, allowed are 0 to 1")
         if self.max_detections < 1:
@@ -56,11 +56,11 @@ def suppress(decoded: Tensor, settings: Suppression) -> Tensor:
     """
     rows = decoded.new_zeros(len(decoded), settings.max_detections, COLUMNS)
     for image, (boxes, scores) in enumerate(zip(decoded[:, :4], decoded[:, 4:], strict=True)):
-        labels, anchors = (scores > settings.confidence).nonzero(as_tuple=True)
+        labels, anchors = (scores > settings.score_threshold).nonzero(as_tuple=True)
         centre, half = boxes[:2, anchors].T, boxes[2:, anchors].T / 2
         corners = torch.cat((centre - half, centre + half), 1)
         found = scores[labels, anchors]
-        kept = batched_nms(corners, found, labels, settings.overlap)[: settings.max_detections]
+        kept = batched_nms(corners, found, labels, settings.iou_threshold)[: settings.max_detections]
         columns = (corners[kept], found[kept, None], labels[kept, None].to(corners))
         rows[image, : len(kept)] = torch.cat(columns, 1)
     return rows
@@ -82,8 +82,8 @@ def suppression_model(classes: int, settings: Suppression) -> Any:
             boxes,
             scores,
             op.Constant(value_ints=[kept]),
-            op.Constant(value_floats=[settings.overlap]),
-            op.Constant(value_floats=[settings.confidence]),
+            op.Constant(value_floats=[settings.iou_threshold]),
+            op.Constant(value_floats=[settings.score_threshold]),
             center_point_box=1,
         )
         found = op.GatherND(scores, chosen)

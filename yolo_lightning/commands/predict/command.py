@@ -31,15 +31,15 @@ def predict(
     *,
     run: str = DEFAULT_RUN,
     weights: str | None = None,
-    trust: bool = False,
+    allow_pickle: bool = False,
     output: str = "runs/predictions",
     save: Result | tuple[Result, ...] = ("pictures", "json"),
     image_size: int | None = None,
-    confidence: float | None = None,
-    overlap: float | None = None,
+    score_threshold: float | None = None,
+    iou_threshold: float | None = None,
     max_detections: int | None = None,
     class_agnostic: bool | None = None,
-    augment: bool = False,
+    tta: bool = False,
     batch_size: int = 8,
     device: str = "auto",
     conv: Convolution = "auto",
@@ -52,18 +52,18 @@ def predict(
         sources: Images, videos, folders, patterns.
         run: Run folder; its newest run's best checkpoint is taken.
         weights: A `.ckpt` of ours (a file or an address) or an Ultralytics `.pt`, instead of the checkpoint of `run`.
-        trust: Open a `.pt` file whatever code it refers to.
+        allow_pickle: Open a `.pt` file whatever code it refers to.
         output: Folder for the results; a number is added where it is taken.
         save: What to write: `pictures` (annotated images and videos), `json`, `csv`, `txt` (YOLO's); one, or a
             list as in `[json,csv]`.
         image_size: Side of the square input, pixels, a multiple of 32; null takes that of the training.
-        confidence: Detections must score more than this, 0 to 1; null takes that of the training if it is above 0.001,
-            which is for scores, else 0.25.
-        overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1; null takes that
-            of the training.
+        score_threshold: Minimum score of a detection, 0 to 1; null takes the threshold of the training if that is above
+            0.001, the threshold for computing mAP, else 0.25.
+        iou_threshold: Intersection over union above which NMS drops the weaker of two boxes of a class, 0 to 1; null
+            takes the threshold of the training.
         max_detections: Detections kept per picture; null takes that of the training.
         class_agnostic: Whether boxes of different classes suppress each other, too; null takes that of the training.
-        augment: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together:
+        tta: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together:
             4.3 times the work.
         batch_size: Pictures at once.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU where there is one.
@@ -82,17 +82,19 @@ def predict(
     file = local_checkpoint(weights) if weights else checkpoint_to_evaluate(Path(run))
     if file.suffix == ".ckpt" or not file.is_file():
         require_whole(file, "weights")
-    settings = read_settings(file, trust=trust).for_pictures(
+    settings = read_settings(file, allow_pickle=allow_pickle).for_pictures(
         image_size=image_size,
-        confidence=confidence,
-        overlap=overlap,
+        score_threshold=score_threshold,
+        iou_threshold=iou_threshold,
         max_detections=max_detections,
         class_agnostic=class_agnostic,
     )
     assert settings.image_size is not None
     check_image_size("image_size", settings.image_size)
     Suppression.of(settings)  # checks
-    detector = Detector(file, settings, device=chosen_device(device), convolution=conv, trust=trust, augment=augment)
+    detector = Detector(
+        file, settings, device=chosen_device(device), convolution=conv, allow_pickle=allow_pickle, tta=tta
+    )
     bad: dict[str, Exception] = {}
     pictures = detections = 0
     base = Path(commonpath([file.parent for file in files]))

@@ -27,8 +27,8 @@ class Detector:
         settings: Of the weights; the image size is known. A network that was trained on gray frames gets gray ones.
         device: Where to compute.
         convolution: As `model.conv`.
-        trust: Open a `.pt` file whatever code it refers to.
-        augment: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together.
+        allow_pickle: Open a `.pt` file whatever code it refers to.
+        tta: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together.
 
     Raises:
         ValueError: If `file` cannot be used.
@@ -41,13 +41,13 @@ class Detector:
         *,
         device: torch.device,
         convolution: Convolution = "auto",
-        trust: bool = False,
-        augment: bool = False,
+        allow_pickle: bool = False,
+        tta: bool = False,
     ) -> None:
-        self._graph, self.names = folded_network(file, device, convolution, trust=trust)
+        self._graph, self.names = folded_network(file, device, convolution, allow_pickle=allow_pickle)
         self.settings = settings
         self.device = device
-        self._augment = augment
+        self._augment = tta
 
     def __call__(self, pictures: Sequence[InputImage]) -> list[Prediction]:
         """Detections of each picture, xyxy in its pixels, best first."""
@@ -60,8 +60,8 @@ class Detector:
         return predictions(
             raw,
             batch,
-            confidence=self.settings.confidence,
-            overlap=self.settings.overlap,
+            score_threshold=self.settings.score_threshold,
+            iou_threshold=self.settings.iou_threshold,
             max_detections=self.settings.max_detections,
             class_agnostic=self.settings.class_agnostic,
         )
@@ -80,7 +80,7 @@ class Detector:
 
 
 def folded_network(
-    file: Path, device: torch.device, convolution: Convolution, *, trust: bool = False
+    file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False
 ) -> tuple[FoldedGraph, list[str]]:
     """The network of a file, ready to infer on a device, and the names of its classes, index 0 first.
 
@@ -88,12 +88,12 @@ def folded_network(
         file: One of our checkpoints, or an Ultralytics `.pt` file.
         device: Where to compute.
         convolution: As `model.conv`.
-        trust: Open a `.pt` file whatever code it refers to.
+        allow_pickle: Open a `.pt` file whatever code it refers to.
 
     Raises:
         ValueError: If `file` cannot be used.
     """
-    graph = read_network(file, trust=trust)
+    graph = read_network(file, allow_pickle=allow_pickle)
     graph.to(device).requires_grad_(False)
     chosen = choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else convolution
     arrange(graph, chosen)

@@ -74,13 +74,13 @@ class Gallery:
     """The best and the worst frames of an evaluation, and the sizes of all boxes.
 
     Attributes:
-        confidence: Least score of a detection that counts and is drawn, 0 to 1.
+        score_threshold: Least score of a detection that counts and is drawn, 0 to 1.
         class_names: Index 0 first.
         frames: In the order of the list.
         sizes: Of the boxes of all frames.
     """
 
-    confidence: float
+    score_threshold: float
     class_names: tuple[str, ...]
     frames: tuple[GalleryFrame, ...]
     sizes: BoxSizes

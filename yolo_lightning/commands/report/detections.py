@@ -20,12 +20,12 @@ class Confusion:
     Attributes:
         class_names: Index 0 first.
         counts: `(C + 1, C + 1)`, annotated class down, detected class across; the last of both is nothing.
-        confidence: Least score of a detection that counts, 0 to 1.
+        score_threshold: Least score of a detection that counts, 0 to 1.
     """
 
     class_names: tuple[str, ...]
     counts: npt.NDArray[np.int64]
-    confidence: float
+    score_threshold: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def read_gallery(path: Path, problems: Problems) -> Gallery:
             )
         )
     class_names = tuple(map(str, listed["class_names"]))
-    return Gallery(float(listed["confidence"]), class_names, tuple(found), sizes(listed["sizes"]))
+    return Gallery(float(listed["score_threshold"]), class_names, tuple(found), sizes(listed["sizes"]))
 
 
 def sizes(counted: dict[str, Any]) -> BoxSizes:

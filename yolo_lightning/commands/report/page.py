@@ -99,14 +99,14 @@ def figures_of(evaluation: Evaluation) -> str:
             NO_RECORD if detections is None else "nothing was annotated.",
         ),
         sections.figure(
-            size_figure(stage, gallery.sizes, gallery.confidence) if gallery is not None else None,
+            size_figure(stage, gallery.sizes, gallery.score_threshold) if gallery is not None else None,
             "Sizes of objects and of detections",
             "none were kept." if gallery is None else "there are neither objects nor detections.",
         ),
         sections.figure(None, confusion, NO_RECORD)
         if detections is None
         else sections.titled(
-            f"{confusion}, detections that score more than {detections.confusion.confidence:g}",
+            f"{confusion}, detections that score more than {detections.confusion.score_threshold:g}",
             score_sections.confusion_table(detections.confusion),
         ),
     )

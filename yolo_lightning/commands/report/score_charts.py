@@ -60,7 +60,7 @@ def precision_recall_figure(stage: str, detections: Detections) -> str | None:
         return as_svg(figure, f"{stage}-precision-recall", "precision over recall of each class at IoU 0.5")
 
 
-def size_figure(stage: str, sizes: BoxSizes, confidence: float) -> str | None:
+def size_figure(stage: str, sizes: BoxSizes, score_threshold: float) -> str | None:
     """How many objects, and how many detections, there are of each size; None where there are neither."""
     counts = np.array([sizes.objects, sizes.detections])
     filled = np.flatnonzero(counts.sum(axis=0))
@@ -70,7 +70,7 @@ def size_figure(stage: str, sizes: BoxSizes, confidence: float) -> str | None:
     with page_style():
         figure, axes = one_plot()
         places = np.arange(last + 1 - first)
-        for number, name in enumerate(("annotated", f"detected, score {confidence:g} and more")):
+        for number, name in enumerate(("annotated", f"detected, score {score_threshold:g} and more")):
             heights = counts[number, first : last + 1]
             axes.bar(places + 0.4 * number - 0.2, heights, width=0.4, color=SERIES[number], label=name)
         edges = [*sizes.edges_px, math.inf][first : last + 2]

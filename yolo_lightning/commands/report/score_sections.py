@@ -81,7 +81,7 @@ def gallery(found: Gallery) -> str:
         for at, name in enumerate(found.class_names)
     )
     parts = [
-        note(f"Annotated on the left, detected with score {found.confidence:g} and more on the right; F1 at IoU 0.5."),
+        note(f"Left: annotated. Right: detected with a score of at least {found.score_threshold:g}. F1 at IoU 0.5."),
         f'<p class="key">{colours}</p>\n',
     ]
     for group, heading in HEADINGS.items():

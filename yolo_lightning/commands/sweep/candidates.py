@@ -76,7 +76,13 @@ def keep_candidates(decoded: Tensor, batch: Batch, *, floor: float, limit: int) 
 
 
 def suppressed(
-    candidates: Candidates, classes: int, *, floor: float, overlap: float, max_detections: int, class_agnostic: bool
+    candidates: Candidates,
+    classes: int,
+    *,
+    floor: float,
+    iou_threshold: float,
+    max_detections: int,
+    class_agnostic: bool,
 ) -> list[Prediction]:
     """Predictions of the frames, by the suppression that `test` uses; arguments as in `postprocess.predictions`.
 
@@ -87,8 +93,8 @@ def suppressed(
     return predictions(
         (again,),
         candidates.frames,
-        confidence=floor,
-        overlap=overlap,
+        score_threshold=floor,
+        iou_threshold=iou_threshold,
         max_detections=max_detections,
         class_agnostic=class_agnostic,
     )

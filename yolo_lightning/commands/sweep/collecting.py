@@ -27,7 +27,7 @@ def collect(
     floor: float,
     limit: int,
     single_class: bool = False,
-    augment: bool = False,
+    tta: bool = False,
 ) -> list[Candidates]:
     """The candidates of the validation split, batch by batch, in file order.
 
@@ -39,7 +39,7 @@ def collect(
         floor: Candidates must score more than this, 0 to 1.
         limit: Candidates kept per frame.
         single_class: Whether all annotated boxes count as class 0.
-        augment: Whether each frame is shown mirrored and scaled, too.
+        tta: Whether each frame is shown mirrored and scaled, too.
 
     Raises:
         ValueError: If more frames cannot be read than the data module allows.
@@ -54,7 +54,7 @@ def collect(
         batch = data.on_before_batch_transfer(batch, 0)
         images = batch.images.to(device, non_blocking=True).float() / 255
         decoded = network(images)[0]
-        if augment:
+        if tta:
             decoded = augmented(network, images, decoded)
         shown = as_one_class(batch) if single_class else batch
         parts.append(keep_candidates(decoded, shown, floor=floor, limit=limit))

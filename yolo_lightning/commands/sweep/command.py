@@ -36,10 +36,10 @@ def sweep(
     data: DetectionDataModule,
     run: str = DEFAULT_RUN,
     checkpoint: str | None = None,
-    confidences: tuple[float, ...] = CONFIDENCES,
-    overlaps: tuple[float, ...] = OVERLAPS,
+    score_thresholds: tuple[float, ...] = CONFIDENCES,
+    iou_thresholds: tuple[float, ...] = OVERLAPS,
     candidates: int = 1000,
-    augment: bool = False,
+    tta: bool = False,
     device: str = "auto",
     conv: Convolution = "auto",
     json: str | None = None,
@@ -52,10 +52,11 @@ def sweep(
         data: The dataset.
         run: Run folder; its newest run's best checkpoint is taken.
         checkpoint: A checkpoint file or address, instead of the best one of `run`.
-        confidences: To try, each 0 to 1; the checkpoint's own is added. The lowest decides what is kept of a frame.
-        overlaps: To try, each 0 to 1; the checkpoint's own is added.
+        score_thresholds: Values to try, 0 to 1; the value of the checkpoint is added. Boxes below the lowest are
+            dropped.
+        iou_thresholds: Values to try, 0 to 1; the value of the checkpoint is added.
         candidates: Boxes kept per frame before suppression, best first, 22 bytes each; 100 and more.
-        augment: As `model.augment`: show each frame mirrored and scaled, too.
+        tta: As `model.tta`: show each frame mirrored and scaled, too.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU where there is one.
         conv: As `model.conv`.
         json: File that receives all settings, both halves and the operating points.
@@ -63,14 +64,14 @@ def sweep(
     Raises:
         ValueError: If an option is not allowed, or checkpoint or data cannot be used.
     """
-    check_options(confidences, overlaps, candidates)
+    check_options(score_thresholds, iou_thresholds, candidates)
     file = checkpoint_file(run, checkpoint)
     known = read_settings(file)
     place = chosen_device(device)
     network, names = folded_network(file, place, conv)
     if not known.single_class and names != list(data.class_names):
         raise ValueError(f"checkpoint {file} knows the classes {names}, the data {list(data.class_names)}")
-    tried = sorted({*confidences, known.confidence})
+    tried = sorted({*score_thresholds, known.score_threshold})
     data.setup("validate")
     with counter("looked at", len(data.index("valid"))) as advance:
         parts = collect(
@@ -81,24 +82,24 @@ def sweep(
             floor=tried[0],
             limit=candidates,
             single_class=known.single_class,
-            augment=augment,
+            tta=tta,
         )
-    found = try_settings(parts, data, known, classes=len(names), confidences=tried, overlaps=overlaps)
-    more = " --model.augment true" if augment else ""
+    found = try_settings(parts, data, known, classes=len(names), score_thresholds=tried, iou_thresholds=iou_thresholds)
+    more = " --model.tta true" if tta else ""
     if data.image_size != (known.image_size or data.image_size):
         more += f" --data.image_size {data.image_size}"
     show(found, names, file, more)
     if json is not None:
-        write(Path(json), {"weights": str(file), "augment": augment, **content(found, names)})
+        write(Path(json), {"weights": str(file), "tta": tta, **content(found, names)})
 
 
-def check_options(confidences: Sequence[float], overlaps: Sequence[float], candidates: int) -> None:
+def check_options(score_thresholds: Sequence[float], iou_thresholds: Sequence[float], candidates: int) -> None:
     """Refuse what is not allowed.
 
     Raises:
         ValueError: If an option is not.
     """
-    for name, values in (("confidences", confidences), ("overlaps", overlaps)):
+    for name, values in (("score_thresholds", score_thresholds), ("iou_thresholds", iou_thresholds)):
         if not values or not all(0 <= value <= 1 for value in values):
             raise ValueError(f"{name} are {list(values)}, allowed are numbers from 0 to 1, one or more")
     if candidates < LEAST_CANDIDATES:
@@ -122,8 +123,8 @@ def try_settings(
     known: NetworkSettings,
     *,
     classes: int,
-    confidences: Sequence[float],
-    overlaps: Sequence[float],
+    score_thresholds: Sequence[float],
+    iou_thresholds: Sequence[float],
 ) -> Sweep:
     """Suppress what the network said, and score all settings.
 
@@ -132,11 +133,11 @@ def try_settings(
         data: Set up for validation.
         known: Settings of the weights.
         classes: Number of classes.
-        confidences: To try, ascending, with the checkpoint's.
-        overlaps: To try; the checkpoint's is added.
+        score_thresholds: To try, ascending, with the checkpoint's.
+        iou_thresholds: To try; the checkpoint's is added.
     """
-    usual = Setting(known.confidence, known.overlap)
-    allowed = sorted({*overlaps, usual.overlap})
+    usual = Setting(known.score_threshold, known.iou_threshold)
+    allowed = sorted({*iou_thresholds, usual.iou_threshold})
     half = half_of(parts, data)
     print(f"{gigabytes(size_bytes(parts))} of candidates, {size_bytes(parts) // max(1, len(half)):,} bytes per frame")
     with counter("suppressed", len(half) * len(allowed)) as advance:
@@ -145,8 +146,8 @@ def try_settings(
             half,
             advance,
             classes=classes,
-            confidences=confidences,
-            overlaps=allowed,
+            score_thresholds=score_thresholds,
+            iou_thresholds=allowed,
             usual=usual,
             max_detections=known.max_detections,
             class_agnostic=known.class_agnostic,
@@ -159,7 +160,7 @@ def bound_by_weights(options: Namespace) -> dict[str, Any]:
     Raises:
         ValueError: If there is none, or it is damaged, or an option is not allowed.
     """
-    check_options(options.confidences, options.overlaps, options.candidates)
+    check_options(options.score_thresholds, options.iou_thresholds, options.candidates)
     record = read_record(checkpoint_file(options.run, options.checkpoint))
     bound = bound_options(record, is_gray=options.data.source == LTDV2)
     return {name: value for name, value in bound.items() if name.startswith("data.")}

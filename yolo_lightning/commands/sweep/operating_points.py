@@ -17,7 +17,7 @@ class OperatingPoint:
         month: YYYYMM.
         label: Class index from 0.
         annotated: Objects.
-        confidence: Detections that score more than this are kept, 0 to 1.
+        score_threshold: Detections that score more than this are kept, 0 to 1.
         f1: Harmonic mean of precision and recall, 0 to 1.
         precision: Share of the kept detections that are right.
         recall: Share of the objects that are found.
@@ -26,7 +26,7 @@ class OperatingPoint:
     month: int
     label: int
     annotated: int
-    confidence: float
+    score_threshold: float
     f1: float
     precision: float
     recall: float
@@ -77,5 +77,5 @@ def best_f1(
     f1 = 2 * found / (kept + annotated)
     at = int(f1.argmax())
     last = can_cut[at]
-    confidence = float((ranked[last] + following[last]) / 2)
-    return confidence, float(f1[at]), float(found[at] / kept[at]), float(found[at] / annotated)
+    score_threshold = float((ranked[last] + following[last]) / 2)
+    return score_threshold, float(f1[at]), float(found[at] / kept[at]), float(found[at] / annotated)

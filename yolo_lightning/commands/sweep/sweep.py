@@ -19,8 +19,8 @@ def sweep_candidates(
     advance: Callable[[int], None],
     *,
     classes: int,
-    confidences: Sequence[float],
-    overlaps: Sequence[float],
+    score_thresholds: Sequence[float],
+    iou_thresholds: Sequence[float],
     usual: Setting,
     max_detections: int,
     class_agnostic: bool,
@@ -32,37 +32,37 @@ def sweep_candidates(
         half: `(frames,)` those of the first half of the clips; frames as in `parts`.
         advance: Told how many more frames are suppressed, once per overlap.
         classes: Number of classes.
-        confidences: To try, ascending; with that of `usual`.
-        overlaps: To try; with that of `usual`.
+        score_thresholds: To try, ascending; with that of `usual`.
+        iou_thresholds: To try; with that of `usual`.
         usual: The checkpoint's setting.
         max_detections: Detections kept per frame.
         class_agnostic: Whether boxes of different classes suppress each other, too.
     """
     by_overlap: dict[float, Matches] = {}
-    for overlap in overlaps:
+    for iou_threshold in iou_thresholds:
         matched = []
         for part in parts:
             found = suppressed(
                 part,
                 classes,
-                floor=confidences[0],
-                overlap=overlap,
+                floor=score_thresholds[0],
+                iou_threshold=iou_threshold,
                 max_detections=max_detections,
                 class_agnostic=class_agnostic,
             )
             matched.append(match(found, part.targets, classes))
             advance(len(part.targets))
-        by_overlap[overlap] = Matches.join(matched)
+        by_overlap[iou_threshold] = Matches.join(matched)
     everything = np.ones(len(half), dtype=np.bool_)
-    scored = score_settings(by_overlap, confidences, everything)
+    scored = score_settings(by_overlap, score_thresholds, everything)
     can_halve = bool(half.any() and not half.all())
     return Sweep(
         frames=len(half),
         cut=sum(part.cut for part in parts),
         usual=usual,
         scored=scored,
-        held_out=held_out(by_overlap, confidences, half, usual) if can_halve else [],
-        points=operating_points(by_overlap[best(scored).setting.overlap], confidences[0]),
+        held_out=held_out(by_overlap, score_thresholds, half, usual) if can_halve else [],
+        points=operating_points(by_overlap[best(scored).setting.iou_threshold], score_thresholds[0]),
     )
 
 

@@ -42,7 +42,7 @@ def settings_table(sweep: Sweep, rows: int) -> Table:
         sweep: What was found.
         rows: How many of the best.
     """
-    table = plain_table("setting", "confidence", "overlap", "map_50", "cov", "balanced")
+    table = plain_table("setting", "score_threshold", "iou_threshold", "map_50", "cov", "balanced")
     ranked = sorted(sweep.scored, key=lambda one: -math.inf if math.isnan(one.balanced) else one.balanced, reverse=True)
     for number, one in enumerate(ranked[:rows], start=1):
         table.add_row(str(number), *cells(one))
@@ -52,7 +52,7 @@ def settings_table(sweep: Sweep, rows: int) -> Table:
 
 def held_out_table(sweep: Sweep) -> Table:
     """The choice of each half of the clips, scored on the other half."""
-    table = plain_table("clips", "confidence", "overlap", "map_50", "cov", "balanced")
+    table = plain_table("clips", "score_threshold", "iou_threshold", "map_50", "cov", "balanced")
     for number, one in enumerate(sweep.held_out, start=1):
         table.add_row(f"chosen on half {number}", *cells(one.chosen))
         table.add_row(f"the same on half {3 - number}", *cells(one.elsewhere))
@@ -66,7 +66,7 @@ def points_table(points: Sequence[OperatingPoint], class_names: Sequence[str]) -
     by_place = {(point.month, point.label): point for point in points}
     for month in sorted({point.month for point in points}):
         own = [by_place.get((month, label)) for label in range(len(class_names))]
-        table.add_row(month_name(month), *(f"{one.f1:.2f} at {one.confidence:.3f}" if one else "-" for one in own))
+        table.add_row(month_name(month), *(f"{one.f1:.2f} at {one.score_threshold:.3f}" if one else "-" for one in own))
     return table
 
 
@@ -84,7 +84,7 @@ def cells(one: SettingScores) -> list[str]:
     variation = math.nan if one.variation is None else one.variation
     numbers = (one.map_50, variation, one.balanced)
     shown = ("-" if math.isnan(number) or number == NO_GROUND_TRUTH else f"{number:.4f}" for number in numbers)
-    return [f"{one.setting.confidence:g}", f"{one.setting.overlap:g}", *shown]
+    return [f"{one.setting.score_threshold:g}", f"{one.setting.iou_threshold:g}", *shown]
 
 
 def content(sweep: Sweep, class_names: Sequence[str]) -> dict[str, Any]:

@@ -20,19 +20,19 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What `model.confidence` and `model.overlap` may be.
+    """What `model.score_threshold` and `model.iou_threshold` may be.
 
     Attributes:
-        confidence: Detections must score more than this, 0 to 1.
-        overlap: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
+        score_threshold: Detections must score more than this, 0 to 1.
+        iou_threshold: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
     """
 
-    confidence: float
-    overlap: float
+    score_threshold: float
+    iou_threshold: float
 
     def options(self) -> str:
         """As words of a command line."""
-        return f"--model.confidence {self.confidence:g} --model.overlap {self.overlap:g}"
+        return f"--model.score_threshold {self.score_threshold:g} --model.iou_threshold {self.iou_threshold:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class SettingScores:
     balanced: float
 
 
-def selected(matches: Matches, frames: Mask, confidence: float) -> Matches:
-    """The matches of some frames, without detections that score `confidence` or less.
+def selected(matches: Matches, frames: Mask, score_threshold: float) -> Matches:
+    """The matches of some frames, without detections that score `score_threshold` or less.
 
     Args:
         matches: Of F frames.
         frames: `(F,)` which of them.
-        confidence: 0 to 1.
+        score_threshold: 0 to 1.
     """
     owners = torch.arange(len(matches.keys)).repeat_interleave(matches.counts.long())
     chosen = torch.from_numpy(frames)
-    kept = chosen[owners] & (matches.scores > confidence)
+    kept = chosen[owners] & (matches.scores > score_threshold)
     counts = torch.bincount(owners[kept], minlength=len(matches.keys)).to(matches.counts.dtype)
     return Matches(
         keys=matches.keys[chosen],
@@ -84,19 +84,19 @@ def score_setting(matches: Matches, setting: Setting, frames: Mask) -> SettingSc
         setting: The setting.
         frames: `(F,)` which of them count.
     """
-    scores = drift_scores(selected(matches, frames, setting.confidence))
+    scores = drift_scores(selected(matches, frames, setting.score_threshold))
     return SettingScores(setting, scores.overall.scalars()["map_50"], scores.variation(), scores.balanced())
 
 
 def score_settings(
-    by_overlap: Mapping[float, Matches], confidences: Iterable[float], frames: Mask
+    by_overlap: Mapping[float, Matches], score_thresholds: Iterable[float], frames: Mask
 ) -> list[SettingScores]:
     """Scores of every pair of an overlap and a confidence; arguments as in `score_setting`."""
-    listed = list(confidences)
+    listed = list(score_thresholds)
     return [
-        score_setting(matches, Setting(confidence, overlap), frames)
-        for overlap, matches in by_overlap.items()
-        for confidence in listed
+        score_setting(matches, Setting(score_threshold, iou_threshold), frames)
+        for iou_threshold, matches in by_overlap.items()
+        for score_threshold in listed
     ]
 
 
@@ -126,17 +126,17 @@ class HeldOut:
 
 
 def held_out(
-    by_overlap: Mapping[float, Matches], confidences: Sequence[float], half: Mask, usual: Setting
+    by_overlap: Mapping[float, Matches], score_thresholds: Sequence[float], half: Mask, usual: Setting
 ) -> list[HeldOut]:
     """Choose on one half and score on the other, both ways round.
 
     Args:
         by_overlap: As in `score_settings`.
-        confidences: To choose from; hold that of `usual`.
+        score_thresholds: To choose from; hold that of `usual`.
         half: `(F,)` frames of the first half.
         usual: The setting to compare with.
     """
-    scored = [score_settings(by_overlap, confidences, part) for part in (half, ~half)]
+    scored = [score_settings(by_overlap, score_thresholds, part) for part in (half, ~half)]
     result = []
     for own, other in (scored, scored[::-1]):
         chosen = best(own)

@@ -24,20 +24,20 @@ class Shares:
     """Shares of the clips that are used.
 
     Attributes:
-        train_subset: Share of the clips to train on; see `choose_clips`.
-        valid_subset: Share of the clips to validate on.
+        train_fraction: Share of the clips to train on; see `choose_clips`.
+        valid_fraction: Share of the clips to validate on.
         valid_share: Share of the clips of the training split to hold out for validation; see `hold_out`.
 
     Raises:
         ValueError: If a share is out of range.
     """
 
-    train_subset: float = 1.0
-    valid_subset: float = 1.0
+    train_fraction: float = 1.0
+    valid_fraction: float = 1.0
     valid_share: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("train_subset", "valid_subset"):
+        for name in ("train_fraction", "valid_fraction"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"data.{name} is {getattr(self, name)}, allowed are values above 0 up to 1")
         if self.valid_share is not None and not 0 < self.valid_share < 1:
@@ -52,7 +52,7 @@ class Shares:
         if self.valid_share is not None and split in ("train", "valid"):
             remaining, held_out = hold_out(index, self.valid_share)
             index = remaining if split == "train" else held_out
-        return subset(index, {"train": self.train_subset, "valid": self.valid_subset}.get(split, 1.0))
+        return subset(index, {"train": self.train_fraction, "valid": self.valid_fraction}.get(split, 1.0))
 
 
 def choose_clips(index: SplitIndex, share: float, candidates: Mask | None = None) -> Mask:

@@ -115,7 +115,7 @@ class SampledOrder:
             raise ValueError(
                 f"sampling.balance is {sampling.balance} and sampling.frame_interval {sampling.frame_interval}, but "
                 "the images of this dataset belong to no clips or months, allowed are none and 1; "
-                "sampling.epoch_frames and data.train_subset make epochs shorter"
+                "sampling.epoch_frames and data.train_fraction make epochs shorter"
             )
         if sampling.balance == "month" and not np.any(table.months):
             raise ValueError("sampling.balance is month, but no frame's month is known, allowed are none and clip")
