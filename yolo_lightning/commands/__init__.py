@@ -1,19 +1,19 @@
-"""The commands beside training: one file each, with one public function of the file's name."""
+"""Commands besides `fit`, `validate`, `test` and `predict`: one file or folder each, named as the user types it."""
 
 TOOLS = {
-    "average": "one checkpoint from the last few of a run",
-    "benchmark": "how fast and how frugal the convolutions are, against their rivals",
-    "benchmark_loader": "how many samples the loader prepares, from which store",
-    "contact_sheet": "a picture of what the network sees, with boxes",
-    "doctor": "what this machine is, what is wrong with it, and which settings suit it",
-    "export": "the trained network as a file for Ultralytics, ONNX Runtime or TorchScript",
-    "monitor": "how a run stands, live or afterwards",
-    "prepare": "pack the frames into a store, check one, or count what is in a dataset",
-    "report": "a run as one HTML file: curves, scores, frames, incidents, configuration",
-    "submission": "what is wrong with an answer file for the challenge, and what it would score",
-    "sweep": "which confidence and overlap score best on the validation split",
+    "average": "average the last checkpoints of a run",
+    "benchmark": "compare the speed and memory of convolution implementations",
+    "benchmark_loader": "measure samples per second from each storage, and the start of the workers",
+    "contact_sheet": "draw the input of the network with its boxes",
+    "doctor": "inspect this machine and recommend settings",
+    "export": "write the trained network for Ultralytics, ONNX Runtime or TorchScript",
+    "monitor": "show the state of a run, live or afterwards",
+    "prepare": "pack frames into a store, verify a store, or summarise a dataset",
+    "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
+    "submission": "check or score a submission file of the LTDv2 challenge",
+    "sweep": "find the score and IoU thresholds with the best validation scores",
 }
-"""Name and purpose."""
+"""Purpose by name."""
 
 WITHOUT_TORCH = frozenset({"doctor"})
-"""Those whose process loads no torch: they start in a third of a second, and work where torch does not."""
+"""Commands that do not import torch: they start quickly, and work if torch cannot be imported."""
