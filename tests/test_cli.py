@@ -257,7 +257,13 @@ class TestOutputs:
 class TestLayers:
     """Command line over environment over configuration file over defaults."""
 
-    FILE = "seed_everything: 1\ndata:\n  batch_size: 4\n  loader: {workers: 7, prefetch_factor: 3}\ntrust: true\n"
+    FILE = """
+seed_everything: 1
+data:
+  batch_size: 4
+  loader: {num_workers: 7, prefetch_factor: 3}
+allow_pickle: true
+"""
 
     @pytest.fixture
     def resolved(
@@ -281,11 +287,16 @@ class TestLayers:
     def test_environment_beats_the_file_and_the_command_line_beats_both(
         self, resolved: Callable[..., dict], subcommand: str
     ) -> None:
-        variables = {"SEED_EVERYTHING": "2", "DATA__BATCH_SIZE": "8", "DATA__LOADER__WORKERS": "5", "TRUST": "false"}
+        variables = {
+            "SEED_EVERYTHING": "2",
+            "DATA__BATCH_SIZE": "8",
+            "DATA__LOADER__NUM_WORKERS": "5",
+            "ALLOW_PICKLE": "false",
+        }
         config = resolved(subcommand, "--data.batch_size", "16", **variables)
-        assert (config["seed_everything"], config["trust"]) == (2, False)
+        assert (config["seed_everything"], config["allow_pickle"]) == (2, False)
         assert config["data"]["batch_size"] == 16
-        assert (config["data"]["loader"]["workers"], config["data"]["loader"]["prefetch_factor"]) == (5, 3)
+        assert (config["data"]["loader"]["num_workers"], config["data"]["loader"]["prefetch_factor"]) == (5, 3)
 
     def test_file_named_by_the_environment_lies_below_that_of_the_command_line(
         self, resolved: Callable[..., dict], tmp_path: Path
@@ -396,7 +407,7 @@ class TestTools:
             (["benchmark", "--batch_size", "0"], "batch_size must be >= 1, got 0"),
             (["prepare", "--root", "nowhere"], "nowhere"),
             (["contact_sheet", "--data.root", "nowhere", "--samples", "0"], "samples is 0, allowed are 1 to 16"),
-            (["prepare", "--roof", "x"], "--roof"),
+            (["prepare", "--roof", "x"], "unknown key roof. Did you mean root?"),
         ],
     )
     def test_bad_value_is_one_line(

@@ -218,7 +218,7 @@ def test_folded_evaluation_scores_the_checkpoint_s_average(
 
 def test_folded_predictions_equal_those_of_the_graph() -> None:
     torch.manual_seed(0)
-    module, batch = YOLOModule(conv="gemm", confidence=0.0).eval(), random_batch()
+    module, batch = YOLOModule(conv="gemm", score_threshold=0.0).eval(), random_batch()
     with torch.no_grad():
         expected = module.predict_step(batch, 0)
         module._folded_graph = FoldedGraph(module.graph)

@@ -105,7 +105,7 @@ def test_predictions_equal_ultralytics_nms() -> None:
         expected = non_max_suppression(
             theirs.eval()(as_input(batch)), 0.001, 0.7, multi_label=True, max_det=300, max_time_img=1e9
         )
-    found = predictions(raw, batch, confidence=0.001, overlap=0.7, max_detections=300)
+    found = predictions(raw, batch, score_threshold=0.001, iou_threshold=0.7, max_detections=300)
     assert sum(len(one.labels) for one in found) > 10
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own.boxes, other[:, :4].clamp(0, SIZE))
@@ -121,7 +121,9 @@ def test_slow_nms_loses_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, _ = twin_graphs("native")
     batch = random_batch(images=6)
     with torch.no_grad():
-        found = predictions(ours.eval()(as_input(batch)), batch, confidence=0.001, overlap=0.7, max_detections=300)
+        found = predictions(
+            ours.eval()(as_input(batch)), batch, score_threshold=0.001, iou_threshold=0.7, max_detections=300
+        )
     assert all(len(one.labels) > 0 for one in found)
 
 

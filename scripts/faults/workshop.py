@@ -48,7 +48,7 @@ CONFIGURATION: dict[str, Any] = {
     "data": {
         "image_size": 64,
         "batch_size": BATCH,
-        "loader": {"workers": 0},
+        "loader": {"num_workers": 0},
         "augmentation": {"mosaic": 0.5, "close_mosaic_epochs": 1},
     },
 }

@@ -171,7 +171,13 @@ def test_two_loaders_that_start_at_once_do_not_mix_their_environments(monkeypatc
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("workers", -1), ("prefetch_factor", 0), ("worker_threads", 0), ("timeout_s", -1), ("timeout_s", float("nan"))],
+    [
+        ("num_workers", -1),
+        ("prefetch_factor", 0),
+        ("worker_threads", 0),
+        ("timeout_s", -1),
+        ("timeout_s", float("nan")),
+    ],
 )
 def test_value_out_of_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"data\.loader\.{name} must be >= \d, got {value}"):

@@ -75,7 +75,7 @@ def train(graph: Any, batches: list[Tensor]) -> dict[str, Tensor]:
     return seen
 
 
-@pytest.mark.parametrize("arrangement", OURS, ids="-".join)
+@pytest.mark.parametrize("arrangement", OURS, ids=str)
 def test_three_steps_equal_ultralytics_in_float64(native: Any, arrangement: tuple[str, str]) -> None:
     batches = [images(seed=step) for step in range(3)]
     expected = train(copy.deepcopy(native), batches)
@@ -84,7 +84,7 @@ def test_three_steps_equal_ultralytics_in_float64(native: Any, arrangement: tupl
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("arrangement", OURS, ids="-".join)
+@pytest.mark.parametrize("arrangement", OURS, ids=str)
 def test_a_step_equals_ultralytics_in_float32(native32: Any, arrangement: tuple[str, str]) -> None:
     batches = [images(dtype=torch.float32)]
     expected = train(copy.deepcopy(native32), batches)
@@ -148,7 +148,7 @@ def test_an_arrangement_does_not_depend_on_the_one_before(native: Any) -> None:
     assert list(graph.state_dict()) == list(native.state_dict())
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids="-".join)
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=str)
 def test_restored_graph_is_ultralytics_own(native: Any, arrangement: tuple[str, str]) -> None:
     graph = arranged(native, *arrangement, make_plan("timed", 0.0))
     changed = [name for (name, kind), (_, own) in zip(kinds(graph), kinds(native), strict=False) if kind is not own]
@@ -205,7 +205,7 @@ def test_memory_between_forward_and_backward_pass(native32: Any) -> None:
     assert share["native", True] <= 0.75
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids="-".join)
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=str)
 def test_folded_copy_predicts_the_same(native: Any, arrangement: tuple[str, str]) -> None:
     graph = arranged(native, *arrangement).eval()
     before = copy.deepcopy(graph.state_dict()), kinds(graph)

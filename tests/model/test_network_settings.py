@@ -50,7 +50,7 @@ def trained_on(folder: Path, class_names: tuple[str, ...] = ("a", "b"), **record
 def configuration(tmp_path: Path) -> Path:
     """A configuration file that names other values than the training's."""
     file = tmp_path / "yolo.yaml"
-    file.write_text("data:\n  image_size: 128\nmodel:\n  max_detections: 300\n  confidence: 0.5\n")
+    file.write_text("data:\n  image_size: 128\nmodel:\n  max_detections: 300\n  score_threshold: 0.5\n")
     return file
 
 
@@ -177,7 +177,7 @@ def test_pictures_are_not_shown_with_the_threshold_for_scores(caplog: pytest.Log
     assert chosen.for_pictures().score_threshold == 0.1
     assert chosen.for_pictures(score_threshold=0.0, image_size=64) == NetworkSettings(64, 1, score_threshold=0.0)
     assert caplog.messages == [
-        "changed since the checkpoint: confidence was 0.1, now 0.0 (used)",
+        "changed since the checkpoint: score_threshold was 0.1, now 0.0 (used)",
         "changed since the checkpoint: image_size was 96, now 64 (used)",
     ]
 

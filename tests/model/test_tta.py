@@ -108,7 +108,7 @@ def two_frames() -> Batch:
 
 
 def suppressed(decoded: Tensor, batch: Batch) -> list[Prediction]:
-    return predictions((decoded,), batch, confidence=0.3, overlap=OVERLAP, max_detections=20)
+    return predictions((decoded,), batch, score_threshold=0.3, iou_threshold=OVERLAP, max_detections=20)
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])

@@ -39,7 +39,7 @@ class Rung:
 
 def loader_settings(workers: int, threads: int) -> dict[str, int | bool]:
     """Settings of a rung with workers that end with every epoch, or without any."""
-    return {"workers": workers, "persistent_workers": False, "prefetch_factor": 2, "worker_threads": threads}
+    return {"num_workers": workers, "persistent_workers": False, "prefetch_factor": 2, "worker_threads": threads}
 
 
 RUNGS = (

@@ -46,7 +46,7 @@ def test_the_lines_are_yaml_with_their_reasons(columns: int) -> None:
     text = yaml_text(options, columns)
     assert yaml.safe_load(text) == {
         "trainer": {"precision": "32-true"},
-        "data": {"loader": {"workers": 0, "pin_memory": None}, "batch_size": 4},
+        "data": {"loader": {"num_workers": 0, "pin_memory": None}, "batch_size": 4},
     }
     assert all(f"# {option.reason}" in text for option in options)
 

@@ -50,7 +50,7 @@ def test_all_results_of_images_and_videos(
     output = tmp_path / "out"
     words = ["predict", str(album), "--weights", str(weights), "--output", str(output), "--image_size", str(SIDE)]
     with pytest.raises(SystemExit) as ended:
-        main([*words, "--save", "[pictures,json,csv,txt]", "--confidence", "0.4", "--batch_size", "2"])
+        main([*words, "--save", "[pictures,json,csv,txt]", "--score_threshold", "0.4", "--batch_size", "2"])
     assert ended.value.code == 1
     assert f"left out 1 that cannot be read: {album / 'torn.jpg'}: the JPEG is torn" in capsys.readouterr().out
     entries = json.loads((output / "predictions.json").read_text())
@@ -127,7 +127,7 @@ def test_augmented_detections_of_a_mirrored_picture_are_the_mirrored_ones(
         cv2.imwrite(str(tmp_path / f"{name}.png"), image)
     words = ["predict", str(tmp_path / "plain.png"), str(tmp_path / "mirrored.png"), "--weights", str(weights)]
     words += ["--output", str(tmp_path / "out"), "--image_size", str(SIDE), "--save", "json", "--conv", "native"]
-    main([*words, "--augment", str(tta).lower()])
+    main([*words, "--tta", str(tta).lower()])
     plain, mirrored = (entry["detections"] for entry in json.loads((tmp_path / "out" / "predictions.json").read_text()))
     assert plain, "the case shows nothing"
     boxes = [[SIDE - x2, y1, SIDE - x1, y2] for x1, y1, x2, y2 in (entry["box"] for entry in mirrored)]

@@ -73,8 +73,8 @@ def test_scores_are_those_of_validate(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = sweep(
-        *("--checkpoint", str(weights), "--confidences", "[0.3]", "--overlaps", "[0.4]"),
-        *("--augment", str(tta).lower()),
+        *("--checkpoint", str(weights), "--score_thresholds", "[0.3]", "--iou_thresholds", "[0.4]"),
+        *("--tta", str(tta).lower()),
     )
     assert found["checkpoint"] == {name: SETTING[name] for name in ("score_threshold", "iou_threshold")}
     places = [(one["score_threshold"], one["iou_threshold"]) for one in found["settings"]]
@@ -96,7 +96,7 @@ def test_scores_are_those_of_validate(
 
 
 def test_halves_and_operating_points_are_reported(weights: Path, sweep: Callable[..., dict[str, Any]]) -> None:
-    found = sweep("--checkpoint", str(weights), "--confidences", "[0.3]")
+    found = sweep("--checkpoint", str(weights), "--score_thresholds", "[0.3]")
     assert found["frames"] == 8
     assert {point["class"] for point in found["operating_points"]} <= set(CLASS_NAMES)
     assert {point["month"][:4] for point in found["operating_points"]} <= {"2020", "2021"}
@@ -114,8 +114,8 @@ def test_frames_that_lose_candidates_are_counted(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--confidences", "[1.5]"], "confidences are [1.5], allowed are numbers from 0 to 1"),
-        (["--overlaps", "[]"], "overlaps are [], allowed are numbers from 0 to 1, one or more"),
+        (["--score_thresholds", "[1.5]"], "score_thresholds are [1.5], allowed are numbers from 0 to 1"),
+        (["--iou_thresholds", "[]"], "iou_thresholds are [], allowed are numbers from 0 to 1, one or more"),
         (["--candidates", "5"], "candidates is 5, allowed are 100 and more"),
         (["--checkpoint", "gone.ckpt"], "checkpoint gone.ckpt cannot be used: it does not exist"),
     ],
