@@ -151,7 +151,7 @@ def test_synchronised_normalisation_would_drop_activations_and_is_refused() -> N
     module.trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
     module.on_fit_start()
     module.graph = nn.SyncBatchNorm.convert_sync_batchnorm(module.graph)
-    with pytest.raises(ValueError, match=r"trainer\.sync_batchnorm is true"):
+    with pytest.raises(ValueError, match=r"trainer\.sync_batchnorm must be false"):
         module.on_fit_start()
 
 

@@ -177,8 +177,8 @@ def test_pictures_are_not_shown_with_the_threshold_for_scores(caplog: pytest.Log
     assert chosen.for_pictures().score_threshold == 0.1
     assert chosen.for_pictures(score_threshold=0.0, image_size=64) == NetworkSettings(64, 1, score_threshold=0.0)
     assert caplog.messages == [
-        "changed since the checkpoint: score_threshold was 0.1, now 0.0 (used)",
         "changed since the checkpoint: image_size was 96, now 64 (used)",
+        "changed since the checkpoint: score_threshold was 0.1, now 0.0 (used)",
     ]
 
 
