@@ -168,7 +168,7 @@ CASES = (
     Case(
         "41b",
         "number of workers changed between attempts",
-        outside=(at_step(8, edit(data__loader__workers=2), to_trainer(signal.SIGKILL)),),
+        outside=(at_step(8, edit(data__loader__num_workers=2), to_trainer(signal.SIGKILL)),),
         reports=(KILLED,),
         log=("changed since the checkpoint: data.loader.num_workers was 0, now 2 (used)",),
     ),

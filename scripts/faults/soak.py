@@ -49,7 +49,7 @@ def kill(moment: str, step: int, generator: random.Random) -> Act:
     begin = step // STEPS_PER_EPOCH * STEPS_PER_EPOCH
     deeds: tuple[Deed, ...] = (
         pause(generator.uniform(0, LARGEST_PAUSE_S)),
-        edit(data__loader__workers=generator.choice((0, 0, 1, 2))),
+        edit(data__loader__num_workers=generator.choice((0, 0, 1, 2))),
         note_moment(moment),
         to_trainer(signal.SIGKILL),
     )
