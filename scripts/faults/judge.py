@@ -92,7 +92,7 @@ def judge(case: Case, run: Run, expected: outcome.Outcome | None, took_s: float)
         case.name,
         case.fault,
         max(noticed, default=None),
-        incidents[-1]["sentence"] if incidents else "",
+        incidents[-1]["sentence"].replace(f"{run.folder}/", "") if incidents else "",  # no path of this machine
         max(lost, default=None),
         max(recovered, default=None),
         tuple(left),
