@@ -40,7 +40,7 @@ def test_there_are_six_arms() -> None:
 def test_the_prediction_holds() -> None:
     said = text(PREDICTED)
     assert "As predicted" in said
-    assert "start_method: spawn and data.loader.pin_memory: true" in said
+    assert "multiprocessing_context: spawn and data.loader.pin_memory: true" in said
     assert "Each start of forked workers stops the queues for 20 ms" in said
     assert "Each pageable batch stops the queues for 3 ms" in said
     assert "GPU_PINNED_MIN_XFER_SIZE prevents this" in said
@@ -64,7 +64,7 @@ def test_the_prediction_fails(results: list[ArmResult], phrase: str) -> None:
     said = text(results)
     assert phrase in said
     assert "As predicted" not in said
-    assert "start_method: spawn" not in said
+    assert "multiprocessing_context: spawn" not in said
 
 
 def test_growth_is_a_share_of_the_time() -> None:
