@@ -71,7 +71,8 @@ from tests.helpers.in_a_worker import Surroundings, first
 from yolo_lightning.data.loader import LoaderSettings
 
 if __name__ == "__main__":
-    arguments = LoaderSettings(num_workers=1, multiprocessing_context=sys.argv[1]).arguments(on_gpu=False, persistent=False)
+    settings = LoaderSettings(num_workers=1, multiprocessing_context=sys.argv[1])
+    arguments = settings.arguments(on_gpu=False, persistent=False)
     batches = iter(DataLoader(Surroundings(), collate_fn=first, **arguments))
     print(next(batches)["process"], flush=True)
     os.kill(os.getpid(), 9)
