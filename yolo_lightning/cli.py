@@ -45,7 +45,13 @@ from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.option_layers import layered
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.dataset_format import LTDV2
-from yolo_lightning.model.network_settings import bound_options, read_record, report_changes, report_precedence
+from yolo_lightning.model.network_settings import (
+    bound_options,
+    checkpoint_record,
+    read_record,
+    report_changes,
+    report_precedence,
+)
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import (
     SuperviseSettings,
@@ -231,11 +237,13 @@ class YOLOCLI(LightningCLI):
             checkpoint = checkpoint_to_score(base, config.ckpt_path, config.model.weights)
             folder = (run_folder.run_of(checkpoint) if checkpoint else None) or base
             if checkpoint is not None:
-                self._use_as_defaults(content_of(checkpoint).get("hyper_parameters", {}))
-                self._use_settings(checkpoint)
+                content = content_of(checkpoint)
+                self._use_as_defaults(content.get("hyper_parameters", {}))
+                self._use_settings(checkpoint_record(checkpoint, content))
                 self.config[self.config.subcommand].model.weights = None
             elif is_file(config.model.weights):
-                self._use_settings(Path(config.model.weights).expanduser(), allow_pickle=config.allow_pickle)
+                weights = Path(config.model.weights).expanduser()
+                self._use_settings(read_record(weights, allow_pickle=config.allow_pickle))
         config = self.config[self.config.subcommand]
         run_folder.prepare(folder)
         config.trainer.default_root_dir = str(folder)
@@ -303,10 +311,10 @@ class YOLOCLI(LightningCLI):
         defaults = {f"model.{name}": value for name, value in saved.items() if name in known}
         self._parser(subcommand).set_defaults(defaults)
 
-    def _use_settings(self, weights: Path, *, allow_pickle: bool = False) -> None:
-        """Evaluate with the settings that the network was trained with, unless the user types others."""
+    def _use_settings(self, record: dict[str, Any]) -> None:
+        """Evaluate with the recorded settings of the weights, unless the user types others."""
         configured = self._options()
-        self._bound = self._bound_by(read_record(weights, allow_pickle=allow_pickle))
+        self._bound = self._bound_by(record)
         self._parser(self.config.subcommand).set_defaults(self._bound)
         self.parse_arguments(self.parser, self._arguments)
         report_precedence(self._bound, configured, self._options())

@@ -117,9 +117,8 @@ def where_it_is(process: Process) -> str:
     """Return the state and the place in the kernel as text, of a remaining thread if the main thread has ended."""
     now = read_process(process.pid) or process
     if now.state in GONE and (thread := remaining_thread(now)) is not None:
-        number, state = thread
-        where = wait_channel(now.pid, number) or "an unknown place"
-        return f"{process.name}, a thread in state {state}, waits in {where}"
+        where = wait_channel(thread.pid) or "an unknown place"
+        return f"{process.name}, a thread in state {thread.state}, waits in {where}"
     return f"{process.name}, state {now.state}, waits in {wait_channel(process.pid) or 'an unknown place'}"
 
 

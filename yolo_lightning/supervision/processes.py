@@ -156,24 +156,16 @@ def status_lines(pid: int) -> list[str]:
         return []
 
 
-def wait_channel(pid: int, thread: int | None = None) -> str:
-    """Return the kernel function in which a thread waits, by default the main thread; empty if unknown."""
+def wait_channel(pid: int) -> str:
+    """Return the kernel function in which a process or a thread waits; empty if unknown."""
     try:
-        place = PROC / str(pid) / "task" / str(pid if thread is None else thread)
-        return (place / "wchan").read_text().strip().removeprefix("0") or ""
+        return (PROC / str(pid) / "wchan").read_text().strip().removeprefix("0") or ""
     except OSError:
         return ""
 
 
-def remaining_thread(process: Process) -> tuple[int, str] | None:
-    """Return id and state of a thread that has not ended after the main thread, in the kernel (D) if there is one."""
-    found = []
-    for folder in (PROC / str(process.pid) / "task").glob("*"):
-        try:
-            found.append(
-                (int(folder.name), (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0])
-            )
-        except (OSError, ValueError, IndexError):
-            continue
-    alive = [(thread, state) for thread, state in found if state not in GONE]
-    return min(alive, key=lambda one: one[1] != "D", default=None)
+def remaining_thread(process: Process) -> Process | None:
+    """Return a thread that has not ended after the main thread, one in the kernel (D) if there is one."""
+    threads = (read_process(int(folder.name)) for folder in (PROC / str(process.pid) / "task").glob("*"))
+    alive = [thread for thread in threads if thread is not None and thread.state not in GONE]
+    return min(alive, key=lambda thread: thread.state != "D", default=None)
