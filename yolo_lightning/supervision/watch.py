@@ -102,10 +102,6 @@ class Watch:
             health = Health.BLIND if blind else Health.HEALTHY
         return Look(health, self._phase, progress, waited_s, allowance_s, reason or (str(found) if blind else ""))
 
-    def restart_allowance(self) -> None:
-        """Begin to wait anew, after the supervisor has been busy with something else."""
-        self._last_look_s = self._last_change_s = self.clock()
-
     def keep_looking(self) -> None:
         """Say that the supervisor was busy, not asleep; the wait goes on."""
         self._last_look_s = self.clock()
