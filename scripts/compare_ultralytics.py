@@ -119,7 +119,7 @@ def take_turns(
     turns: dict[str, list[Result]] = json.loads(path.read_text()) if path.is_file() else {}
     if arguments.turns:
         data = short_list(converted, module.class_names, arguments.turn_images)
-        words = ["--config", config, "--data.source", str(data), "--data.root", str(data.parent.resolve())]
+        words = ["--config", config, "--data.format", str(data), "--data.root", str(data.parent.resolve())]
     for turn in range(arguments.turns):
         for arm in arguments.arms if turn % 2 == 0 else arguments.arms[::-1]:
             folder = arguments.work / "turns" / arm

@@ -188,7 +188,7 @@ def train(arm: Arm, data: Path, options: argparse.Namespace) -> None:
     words += ["--seed_everything", str(arm.seed), "--trainer.default_root_dir", str(folder)]
     words += ["--trainer.max_epochs", str(options.epochs), "--trainer.check_val_every_n_epoch", str(options.epochs)]
     words += ["--trainer.num_sanity_val_steps", "0", "--trainer.callbacks", callbacks_of_arm()]
-    words += ["--model.conv", "native", "--model.nominal_batch", str(options.batch_size)]
+    words += ["--model.conv_backend", "native", "--model.nominal_batch", str(options.batch_size)]
     words += ["--model.warmup_epochs", "1", "--data.augmentation.mosaic", "0.5"]
     words += ["--data.augmentation.close_mosaic_epochs", "2", "--trainer.log_every_n_steps", "10"]
     words += ["--data.root", str(data), "--data.train_file", TRAIN_FILE, "--data.valid_file", TEST_FILE]

@@ -182,10 +182,10 @@ class TestCheckpointAndFlags:
         assert "does not exist" in fails(trained, capsys, "fit", "--ckpt_path", "nowhere.ckpt", *ONE_STEP)
 
     def test_evaluation_takes_the_network_from_the_checkpoint(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
-        run("fit", *ONE_STEP, "--model.conv", "gemm", "--model.score_threshold", "0.3")
+        run("fit", *ONE_STEP, "--model.conv_backend", "gemm", "--model.score_threshold", "0.3")
         run("validate", "--trainer.limit_val_batches", "1", "--model.max_detections", "7")
         config = yaml.safe_load((RUN / "config.validate.yaml").read_text())["model"]
-        assert (config["conv"], config["score_threshold"], config["max_detections"]) == ("gemm", 0.3, 7)
+        assert (config["conv_backend"], config["score_threshold"], config["max_detections"]) == ("gemm", 0.3, 7)
         assert "best.ckpt" in caplog.text
 
     def test_evaluation_prefers_the_run_to_the_weights_it_started_from(
@@ -321,7 +321,7 @@ class TestBadInput:
         [
             (["--model.lr0", "-1"], "lr0 is -1.0"),
             (["--model.variant", "yolov9n"], "yolov9n"),
-            (["--model.conv", "cudnn"], "cudnn"),
+            (["--model.conv_backend", "cudnn"], "cudnn"),
             (["--model.lrr", "1"], "unknown key model.lrr. Did you mean model.lrf?"),
             (["--model.confidence", "0.1"], "unknown key model.confidence. Did you mean model.score_threshold?"),
             (["--data.loader.workers", "3"], "unknown key data.loader.workers. Did you mean data.loader.num_workers?"),

@@ -45,7 +45,7 @@ def train(root: Path, index_root: Path, run: Path) -> list[float]:
     data = DetectionDataModule(
         str(root), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
     )
-    trainer.fit(YOLOModule(conv="gemm", nominal_batch=8, warmup_epochs=1.0), data)
+    trainer.fit(YOLOModule(conv_backend="gemm", nominal_batch=8, warmup_epochs=1.0), data)
     return losses.values
 
 

@@ -55,7 +55,15 @@ def help_text(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> str:
 
 @pytest.mark.parametrize(
     "option",
-    ["--config", "--resume", "--ckpt_path", "--model.lr0", "--model.conv", "--data.root", "--data.loader.num_workers"],
+    [
+        "--config",
+        "--resume",
+        "--ckpt_path",
+        "--model.lr0",
+        "--model.conv_backend",
+        "--data.root",
+        "--data.loader.num_workers",
+    ],
 )
 def test_help_names_the_option(help_text: str, option: str) -> None:
     assert option in help_text

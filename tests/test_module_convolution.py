@@ -101,7 +101,7 @@ def test_auto_is_the_default_and_native_on_a_cpu(tmp_path: Path, data: Detection
     module, watch = YOLOModule(nominal_batch=4), Watch()
     trainer(tmp_path, watch).fit(module, data)
     assert watch.gemm == [False] * 3
-    assert module.hparams["conv"] == "auto"
+    assert module.hparams["conv_backend"] == "auto"
 
 
 def test_auto_takes_the_probe_s_choice_before_anything_computes(
@@ -114,7 +114,7 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
     run.fit(module, data)
     assert watch.gemm == [True] * 3
     assert choice == [(torch.device("cpu"), 9.0)]
-    assert module.hparams["conv"] == "auto"
+    assert module.hparams["conv_backend"] == "auto"
     assert list(module.state_dict()) == keys
     assert any(isinstance(layer, BatchNormSiLU2d) for layer in module.graph.modules())
     run.test(module, data, verbose=False)
@@ -122,7 +122,7 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
 
 
 def test_explicit_choice_is_not_probed(tmp_path: Path, data: DetectionDataModule, choice: list[Any]) -> None:
-    module = YOLOModule(conv="native")
+    module = YOLOModule(conv_backend="native")
     trainer(tmp_path).validate(module, data, verbose=False)
     assert choice == []
     assert not is_gemm(module)
@@ -162,9 +162,9 @@ def test_run_continues_under_another_convolution(
 ) -> None:
     torch.manual_seed(0)
     started = trainer(tmp_path, EMA(), limit_val_batches=0)
-    started.fit(YOLOModule(conv=first, nominal_batch=4), data)
+    started.fit(YOLOModule(conv_backend=first, nominal_batch=4), data)
     started.save_checkpoint(tmp_path / "run.ckpt")
-    module = YOLOModule(conv=second, nominal_batch=4, activation_checkpointing=True)
+    module = YOLOModule(conv_backend=second, nominal_batch=4, activation_checkpointing=True)
     trainer(tmp_path, EMA(), max_epochs=2, limit_val_batches=0).fit(module, data, ckpt_path=tmp_path / "run.ckpt")
     assert module._steps == 4
     assert is_gemm(module) == (second == "gemm")
@@ -172,7 +172,7 @@ def test_run_continues_under_another_convolution(
 
 
 def test_only_evaluation_outside_of_a_fit_is_folded(tmp_path: Path, data: DetectionDataModule) -> None:
-    module, watch = YOLOModule(conv="gemm", nominal_batch=4), Watch()
+    module, watch = YOLOModule(conv_backend="gemm", nominal_batch=4), Watch()
     run = trainer(tmp_path, watch)
     run.fit(module, data)
     keys = watch.keys
@@ -200,12 +200,12 @@ def test_folded_evaluation_scores_the_checkpoint_s_average(
     torch.manual_seed(0)
     file = tmp_path / "run.ckpt"
     started = trainer(tmp_path, EMA(decay=0.5, tau=1.0), SaveAtEachBatch(file), limit_val_batches=0)
-    started.fit(YOLOModule(conv=conv, nominal_batch=4), data)
+    started.fit(YOLOModule(conv_backend=conv, nominal_batch=4), data)
     results = []
     for plain in (False, True):
         if plain:
             monkeypatch.setattr(module_file, "FoldedGraph", lambda graph: None)
-        module = YOLOModule(conv=conv)
+        module = YOLOModule(conv_backend=conv)
         (losses,) = trainer(tmp_path, EMA()).validate(module, data, ckpt_path=file, verbose=False)
         results.append(losses)
     saved = torch.load(file, weights_only=True)
@@ -218,7 +218,7 @@ def test_folded_evaluation_scores_the_checkpoint_s_average(
 
 def test_folded_predictions_equal_those_of_the_graph() -> None:
     torch.manual_seed(0)
-    module, batch = YOLOModule(conv="gemm", score_threshold=0.0).eval(), random_batch()
+    module, batch = YOLOModule(conv_backend="gemm", score_threshold=0.0).eval(), random_batch()
     with torch.no_grad():
         expected = module.predict_step(batch, 0)
         module._folded_graph = FoldedGraph(module.graph)

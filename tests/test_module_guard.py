@@ -95,7 +95,10 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Callable[..., tup
         )
         torch.manual_seed(0)
         (tmp_path / folder).mkdir(exist_ok=True)
-        module, weights = Faulty(**({"conv": "native", "nominal_batch": 4, "warmup_epochs": 0} | options)), Weights()
+        module, weights = (
+            Faulty(**({"conv_backend": "native", "nominal_batch": 4, "warmup_epochs": 0} | options)),
+            Weights(),
+        )
         module.faults, module.seen = faults, []
         trainer = Trainer(
             default_root_dir=tmp_path / folder,

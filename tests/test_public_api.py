@@ -35,7 +35,7 @@ def test_training_without_the_command_line(look_alike: Path, index_root: Path, t
     data = DetectionDataModule(
         str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
     )
-    model = YOLOModule(class_names=data.class_names, conv="gemm")
+    model = YOLOModule(class_names=data.class_names, conv_backend="gemm")
     before = [parameter.detach().clone() for parameter in model.parameters()]
     trainer = Trainer(
         max_epochs=1,

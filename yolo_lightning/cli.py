@@ -320,7 +320,7 @@ class YOLOCLI(LightningCLI):
         report_precedence(self._bound, configured, self._options())
 
     def _bound_by(self, record: dict[str, Any]) -> dict[str, Any]:
-        return bound_options(record, is_gray=self.config[self.config.subcommand].data.source == LTDV2)
+        return bound_options(record, is_gray=self.config[self.config.subcommand].data.format == LTDV2)
 
     def _options(self) -> dict[str, Any]:
         """All options of the subcommand by their full name, as plain Python."""

@@ -16,10 +16,10 @@ from yolo_lightning.data.batch import Batch, Prediction, Target, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.graph import Variant, build_graph, head_class_width, set_loss_gains
 from yolo_lightning.model.layers import (
+    ConvAlgorithm,
     Convolution,
     FoldedGraph,
     MemoryFormat,
-    PlanKind,
     arrange,
     choose_convolution,
     make_plan,
@@ -70,14 +70,14 @@ class YOLOModule(LightningModule):
     Args:
         variant: Size of the network.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
-        conv: `gemm` computes convolutions and batch normalisation without a vendor library; `native` is PyTorch's;
-            `auto` takes native where a trial in a child process shows that it works on the device, and is not slower.
+        conv_backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own; `auto` uses
+            native if a test in a child process shows that it works on the device and is not slower.
         probe_timeout_s: Seconds after which the trial of `auto` counts as hung, above 0. What it found is remembered.
         activation_checkpointing: Store fewer maps for the backward pass and recompute them: less memory, more time.
         memory_format: `contiguous` or `channels_last` weights and maps; `auto` takes what suits the convolution.
-        conv_plan: How `gemm` chooses algorithms: `fixed` by a table, `timed` by measuring at first use, `fused` by the
-            table too, with kernels of our own, compiled at first use, where a GPU or a C++ compiler can be had.
-        conv_plan_budget_s: Seconds that a process may spend on timing, 0 or more.
+        conv_algorithm: Algorithm choice of `gemm`. `table` uses a fixed table; `autotune` measures candidates at first
+            use; `compiled` is `table` with kernels that are compiled at first use, if a GPU or C++ compiler is found.
+        conv_algorithm_budget_s: Time limit in seconds for the measurements of `autotune`, per process, >= 0.
         weights: Ultralytics `.pt` or own `.ckpt` file to start from; null starts from random weights.
         allow_pickle: Open a `.pt` file of `weights` even if it refers to code of neither PyTorch nor Ultralytics.
         class_width: Channels of the hidden class layers; null takes what the classes or the weights imply.
@@ -122,12 +122,12 @@ class YOLOModule(LightningModule):
         self,
         variant: Variant = "yolov8n",
         class_names: tuple[str, ...] = CLASS_NAMES,
-        conv: Convolution = "auto",
+        conv_backend: Convolution = "auto",
         probe_timeout_s: float = 60.0,
         activation_checkpointing: bool = False,
         memory_format: MemoryFormat = "auto",
-        conv_plan: PlanKind = "fixed",
-        conv_plan_budget_s: float = 60.0,
+        conv_algorithm: ConvAlgorithm = "table",
+        conv_algorithm_budget_s: float = 60.0,
         weights: str | None = None,
         allow_pickle: bool = False,
         class_width: int | None = None,
@@ -184,12 +184,12 @@ class YOLOModule(LightningModule):
         self.recipe = Recipe(**{field.name: self.hparams[field.name] for field in fields(Recipe)})
         self._make_optimizer = optimizer_maker(optimizer, self.recipe)
         self._class_weight_power, self._multi_scale = class_weight_power, multi_scale
-        self._plan = make_plan(conv_plan, conv_plan_budget_s)
+        self._plan = make_plan(conv_algorithm, conv_algorithm_budget_s)
         names = (ONE_CLASS,) if single_class else tuple(class_names)
         self.graph = build_graph(
             variant,
             names,
-            conv,
+            conv_backend,
             weights,
             class_width,
             activation_checkpointing,
@@ -216,7 +216,7 @@ class YOLOModule(LightningModule):
         strategy = self.trainer.strategy
         if strategy.root_device.type == "cpu":
             keep_freed_memory()
-        if self.hparams["conv"] != "auto":
+        if self.hparams["conv_backend"] != "auto":
             return
         chosen: Convolution = "native"
         if self.trainer.is_global_zero:  # one trial decides for all processes; several would slow each other

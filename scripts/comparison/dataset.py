@@ -41,13 +41,13 @@ class Dataset:
         if (root is None) == (data is None):
             raise ValueError(f"--root is {root} and --data {data}, exactly one must be given")
         if root is not None:
-            return cls({"source": LTDV2, "root": str(root)}, LTDV2_CONFIG)
+            return cls({"format": LTDV2, "root": str(root)}, LTDV2_CONFIG)
         assert data is not None
         if data.suffix in (".yaml", ".yml") or (data / "data.yaml").is_file():
-            return cls({"source": str(data)}, OTHER_CONFIG)
+            return cls({"format": str(data)}, OTHER_CONFIG)
         if (data / train_file).is_file():
             files = {"train_file": train_file, "valid_file": valid_file}
-            return cls({"source": COCO, "root": str(data), **files}, OTHER_CONFIG)
+            return cls({"format": COCO, "root": str(data), **files}, OTHER_CONFIG)
         raise ValueError(f"--data is {data}, allowed are a data.yaml and a folder that holds {train_file}")
 
     def words(self) -> list[str]:
@@ -57,9 +57,9 @@ class Dataset:
     def module(self, image_size: int, batch_size: int) -> DetectionDataModule:
         """For scoring, in this process."""
         options = dict(self.options)
-        source = options.pop("source")
+        format = options.pop("format")
         return DetectionDataModule(
-            source=source,
+            format=format,
             image_size=image_size,
             batch_size=batch_size,
             loader=LoaderSettings(num_workers=0),

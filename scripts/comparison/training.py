@@ -84,7 +84,7 @@ def train_ours(run: Run) -> None:
     settings = {
         "seed_everything": run.seed,
         "supervise": "false",
-        "model.conv": run.arm,
+        "model.conv_backend": run.arm,
         "model.nominal_batch": run.nominal_batch,
         "data.image_size": run.image_size,
         "data.batch_size": run.batch_size,

@@ -44,7 +44,7 @@ CONFIGURATION: dict[str, Any] = {
         "enable_model_summary": False,
     },
     # Three steps make an update, so that gradients cross most checkpoints and the epoch's end.
-    "model": {"conv": "native", "nominal_batch": 3 * BATCH, "warmup_epochs": 1.0},
+    "model": {"conv_backend": "native", "nominal_batch": 3 * BATCH, "warmup_epochs": 1.0},
     "data": {
         "image_size": 64,
         "batch_size": BATCH,

@@ -19,7 +19,7 @@ Die = Callable[..., int]
 EPOCHS, STEPS_PER_EPOCH = 3, 4
 TRAINING = [
     *("--trainer.max_epochs", str(EPOCHS), "--trainer.log_every_n_steps", "1", "--data.batch_size", "4"),
-    *("--model.conv", "gemm", "--model.nominal_batch", "12", "--model.warmup_epochs", "1"),
+    *("--model.conv_backend", "gemm", "--model.nominal_batch", "12", "--model.warmup_epochs", "1"),
     *("--data.augmentation.close_mosaic_epochs", "1"),
 ]
 """Three steps make an update while an epoch has four: gradients cross its end and most checkpoints."""

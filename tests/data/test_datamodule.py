@@ -265,9 +265,9 @@ def test_other_sampling_is_refused_within_an_epoch(make: Make) -> None:
 def test_frames_are_read_from_the_named_storage(make: Make, look_alike: Path, tmp_path: Path) -> None:
     shutil.copytree(look_alike, tmp_path / "data")
     with pytest.raises(ValueError, match=r"frames\.zip"):
-        make(root=str(tmp_path / "data"), frames="zip")
+        make(root=str(tmp_path / "data"), storage="zip")
     with pytest.raises(ValueError, match="elsewhere"):
-        make(root=str(tmp_path / "data"), frames="packed", store=str(tmp_path / "elsewhere"))
+        make(root=str(tmp_path / "data"), storage="packed", store=str(tmp_path / "elsewhere"))
 
 
 def test_validation_goes_through_the_file_in_order(make: Make) -> None:

@@ -22,7 +22,7 @@ VENDOR_OPERATORS = ("convolution", "conv2d", "cudnn", "miopen", "mkldnn_convolut
 
 
 def operators_of_a_step(convolution: str, checkpointing: bool = False) -> set[str]:
-    module = YOLOModule(conv=convolution, activation_checkpointing=checkpointing)  # type: ignore[arg-type]
+    module = YOLOModule(conv_backend=convolution, activation_checkpointing=checkpointing)  # type: ignore[arg-type]
     batch = random_batch()
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         total, _ = DetectionLoss(module.graph)(module.train()(batch.images), batch)
@@ -63,9 +63,9 @@ def test_gray_equals_three_equal_channels() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"conv": "fast"}, r"model\.conv is 'fast', allowed are auto, gemm, native"),
-        ({"conv_plan": "best"}, r"model\.conv_plan is 'best', allowed are fixed, timed"),
-        ({"conv_plan": "timed", "conv_plan_budget_s": -1.0}, r"model\.conv_plan_budget_s is -1\.0"),
+        ({"conv_backend": "fast"}, r"model\.conv_backend is 'fast', allowed are auto, gemm, native"),
+        ({"conv_algorithm": "best"}, r"model\.conv_algorithm is 'best', allowed are table, autotune"),
+        ({"conv_algorithm": "autotune", "conv_algorithm_budget_s": -1.0}, r"model\.conv_algorithm_budget_s is -1\.0"),
         ({"probe_timeout_s": 0.0}, r"model\.probe_timeout_s is 0\.0, allowed are values above 0"),
     ],
 )
@@ -134,7 +134,7 @@ def test_own_checkpoint_serves_as_weights(tmp_path: Path) -> None:
     path = tmp_path / "own.ckpt"
     torch.save({"hyper_parameters": dict(module.hparams), "state_dict": module.state_dict()}, path)
     torch.manual_seed(3)
-    other = YOLOModule(weights=str(path), conv="gemm")
+    other = YOLOModule(weights=str(path), conv_backend="gemm")
     for name, tensor in module.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], tensor)
 

@@ -150,7 +150,7 @@ def test_an_arrangement_does_not_depend_on_the_one_before(native: Any) -> None:
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=str)
 def test_restored_graph_is_ultralytics_own(native: Any, arrangement: tuple[str, str]) -> None:
-    graph = arranged(native, *arrangement, make_plan("timed", 0.0))
+    graph = arranged(native, *arrangement, make_plan("autotune", 0.0))
     changed = [name for (name, kind), (_, own) in zip(kinds(graph), kinds(native), strict=False) if kind is not own]
     assert "model.0.conv" in changed
     restore(graph)
@@ -240,21 +240,21 @@ def test_folded_copy_does_not_follow_the_graph(native: Any) -> None:
 
 
 def test_all_convolutions_share_one_plan(native: Any) -> None:
-    plan = make_plan("timed", 0.0)
+    plan = make_plan("autotune", 0.0)
     graph = arranged(native, "gemm", False, plan)
     assert {id(module.plan) for module in graph.modules() if isinstance(module, GemmConv2d)} == {id(plan)}
 
 
 def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert make_plan("fixed", 60.0) is FIXED
-    plan = make_plan("timed", 5.0)
+    assert make_plan("table", 60.0) is FIXED
+    plan = make_plan("autotune", 5.0)
     assert isinstance(plan, TimedPlan)
     assert (plan.budget_s, plan.cache_file) == (5.0, tmp_path / "yolo_lightning" / "convolution_plan.json")
-    with pytest.raises(ValueError, match=r"model\.conv_plan is 'fast', allowed are fixed, timed"):
+    with pytest.raises(ValueError, match=r"model\.conv_algorithm is 'fast', allowed are table, autotune"):
         make_plan("fast", 5.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"model\.conv_plan_budget_s is -1\.0"):
-        make_plan("timed", -1.0)
+    with pytest.raises(ValueError, match=r"model\.conv_algorithm_budget_s is -1\.0"):
+        make_plan("autotune", -1.0)
 
 
 def test_cpu_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,4 +282,4 @@ def test_accelerator_is_probed(
     assert choose_convolution(torch.device("cuda", 1), 7.0) == expected
     assert asked == [(torch.device("cuda", 1), 7.0, tmp_path / "yolo_lightning" / "convolution_probe.json")]
     lines = [record.getMessage() for record in caplog.records if "as seen" in record.getMessage()]
-    assert lines == [f"model.conv auto: {expected}; native convolutions: {outcome}, as seen"]
+    assert lines == [f"model.conv_backend auto: {expected}; native convolutions: {outcome}, as seen"]

@@ -89,7 +89,7 @@ def test_agnostic_suppression_leaves_fewer_boxes() -> None:
 @pytest.mark.parametrize("agnostic", [False, True])
 def test_module_hands_its_settings_to_the_suppression(agnostic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     module = YOLOModule(
-        conv="native", score_threshold=0.2, iou_threshold=0.3, max_detections=7, class_agnostic=agnostic
+        conv_backend="native", score_threshold=0.2, iou_threshold=0.3, max_detections=7, class_agnostic=agnostic
     )
     seen: dict[str, Any] = {}
     monkeypatch.setattr("yolo_lightning.module.predictions", lambda raw, batch, **numbers: seen.update(numbers))

@@ -16,7 +16,7 @@ from yolo_lightning.training.device_transforms import as_one_class
 
 ONE_STEP = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
-    *("--model.conv", "native", "--model.nominal_batch", "16"),
+    *("--model.conv_backend", "native", "--model.nominal_batch", "16"),
 ]
 
 

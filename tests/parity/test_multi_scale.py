@@ -70,7 +70,7 @@ def test_sizes_differ_between_steps_and_between_seeds() -> None:
 
 
 def test_network_is_trained_at_the_size_of_each_step_and_boxes_stay(tmp_path: Path) -> None:
-    module = YOLOModule(conv="native", multi_scale=0.5)
+    module = YOLOModule(conv_backend="native", multi_scale=0.5)
     seen: list[int] = []
     module.graph.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-1]))
     make_trainer(tmp_path, 1, Recorder()).fit(module, Frames(random_batches()))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.whole_run
 ARGUMENTS = ("lr", "momentum", "betas", "weight_decay", "nesterov", "eps", "alpha")
 ONE_STEP = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
-    *("--model.conv", "native", "--model.nominal_batch", "16"),
+    *("--model.conv_backend", "native", "--model.nominal_batch", "16"),
 ]
 
 
@@ -111,12 +111,18 @@ def test_module_with_a_class_path_can_be_copied() -> None:
         def __call__(self, groups: Any) -> torch.optim.Optimizer:
             return torch.optim.Adagrad(groups)
 
-    deepcopy(YOLOModule(conv="native", optimizer=Uncopyable()))  # type: ignore[arg-type]
+    deepcopy(YOLOModule(conv_backend="native", optimizer=Uncopyable()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, optimizer: str) -> None:
-    options: dict[str, Any] = {"conv": "native", "optimizer": optimizer, "lr0": 1e-3, "multi_scale": 0.5, "freeze": 2}
+    options: dict[str, Any] = {
+        "conv_backend": "native",
+        "optimizer": optimizer,
+        "lr0": 1e-3,
+        "multi_scale": 0.5,
+        "freeze": 2,
+    }
     batches, path = random_batches(), tmp_path / "between.ckpt"
 
     class Saving(Recorder):

@@ -30,7 +30,7 @@ def scaling() -> MixedPrecision:
 
 
 def train(folder: Path, *callbacks: Callback, resume: Path | None = None, **options: Any) -> YOLOModule:
-    arguments = {"conv": "native", "nominal_batch": 4, "warmup_epochs": 0.0, "clip_norm": CLIP_NORM}
+    arguments = {"conv_backend": "native", "nominal_batch": 4, "warmup_epochs": 0.0, "clip_norm": CLIP_NORM}
     module = YOLOModule(**(arguments | options.pop("model", {})))
     module.graph.load_state_dict(initial_graph().state_dict())
     trainer = make_trainer(folder, options.pop("epochs", 1), *callbacks, **options)

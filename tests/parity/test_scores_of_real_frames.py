@@ -111,14 +111,14 @@ def their_scores(module: YOLOModule, description: Path, folder: Path, **options:
 def test_scores_are_those_of_ultralytics_val(real_frames: Path, index_root: Path, tmp_path: Path) -> None:
     description = write_tiles(real_frames, tmp_path / "tiles")
     data = DetectionDataModule(
-        source=str(description),
+        format=str(description),
         index_root=str(index_root),
         image_size=WIDTH,
         batch_size=BATCH_SIZE,
         loader=LoaderSettings(num_workers=0),
     )
     torch.manual_seed(0)
-    module = YOLOModule(conv="native")
+    module = YOLOModule(conv_backend="native")
     trainer = tiny_trainer(tmp_path, MeanAP())
     data.trainer = trainer
     data.setup("validate")

@@ -23,7 +23,7 @@ from yolo_lightning.module import YOLOModule
 OVERLAYS = REPOSITORY / "configs" / "training"
 CHECKPOINTS = Path("runs/small/checkpoints")
 SMALL = [
-    *("--data.batch_size", "8", "--model.conv", "native", "--trainer.default_root_dir", "runs/small"),
+    *("--data.batch_size", "8", "--model.conv_backend", "native", "--trainer.default_root_dir", "runs/small"),
     *("--trainer.check_val_every_n_epoch", "1", "--trainer.limit_val_batches", "1"),
 ]
 UNREACHABLE = ["--model.lr0", "1e-9", "--model.warmup_bias_lr", "0"]
@@ -113,7 +113,7 @@ def test_epoch_checkpoints_keep_to_their_interval_and_survive_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, trainer = (
-        YOLOModule(conv="native"),
+        YOLOModule(conv_backend="native"),
         make_trainer(tmp_path, 3, EpochCheckpoint(2), enable_checkpointing=True),
     )
     trainer.fit(module, Frames(random_batches(1)))

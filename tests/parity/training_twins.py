@@ -181,7 +181,7 @@ def train_ours(
     folder: Path, epochs: int = 2, batches: list[Batch] | None = None, **arguments: Any
 ) -> tuple[Weights, Weights, list[Step]]:
     """The same by a `YOLOModule` under Lightning."""
-    module = YOLOModule(**({"conv": "native", "nominal_batch": BATCH_SIZE} | arguments))
+    module = YOLOModule(**({"conv_backend": "native", "nominal_batch": BATCH_SIZE} | arguments))
     module.graph.load_state_dict(initial_graph().state_dict())
     recorder = Recorder()
     trainer = make_trainer(folder, epochs, recorder, EMA())

@@ -41,7 +41,7 @@ def find(**given: Path) -> Any:
 
 def test_kind_of_dataset_decides_reader_and_recipe(tmp_path: Path) -> None:
     ltdv2, yolo, coco = find(root=tmp_path), find(data=tmp_path / "a.yaml"), find(data=coco_folder(tmp_path / "coco"))
-    assert [one.options["source"] for one in (ltdv2, yolo, coco)] == ["ltdv2", str(tmp_path / "a.yaml"), "coco"]
+    assert [one.options["format"] for one in (ltdv2, yolo, coco)] == ["ltdv2", str(tmp_path / "a.yaml"), "coco"]
     assert [Path(one.config).name for one in (ltdv2, yolo, coco)] == ["ltdv2.yaml", "yolo.yaml", "yolo.yaml"]
     assert "--data.valid_file" in coco.words()
     assert all((REPOSITORY / one.config).is_file() for one in (ltdv2, yolo))
@@ -59,7 +59,7 @@ def test_ultralytics_is_given_the_same_images_boxes_and_classes(
     dataset = script("comparison.dataset")
     ours = DetectionDataModule(str(look_alike), index_root=str(index_root))
     file = dataset.convert(ours, tmp_path / "yolo")
-    theirs = DetectionDataModule(source=str(file), index_root=str(index_root))
+    theirs = DetectionDataModule(format=str(file), index_root=str(index_root))
     assert theirs.class_names == ours.class_names
     for split in ("train", "valid"):
         mine, other = ours.open(split), theirs.open(split)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_short_list_is_spread_over_the_training_split(look_alike: Path, index_ro
     dataset = script("comparison.dataset")
     module = DetectionDataModule(str(look_alike), index_root=str(index_root))
     file = dataset.short_list(dataset.convert(module, tmp_path / "yolo"), module.class_names, 4)
-    short = DetectionDataModule(source=str(file), index_root=str(index_root))
+    short = DetectionDataModule(format=str(file), index_root=str(index_root))
     names = [Path(name).stem for name in short.open("train").index.file_names()]
     assert names == ["000000", "000004", "000008", "000012"]
 

@@ -36,7 +36,7 @@ class DetectionDataModule(LightningDataModule):
     Args:
         root: Dataset folder that holds the frames and the JSON files. With a `data.yaml` it takes the place of `path`
             there, where it is given.
-        source: `ltdv2` reads LTDv2's official files, `coco` plain COCO JSON, and the path of a `data.yaml` images and
+        format: `ltdv2` reads LTDv2's official files, `coco` plain COCO JSON, and the path of a `data.yaml` images and
             label files in the layout of Ultralytics.
         train_file: JSON file of the training split, relative to `root`.
         valid_file: JSON file of the validation split, relative to `root`; null holds out `valid_share`.
@@ -48,7 +48,7 @@ class DetectionDataModule(LightningDataModule):
             places.
         channels: 1 reads gray frames, 3 RGB; null takes 1 for LTDv2, what a `data.yaml` says, else 3 unless a sample of
             the images is gray throughout.
-        frames: Where the frames of LTDv2 lie: a packed store, the folder `frames` or `frames.zip`, in this order for
+        storage: Where the frames of LTDv2 lie: a packed store, the folder `frames` or `frames.zip`, in this order for
             `auto`; or `litdata`, a store that may lie in a bucket.
         store: Folder of the packed store, null takes `packed` under `root`; or folder or address of the litdata store.
         train_fraction: Fraction of each month's clips to train on, > 0 and <= 1. The subset consists of whole clips, at
@@ -80,14 +80,14 @@ class DetectionDataModule(LightningDataModule):
     def __init__(
         self,
         root: str | None = None,
-        source: str = LTDV2,
+        format: str = LTDV2,
         train_file: str = TRAIN_FILE,
         valid_file: str | None = VALID_FILE,
         test_file: str | None = None,
         predict_file: str | None = None,
         image_folders: tuple[str, ...] = (),
         channels: Channels | None = None,
-        frames: FrameStorage = "auto",
+        storage: FrameStorage = "auto",
         store: str | None = None,
         train_fraction: float = 1.0,
         valid_fraction: float = 1.0,
@@ -114,11 +114,11 @@ class DetectionDataModule(LightningDataModule):
             raise ValueError(f"data.seed is {seed}, allowed are 0 and more")
         if channels not in (None, *get_args(Channels)):
             raise ValueError(f"data.channels is {channels}, allowed are 1, 3 and null")
-        self.frames = frames
+        self.storage = storage
         self.store = store
         self.index_root = Path(index_root).expanduser() if index_root else default_index_root()
         self.source = choose_source(
-            source,
+            format,
             None if root is None else Path(root).expanduser(),
             train_file,
             valid_file,
@@ -126,12 +126,12 @@ class DetectionDataModule(LightningDataModule):
             predict_file,
             tuple(image_folders),
             Shares(train_fraction, valid_fraction, valid_share),
-            frames,
+            storage,
             store,
             self.index_root,
         )
         self.root = self.source.root
-        if source == LTDV2 and channels == 3:
+        if format == LTDV2 and channels == 3:
             raise ValueError("data.channels is 3, but the frames of LTDv2 are gray: allowed are 1 and null")
         self.channels: Channels | None = channels or self.source.channels
         self.image_size = image_size

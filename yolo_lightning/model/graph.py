@@ -55,7 +55,7 @@ def build_graph(
     """
     choices = (
         ("variant", variant, Variant),
-        ("conv", convolution, Convolution),
+        ("conv_backend", convolution, Convolution),
         ("memory_format", memory_format, MemoryFormat),
     )
     for name, value, allowed in choices:

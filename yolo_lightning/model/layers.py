@@ -19,7 +19,7 @@ from yolo_lightning.conv.recompute import BatchNormSiLU2d
 from yolo_lightning.utils.files import cache_folder
 
 Convolution = Literal["auto", "gemm", "native"]
-PlanKind = Literal["fixed", "timed", "fused"]
+ConvAlgorithm = Literal["table", "autotune", "compiled"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 
 BLOCK_PARTS = (nn.Conv2d, nn.BatchNorm2d, nn.Module)
@@ -120,32 +120,32 @@ def choose_convolution(device: torch.device, timeout_s: float) -> Literal["gemm"
         timeout_s: Seconds after which native convolutions count as hung, above 0.
     """
     if device.type == "cpu":
-        rank_zero_info("model.conv auto: native, on a CPU")
+        rank_zero_info("model.conv_backend auto: native, on a CPU")
         return "native"
-    rank_zero_info(f"model.conv auto: trying native convolutions on {device}, for at most {timeout_s:g} s")
+    rank_zero_info(f"model.conv_backend auto: trying native convolutions on {device}, for at most {timeout_s:g} s")
     result = probe_native(device, timeout_s, cache_folder() / "convolution_probe.json")
     convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
-    rank_zero_info(f"model.conv auto: {convolution}; {result}")
+    rank_zero_info(f"model.conv_backend auto: {convolution}; {result}")
     return convolution
 
 
-def make_plan(kind: PlanKind, budget_s: float) -> Plan:
+def make_plan(kind: ConvAlgorithm, budget_s: float) -> Plan:
     """The plan that all convolutions of a graph share; what it builds or measures is kept in the user's cache folder.
 
     Args:
-        kind: `fixed` follows a table, and so does `fused`, with kernels of our own before the lowerings where a
-            GPU can run them, or a C++ compiler can build them for the CPU; `timed` measures.
-        budget_s: Seconds that `timed` may spend, 0 or more.
+        kind: `table` uses a fixed table; `compiled` does so too, with kernels compiled at first use where a GPU
+            can run them or a C++ compiler can build them for the CPU; `autotune` measures the candidates.
+        budget_s: Seconds that `autotune` may spend, 0 or more.
 
     Raises:
         ValueError: If a value is not allowed.
     """
-    if kind == "fused":
+    if kind == "compiled":
         enable_fused_kernels(cache_folder() / "kernels")
-    if kind in ("fixed", "fused"):
+    if kind in ("table", "compiled"):
         return FIXED
-    if kind != "timed":
-        raise ValueError(f"model.conv_plan is {kind!r}, allowed are {', '.join(get_args(PlanKind))}")
+    if kind != "autotune":
+        raise ValueError(f"model.conv_algorithm is {kind!r}, allowed are {', '.join(get_args(ConvAlgorithm))}")
     if not budget_s >= 0:
-        raise ValueError(f"model.conv_plan_budget_s is {budget_s}, allowed are 0 and more")
+        raise ValueError(f"model.conv_algorithm_budget_s is {budget_s}, allowed are 0 and more")
     return TimedPlan(budget_s, cache_folder() / "convolution_plan.json")

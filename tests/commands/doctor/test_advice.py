@@ -41,12 +41,12 @@ def with_facts(found: list[ProbeOutcome], **facts: object) -> list[ProbeOutcome]
     ],
 )
 def test_convolution(outcome: Outcome, own: Outcome, value: str) -> None:
-    assert options(AMD, results(convolution=outcome, own_convolution=own))["model.conv"] == value
+    assert options(AMD, results(convolution=outcome, own_convolution=own))["model.conv_backend"] == value
     assert value in get_args(Convolution)
 
 
 def test_a_cpu_needs_no_trial() -> None:
-    assert options(PLAIN, results("cpu"))["model.conv"] == "auto"
+    assert options(PLAIN, results("cpu"))["model.conv_backend"] == "auto"
 
 
 def test_precision_follows_the_card_and_what_was_tried() -> None:

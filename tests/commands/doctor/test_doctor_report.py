@@ -66,7 +66,7 @@ def test_json_holds_everything() -> None:
     assert content["machine"]["gpus"][0]["architecture"] == "gfx1010"
     assert [one["check"] for one in content["findings"]] == [one.check for one in found]
     assert content["probes"][-1]["outcome"] == "hangs"
-    assert {"key": "model.conv", "value": "gemm"}.items() <= content["recommended"]["options"][1].items()
+    assert {"key": "model.conv_backend", "value": "gemm"}.items() <= content["recommended"]["options"][1].items()
 
 
 def test_the_summary_counts_the_worst_first() -> None:

@@ -126,7 +126,16 @@ def test_augmented_detections_of_a_mirrored_picture_are_the_mirrored_ones(
     for name, image in (("plain", pixels), ("mirrored", pixels[:, ::-1])):
         cv2.imwrite(str(tmp_path / f"{name}.png"), image)
     words = ["predict", str(tmp_path / "plain.png"), str(tmp_path / "mirrored.png"), "--weights", str(weights)]
-    words += ["--output", str(tmp_path / "out"), "--image_size", str(SIDE), "--save", "json", "--conv", "native"]
+    words += [
+        "--output",
+        str(tmp_path / "out"),
+        "--image_size",
+        str(SIDE),
+        "--save",
+        "json",
+        "--conv_backend",
+        "native",
+    ]
     main([*words, "--tta", str(tta).lower()])
     plain, mirrored = (entry["detections"] for entry in json.loads((tmp_path / "out" / "predictions.json").read_text()))
     assert plain, "the case shows nothing"
@@ -229,7 +238,7 @@ def test_box_is_drawn_where_it_lies(one: tuple[InputImage, Prediction]) -> None:
         ({"score_threshold": -1.0}, "score_threshold is -1.0, allowed are 0 to 1"),
         ({"batch_size": 0}, "batch_size is 0, allowed are 1 and more"),
         ({"device": "tpu9"}, "device is 'tpu9', allowed are auto, cpu"),
-        ({"conv": "magic"}, "conv is 'magic', allowed are auto, gemm, native"),
+        ({"conv_backend": "magic"}, "conv_backend is 'magic', allowed are auto, gemm, native"),
     ],
 )
 def test_bad_option_is_named(

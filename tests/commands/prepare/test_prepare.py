@@ -175,7 +175,7 @@ def test_store_of_other_frames_is_refused(root: Path, pack: Callable[..., Packed
     write_zip(root / "frames.zip", FRAMES)
     pack()
     with pytest.raises(ValueError, match=r"was packed from kind folder, path .*, not from kind zip"):
-        pack(frames="zip")
+        pack(storage="zip")
 
 
 def test_small_disk_is_noticed_before_anything_is_written(
@@ -234,8 +234,8 @@ def test_store_that_cannot_be_written_is_named(root: Path, pack: Callable[..., P
     [
         ({"workers": 0}, "workers is 0, allowed are 1 and more"),
         ({"shard_frames": 0}, "shard_frames is 0, allowed are 1 and more"),
-        ({"frames": "tar"}, "frames is 'tar', allowed are auto, folder and zip"),
-        ({"frames": "zip"}, r"frames\.zip does not exist"),
+        ({"storage": "tar"}, "storage is 'tar', allowed are auto, folder and zip"),
+        ({"storage": "zip"}, r"frames\.zip does not exist"),
         ({"annotations": ["Other.json"]}, r"Other\.json does not exist"),
         ({"annotations": []}, "holds none of Train.json, Valid.json, TestNoLabels.json"),
     ],

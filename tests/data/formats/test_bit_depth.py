@@ -119,13 +119,13 @@ def test_ltdv2_of_16_bits_is_refused_before_it_starts(ltdv2: Path, storage: Any,
     with pytest.raises(
         ValueError, match=r"^6 of 6 sampled frames .*image_0000\.jpg is uint16, .* values 7000 to 9040.*convert"
     ) as raised:
-        set_up(stage, ltdv2, frames=storage, index_root=str(ltdv2 / "index"))
+        set_up(stage, ltdv2, storage=storage, index_root=str(ltdv2 / "index"))
     assert "\n" not in str(raised.value)
 
 
 def test_coco_of_16_bits_is_refused_before_it_starts(ltdv2: Path) -> None:
     with pytest.raises(ValueError, match=r"^6 of 6 sampled frames .* is uint16.* values 7000 to 9040"):
-        set_up("fit", ltdv2, source="coco", index_root=str(ltdv2 / "index"))
+        set_up("fit", ltdv2, format="coco", index_root=str(ltdv2 / "index"))
 
 
 @pytest.mark.parametrize("case", ["gray png", "colour png", "colour tiff", "float tiff", "float colour tiff"])
@@ -137,7 +137,7 @@ def test_yolo_dataset_of_16_bits_is_refused_before_it_starts(
     for path in (file.parent / "images").rglob(f"*{extension}"):
         path.write_bytes(encode(extension, image))
     with pytest.raises(ValueError, match=rf"^4 of 4 sampled frames .*{words.partition(',')[0]}"):
-        set_up("fit", None, source=str(file), index_root=str(tmp_path / "index"))
+        set_up("fit", None, format=str(file), index_root=str(tmp_path / "index"))
 
 
 def test_a_single_16_bit_frame_is_named_and_left_out(ltdv2: Path) -> None:

@@ -28,9 +28,9 @@ STAGES: dict[str, Split] = {"fit": "train", "validate": "valid", "test": "test",
 def make(tmp_path: Path) -> Make:
     """Builds a data module with a trainer and sets it up."""
 
-    def build(source: Path | str, stage: str = "fit", **options: Any) -> DetectionDataModule:
+    def build(format: Path | str, stage: str = "fit", **options: Any) -> DetectionDataModule:
         values = {"index_root": str(tmp_path / "index"), "image_size": 64, "batch_size": 2, **options}
-        datamodule = DetectionDataModule(source=str(source), loader=LoaderSettings(num_workers=0), **values)
+        datamodule = DetectionDataModule(format=str(format), loader=LoaderSettings(num_workers=0), **values)
         datamodule.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=3)
         datamodule.setup(stage)
         return datamodule
@@ -188,12 +188,12 @@ def test_sampling_by_classes_needs_no_clips(yolo_set: YoloSet, make: Make) -> No
     [
         (
             {"train_file": "a.json"},
-            r"data\.train_file is a\.json: the splits of data\.source .* are named in that file",
+            r"data\.train_file is a\.json: the splits of data\.format .* are named in that file",
         ),
         ({"predict_file": "a.json"}, r"data\.predict_file is a\.json"),
-        ({"frames": "zip"}, r"data\.frames is zip .*LTDv2's; .* allowed are auto or folder"),
+        ({"storage": "zip"}, r"data\.storage is zip .*LTDv2's; .* allowed are auto or folder"),
         ({"store": "packed"}, r"data\.store packed: packed stores"),
-        ({"image_folders": ("images",)}, r"data\.image_folders is \['images'\], which belongs to data\.source coco"),
+        ({"image_folders": ("images",)}, r"data\.image_folders is \['images'\], which belongs to data\.format coco"),
         ({"channels": 2}, r"data\.channels is 2, allowed are 1, 3 and null"),
         ({"valid_share": 1.0}, r"data\.valid_share is 1\.0, allowed"),
     ],
@@ -208,12 +208,12 @@ def test_option_that_does_not_apply_is_refused(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, r"data\.root is null: name the dataset folder, or a data\.yaml with data\.source"),
-        ({"source": "coco"}, r"data\.root is null"),
-        ({"source": "voc"}, r"data\.source is 'voc', allowed are ltdv2, coco and the path of a data\.yaml"),
-        ({"source": "absent.yaml"}, r"absent\.yaml does not exist"),
+        ({}, r"data\.root is null: name the dataset folder, or a data\.yaml with data\.format"),
+        ({"format": "coco"}, r"data\.root is null"),
+        ({"format": "voc"}, r"data\.format is 'voc', allowed are ltdv2, coco and the path of a data\.yaml"),
+        ({"format": "absent.yaml"}, r"absent\.yaml does not exist"),
         ({"root": ".", "channels": 3}, "frames of LTDv2 are gray: allowed are 1 and null"),
-        ({"root": ".", "source": "coco", "valid_share": 0.1}, "exactly one must be null"),
+        ({"root": ".", "format": "coco", "valid_share": 0.1}, "exactly one must be null"),
     ],
 )
 def test_dataset_that_is_none_is_refused(values: dict[str, Any], message: str) -> None:
@@ -229,7 +229,7 @@ def test_split_that_is_not_named_is_refused_when_it_is_needed(yolo_set: YoloSet,
 
 def test_labels_that_are_nowhere_are_missed_before_training(yolo_set: YoloSet, make: Make) -> None:
     file = yolo_set(dict.fromkeys(IMAGES))
-    message = r"^data\.source .*data\.yaml 'train': none of the 6 frames in use has a box .*such as .*/train/0\.txt"
+    message = r"^data\.format .*data\.yaml 'train': none of the 6 frames in use has a box .*such as .*/train/0\.txt"
     with pytest.raises(ValueError, match=message):
         make(file)
     assert len(make(file, "predict").index("predict")) == 3

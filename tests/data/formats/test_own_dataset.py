@@ -35,7 +35,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 
 @pytest.mark.whole_run
 def test_own_dataset_is_trained_on_scored_and_predicted(yolo_set: YoloSet, call: Callable[..., None]) -> None:
-    source = ["--data.source", str(yolo_set(IMAGES, names={0: "a cat", 1: "a/b"}))]
+    source = ["--data.format", str(yolo_set(IMAGES, names={0: "a cat", 1: "a/b"}))]
     call("fit", *source, "--trainer.max_epochs", "1")
     rows = Path("runs/yolo/metrics.csv").read_text()
     assert "map_50/a cat" in rows
@@ -65,7 +65,7 @@ def test_dataset_that_cannot_be_used_ends_with_one_line(
     if change == "yaml":
         file.write_text("train: [images")
     with pytest.raises(SystemExit) as ended:
-        call("fit", "--data.source", "absent.yaml" if change == "absent" else str(file))
+        call("fit", "--data.format", "absent.yaml" if change == "absent" else str(file))
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert message in said

@@ -133,5 +133,5 @@ def test_file_that_is_no_data_yaml_is_refused(tmp_path: Path, text: str, message
 
 
 def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.source .*absent\.yaml does not exist"):
+    with pytest.raises(ValueError, match=r"data\.format .*absent\.yaml does not exist"):
         read_description(tmp_path / "absent.yaml")

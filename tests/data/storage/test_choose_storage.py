@@ -82,7 +82,7 @@ def test_missing_root_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_storage_is_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.frames is 'tar', allowed are auto, folder, zip"):
+    with pytest.raises(ValueError, match=r"data\.storage is 'tar', allowed are auto, folder, zip"):
         open_(root, "tar")  # type: ignore[arg-type]
 
 

@@ -37,7 +37,7 @@ class Counting:
 @pytest.fixture
 def split(look_alike: Path, index_root: Path) -> LabelledFrames:
     """16 frames of 96 x 64 pixels in a folder."""
-    return DetectionDataModule(str(look_alike), index_root=str(index_root), frames="folder").open("train")
+    return DetectionDataModule(str(look_alike), index_root=str(index_root), storage="folder").open("train")
 
 
 def test_a_frame_is_decoded_once_and_what_cannot_be_read_each_time() -> None:
@@ -88,7 +88,7 @@ def test_all_frames_are_kept_or_none(split: LabelledFrames, monkeypatch: pytest.
 
 
 def test_channels_count(look_alike: Path, index_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = DetectionDataModule(str(look_alike), index_root=str(index_root), frames="folder").open("train")
+    split = DetectionDataModule(str(look_alike), index_root=str(index_root), storage="folder").open("train")
     monkeypatch.setattr("yolo_lightning.data.storage.image_cache.MIB", PIXELS_OF_16)
     assert kept_decoded(LabelledFrames(split.index, split.source, 3), 2).source is split.source
 
@@ -105,7 +105,7 @@ def test_frames_of_another_kind_are_left_where_they_are(split: LabelledFrames) -
 
 @pytest.mark.parametrize("budget_mib", [0, 1])
 def test_setting_decides_whether_training_keeps_them(look_alike: Path, index_root: Path, budget_mib: int) -> None:
-    options = {"frames": "folder", "loader": LoaderSettings(num_workers=0), "image_cache_mib": budget_mib}
+    options = {"storage": "folder", "loader": LoaderSettings(num_workers=0), "image_cache_mib": budget_mib}
     data = DetectionDataModule(str(look_alike), index_root=str(index_root), **options)
     data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1)
     data.setup("fit")

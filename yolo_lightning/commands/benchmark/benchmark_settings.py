@@ -15,7 +15,7 @@ Section = Literal["layers", "graph", "step", "stability"]
 Implementation = Literal["native", "slow", "unfold", "gemm"]
 Layers = Literal["six", "all"]
 Precision = Literal["32-true", "bf16-mixed"]
-ConvPlan = Literal["fixed", "timed", "fused"]
+ConvAlgorithm = Literal["table", "autotune", "compiled"]
 
 MIN_STABILITY_STEPS = 10
 
@@ -39,8 +39,8 @@ class BenchmarkSettings:
     precision: Precision
     tf32: bool
     vendor_search: bool
-    conv_plan: ConvPlan
-    conv_plan_budget_s: float
+    conv_algorithm: ConvAlgorithm
+    conv_algorithm_budget_s: float
     stability_steps: int
     stability_image_size: int
     frames: int
@@ -52,7 +52,7 @@ class BenchmarkSettings:
         check_choices("sections", self.sections, Section)
         check_choices("skip", self.skip, Implementation)
         check_choices("layers", (self.layers,), Layers)
-        check_choices("conv_plan", (self.conv_plan,), ConvPlan)
+        check_choices("conv_algorithm", (self.conv_algorithm,), ConvAlgorithm)
         check_choices("precision", (self.precision,), Precision)
         if not self.sections:
             raise ValueError(f"sections must contain at least one of {', '.join(get_args(Section))}, got none")
@@ -65,8 +65,8 @@ class BenchmarkSettings:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         for name in ("image_size", "stability_image_size"):
             check_image_size(name, getattr(self, name), least=2 * STRIDE)
-        if not 0 < self.conv_plan_budget_s < math.inf:
-            raise ValueError(f"conv_plan_budget_s must be finite and > 0, got {self.conv_plan_budget_s}")
+        if not 0 < self.conv_algorithm_budget_s < math.inf:
+            raise ValueError(f"conv_algorithm_budget_s must be finite and > 0, got {self.conv_algorithm_budget_s}")
         if 0 != self.stability_steps < MIN_STABILITY_STEPS:
             raise ValueError(
                 f"stability_steps must be 0 (no stability run) or >= {MIN_STABILITY_STEPS}, got {self.stability_steps}"

@@ -11,7 +11,7 @@ from yolo_lightning.commands.benchmark.baselines import DESCRIPTIONS, variants
 from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport
 from yolo_lightning.commands.benchmark.benchmark_settings import (
     BenchmarkSettings,
-    ConvPlan,
+    ConvAlgorithm,
     Implementation,
     Layers,
     Precision,
@@ -42,8 +42,8 @@ def benchmark(
     precision: Precision = "32-true",
     tf32: bool = False,
     vendor_search: bool = False,
-    conv_plan: ConvPlan = "fixed",
-    conv_plan_budget_s: float = 60.0,
+    conv_algorithm: ConvAlgorithm = "table",
+    conv_algorithm_budget_s: float = 60.0,
     stability_steps: int = 100,
     stability_image_size: int | None = None,
     frames: int = 329_299,
@@ -72,9 +72,9 @@ def benchmark(
         precision: 32-true, or bf16-mixed for bfloat16 under autocast.
         tf32: Allow TF32 in float32 matrix products and convolutions on NVIDIA GPUs that support TF32.
         vendor_search: Let cuDNN or MIOpen search for the fastest kernel first, which can take very long with MIOpen.
-        conv_plan: Algorithm choice of gemm. fixed uses a table; timed measures the candidates during the warm-up
-            (autotuning); fused uses the table and optional compiled kernels: CUDA/HIP on a GPU, C++ on a CPU.
-        conv_plan_budget_s: Time limit in seconds for the measurements of conv_plan timed.
+        conv_algorithm: Algorithm choice of gemm. table uses a table; autotune measures candidates during the warm-up
+            (autotuning); compiled uses the table and optional compiled kernels: CUDA/HIP on a GPU, C++ on a CPU.
+        conv_algorithm_budget_s: Time limit in seconds for the measurements of conv_algorithm autotune.
         stability_steps: Steps of each of the two trainings; 0 disables the stability section.
         stability_image_size: Image side of the two trainings; null uses image_size, at most 160 on a CPU.
         frames: Frames per epoch for the estimate of the training time; the default is the size of LTDv2.

@@ -52,7 +52,7 @@ def make_module(seed: int) -> YOLOModule:
     """Return YOLOv8n with the default recipe, native convolutions and random weights, in training mode on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return YOLOModule("yolov8n", conv="native").train()
+        return YOLOModule("yolov8n", conv_backend="native").train()
 
 
 def variant_module(plain: YOLOModule, variant: Variant, plan: Plan, device: torch.device) -> YOLOModule:

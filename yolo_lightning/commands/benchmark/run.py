@@ -62,10 +62,10 @@ class _Sections:
         self.report = report
         self.say = say
         self.variants = variants(settings.skip)
-        if settings.conv_plan == "fused":
+        if settings.conv_algorithm == "compiled":
             enable_fused_kernels(cache_folder() / "kernels")
         # New plans: no timings from a cache file, none written.
-        self.plan = TimedPlan(settings.conv_plan_budget_s) if settings.conv_plan == "timed" else Plan()
+        self.plan = TimedPlan(settings.conv_algorithm_budget_s) if settings.conv_algorithm == "autotune" else Plan()
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context of the precision, for the forward pass and the loss."""

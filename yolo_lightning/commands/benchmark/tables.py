@@ -29,7 +29,7 @@ def show(report: BenchmarkReport, console: Console) -> None:
         _print_tables(console, report.graph, _times(report.graph), _footprints(report, report.graph))
     if report.step:
         _show_step(report, console)
-    if report.settings.conv_plan == "timed":
+    if report.settings.conv_algorithm == "autotune":
         _show_plan(report, console)
     if report.stability is not None:
         _show_stability(report.stability, console)

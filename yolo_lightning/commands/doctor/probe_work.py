@@ -162,7 +162,7 @@ def compare(pairs: dict[str, tuple[Any, Any]], tolerance: float) -> Answer:
 
 
 def convolution(probe: Probe, device: str, timeout_s: float) -> Answer:
-    """Test the vendor's convolutions as `model.conv: auto` does: correct, and not slower than ours."""
+    """Test the vendor's convolutions as `model.conv_backend: auto` does: correct, and not slower than ours."""
     import torch
 
     from yolo_lightning.conv.probe import probe_native

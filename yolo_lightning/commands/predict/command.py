@@ -42,7 +42,7 @@ def predict(
     tta: bool = False,
     batch_size: int = 8,
     device: str = "auto",
-    conv: Convolution = "auto",
+    conv_backend: Convolution = "auto",
 ) -> None:
     """Detect objects in images, folders, patterns and videos. Without pictures, `predict` answers for a dataset.
 
@@ -67,7 +67,7 @@ def predict(
             4.3 times the work.
         batch_size: Pictures at once.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU where there is one.
-        conv: As `model.conv` of `fit`.
+        conv_backend: As `model.conv_backend` of `fit`.
 
     Raises:
         ValueError: If a value is not allowed, nothing can be found or opened, or none of the files can be read.
@@ -76,7 +76,7 @@ def predict(
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
     check_choices("save", kinds, Result)
-    check_choices("conv", [conv], Convolution)
+    check_choices("conv_backend", [conv_backend], Convolution)
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, allowed are 1 and more")
     file = local_checkpoint(weights) if weights else checkpoint_to_evaluate(Path(run))
@@ -93,7 +93,7 @@ def predict(
     check_image_size("image_size", settings.image_size)
     Suppression.of(settings)  # checks
     detector = Detector(
-        file, settings, device=chosen_device(device), convolution=conv, allow_pickle=allow_pickle, tta=tta
+        file, settings, device=chosen_device(device), convolution=conv_backend, allow_pickle=allow_pickle, tta=tta
     )
     bad: dict[str, Exception] = {}
     pictures = detections = 0

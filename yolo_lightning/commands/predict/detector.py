@@ -26,7 +26,7 @@ class Detector:
         file: One of our checkpoints, or an Ultralytics `.pt` file.
         settings: Of the weights; the image size is known. A network that was trained on gray frames gets gray ones.
         device: Where to compute.
-        convolution: As `model.conv`.
+        convolution: As `model.conv_backend`.
         allow_pickle: Open a `.pt` file whatever code it refers to.
         tta: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together.
 
@@ -87,7 +87,7 @@ def folded_network(
     Args:
         file: One of our checkpoints, or an Ultralytics `.pt` file.
         device: Where to compute.
-        convolution: As `model.conv`.
+        convolution: As `model.conv_backend`.
         allow_pickle: Open a `.pt` file whatever code it refers to.
 
     Raises:

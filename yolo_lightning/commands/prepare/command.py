@@ -28,7 +28,7 @@ def prepare(
     annotations: list[str] | None = None,
     store: str | None = None,
     bucket: str | None = None,
-    frames: Literal["auto", "folder", "zip"] = "auto",
+    storage: Literal["auto", "folder", "zip"] = "auto",
     index_root: str | None = None,
     workers: int | None = None,
     shard_frames: int = 4096,
@@ -47,7 +47,7 @@ def prepare(
         store: Folder to write; null takes `packed` in `root`.
         bucket: Instead of a packed store write the frames as they are, in litdata chunks, to this empty folder or
             address (s3://...); needs the extra litdata.
-        frames: What to read: the extracted folder or frames.zip; auto takes the folder where it is there.
+        storage: What to read: the extracted folder or frames.zip; auto takes the folder where it is there.
         index_root: Folder of the packed annotation index; null takes `yolo_lightning` in the user's cache folder.
         workers: Processes that decode; null takes one per core.
         shard_frames: Frames per shard file; a run that is killed loses at most one unfinished shard per worker.
@@ -66,7 +66,7 @@ def prepare(
         raise ValueError(f"bucket is {bucket!r}: store and verify belong to packed stores")
     index_folder = Path(index_root).expanduser() if index_root else default_index_root()
     indexes = open_indexes(folder, annotations, index_folder)
-    source = open_original(folder, frames, index_folder)
+    source = open_original(folder, storage, index_folder)
     sizes = frame_bytes(indexes.values())
     check_depth(list(sizes), source)
     if bucket:
@@ -98,22 +98,22 @@ def open_indexes(root: Path, annotations: Sequence[str] | None, index_root: Path
     if not annotations:
         raise ValueError(
             f"dataset root {root} holds none of {', '.join(OFFICIAL_FILES)}: name others with annotations; COCO and "
-            "YOLO datasets (data.source) are not packed, they are read as they are"
+            "YOLO datasets (data.format) are not packed, they are read as they are"
         )
     return {name: open_index(root / name, index_root) for name in annotations}
 
 
-def open_original(root: Path, frames: str, index_root: Path) -> FolderFrames | ZipFrames:
+def open_original(root: Path, storage: str, index_root: Path) -> FolderFrames | ZipFrames:
     """The folder or the archive that is read.
 
     Raises:
         ValueError: If there is neither, or it cannot be used.
     """
-    if frames == "auto":
-        frames = "zip" if (root / ARCHIVE).is_file() and not (root / FOLDER).is_dir() else "folder"
-    if frames not in ("folder", "zip"):
-        raise ValueError(f"frames is {frames!r}, allowed are auto, folder and zip")
-    return ZipFrames(root / ARCHIVE, index_root) if frames == "zip" else FolderFrames(root)
+    if storage == "auto":
+        storage = "zip" if (root / ARCHIVE).is_file() and not (root / FOLDER).is_dir() else "folder"
+    if storage not in ("folder", "zip"):
+        raise ValueError(f"storage is {storage!r}, allowed are auto, folder and zip")
+    return ZipFrames(root / ARCHIVE, index_root) if storage == "zip" else FolderFrames(root)
 
 
 def frame_bytes(indexes: Iterable[SplitIndex]) -> dict[str, int]:

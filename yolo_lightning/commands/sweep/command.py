@@ -41,7 +41,7 @@ def sweep(
     candidates: int = 1000,
     tta: bool = False,
     device: str = "auto",
-    conv: Convolution = "auto",
+    conv_backend: Convolution = "auto",
     json: str | None = None,
 ) -> None:
     """Find the confidence and the overlap of suppression with the best balanced score on the validation split.
@@ -58,7 +58,7 @@ def sweep(
         candidates: Boxes kept per frame before suppression, best first, 22 bytes each; 100 and more.
         tta: As `model.tta`: show each frame mirrored and scaled, too.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU where there is one.
-        conv: As `model.conv`.
+        conv_backend: As `model.conv_backend`.
         json: File that receives all settings, both halves and the operating points.
 
     Raises:
@@ -68,7 +68,7 @@ def sweep(
     file = checkpoint_file(run, checkpoint)
     known = read_settings(file)
     place = chosen_device(device)
-    network, names = folded_network(file, place, conv)
+    network, names = folded_network(file, place, conv_backend)
     if not known.single_class and names != list(data.class_names):
         raise ValueError(f"checkpoint {file} knows the classes {names}, the data {list(data.class_names)}")
     tried = sorted({*score_thresholds, known.score_threshold})
@@ -162,7 +162,7 @@ def bound_by_weights(options: Namespace) -> dict[str, Any]:
     """
     check_options(options.score_thresholds, options.iou_thresholds, options.candidates)
     record = read_record(checkpoint_file(options.run, options.checkpoint))
-    bound = bound_options(record, is_gray=options.data.source == LTDV2)
+    bound = bound_options(record, is_gray=options.data.format == LTDV2)
     return {name: value for name, value in bound.items() if name.startswith("data.")}
 
 

@@ -74,7 +74,7 @@ class DataSource(Protocol):
 
 
 def choose_source(
-    source: str,
+    format: str,
     root: Path | None,
     train_file: str,
     valid_file: str | None,
@@ -91,14 +91,14 @@ def choose_source(
     Raises:
         ValueError: If an option is not allowed, or does not apply to this dataset.
     """
-    if source != LTDV2 and (storage not in ("auto", "folder") or store is not None):
+    if format != LTDV2 and (storage not in ("auto", "folder") or store is not None):
         raise ValueError(
-            f"data.frames is {storage} and data.store {store}: packed stores and archives are LTDv2's; with "
-            f"data.source {source} allowed are auto or folder, and null"
+            f"data.storage is {storage} and data.store {store}: packed stores and archives are LTDv2's; with "
+            f"data.format {format} allowed are auto or folder, and null"
         )
-    if source != COCO and image_folders:
-        raise ValueError(f"data.image_folders is {list(image_folders)}, which belongs to data.source coco")
-    if source not in (LTDV2, COCO):
+    if format != COCO and image_folders:
+        raise ValueError(f"data.image_folders is {list(image_folders)}, which belongs to data.format coco")
+    if format not in (LTDV2, COCO):
         named = {
             "train_file": train_file,
             "valid_file": valid_file,
@@ -108,18 +108,18 @@ def choose_source(
         usual = {"train_file": TRAIN_FILE, "valid_file": VALID_FILE}
         for name, value in named.items():
             if value not in (None, usual.get(name)):
-                raise ValueError(f"data.{name} is {value}: the splits of data.source {source} are named in that file")
-        file = Path(source).expanduser()
+                raise ValueError(f"data.{name} is {value}: the splits of data.format {format} are named in that file")
+        file = Path(format).expanduser()
         if file.suffix not in (".yaml", ".yml") and not file.is_dir():
-            raise ValueError(f"data.source is {source!r}, allowed are {LTDV2}, {COCO} and the path of a data.yaml")
+            raise ValueError(f"data.format is {format!r}, allowed are {LTDV2}, {COCO} and the path of a data.yaml")
         return YoloSource(file, root, shares, index_root)
     if root is None:
-        raise ValueError("data.root is null: name the dataset folder, or a data.yaml with data.source")
+        raise ValueError("data.root is null: name the dataset folder, or a data.yaml with data.format")
     if (valid_file is None) == (shares.valid_share is None):
         raise ValueError(
             f"data.valid_file is {valid_file} and data.valid_share {shares.valid_share}: exactly one must be null"
         )
-    if source == COCO:
+    if format == COCO:
         files = SplitFiles(train_file, valid_file, test_file, predict_file)
         return CocoSource(root, files, shares, image_folders, index_root)
     files = SplitFiles(train_file, valid_file, test_file or VALID_FILE, predict_file or PREDICT_FILE)

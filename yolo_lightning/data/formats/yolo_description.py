@@ -92,11 +92,11 @@ def read_mapping(file: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
-        raise ValueError(f"data.source {file} does not exist") from error
+        raise ValueError(f"data.format {file} does not exist") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"data.source {file} cannot be read as YAML: {error}") from error
+        raise ValueError(f"data.format {file} cannot be read as YAML: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"data.source {file} is no data.yaml: expected are keys such as 'train', 'val' and 'names'")
+        raise ValueError(f"data.format {file} is no data.yaml: expected are keys such as 'train', 'val' and 'names'")
     return content
 
 

@@ -56,7 +56,7 @@ class YoloSource:
 
     def origin(self, split: Split) -> str:
         """See `DataSource`."""
-        return f"data.source {self.description.file} '{self._key(split)}'"
+        return f"data.format {self.description.file} '{self._key(split)}'"
 
     def open(self, split: Split) -> SplitIndex:
         """See `DataSource`."""

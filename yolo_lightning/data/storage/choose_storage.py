@@ -46,7 +46,7 @@ def open_frames(
         if original is not None:
             compare(packed, original)
         return packed
-    raise ValueError(f"data.frames is {storage!r}, allowed are auto, folder, zip, packed and litdata")
+    raise ValueError(f"data.storage is {storage!r}, allowed are auto, folder, zip, packed and litdata")
 
 
 def open_litdata(store: str | Path | None, index_root: Path) -> FrameSource:
@@ -56,11 +56,11 @@ def open_litdata(store: str | Path | None, index_root: Path) -> FrameSource:
         ValueError: If litdata is not installed or there is no such store.
     """
     if store is None:
-        raise ValueError("data.frames is litdata: name its folder or address with data.store")
+        raise ValueError("data.storage is litdata: name its folder or address with data.store")
     try:
         from yolo_lightning.data.storage.litdata_frames import LitdataFrames
     except ImportError as error:
-        raise ValueError(f"data.frames is litdata, which is not installed ({error}): pip install litdata") from error
+        raise ValueError(f"data.storage is litdata, which is not installed ({error}): pip install litdata") from error
     return LitdataFrames(str(store), index_root / "litdata")
 
 
