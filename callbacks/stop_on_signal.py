@@ -27,10 +27,10 @@ class StoppableTrainer(Trainer):
 class StopOnSignal(Callback):
     """Defers SIGINT and SIGTERM to the end of the step once a step is trained, and lets all ranks agree on the step."""
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: D102
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         request.reinstall()
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: D102
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         request.reinstall()
 
     def on_train_batch_end(
