@@ -29,7 +29,7 @@ DEADLINE = datetime.now().astimezone() + timedelta(hours=3)
 LIMIT_S = 600.0
 STEPS_BEFORE, STEPS_AFTER = 46, 10
 OPTIONS = {
-    "supervise": "true",
+    "supervision.enabled": "true",
     "supervision.floors.fetch_s": "15",
     "supervision.kill_after_s": "10",
     "supervision.pause_s": "2",

@@ -114,8 +114,7 @@ def test_process_that_waited_for_a_batch_in_vain_is_restarted_a_rung_down(fit: F
 
 
 SUPERVISED = """
-supervise: true
-supervision: {kill_after_s: 1, poll_s: 0.2, floors: {step_s: 20, fetch_s: 20}}
+supervision: {enabled: true, kill_after_s: 1, poll_s: 0.2, floors: {step_s: 20, fetch_s: 20}}
 trainer:
   callbacks:
     - class_path: EMA

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import CheckpointIO
@@ -22,6 +22,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zer
 from torch.distributed import DistStoreError
 
 from yolo_lightning import callbacks
+from yolo_lightning.callbacks.default_callbacks import with_default_callbacks
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
@@ -188,10 +189,10 @@ class YOLOCLI(LightningCLI):
             parser.add_argument("--resume", action="store_true", help="Continue the newest run of the run folder.")
         # All subcommands share one configuration file; only fit follows these.
         parser.add_argument(
-            "--supervise",
+            "--default_callbacks",
             type=bool,
-            default=False,
-            help="Let fit train in a child process that is watched, and started again after a hang or a crash.",
+            default=True,
+            help="Add the default callbacks (callbacks/default_callbacks.py) to those of trainer.callbacks.",
         )
         parser.add_argument("--supervision", type=SuperviseSettings, default=SuperviseSettings())
         parser.add_argument(
@@ -249,10 +250,10 @@ class YOLOCLI(LightningCLI):
         config.trainer.default_root_dir = str(folder)
         config.ckpt_path = None if checkpoint is None else str(checkpoint)
         rank_zero_info(f"run folder: {folder}" + (f", checkpoint: {checkpoint}" if checkpoint else ""))
-        if self.config.subcommand == "fit" and config.supervise and not is_supervised():
+        if self.config.subcommand == "fit" and config.supervision.enabled and not is_supervised():
             if launch_id() is None:
                 self._become_supervisor(folder)
-            rank_zero_info("supervise: not under torchrun, which starts all processes again (--max-restarts)")
+            rank_zero_info("supervision.enabled is ignored: torchrun restarts the processes (--max-restarts)")
         if self.config.subcommand == "fit" and checkpoint is None and is_file(config.model.weights):
             record = read_record(Path(config.model.weights).expanduser(), allow_pickle=config.allow_pickle)
             report_changes(self._bound_by(record), self._options(), f"the weights {config.model.weights}")
@@ -341,22 +342,16 @@ class YOLOCLI(LightningCLI):
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
-        chosen = usual_callbacks() if config["callbacks"] is None else list(config["callbacks"])
+        init, is_fit = self.config_init, self.subcommand == "fit"
+        chosen = with_default_callbacks(
+            config["callbacks"] or [], is_fit=is_fit, use_defaults=self._get(init, "default_callbacks")
+        )
+        if is_fit and self._get(init, "mirror") is not None:
+            chosen.append(callbacks.CheckpointMirror(self._get(init, "mirror")))
         if config["enable_progress_bar"] in (None, True) and not any(isinstance(one, ProgressBar) for one in chosen):
             terminal = sys.stderr.isatty()
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
             kwargs["enable_progress_bar"] = terminal
-        if self.subcommand == "fit":
-            if is_supervised():  # the supervisor detects stalls
-                chosen = [one for one in chosen if not isinstance(one, callbacks.StallMonitor)]
-            if not any(isinstance(one, callbacks.StatusFile) for one in chosen):
-                chosen.insert(0, callbacks.StatusFile())
-            if not any(isinstance(one, callbacks.EnvironmentFile) for one in chosen):
-                chosen.append(callbacks.EnvironmentFile())
-            mirror = self._get(self.config_init, "mirror")
-            if mirror is not None:
-                chosen.append(callbacks.CheckpointMirror(mirror))
-            chosen[:0] = [callbacks.ProgressRecord(), callbacks.StopOnSignal()]
         kwargs["callbacks"] = chosen
         trainer = super().instantiate_trainer(**kwargs)
         place = trainer.strategy.root_device.type
@@ -420,24 +415,6 @@ class SaveRunConfig(SaveConfigCallback):
         """Write the file if a full disk prevented that at the start."""
         if self._file.failed:
             self.save_config(trainer, pl_module, "fit")
-
-
-def usual_callbacks() -> list[Callback]:
-    """The callbacks of a run whose configuration names none."""
-    return [
-        callbacks.EMA(),
-        callbacks.MeanAP(),
-        callbacks.FinalValidation(),
-        callbacks.MetricsFile(),
-        callbacks.ResultsFile(),
-        callbacks.RandomState(),
-        callbacks.StallMonitor(),
-        callbacks.FrameGallery(),
-        callbacks.PredictionPictures(),
-        callbacks.SubmissionWriter(),
-        callbacks.BestCheckpoint(),
-        callbacks.LastCheckpoint(),
-    ]
 
 
 def seed_of(seed_everything: bool | int) -> int:

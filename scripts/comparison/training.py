@@ -83,7 +83,7 @@ def train_ours(run: Run) -> None:
     """`fit` with the recipe for this kind of data, and the settings that are compared."""
     settings = {
         "seed_everything": run.seed,
-        "supervise": "false",
+        "supervision.enabled": "false",
         "model.conv_backend": run.arm,
         "model.nominal_batch": run.nominal_batch,
         "data.image_size": run.image_size,

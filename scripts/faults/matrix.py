@@ -20,7 +20,7 @@ def reference(workshop: Workshop, epochs: int = EPOCHS) -> outcome.Outcome:
     Raises:
         RuntimeError: If that run fails; nothing can be judged then.
     """
-    case = Case(f"reference{epochs}", "nothing", options={"supervise": False, **epochs_option(epochs)})
+    case = Case(f"reference{epochs}", "nothing", options={"supervision.enabled": False, **epochs_option(epochs)})
     run = Run(case, workshop)
     run.carry_out()
     verdict = judge(case, run, None, 0.0)

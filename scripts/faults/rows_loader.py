@@ -169,7 +169,7 @@ CASES = (
         "without a supervisor: SIGKILL to the whole process group; then fit --resume",
         outside=(at_step(8, kill_group_of_trainer()),),
         codes=(-signal.SIGKILL, 0),
-        options={"supervise": False},
+        options={"supervision.enabled": False},
         workers=2,
     ),
     Case(

@@ -124,7 +124,7 @@ class Run:
     def words(self, *, typed: bool, resume: bool) -> list[str]:
         """The command line: a user's, or that of the supervisor which the user's becomes after ten seconds."""
         fit = ["fit", "--config", str(self.config_file), *(["--resume"] if resume else [])]
-        if typed or not self.configuration["supervise"]:
+        if typed or not self.configuration["supervision"]["enabled"]:
             return [self.workshop.python, "-m", "yolo_lightning", *fit]
         given = dict(self.configuration["supervision"])
         settings = SuperviseSettings(**given | {"floors": Floors(**given["floors"])})

@@ -26,14 +26,17 @@ PATIENT_S = 90.0
 STARTS = frozenset({"import_s", "setup_s", "first_batch_s", "validate_s", "exit_s"})
 """Allowances of the phases in which processes start or end; they take longer where others run."""
 
-SUPERVISION = {"poll_s": 0.1, "kill_after_s": 0.5, "pause_s": 0.0, "grace_s": 20.0, "resample_s": 0.2}
+SUPERVISION = {"enabled": True, "poll_s": 0.1, "kill_after_s": 0.5, "pause_s": 0.0, "grace_s": 20.0, "resample_s": 0.2}
 CALLBACKS: tuple[dict[str, Any], ...] = (
     {"class_path": "EMA", "init_args": {"tau": 20.0}},
-    *({"class_path": name} for name in ("MeanAP", "FinalValidation", "MetricsFile", "RandomState", "BestCheckpoint")),
+    *(
+        {"class_path": name}
+        for name in ("StatusFile", "MeanAP", "FinalValidation", "MetricsFile", "RandomState", "BestCheckpoint")
+    ),
 )
 CONFIGURATION: dict[str, Any] = {
     "seed_everything": 0,
-    "supervise": True,
+    "default_callbacks": False,
     "supervision": SUPERVISION,
     "trainer": {
         "default_root_dir": "run",

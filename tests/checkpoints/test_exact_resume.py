@@ -32,9 +32,9 @@ SAMPLING = (
 
 @pytest.fixture(autouse=True)
 def restore_callbacks() -> Iterator[None]:
-    usual = cli.usual_callbacks
+    combine = cli.with_default_callbacks
     yield
-    cli.usual_callbacks = usual
+    cli.with_default_callbacks = combine
 
 
 @pytest.fixture(scope="module")

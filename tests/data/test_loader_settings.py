@@ -217,7 +217,7 @@ def test_line_of_the_log_says_what_is_in_force(settings: LoaderSettings, text: s
 
 
 def test_ladder_has_its_rungs() -> None:
-    assert [path.stem for path in LADDER] == ["single", "spawn2", "spawn4"]
+    assert [path.stem for path in LADDER] == ["single", "spawn2"]
 
 
 def rung(name: str) -> LoaderSettings:
@@ -226,7 +226,8 @@ def rung(name: str) -> LoaderSettings:
 
 
 def test_rungs_lead_down() -> None:
-    top, middle, bottom = rung("spawn4"), rung("spawn2"), rung("single")
+    recipe = yaml.safe_load((REPOSITORY / "configs" / "ltdv2.yaml").read_text())
+    top, middle, bottom = LoaderSettings(**recipe["data"]["loader"]), rung("spawn2"), rung("single")
     assert (top.num_workers, top.persistent_workers) == (4, True)
     assert (middle.num_workers, middle.persistent_workers, middle.prefetch_factor, middle.worker_threads) == (
         2,

@@ -52,12 +52,7 @@ class FailOnce(Callback):
 if __name__ == "__main__":
     from yolo_lightning import callbacks, cli
 
-    usual = cli.usual_callbacks()[:-1]
-    usual = [one for one in usual if not isinstance(one, callbacks.StallMonitor)]
-    cli.usual_callbacks = lambda: [
-        *usual,
-        callbacks.StallMonitor(TIMEOUT_S),
-        FailOnce(),
-        callbacks.LastCheckpoint(interval_steps=1),
-    ]
+    combine = cli.with_default_callbacks
+    added = [callbacks.StallMonitor(TIMEOUT_S), FailOnce(), callbacks.LastCheckpoint(interval_steps=1)]
+    cli.with_default_callbacks = lambda configured, **options: combine([*configured, *added], **options)
     cli.main(sys.argv[1:])

@@ -32,8 +32,9 @@ def with_callbacks(where: str, interval_steps: int) -> None:
     """Make the command line use a short checkpoint interval, and die."""
     from yolo_lightning import callbacks, cli
 
-    usual = cli.usual_callbacks()[:-1]
-    cli.usual_callbacks = lambda: [*usual, callbacks.LastCheckpoint(interval_steps=interval_steps), Die(where)]
+    combine = cli.with_default_callbacks
+    added = [callbacks.LastCheckpoint(interval_steps=interval_steps), Die(where)]
+    cli.with_default_callbacks = lambda configured, **options: combine([*configured, *added], **options)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,14 @@ def untyped(tmp_path: Path, look_alike: Path, index_root: Path, monkeypatch: pyt
 
     def call(subcommand: str, *options: str, config: Path | None = None) -> None:
         data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
-        small = ["--trainer.accelerator", "cpu", "--trainer.num_sanity_val_steps", "0", "--supervise", "false"]
+        small = [
+            "--trainer.accelerator",
+            "cpu",
+            "--trainer.num_sanity_val_steps",
+            "0",
+            "--supervision.enabled",
+            "false",
+        ]
         main([subcommand, *(["--config", str(config)] if config else []), *data, *small, *options])
 
     return call

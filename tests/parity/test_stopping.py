@@ -156,7 +156,7 @@ def test_supervised_run_that_stops_early_is_not_started_again(
         "time limit": ["--trainer.max_time", "00:00:00:02"],
     }[how]
     words = [
-        *("fit", "--config", str(REPOSITORY / "configs" / "demo.yaml"), "--supervise", "true"),
+        *("fit", "--config", str(REPOSITORY / "configs" / "demo.yaml"), "--supervision.enabled", "true"),
         *("--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"),
         *(*TINY, *SMALL, "--trainer.max_epochs", "1000", *options),
     ]

@@ -54,7 +54,7 @@ def test_folder_that_somebody_trains_in_is_refused(
 @pytest.mark.slow  # test_faults does the same in the quick run
 def test_killed_trainer_is_started_again_and_finishes(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
     words = [
-        *("fit", "--supervise", "true", "--supervision.pause_s", "0", "--trainer.accelerator", "cpu", *TINY),
+        *("fit", "--supervision.enabled", "true", "--supervision.pause_s", "0", "--trainer.accelerator", "cpu", *TINY),
         *("--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"),
         *("--trainer.max_epochs", "4", "--data.batch_size", "4", "--trainer.default_root_dir", "run"),
         *("--trainer.limit_val_batches", "1", "--model.conv_backend", "native"),

@@ -13,6 +13,7 @@ class SuperviseSettings:
     """How patient the supervisor is.
 
     Attributes:
+        enabled: Whether `fit` trains in a child process that a supervisor watches and restarts after a hang or a crash.
         floors: Seconds that each phase may take before anything was learned from the run.
         factor: A phase may take this many times the longest healthy stay seen, where that is more.
         poll_s: Seconds between two looks.
@@ -30,6 +31,7 @@ class SuperviseSettings:
         notify: Whom to tell what happens.
     """
 
+    enabled: bool = False
     floors: Floors = field(default_factory=Floors)
     factor: float = 5.0
     poll_s: float = 1.0

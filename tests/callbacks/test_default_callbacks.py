@@ -1,0 +1,57 @@
+"""Which callbacks a run has: the defaults, and those of the configuration in their place."""
+
+from typing import Any
+
+import pytest
+import yaml
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping
+
+from tests.conftest import REPOSITORY
+from yolo_lightning.callbacks import EMA, LastCheckpoint, MeanAP, StatusFile, StopOnSignal
+from yolo_lightning.callbacks.default_callbacks import DEFAULTS, FIT_DEFAULTS, REQUIRED, with_default_callbacks
+
+
+def kinds(callbacks: list[Callback]) -> list[type[Callback]]:
+    return [type(one) for one in callbacks]
+
+
+def test_defaults_of_each_subcommand() -> None:
+    assert kinds(with_default_callbacks([], is_fit=True)) == [*REQUIRED, *FIT_DEFAULTS, *DEFAULTS]
+    assert kinds(with_default_callbacks([], is_fit=False)) == list(DEFAULTS)
+
+
+def test_configured_callback_replaces_the_default_of_its_class_and_others_are_added() -> None:
+    class OwnMeanAP(MeanAP):
+        pass
+
+    average, scores, stopping = EMA(tau=20.0), OwnMeanAP(), EarlyStopping("val/map_50")
+    found = with_default_callbacks([stopping, scores, average], is_fit=True)
+    assert kinds(found).count(EMA) == 1
+    assert average in found
+    assert MeanAP not in kinds(found)
+    assert found.index(average) < found.index(scores)  # in the order of the defaults
+    assert found[-1] is stopping
+    assert len(found) == len([*REQUIRED, *FIT_DEFAULTS, *DEFAULTS]) + 1
+
+
+def test_two_callbacks_of_one_class_are_kept() -> None:
+    several = [LastCheckpoint(interval_steps=10), LastCheckpoint(interval_steps=20)]
+    found = with_default_callbacks(several, is_fit=True)
+    assert [one for one in found if isinstance(one, LastCheckpoint)] == several
+
+
+def test_without_defaults_a_fit_has_the_required_and_the_configured_callbacks() -> None:
+    status = StatusFile()
+    assert with_default_callbacks([status], is_fit=False, use_defaults=False) == [status]
+    found = with_default_callbacks([status], is_fit=True, use_defaults=False)
+    assert kinds(found) == [*REQUIRED, StatusFile]
+    assert StopOnSignal in kinds(found)
+
+
+@pytest.mark.parametrize("name", ["demo", "ltdv2", "yolo"])
+def test_configurations_name_only_callbacks_that_differ_from_the_defaults(name: str) -> None:
+    content: dict[str, Any] = yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())
+    entries = content["trainer"]["callbacks"]
+    assert len(entries) <= 3
+    assert all(entry["init_args"] for entry in entries)
