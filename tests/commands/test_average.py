@@ -71,9 +71,9 @@ def test_resuming_passes_an_average_by_and_refuses_it_where_nothing_else_is_left
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--last", "1"], "last is 1, allowed are 2 and more"),
+        (["--last", "1"], "last must be >= 2, got 1"),
         (["--last", "4"], "last is 4, but"),
-        (["--output", "x.pt"], "output is x.pt, allowed are names that end in .ckpt"),
+        (["--output", "x.pt"], "output must end in .ckpt, got x.pt"),
         (["--checkpoints", "gone.ckpt,other.ckpt"], "gone.ckpt: it does not exist; other.ckpt: it does not exist"),
     ],
 )
@@ -85,4 +85,4 @@ def test_what_is_not_allowed_is_said(
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "has no folder checkpoints" in fails(lambda: main(["average", str(tmp_path)]), capsys)
+    assert "must be a run folder with a folder checkpoints" in fails(lambda: main(["average", str(tmp_path)]), capsys)

@@ -1,4 +1,4 @@
-"""`python -m yolo_lightning average RUN`: one checkpoint from the last few of a run."""
+"""`python -m yolo_lightning average RUN`: checkpoint averaging."""
 
 from pathlib import Path
 
@@ -9,33 +9,35 @@ from yolo_lightning.checkpoints.run_folder import AVERAGE_CHECKPOINT, CHECKPOINT
 
 
 def average(run: str, *, last: int = 3, checkpoints: str | None = None, output: str | None = None) -> None:
-    """Average the weights of a run's newest checkpoints, for `test`, `predict`, `export` and `--model.weights`.
+    """Average the weights of the newest checkpoints of a run, for `test`, `predict`, `export` and `--model.weights`.
 
     Args:
         run: Run folder.
-        last: So many of its checkpoints `step-*.ckpt`, the newest ones; 2 and more.
-        checkpoints: Others instead, as in `a.ckpt,b.ckpt`: names in the run's folder of checkpoints, paths, or
-            addresses.
-        output: File to write, ending in .ckpt; null takes `average.ckpt` among the run's checkpoints.
+        last: Number of the newest `step-*.ckpt` checkpoints to average, >= 2.
+        checkpoints: Comma-separated checkpoints to average instead, such as `a.ckpt,b.ckpt`: names in the checkpoint
+            folder of the run, paths, or addresses.
+        output: File to write, with the suffix .ckpt; null: `average.ckpt` in the checkpoint folder of the run.
 
     Raises:
-        ValueError: If a checkpoint cannot be used, the networks differ, or an option is not allowed.
+        ValueError: If a checkpoint cannot be used, the networks differ, or an option is invalid.
     """
     if last < 2:
-        raise ValueError(f"last is {last}, allowed are 2 and more")
+        raise ValueError(f"last must be >= 2, got {last}.")
     folder = Path(run).expanduser() / CHECKPOINTS
     if not folder.is_dir():
-        raise ValueError(f"run {run} has no folder {CHECKPOINTS}")
+        raise ValueError(f"run must be a run folder with a folder {CHECKPOINTS}, got {run}.")
     target = Path(output).expanduser() if output else folder / AVERAGE_CHECKPOINT
     if target.suffix != ".ckpt":
-        raise ValueError(f"output is {target}, allowed are names that end in .ckpt")
+        raise ValueError(f"output must end in .ckpt, got {target}.")
     try:
         files = named(folder, checkpoints) if checkpoints else newest_steps(folder, last)
         if target.resolve() in [file.resolve() for file in files]:
-            raise ValueError(f"output {target} is one of the checkpoints to average")
+            raise ValueError(f"output must differ from the checkpoints to average, got {target}.")
         content = average_checkpoints(files)
     except FileNotFoundError as error:
-        raise ValueError(f"{error.filename} is gone: a fit in progress keeps only its newest checkpoints") from error
+        raise ValueError(
+            f"{error.filename} was deleted while it was read: a running fit keeps only its newest checkpoints."
+        ) from error
     try:
         write_checkpoint(content, target)
     except OSError as error:
@@ -44,6 +46,6 @@ def average(run: str, *, last: int = 3, checkpoints: str | None = None, output: 
 
 
 def named(folder: Path, names: str) -> list[Path]:
-    """The files that a list separated by commas names, those that exist in `folder` taken from there."""
+    """Return the files of a comma-separated list; names that exist in `folder` refer to that folder."""
     given = [name.strip() for name in names.split(",") if name.strip()]
     return [folder / name if (folder / name).is_file() else local_checkpoint(name) for name in given]

@@ -1,7 +1,7 @@
-"""The command line of the tools: the arguments of a function as options. Loads torch only for a tool that does.
+"""Command line of the commands besides fit, validate, test and predict: the arguments of a function as options.
 
-A tool is a function, or a dictionary of functions where it has several commands. Where a function sets some of its
-arguments apart as keywords, its other required ones are positional.
+A command is a function, or a dictionary of functions for several subcommands. If the function has keyword-only
+arguments, its other required arguments are positional. torch is imported only by commands that use it.
 """
 
 import re
@@ -20,7 +20,7 @@ from yolo_lightning.commands import WITHOUT_TORCH
 PROGRAM = "python -m yolo_lightning"
 PACKAGE = "yolo_lightning"
 BOUND = "bound_by_weights"
-"""Function of a tool's module: the data options that follow from the weights which its options name."""
+"""Name of an optional function of a command's module: the data options that the weights determine."""
 SWITCH_VALUES = ("true", "false", "yes", "no")
 UNKNOWN_KEY = re.compile(
     r"(?:unrecognized arguments: --(?P<typed>[\w.]+)|does not accept (?:option|nested key) '(?P<configured>[\w.]+)')"
@@ -53,14 +53,14 @@ RENAMED_KEYS = {
     "conv_plan_budget_s": "conv_algorithm_budget_s",
     "trust": "allow_pickle",
 }
-"""Keys of earlier configurations whose new names `difflib` does not find."""
+"""New names of renamed keys that `difflib` does not find."""
 
 WRONG_OPTION = 2
-"""Exit code of a command that was given what is not allowed, as argparse has it."""
+"""Exit code for invalid options, as in argparse."""
 
 
 def main() -> None:
-    """Run the tool that the command line names, one that needs no torch."""
+    """Run the command of the command line, which must be one that works without torch."""
     name, *words = sys.argv[1:]
     assert name in WITHOUT_TORCH, name
     with user_errors():
@@ -68,14 +68,14 @@ def main() -> None:
 
 
 def run_tool(name: str, words: Sequence[str]) -> None:
-    """Run a tool; its options are the arguments of its function, and the configuration of the data where it takes them.
+    """Run a command. Its options are the arguments of its function, and the data options if it has an argument `data`.
 
     Args:
-        name: Of the tool, its file and its function.
-        words: What was typed after it.
+        name: Name of the command, its module and its function.
+        words: Command line after the name.
     """
     module = import_module(f"yolo_lightning.commands.{name}")
-    if hasattr(module, "__path__"):  # a command with a folder of its own
+    if hasattr(module, "__path__"):  # a command in its own folder
         module = import_module(f"yolo_lightning.commands.{name}.command")
     function: Callable[..., Any] | dict[str, Callable[..., Any]] = getattr(module, name)
     program = f"{PROGRAM} {name}"
@@ -107,7 +107,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
 
 
 def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> list[str]:
-    """A switch without a value as `--json=true`, hyphens in an option's name as underscores; the rest as typed."""
+    """Return the words with `--json` expanded to `--json=true` and hyphens in option names replaced by underscores."""
     found = []
     for at, word in enumerate(words):
         typed, equals, value = word.removeprefix("--").partition("=")
@@ -123,11 +123,7 @@ def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> li
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """A `ValueError` of our own is a message to the user and ends with exit code 2; anything else keeps its traceback.
-
-    Raises:
-        SystemExit: With code 2.
-    """
+    """Print a `ValueError` raised by this package and exit with code 2; other errors keep their traceback."""
     try:
         yield
     except ValueError as error:
@@ -138,7 +134,7 @@ def user_errors() -> Iterator[None]:
 
 
 def is_ours(error: ValueError) -> bool:
-    """Whether our own code raised the error, so that its text is meant for the user."""
+    """Return whether code of this package raised the error."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -150,7 +146,7 @@ class ShortErrors:
     """Parser mixin: error messages without the list of all options, with the nearest key for an unknown one."""
 
     def print_usage(self, file: Any = None) -> None:
-        """Print nothing: the hint at `--help` that follows is enough."""
+        """Print nothing: the error message refers to `--help`."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with code 2; an unknown key is named together with the nearest known one."""
@@ -179,4 +175,4 @@ def with_nearest_key(message: str, keys: Collection[str]) -> str:
 
 
 class ShortErrorToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
-    """Of a tool."""
+    """Parser of a command."""

@@ -1,4 +1,4 @@
-"""What tools print: how far they are (a bar in a terminal, plain lines in a log file), names and sizes."""
+"""Console output of the commands: progress (a bar in a terminal, lines in a log file), lists of names, sizes."""
 
 import sys
 import time
@@ -9,16 +9,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 LINE_INTERVAL_S = 30.0
 NAMED_FRAMES = 5
-"""Frames named in one message."""
+"""Maximum number of names in one message."""
 
 
 @contextmanager
 def counter(verb: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Gives a function that is told how many more are done.
+    """Provide a function that advances the progress display by a number of items.
 
     Args:
-        verb: What happens to them, as in "packed".
-        total: How many there are.
+        verb: Operation on the items, such as "packed".
+        total: Number of items.
     """
     if sys.stdout.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -30,11 +30,11 @@ def counter(verb: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 class Lines:
-    """Prints a line every so often and at the end.
+    """Progress as lines of text, one per interval and one at the end.
 
     Args:
-        verb: What happens to the things that are counted.
-        total: How many there are.
+        verb: Operation on the items.
+        total: Number of items.
         interval_s: Seconds between two lines.
     """
 
@@ -46,7 +46,6 @@ class Lines:
         self._started_s = self._printed_s = time.monotonic()
 
     def advance(self, count: int) -> None:
-        """`count` more are done."""
         self._done += count
         now_s = time.monotonic()
         if now_s - self._printed_s < self.interval_s and self._done < self.total:
@@ -62,11 +61,11 @@ class Lines:
 
 
 def name_some(names: dict[str, str] | Sequence[str]) -> str:
-    """The first few names, with their reasons where there are any."""
+    """Return the first few names, with the reasons if `names` is a dictionary."""
     shown = [f"{name}: {names[name]}" if isinstance(names, dict) else name for name in list(names)[:NAMED_FRAMES]]
     return "; ".join(shown) + (f"; and {len(names) - NAMED_FRAMES:,} more" if len(names) > NAMED_FRAMES else "")
 
 
 def gigabytes(size_bytes: int) -> str:
-    """Size in GB, or MB below one."""
+    """Return a size in GB, or in MB below 1 GB."""
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"

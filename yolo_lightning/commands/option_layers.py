@@ -1,7 +1,7 @@
-"""Options of a subcommand in layers: command line, environment, weights, configuration files, defaults.
+"""Precedence of options: command line, environment variables, weights, configuration files, defaults.
 
-jsonargparse reads the environment before the file that `--config` names, so that the file would win. Here all layers
-become one command line, in which a later word wins.
+jsonargparse gives the file of `--config` precedence over environment variables. This file converts all sources to one
+command line, in which later words override earlier ones.
 """
 
 import json
@@ -18,13 +18,13 @@ TRUE = "true"
 def layered(
     words: Sequence[str], parser: ArgumentParser, environment: Mapping[str, str], bound: Mapping[str, Any]
 ) -> list[str]:
-    """The command line with all layers, from the weakest to the strongest.
+    """Return the command line with the options of all sources, in ascending precedence.
 
     Args:
-        words: What was typed after the subcommand.
-        parser: Of the subcommand.
-        environment: Variables by name; jsonargparse itself reads the one that names a configuration file.
-        bound: Values that the weights determine, by the option's full name.
+        words: Command line after the subcommand.
+        parser: Parser of the subcommand.
+        environment: Environment variables; jsonargparse itself reads the variable of the configuration file.
+        bound: Options that the weights determine, by full name.
     """
     files, others = separated(words)
     values = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in bound.items()]
@@ -32,7 +32,7 @@ def layered(
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words that name configuration files, and all others."""
+    """Return the words that name configuration files, and all other words."""
     files: list[str] = []
     others: list[str] = []
     at = 0
@@ -47,13 +47,13 @@ def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def words_of_environment(parser: ArgumentParser, environment: Mapping[str, str]) -> list[str]:
-    """Options that environment variables set, such as `YOLO_LIGHTNING_FIT__MODEL__LR0`, as words."""
+    """Return the options of environment variables such as `YOLO_LIGHTNING_FIT__MODEL__LR0` as words."""
     words = []
     for action in parser._actions:
         value = environment.get(f"{parser.env_prefix}_{action.dest}".replace(".", "__").upper())
         if value is None or not action.option_strings or isinstance(action, ActionConfigFile):
             continue
-        if isinstance(action, _StoreTrueAction):  # has no word for false
+        if isinstance(action, _StoreTrueAction):  # cannot be set to false on the command line
             words.append(f"--config={json.dumps({action.dest: value.lower() == TRUE})}")
         else:
             words.append(f"--{action.dest}={value}")

@@ -45,8 +45,8 @@ def test_sources_keep_their_order_and_count_once(album: Path) -> None:
     ("source", "message"),
     [
         ("absent.png", "does not exist"),
-        ("notes.txt", "is no image or video, known endings are .avi"),
-        ("*.bmp", "holds no image or video"),
+        ("notes.txt", "must end in one of .avi"),
+        ("*.bmp", "contains no file that ends in .avi"),
     ],
 )
 def test_source_without_pictures_is_named(album: Path, source: str, message: str) -> None:
@@ -81,7 +81,7 @@ def write_gray_film(path: Path, pixels: np.ndarray) -> None:
 
 def test_gray_video_of_16_bits_is_refused(tmp_path: Path) -> None:
     write_gray_film(tmp_path / "raw.mkv", np.full((48, 64), 7000, np.uint16))
-    with pytest.raises(FrameError, match=r"raw\.mkv: the video is gray with 16 bits per pixel, only 8-bit"):
+    with pytest.raises(FrameError, match=r"raw\.mkv: gray videos must have 8 bits per pixel, got 16"):
         list(read_pictures(tmp_path / "raw.mkv"))
 
 

@@ -52,7 +52,7 @@ def test_all_results_of_images_and_videos(
     with pytest.raises(SystemExit) as ended:
         main([*words, "--save", "[pictures,json,csv,txt]", "--score_threshold", "0.4", "--batch_size", "2"])
     assert ended.value.code == 1
-    assert f"left out 1 that cannot be read: {album / 'torn.jpg'}: the JPEG is torn" in capsys.readouterr().out
+    assert f"skipped 1 unreadable files: {album / 'torn.jpg'}: the JPEG is torn" in capsys.readouterr().out
     entries = json.loads((output / "predictions.json").read_text())
     seen = [(Path(entry["source"]).relative_to(album).as_posix(), entry["frame"]) for entry in entries]
     assert seen == [("day/x.png", None), ("film.mp4", 0), ("film.mp4", 1), ("film.mp4", 2), ("x.png", None)]
@@ -78,7 +78,7 @@ def test_nothing_readable_is_an_error_in_one_line(
     assert ended.value.code == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert errors[0].startswith(f"error: none of 3 files can be read: {tmp_path / 'a.jpg'}: not an image")
+    assert errors[0].startswith(f"error: none of the 3 files can be read: {tmp_path / 'a.jpg'}: not an image")
     assert str(tmp_path / "c.mp4") in errors[0]
     assert not (tmp_path / "out").exists()
 
@@ -235,8 +235,8 @@ def test_box_is_drawn_where_it_lies(one: tuple[InputImage, Prediction]) -> None:
         ({"weights": "no.pt"}, "no.pt cannot be used: it does not exist"),
         ({"save": "gif"}, "save is 'gif', allowed are pictures, json, csv, txt"),
         ({"image_size": 50}, "image_size is 50, allowed are multiples of 32"),
-        ({"score_threshold": -1.0}, "score_threshold is -1.0, allowed are 0 to 1"),
-        ({"batch_size": 0}, "batch_size is 0, allowed are 1 and more"),
+        ({"score_threshold": -1.0}, "score_threshold must be between 0 and 1, got -1.0"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"device": "tpu9"}, "device is 'tpu9', allowed are auto, cpu"),
         ({"conv_backend": "magic"}, "conv_backend is 'magic', allowed are auto, gemm, native"),
     ],

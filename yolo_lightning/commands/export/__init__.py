@@ -1,1 +1,1 @@
-"""Writes a trained network into files for others: Ultralytics' own, ONNX, TorchScript."""
+"""The command `export`: Ultralytics, ONNX and TorchScript files."""

@@ -1,4 +1,4 @@
-"""`python -m yolo_lightning export`: the trained network as a file for others."""
+"""`python -m yolo_lightning export`: export a trained network."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,35 +34,34 @@ def export(
     max_detections: int | None = None,
     class_agnostic: bool | None = None,
 ) -> None:
-    """Write the averaged weights of a run into a file that others open: Ultralytics, ONNX Runtime, TorchScript.
+    """Export the averaged weights of a run for Ultralytics, ONNX Runtime or TorchScript.
 
     Args:
-        run: Run folder; its newest run's best checkpoint is taken.
+        run: Run folder; the best checkpoint of its newest run is used.
         checkpoint: A checkpoint file or address, instead of the best one of `run`.
-        format: `pt` opens with plain `YOLO("file.pt")`, for prediction, validation, fine-tuning; `onnx` is a single
-            file for any batch size; `torchscript` runs without Python.
-        output: File to write; null takes the checkpoint's name with the format's ending, beside it;
-            of an address, in the working folder.
-        image_size: Side of the square input, pixels, a multiple of 32; null takes that of the training.
-        channels: Channels of the input, 1 for gray images; null takes those of the training, but `pt` always has 3.
-        nms: Put non-maximum suppression into the file (`onnx`).
-        score_threshold: Minimum score of a detection, 0 to 1; null takes the threshold of the training if that is above
-            0.001, the threshold for computing mAP, else 0.25.
-        iou_threshold: Intersection over union above which NMS drops the weaker of two boxes of a class, 0 to 1; null
-            takes the threshold of the training.
-        max_detections: Detections kept per image; null takes that of the training.
-        class_agnostic: Whether boxes of different classes suppress each other, too; null takes that of the training.
+        format: `pt` opens with `YOLO("file.pt")` for prediction, validation and fine-tuning; `onnx` is one file for any
+            batch size; `torchscript` runs without Python.
+        output: File to write; null: the name of the checkpoint with the suffix of the format, in the same folder, or in
+            the working folder for an address.
+        image_size: Side of the square input in pixels, a multiple of 32; null: as in training.
+        channels: Input channels, 1 for gray images; null: as in training, except `pt`, which always has 3.
+        nms: Include non-maximum suppression in the file (`onnx` only).
+        score_threshold: Minimum score of a detection, 0 to 1; null: as in training if that is above 0.001, the
+            threshold for computing mAP, else 0.25.
+        iou_threshold: IoU above which NMS removes the lower-scoring box of a class, 0 to 1; null: as in training.
+        max_detections: Maximum detections per image; null: as in training.
+        class_agnostic: Apply NMS across classes; null: as in training.
 
     Raises:
-        ValueError: If there is no such checkpoint, or a value is not allowed.
+        ValueError: If the checkpoint does not exist or an option is invalid.
     """
     file = local_checkpoint(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
     require_whole(file)
     check_choices("format", [format], Format)
     if nms and format != "onnx":
-        raise ValueError(f"nms is part of a file of format onnx only, format is {format}")
+        raise ValueError(f"nms requires format onnx, got format {format}.")
     if channels == 1 and format == "pt":
-        raise ValueError("channels is 1, allowed is 3 for format pt, as others build the network anew with 3")
+        raise ValueError("channels must be 3 for format pt, got 1: Ultralytics builds the network with 3 channels.")
     recorded = read_settings(file)
     settings = recorded.for_pictures(
         image_size=image_size,
@@ -77,8 +76,8 @@ def export(
     suppression = Suppression.of(settings)
     if nms and settings.class_agnostic:
         raise ValueError(
-            "class_agnostic is true, as given or as the weights record, allowed with nms is false: ONNX suppresses "
-            "each class by itself. Give --class_agnostic false, or leave out --nms"
+            "class_agnostic must be false with nms, got true (from the command line or from the weights): ONNX applies "
+            "NMS per class. Use --class_agnostic false, or omit --nms."
         )
     if not nms and score_threshold is None:
         settings = replace(settings, score_threshold=recorded.score_threshold)
@@ -87,7 +86,7 @@ def export(
     beside = Path(file.name) if checkpoint and is_address(checkpoint) else file
     target = Path(output) if output else beside.with_suffix(f".{format}")
     if target.resolve() == file.resolve():
-        raise ValueError(f"output {target} is the checkpoint itself")
+        raise ValueError(f"output must differ from the checkpoint, got {target}.")
     target.parent.mkdir(parents=True, exist_ok=True)
     say = Console(highlight=False).print
     graph = plain_network(file)
@@ -96,9 +95,9 @@ def export(
     elif format == "onnx":
         network = InferenceNetwork(graph, settings.channels or 3)
         for found in write_onnx_file(network, target, settings, suppression if nms else None):
-            same = "" if found.detections is None else f", {found.detections:.0%} of the detections the same"
-            say(f"batch {found.batch}: boxes within {found.boxes:.1e} px, scores within {found.scores:.1e}{same}")
+            same = "" if found.detections is None else f", {found.detections:.0%} of the detections equal"
+            say(f"batch {found.batch}: maximum difference {found.boxes:.1e} px, {found.scores:.1e} in score{same}")
     else:
         gap = write_torchscript_file(InferenceNetwork(graph, settings.channels or 3), target, settings)
-        say(f"batches of 1, 2, 8: outputs within {gap:.1e}")
+        say(f"batch 1, 2, 8: maximum difference {gap:.1e}")
     say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")

@@ -1,20 +1,23 @@
-"""The trained network as others are to see it: PyTorch's own layers, averaged weights, decoded predictions."""
+"""The network to export: PyTorch's own layers, averaged weights, decoded predictions; and the file metadata."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.model.graph import read_checkpoint
+from yolo_lightning.data.boxes import STRIDE
+from yolo_lightning.model.graph import OWN_SETTINGS, read_checkpoint
 from yolo_lightning.model.layers import restore
+from yolo_lightning.model.network_settings import NetworkSettings
 
 
 def plain_network(checkpoint: Path) -> Any:
-    """The network of one of our checkpoints with PyTorch's own layers, as Ultralytics would have built it.
+    """Return the network of a checkpoint with PyTorch's own layers, as Ultralytics builds it.
 
     Args:
-        checkpoint: A `.ckpt` file; its weights are the averaged ones.
+        checkpoint: A `.ckpt` file; its averaged weights are used.
 
     Returns:
         An Ultralytics `DetectionModel` in evaluation mode, float32, contiguous, on the CPU.
@@ -26,13 +29,14 @@ def plain_network(checkpoint: Path) -> Any:
 
 
 class InferenceNetwork(nn.Module):
-    """`(B, channels, H, W)` float32 images, 0 to 1, to `(B, 4 + classes, anchors)`: xywh in input pixels, class scores.
+    """Network from `(B, channels, H, W)` float32 images in [0, 1] to `(B, 4 + classes, anchors)` predictions.
 
-    Batch normalisation is folded into the convolutions. H and W are multiples of 32.
+    A prediction is xywh in input pixels and one score per class. Batch normalization is folded into the convolutions.
+    H and W are multiples of 32.
 
     Args:
-        graph: From `plain_network`; changed in place.
-        channels: 3, or 1 for gray images, which count as three equal channels.
+        graph: Result of `plain_network`; modified in place.
+        channels: 3, or 1 for gray images, which are treated as three equal channels.
     """
 
     def __init__(self, graph: Any, channels: int = 3) -> None:
@@ -43,7 +47,7 @@ class InferenceNetwork(nn.Module):
         head.export, head.dynamic, head.format = True, True, "onnx"
         if channels == 1:
             stem = graph.model[0].conv
-            # A convolution is linear: equal channels meet the sum of the weight over its channels.
+            # A convolution is linear: for equal channels, the weights can be summed over the input channels.
             stem.weight = nn.Parameter(stem.weight.detach().sum(1, keepdim=True))
             stem.in_channels = 1
         self.detector = graph.eval().requires_grad_(False)
@@ -52,16 +56,39 @@ class InferenceNetwork(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Decoded predictions."""
         decoded: Tensor = self.detector(images)
         return decoded
 
 
 def sample_images(batch: int, channels: int, image_size: int) -> Tensor:
-    """`(batch, channels, image_size, image_size)` float32 images, 0 to 1, the same at every call, for comparisons.
+    """Return deterministic `(batch, channels, image_size, image_size)` float32 images in [0, 1] for comparisons.
 
-    Smooth fields rather than noise: they excite the deeper layers as frames do.
+    The images are smooth because noise hardly activates the deeper layers.
     """
     generator = torch.Generator().manual_seed(batch)
     coarse = torch.rand(batch, channels, image_size // 16, image_size // 16, generator=generator)
     return nn.functional.interpolate(coarse, size=image_size, mode="bilinear").clamp_(0, 1)
+
+
+def metadata(settings: NetworkSettings, *, nms: bool) -> dict[str, Any]:
+    """Return the metadata of an exported file with the keys that Ultralytics' readers expect.
+
+    Args:
+        settings: Settings of the weights, with image size and channels of the input.
+        nms: Whether the file includes non-maximum suppression.
+    """
+    return {
+        "description": "YOLOv8 detection network, trained with yolo_lightning",
+        "author": "yolo_lightning",
+        "version": version("ultralytics"),
+        "license": "AGPL-3.0-or-later",
+        "stride": STRIDE,
+        "task": "detect",
+        "batch": 1,
+        "imgsz": [settings.image_size, settings.image_size],
+        "names": dict(enumerate(settings.class_names)),
+        "channels": settings.channels,
+        "args": {"batch": 1, "dynamic": True, "nms": nms},
+        "end2end": False,
+        OWN_SETTINGS: settings.plain(),
+    }

@@ -1,4 +1,4 @@
-"""An ONNX file: one file, any batch size, with or without non-maximum suppression, compared with PyTorch."""
+"""ONNX files for any batch size, with or without non-maximum suppression, verified against PyTorch."""
 
 import logging
 import warnings
@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yolo_lightning.commands.export.export_network import InferenceNetwork, sample_images
-from yolo_lightning.commands.export.metadata import metadata
+from yolo_lightning.commands.export.export_network import InferenceNetwork, metadata, sample_images
 from yolo_lightning.commands.export.suppression import Suppression, suppress, suppression_model
 from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.model.network_settings import NetworkSettings
@@ -19,22 +18,22 @@ from yolo_lightning.utils.files import replacing
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 20
-"""Operator set of both parts; the first with all operators that they use."""
+"""First ONNX operator set with all operators of the network and of the suppression."""
 INPUT, DECODED, DETECTIONS = "images", "output0", "detections"
 CHECKED_BATCHES = (1, 2, 8)
 TOLERANCES = {"boxes": 0.05, "scores": 1e-3}
-"""Pixels of the input, and score: what float32 sums in another order may differ by."""
+"""Maximum differences in input pixels and in score, from float32 sums in different order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The file against PyTorch on one batch size.
+    """Difference between the file and PyTorch for one batch size.
 
     Attributes:
-        batch: Images.
-        boxes: Largest absolute difference of a box value, input pixels.
-        scores: Largest absolute difference of a class score.
-        detections: Share of the detections that both keep in the same place, 0 to 1; None without suppression.
+        batch: Batch size.
+        boxes: Maximum absolute difference of a box value in input pixels.
+        scores: Maximum absolute difference of a class score.
+        detections: Fraction of equal rows after suppression, 0 to 1; None without suppression.
     """
 
     batch: int
@@ -43,38 +42,33 @@ class Difference:
     detections: float | None = None
 
     def is_close(self) -> bool:
-        """Whether the two agree within rounding."""
         return self.boxes <= TOLERANCES["boxes"] and self.scores <= TOLERANCES["scores"]
 
 
 def require_packages() -> None:
-    """Say which package is missing.
-
-    Raises:
-        ValueError: If one is.
-    """
+    """Raise a `ValueError` if a package for ONNX export is not installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise ValueError(f"format onnx needs {', '.join(missing)}: pip install 'yolo-lightning[export]'")
+        raise ValueError(f"format onnx requires {', '.join(missing)}: pip install 'yolo-lightning[export]'")
 
 
 def write_onnx_file(
     network: InferenceNetwork, path: Path, settings: NetworkSettings, suppression: Suppression | None
 ) -> list[Difference]:
-    """Write a network as ONNX and compare it with PyTorch through onnxruntime.
+    """Write a network as ONNX and compare the outputs of onnxruntime and PyTorch.
 
-    The input `images` is `(B, channels, H, W)` float32, 0 to 1, for any B and any multiples H and W of 32. The output
-    is `output0`, `(B, 4 + classes, anchors)`; with suppression it is `detections`, `(B, max_detections, 6)`, see
+    The input `images` is `(B, channels, H, W)` float32 in [0, 1] for any B and any multiples H and W of 32. The output
+    is `output0`, `(B, 4 + classes, anchors)`, or with suppression `detections`, `(B, max_detections, 6)` as returned by
     `suppress`.
 
     Args:
-        network: What to write.
-        path: File to write; it appears only if it agrees with PyTorch.
-        settings: Of the weights, kept in the file; the image size is known, and the comparison runs there.
-        suppression: What the file is to suppress, or None.
+        network: Network to write.
+        path: File to write; it is created only if the outputs agree.
+        settings: Settings of the weights, stored in the file. The comparison uses the image size of the settings.
+        suppression: Suppression to include, or None.
 
     Returns:
-        The differences for each of `CHECKED_BATCHES`.
+        Difference for each batch size of `CHECKED_BATCHES`.
 
     Raises:
         ValueError: If a package is missing.
@@ -90,11 +84,11 @@ def write_onnx_file(
         tail = suppression_model(network.classes, suppression)
         tail.ir_version = model.ir_version
         model = onnx.compose.merge_models(model, tail, io_map=[(DECODED, "decoded")], outputs=[DETECTIONS, DECODED])
-    about = metadata(replace(settings, channels=network.channels), suppresses=suppression is not None, dynamic=True)
+    about = metadata(replace(settings, channels=network.channels), nms=suppression is not None)
     onnx.helper.set_model_props(model, {key: str(value) for key, value in about.items()})
     differences = compare(model, network, image_size, suppression)
-    if suppression is not None:
-        model.graph.output.remove(*(one for one in model.graph.output if one.name == DECODED))  # was for the comparison
+    if suppression is not None:  # the decoded output is needed for the comparison only
+        model.graph.output.remove(*(one for one in model.graph.output if one.name == DECODED))
     onnx.checker.check_model(model, full_check=True)
     with replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString())
@@ -102,15 +96,15 @@ def write_onnx_file(
 
 
 def decoding_model(network: InferenceNetwork, image_size: int) -> Any:
-    """The network without suppression as an ONNX model."""
-    example = sample_images(2, network.channels, image_size)  # a batch of 1 would be taken for a constant
+    """Return the network without suppression as an ONNX model."""
+    example = sample_images(2, network.channels, image_size)  # torch.export would treat a batch of 1 as a constant
     height, width = (STRIDE * torch.export.Dim(name, min=1) for name in ("rows", "columns"))
     quiet = logging.getLogger("torch.onnx")
     level = quiet.level
     try:
         quiet.setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about Ultralytics' head, which assigns its anchors in forward
+            warnings.simplefilter("ignore")  # about Ultralytics' head, which assigns the anchors in forward
             program = torch.onnx.export(
                 network,
                 (example,),
@@ -131,11 +125,7 @@ def decoding_model(network: InferenceNetwork, image_size: int) -> Any:
 def compare(
     model: Any, network: InferenceNetwork, image_size: int, suppression: Suppression | None
 ) -> list[Difference]:
-    """Run the model in onnxruntime and the network in PyTorch.
-
-    Raises:
-        RuntimeError: If they disagree.
-    """
+    """Run the model in onnxruntime and the network in PyTorch; raise a `RuntimeError` if the outputs disagree."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -149,7 +139,7 @@ def compare(
         gap = (outputs[DECODED] - expected).abs()
         same = None
         if suppression is not None:
-            # From the same decoded values: a last bit decides which of two equal boxes stays.
+            # Both suppressions receive the same decoded values: the last bit can decide which of two boxes is kept.
             same = agreement(outputs[DETECTIONS], suppress(outputs[DECODED], suppression))
         difference = Difference(batch, float(gap[:, :4].max()), float(gap[:, 4:].max()), same)
         if not difference.is_close() or (same is not None and same < 1):
@@ -159,6 +149,6 @@ def compare(
 
 
 def agreement(found: Tensor, expected: Tensor) -> float:
-    """Share of the detections of two outputs of `suppress` that are equal within rounding, 0 to 1."""
+    """Return the fraction of rows of two outputs of `suppress` that are equal within rounding, 0 to 1."""
     equal = torch.isclose(found, expected, rtol=1e-5, atol=1e-3).all(-1)
     return float(equal.float().mean())

@@ -1,4 +1,4 @@
-"""Non-maximum suppression, as ONNX operators and as PyTorch's, equal in what they keep."""
+"""Non-maximum suppression as an ONNX model and in PyTorch, with equal results."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,12 +15,12 @@ COLUMNS = 6
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """Which detections stay.
+    """Settings of non-maximum suppression.
 
     Attributes:
-        score_threshold: Detections must score more than this, 0 to 1.
-        iou_threshold: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
-        max_detections: Detections kept per image, best first, 1 or more.
+        score_threshold: Minimum score of a detection, exclusive, 0 to 1.
+        iou_threshold: IoU above which the lower-scoring box of a class is removed, 0 to 1.
+        max_detections: Maximum detections per image, >= 1.
     """
 
     score_threshold: float = 0.25
@@ -29,30 +29,26 @@ class Suppression:
 
     @classmethod
     def of(cls, settings: NetworkSettings) -> Self:
-        """The suppression that belongs to weights.
-
-        Raises:
-            ValueError: If a value is out of range.
-        """
+        """Return the suppression of a network's settings; raise a `ValueError` if a value is out of range."""
         return cls(settings.score_threshold, settings.iou_threshold, settings.max_detections)
 
     def __post_init__(self) -> None:
         for name in ("score_threshold", "iou_threshold"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, allowed are 0 to 1")
+                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}.")
         if self.max_detections < 1:
-            raise ValueError(f"max_detections is {self.max_detections}, allowed are 1 and more")
+            raise ValueError(f"max_detections must be >= 1, got {self.max_detections}.")
 
 
 def suppress(decoded: Tensor, settings: Suppression) -> Tensor:
-    """Detections of a batch; an anchor may stand for several classes, as in evaluation.
+    """Return the detections of a batch; as in evaluation, an anchor can be detected as several classes.
 
     Args:
         decoded: `(B, 4 + classes, anchors)`, xywh in input pixels and class scores.
-        settings: Which ones stay.
+        settings: Suppression settings.
 
     Returns:
-        `(B, max_detections, 6)` float32, best first: x1, y1, x2, y2, score, class; rows of zeros behind the last.
+        `(B, max_detections, 6)` float32 sorted by descending score: x1, y1, x2, y2, score, class; padded with zeros.
     """
     rows = decoded.new_zeros(len(decoded), settings.max_detections, COLUMNS)
     for image, (boxes, scores) in enumerate(zip(decoded[:, :4], decoded[:, 4:], strict=True)):
@@ -67,17 +63,17 @@ def suppress(decoded: Tensor, settings: Suppression) -> Tensor:
 
 
 def suppression_model(classes: int, settings: Suppression) -> Any:
-    """`suppress` as an ONNX model with the input `decoded` and the output `detections`."""
+    """Return `suppress` as an ONNX model with the input `decoded` and the output `detections`."""
     from onnxscript import FLOAT, script
     from onnxscript import opset20 as op
 
     kept = settings.max_detections
 
     @script(default_opset=op)
-    def graph(decoded):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - onnxscript translates the text
+    def graph(decoded):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - onnxscript compiles the source
         boxes, scores = op.Split(decoded, op.Constant(value_ints=[4, classes]), axis=1)
         boxes = op.Transpose(boxes, perm=[0, 2, 1])
-        # Rows of image, class, anchor; per class as many as an image may have in all.
+        # Rows of image, class, anchor; at most max_detections per class.
         chosen = op.NonMaxSuppression(
             boxes,
             scores,
@@ -94,7 +90,7 @@ def suppression_model(classes: int, settings: Suppression) -> Any:
         column = op.Constant(value_ints=[1])
         corners = op.Concat(op.Sub(centre, half), op.Add(centre, half), axis=1)
         rows = op.Concat(corners, op.Unsqueeze(best, column), op.Cast(label, to=1), axis=1)
-        # The best comes first, so how many rows of the same image came before is a row's place within its image.
+        # Rows are sorted by score: the number of earlier rows of the same image is the rank within the image.
         batch = op.Shape(decoded, start=0, end=1)
         member = op.OneHot(op.Squeeze(image, column), batch, op.Constant(value_ints=[0, 1]), axis=1)
         so_far = op.Mul(op.CumSum(member, op.Constant(value_int=0)), member)
@@ -104,7 +100,7 @@ def suppression_model(classes: int, settings: Suppression) -> Any:
         shape = op.Concat(batch, op.Constant(value_ints=[kept, COLUMNS]), axis=0)
         empty = op.Expand(op.Constant(value_float=0.0), shape)
         detections = op.ScatterND(empty, target, op.Compress(rows, fits, axis=0))
-        return detections  # noqa: RET504 - its name becomes that of the output
+        return detections  # noqa: RET504 - the variable name becomes the output name
 
     return graph.to_model_proto(
         input_types=[FLOAT["batch", 4 + classes, "anchors"]], output_types=[FLOAT["batch", kept, COLUMNS]]

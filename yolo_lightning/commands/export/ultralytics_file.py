@@ -1,4 +1,4 @@
-"""A `.pt` file that plain `YOLO("x.pt")` opens, in a process that has never heard of this package."""
+"""Ultralytics `.pt` files, which `YOLO("x.pt")` opens without this package."""
 
 import pickle
 from datetime import datetime
@@ -16,14 +16,14 @@ OWN_PACKAGES = ("yolo_lightning", "callbacks")
 
 
 def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) -> None:
-    """Write the network in Ultralytics' checkpoint layout, half precision as Ultralytics does.
+    """Write the network in Ultralytics' checkpoint layout in half precision, as Ultralytics does.
 
-    Such a file is a pickle of the whole network, which others should open only if they trust its sender.
+    The file is a pickle of the whole network; open such files only from trusted senders.
 
     Args:
-        graph: From `plain_network`; changed in place.
-        path: File to write; it appears whole or not at all.
-        settings: Of the weights, kept in the file. Their image size is the default of `predict` and `val`.
+        graph: Result of `plain_network`; modified in place.
+        path: File to write, atomically.
+        settings: Settings of the weights, stored in the file. Their image size is the default of `predict` and `val`.
     """
     options = {"task": "detect", "imgsz": settings.image_size, "single_cls": False, "data": None}
     graph.args = options
@@ -47,13 +47,13 @@ def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) ->
     with replacing(path) as temporary:
         torch.save(content, temporary)
         foreign = own_globals(temporary)
-        assert not foreign, f"the file would need {foreign}"
+        assert not foreign, f"the file would import {foreign}"
 
 
 def own_globals(path: Path) -> list[str]:
-    """Names of this project that opening a `.pt` file would import; empty for a file that others can open."""
+    """Return the names of this package that a `.pt` file imports; empty if Ultralytics alone can open the file."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except (RuntimeError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is no checkpoint: {error}") from error
+        raise ValueError(f"{path} is not a checkpoint: {error}") from error
     return [name for name in names if name.split(".")[0] in OWN_PACKAGES]

@@ -1,1 +1,1 @@
-"""Detects objects in anybody's pictures and videos: pictures -> detector -> results."""
+"""The command `predict PICTURES`: input images -> detector -> results."""

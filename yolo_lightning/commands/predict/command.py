@@ -1,7 +1,7 @@
-"""`python -m yolo_lightning predict PICTURES`: detections in anybody's pictures and videos."""
+"""`python -m yolo_lightning predict PICTURES`: detection in images and videos."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from os.path import commonpath
 from pathlib import Path
 from typing import NoReturn
@@ -23,7 +23,7 @@ from yolo_lightning.utils.choices import check_choices, chosen_device
 from yolo_lightning.utils.files import first_free
 
 SOME_UNREADABLE = 1
-"""Exit code where results were written, but some of the files could not be read."""
+"""Exit code if results were written but some of the files could not be read."""
 
 
 def predict(
@@ -44,33 +44,33 @@ def predict(
     device: str = "auto",
     conv_backend: Convolution = "auto",
 ) -> None:
-    """Detect objects in images, folders, patterns and videos. Without pictures, `predict` answers for a dataset.
+    """Detect objects in images, folders, glob patterns and videos. Without arguments, predict the configured dataset.
 
-    Exit code 1 if some of the files cannot be read: they are named, and the results of the others are written.
+    If some of the files cannot be read, their names are printed, the results of the others are written and the exit
+    code is 1.
 
     Args:
-        sources: Images, videos, folders, patterns.
-        run: Run folder; its newest run's best checkpoint is taken.
-        weights: A `.ckpt` of ours (a file or an address) or an Ultralytics `.pt`, instead of the checkpoint of `run`.
-        allow_pickle: Open a `.pt` file whatever code it refers to.
-        output: Folder for the results; a number is added where it is taken.
-        save: What to write: `pictures` (annotated images and videos), `json`, `csv`, `txt` (YOLO's); one, or a
-            list as in `[json,csv]`.
-        image_size: Side of the square input, pixels, a multiple of 32; null takes that of the training.
-        score_threshold: Minimum score of a detection, 0 to 1; null takes the threshold of the training if that is above
-            0.001, the threshold for computing mAP, else 0.25.
-        iou_threshold: Intersection over union above which NMS drops the weaker of two boxes of a class, 0 to 1; null
-            takes the threshold of the training.
-        max_detections: Detections kept per picture; null takes that of the training.
-        class_agnostic: Whether boxes of different classes suppress each other, too; null takes that of the training.
-        tta: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together:
-            4.3 times the work.
-        batch_size: Pictures at once.
-        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU where there is one.
+        sources: Images, videos, folders, glob patterns.
+        run: Run folder; the best checkpoint of its newest run is used.
+        weights: A `.ckpt` file or address, or an Ultralytics `.pt` file, instead of the checkpoint of `run`.
+        allow_pickle: Open a `.pt` file even if it contains arbitrary pickled code.
+        output: Folder for the results; a number is appended if the folder exists.
+        save: Kinds of results: `pictures` (annotated images and videos), `json`, `csv`, `txt` (YOLO format); one, or a
+            list such as `[json,csv]`.
+        image_size: Side of the square input in pixels, a multiple of 32; null: as in training.
+        score_threshold: Minimum score of a detection, 0 to 1; null: as in training if that is above 0.001, the
+            threshold for computing mAP, else 0.25.
+        iou_threshold: IoU above which NMS removes the lower-scoring box of a class, 0 to 1; null: as in training.
+        max_detections: Maximum detections per image; null: as in training.
+        class_agnostic: Apply NMS across classes; null: as in training.
+        tta: Test-time augmentation: run each image at six scales and flips and merge the detections; 4.3 times the
+            computation.
+        batch_size: Images per batch.
+        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.conv_backend` of `fit`.
 
     Raises:
-        ValueError: If a value is not allowed, nothing can be found or opened, or none of the files can be read.
+        ValueError: If an option is invalid, no file is found, or none of the files can be read.
         SystemExit: With code 1, if some of the files cannot be read.
     """
     files = find_files(sources)
@@ -78,7 +78,7 @@ def predict(
     check_choices("save", kinds, Result)
     check_choices("conv_backend", [conv_backend], Convolution)
     if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}, allowed are 1 and more")
+        raise ValueError(f"batch_size must be >= 1, got {batch_size}.")
     file = local_checkpoint(weights) if weights else checkpoint_to_evaluate(Path(run))
     if file.suffix == ".ckpt" or not file.is_file():
         require_whole(file, "weights")
@@ -91,14 +91,14 @@ def predict(
     )
     assert settings.image_size is not None
     check_image_size("image_size", settings.image_size)
-    Suppression.of(settings)  # checks
+    Suppression.of(settings)  # validates the thresholds
     detector = Detector(
         file, settings, device=chosen_device(device), convolution=conv_backend, allow_pickle=allow_pickle, tta=tta
     )
     bad: dict[str, Exception] = {}
     pictures = detections = 0
     base = Path(commonpath([file.parent for file in files]))
-    with counter("looked at", len(files)) as advance:
+    with counter("predicted", len(files)) as advance:
         found = pictures_of(files, bad, advance)
         first = next(found, None)
         if first is None:
@@ -106,14 +106,15 @@ def predict(
         folder = first_free(Path(output).expanduser())
         folder.mkdir(parents=True)
         with Results(folder, kinds, detector.names, base) as results:
-            for group in groups(chain([first], found), batch_size):
+            images = chain([first], found)
+            while group := list(islice(images, batch_size)):
                 for picture, prediction in zip(group, detector(group), strict=True):
                     results.write(picture, prediction)
                     pictures += 1
                     detections += len(prediction.labels)
     if bad:
-        print(f"left out {len(bad)} that cannot be read: {name_some(reasons(bad))}")
-    print(f"{detections:,} detections in {pictures:,} pictures, from {file}: {folder}")
+        print(f"skipped {len(bad)} unreadable files: {name_some(reasons(bad))}")
+    print(f"{detections:,} detections in {pictures:,} images, weights {file}, results in {folder}")
     if bad:
         raise SystemExit(SOME_UNREADABLE)
 
@@ -121,7 +122,7 @@ def predict(
 def pictures_of(
     files: Sequence[Path], bad: dict[str, Exception], advance: Callable[[int], None]
 ) -> Iterator[InputImage]:
-    """The pictures of all files; one that cannot be read is noted in `bad` with its error."""
+    """Yield the images of all files; record the error of an unreadable file in `bad`."""
     for path in files:
         try:
             yield from read_pictures(path)
@@ -131,29 +132,13 @@ def pictures_of(
 
 
 def refuse_unreadable(bad: Mapping[str, Exception]) -> NoReturn:
-    """Refuse files of which none can be read.
-
-    Raises:
-        ValueError: Always; it names the first few files with their reasons.
-    """
+    """Raise a `ValueError` that names the first few unreadable files with the reasons."""
     depths = [error for error in bad.values() if isinstance(error, BitDepthError)]
     if len(depths) == len(bad):
         refuse_other_depth(depths, 0, "files")
-    raise ValueError(f"none of {len(bad):,} files can be read: {name_some(reasons(bad))}")
+    raise ValueError(f"none of the {len(bad):,} files can be read: {name_some(reasons(bad))}")
 
 
 def reasons(bad: Mapping[str, Exception]) -> dict[str, str]:
-    """Why each file cannot be read, by its name, which is not repeated in the reason."""
+    """Return the reason for each unreadable file, without the file name that the message starts with."""
     return {name: str(error).removeprefix(f"{name}: ") for name, error in bad.items()}
-
-
-def groups(pictures: Iterator[InputImage], size: int) -> Iterator[list[InputImage]]:
-    """Groups of at most `size`, in order."""
-    group: list[InputImage] = []
-    for picture in pictures:
-        group.append(picture)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group

@@ -1,4 +1,4 @@
-"""A trained network that takes pictures and gives boxes in their pixels."""
+"""Detection in single images with trained weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,15 +20,15 @@ PROBE_TIMEOUT_S = 60.0
 
 
 class Detector:
-    """Letterboxes, infers, suppresses.
+    """Letterbox, network and non-maximum suppression for images of any size.
 
     Args:
-        file: One of our checkpoints, or an Ultralytics `.pt` file.
-        settings: Of the weights; the image size is known. A network that was trained on gray frames gets gray ones.
-        device: Where to compute.
+        file: A checkpoint of this package or an Ultralytics `.pt` file.
+        settings: Settings of the weights, with an image size. A network trained on gray images receives gray images.
+        device: Device of the network.
         convolution: As `model.conv_backend`.
-        allow_pickle: Open a `.pt` file whatever code it refers to.
-        tta: Show each picture six times, mirrored and scaled, and suppress what was found in all of them together.
+        allow_pickle: Open a `.pt` file even if it contains arbitrary pickled code.
+        tta: Use test-time augmentation.
 
     Raises:
         ValueError: If `file` cannot be used.
@@ -50,7 +50,7 @@ class Detector:
         self._augment = tta
 
     def __call__(self, pictures: Sequence[InputImage]) -> list[Prediction]:
-        """Detections of each picture, xyxy in its pixels, best first."""
+        """Return the detections of each image, boxes xyxy in pixels of the image, sorted by descending score."""
         gray = all(picture.is_gray() for picture in pictures)
         batch = collate([self._sample(picture, gray=gray) for picture in pictures])
         images = batch.images.to(self.device).float() / 255
@@ -82,13 +82,13 @@ class Detector:
 def folded_network(
     file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False
 ) -> tuple[FoldedGraph, list[str]]:
-    """The network of a file, ready to infer on a device, and the names of its classes, index 0 first.
+    """Return the network of a file with folded normalization, and its class names by index.
 
     Args:
-        file: One of our checkpoints, or an Ultralytics `.pt` file.
-        device: Where to compute.
+        file: A checkpoint of this package or an Ultralytics `.pt` file.
+        device: Device of the network.
         convolution: As `model.conv_backend`.
-        allow_pickle: Open a `.pt` file whatever code it refers to.
+        allow_pickle: Open a `.pt` file even if it contains arbitrary pickled code.
 
     Raises:
         ValueError: If `file` cannot be used.

@@ -1,4 +1,4 @@
-"""Which pictures somebody means by a path, a pattern, a folder or a video, and what is in them."""
+"""Input images of `predict`: files, folders, glob patterns and videos."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 
 RAW_GRAY = b"Y1\0"
-"""FFmpeg's tag of gray pixels of more than 8 bits: these bytes and the number of bits, reversed for big-endian ones."""
+"""FFmpeg's tag of gray pixels with more than 8 bits: these bytes and the bit depth; reversed for big-endian pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class InputImage:
     """One image, or one frame of a video.
 
     Attributes:
-        source: File that it comes from.
-        frame: Number within the video, from 0; None for an image.
+        source: Path of the image or the video.
+        frame: Frame number in the video, from 0; None for an image.
         pixels: `(H, W, 3)` uint8, RGB.
     """
 
@@ -33,19 +33,20 @@ class InputImage:
     pixels: npt.NDArray[np.uint8]
 
     def is_gray(self) -> bool:
-        """Whether its three channels are equal."""
+        """Return whether the three channels are equal."""
         first = self.pixels[..., 0]
         return bool((first == self.pixels[..., 1]).all() and (first == self.pixels[..., 2]).all())
 
 
 def find_files(sources: Sequence[str]) -> list[Path]:
-    """Images and videos that `sources` name, each once, in the order given, those of a folder or pattern by name.
+    """Return the image and video files of `sources` without duplicates, in the given order.
 
     Args:
-        sources: Files, patterns such as `frames/**/*.jpg`, or folders, which count with all that lies below.
+        sources: Files, glob patterns such as `frames/**/*.jpg`, or folders, which are searched recursively. The files
+            of a folder or pattern are sorted by name.
 
     Raises:
-        ValueError: If a source does not exist, is of another kind, or holds nothing to look at.
+        ValueError: If a source does not exist, has an unknown suffix, or contains no image or video.
     """
     files: dict[Path, None] = {}
     for source in sources:
@@ -54,35 +55,32 @@ def find_files(sources: Sequence[str]) -> list[Path]:
             found = sorted(file for file in path.rglob("*") if is_known(file) and file.is_file())
         elif path.is_file():
             if not is_known(path):
-                raise ValueError(f"{source} is no image or video, known endings are {', '.join(known_suffixes())}")
+                raise ValueError(f"{source} must end in one of {', '.join(known_suffixes())}.")
             found = [path]
         elif has_magic(source):
             found = sorted(file for name in glob(str(path), recursive=True) if is_known(file := Path(name)))
         else:
             raise ValueError(f"{source} does not exist")
         if not found:
-            raise ValueError(f"{source} holds no image or video, known endings are {', '.join(known_suffixes())}")
+            raise ValueError(f"{source} contains no file that ends in {', '.join(known_suffixes())}.")
         files |= dict.fromkeys(found)
     return list(files)
 
 
 def is_known(path: Path) -> bool:
-    """Whether the name is that of an image or a video."""
     return path.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 
 def is_video(path: Path) -> bool:
-    """Whether the name is that of a video."""
     return path.suffix.lower() in VIDEO_SUFFIXES
 
 
 def known_suffixes() -> list[str]:
-    """Endings of images and videos."""
     return sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES)
 
 
 def read_pictures(path: Path) -> Iterator[InputImage]:
-    """The picture of an image file, or the frames of a video.
+    """Yield the image of an image file, or the frames of a video.
 
     Raises:
         FrameError: If the image cannot be decoded, or a gray video has more than 8 bits per pixel.
@@ -102,30 +100,28 @@ def read_pictures(path: Path) -> Iterator[InputImage]:
             yield InputImage(path, number, np.asarray(cv2.cvtColor(answer[1], cv2.COLOR_BGR2RGB), dtype=np.uint8))
             number += 1
         if number == 0:
-            raise ValueError(f"{path} is a video without frames")
+            raise ValueError(f"{path} contains no frames")
     finally:
         video.release()
 
 
 def refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:
-    """Refuse a gray video of more than 8 bits per pixel, of which OpenCV would keep the upper 8: nearly black.
+    """Raise a `FrameError` for a gray video with more than 8 bits per pixel.
 
-    Videos in colour of 10 and 12 bits use their whole range and are converted well.
-
-    Raises:
-        FrameError: If it is one.
+    OpenCV would keep the upper 8 bits, which makes the frames nearly black. Colour videos with 10 and 12 bits use their
+    whole range and are converted correctly.
     """
     tag = (int(video.get(cv2.CAP_PROP_CODEC_PIXEL_FORMAT)) & 0xFFFFFFFF).to_bytes(4, "little")
     bits = tag[3] if tag.startswith(RAW_GRAY) else tag[0] if tag.endswith(RAW_GRAY[::-1]) else 8
     if bits > 8:
         raise FrameError(
-            f"{path}: the video is gray with {bits} bits per pixel, only 8-bit videos are read: convert its frames to "
-            "8 bits with one range (docs/datasets.md)"
+            f"{path}: gray videos must have 8 bits per pixel, got {bits}. Convert the frames to 8 bits with one range "
+            "for all frames (docs/datasets.md)."
         )
 
 
 def frames_per_second(path: Path) -> float:
-    """Rate of a video as the file says, 25 where it does not."""
+    """Return the frame rate that a video file contains, or 25 if it contains none."""
     video = cv2.VideoCapture(str(path))
     try:
         return float(video.get(cv2.CAP_PROP_FPS)) or 25.0

@@ -1,4 +1,4 @@
-"""What is left of a prediction: annotated pictures and videos, JSON, CSV, YOLO's text files."""
+"""Result files of `predict`: annotated images and videos, JSON, CSV, YOLO text files."""
 
 import csv
 import json
@@ -17,37 +17,33 @@ from yolo_lightning.data.boxes import corners_to_centres
 from yolo_lightning.utils.files import first_free
 
 Result = Literal["pictures", "json", "csv", "txt"]
-"""Annotated pictures and videos; one `predictions.json`; one `predictions.csv`; a text file for each picture."""
+"""Annotated images and videos; one `predictions.json`; one `predictions.csv`; a text file per image."""
 
 PICTURES_FOLDER = "pictures"
 LABELS_FOLDER = "labels"
 
 SMALLEST_TEXT = 0.4
-"""OpenCV's font scale; smaller letters cannot be read."""
+"""Smallest legible font scale of OpenCV."""
 
 CSV_COLUMNS = ("source", "frame", "x1", "y1", "x2", "y2", "score", "label", "name")
 
 
 class Writer(Protocol):
-    """Takes pictures with their predictions, one after another; the frames of a video in their order."""
+    """Writer of one kind of result. Frames of a video are written in order."""
 
-    def write(self, picture: InputImage, prediction: Prediction) -> None:
-        """Keep one."""
-        ...
+    def write(self, picture: InputImage, prediction: Prediction) -> None: ...
 
-    def close(self) -> None:
-        """Complete what was written."""
-        ...
+    def close(self) -> None: ...
 
 
 class Results:
-    """All results that were asked for, in one folder.
+    """Writers of all chosen kinds of results in one folder.
 
     Args:
-        folder: Where to write; must exist.
-        kinds: What to write.
+        folder: Existing output folder.
+        kinds: Kinds of results.
         names: Class names by index.
-        base: Folder above all pictures; what lies below it keeps its place below `folder`.
+        base: Common parent folder of all inputs; results keep the relative paths.
     """
 
     def __init__(self, folder: Path, kinds: Sequence[Result], names: Sequence[str], base: Path) -> None:
@@ -64,7 +60,6 @@ class Results:
                     self._writers.append(TextFiles(folder / LABELS_FOLDER, base))
 
     def write(self, picture: InputImage, prediction: Prediction) -> None:
-        """Keep one."""
         for writer in self._writers:
             writer.write(picture, prediction)
 
@@ -72,7 +67,7 @@ class Results:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with ExitStack() as stack:  # each is closed, whatever happens to the others
+        with ExitStack() as stack:  # closes every writer even if closing one of them fails
             for writer in self._writers:
                 stack.callback(writer.close)
 
@@ -86,7 +81,6 @@ class Pictures:
         self._source: Path | None = None
 
     def write(self, picture: InputImage, prediction: Prediction) -> None:
-        """Draw one."""
         scene = annotated(picture, prediction, self._names)
         if picture.frame is None:
             path = place(picture.source, self._base, self._folder, ".jpg")
@@ -106,14 +100,13 @@ class Pictures:
         self._video.write(scene)
 
     def close(self) -> None:
-        """Complete the video."""
         if self._video is not None:
             self._video.release()
         self._video = self._source = None
 
 
 class JsonFile:
-    """`predictions.json`: a list with one object for each picture; boxes are xyxy in its pixels."""
+    """`predictions.json`: a list with one object per image; boxes are xyxy in pixels of the image."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._names = names
@@ -121,7 +114,6 @@ class JsonFile:
         self._separator = "[\n"
 
     def write(self, picture: InputImage, prediction: Prediction) -> None:
-        """Append one."""
         height, width = picture.pixels.shape[:2]
         detections = [
             {"box": [round(value, 2) for value in box], "score": round(score, 5), "label": label, "name": name}
@@ -133,13 +125,12 @@ class JsonFile:
         self._separator = ",\n"
 
     def close(self) -> None:
-        """End the list."""
         self._file.write("[]\n" if self._separator == "[\n" else "\n]\n")
         self._file.close()
 
 
 class CsvFile:
-    """`predictions.csv`: one row for each detection; boxes are xyxy in pixels of the picture."""
+    """`predictions.csv`: one row per detection; boxes are xyxy in pixels of the image."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._names = names
@@ -148,25 +139,22 @@ class CsvFile:
         self._rows.writerow(CSV_COLUMNS)
 
     def write(self, picture: InputImage, prediction: Prediction) -> None:
-        """Append one picture's."""
         frame = "" if picture.frame is None else picture.frame
         for box, score, label, name in rows(prediction, self._names):
             numbers = [f"{value:.2f}" for value in box]
             self._rows.writerow([picture.source, frame, *numbers, f"{score:.5f}", label, name])
 
     def close(self) -> None:
-        """Complete the file."""
         self._file.close()
 
 
 class TextFiles:
-    """`labels/<name>.txt`: class, centre x, centre y, width, height as shares of the picture, score."""
+    """`labels/<name>.txt`: class, centre x, centre y, width, height (relative to the image), score; may be empty."""
 
     def __init__(self, folder: Path, base: Path) -> None:
         self._folder, self._base = folder, base
 
     def write(self, picture: InputImage, prediction: Prediction) -> None:
-        """Write one file; empty where nothing was found."""
         height, width = picture.pixels.shape[:2]
         shares = corners_to_centres(prediction.boxes.numpy()) / np.array([width, height, width, height], np.float32)
         ending = ".txt" if picture.frame is None else f"_{picture.frame}.txt"
@@ -179,17 +167,17 @@ class TextFiles:
         place(picture.source, self._base, self._folder, ending).write_text("".join(lines))
 
     def close(self) -> None:
-        """Nothing is open."""
+        pass
 
 
 def rows(prediction: Prediction, names: Sequence[str]) -> list[tuple[list[float], float, int, str]]:
-    """Box, score, label and class name of each detection."""
+    """Return box, score, label and class name of each detection."""
     boxes, scores, labels = prediction.boxes.tolist(), prediction.scores.tolist(), prediction.labels.tolist()
     return [(box, score, label, names[label]) for box, score, label in zip(boxes, scores, labels, strict=True)]
 
 
 def annotated(picture: InputImage, prediction: Prediction, names: Sequence[str]) -> Any:
-    """The picture with boxes, class names and scores drawn in, `(H, W, 3)` uint8, BGR."""
+    """Return the image with boxes, class names and scores drawn, `(H, W, 3)` uint8, BGR."""
     scene = np.asarray(cv2.cvtColor(picture.pixels, cv2.COLOR_RGB2BGR), dtype=np.uint8)
     size = (scene.shape[1], scene.shape[0])
     found = sv.Detections(
@@ -204,7 +192,7 @@ def annotated(picture: InputImage, prediction: Prediction, names: Sequence[str])
 
 
 def place(source: Path, base: Path, folder: Path, ending: str) -> Path:
-    """Where the result of `source` goes: below `folder` as it lies below `base`; numbered where a name is taken."""
+    """Return the result path of `source`: the path relative to `base`, in `folder`; numbered if the name exists."""
     path = folder / source.relative_to(base).with_suffix("")
     path.parent.mkdir(parents=True, exist_ok=True)
-    return first_free(path, ending)  # one.jpg and one.png
+    return first_free(path, ending)  # the inputs one.jpg and one.png have the same result name
