@@ -117,7 +117,7 @@ class TestCheckpointAndFlags:
         with pytest.warns(UserWarning, match="left out") as warned:
             trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
         texts = [str(one.message) for one in warned]
-        assert "left out, as training ended at them again and again: index=0" in texts
+        assert "quarantined after repeated failures: index=0" in texts
         assert any(text.startswith("train: left out, in quarantine (data.quarantine): 2") for text in texts)
         assert "data.quarantine was [], now ['index=0']" in caplog.text
         assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["quarantine"] == ["index=0"]
@@ -147,8 +147,8 @@ class TestCheckpointAndFlags:
             trained("fit", "--resume", *ONE_STEP)
         assert stopped.value.code == 0
         assert caplog.messages == [
-            "runs/yolo: the training is finished, 1 of 1 epochs are done; "
-            "to train longer, give --trainer.max_epochs 2 or more"
+            "runs/yolo: the training is finished, 1 of 1 epochs are done. "
+            "To train longer, set --trainer.max_epochs to 2 or more."
         ]
 
     def test_resume_without_a_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +334,7 @@ class TestBadInput:
             (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
             (["--trainer.default_root_dir", "/proc/nowhere"], "cannot be written"),
             (["--trainer.max_epochs", "-1"], "max_epochs is -1"),
-            (["--seed_everything", "true"], "seed_everything is True"),
+            (["--seed_everything", "true"], "seed_everything must be an integer >= 0, got True"),
         ],
     )
     def test_message_names_value_and_nothing_is_trained(

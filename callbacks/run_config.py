@@ -1,0 +1,51 @@
+"""The resolved configuration of a run, in the run folder and in every checkpoint."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_only
+
+from yolo_lightning.checkpoints import run_folder
+from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION
+from yolo_lightning.checkpoints.resume import storable
+from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.optional_file import OptionalFile
+
+START = frozenset({"resume", "ckpt_path"})
+"""Options that select the start of a command and are not part of the configuration of the run."""
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes the resolved configuration of any subcommand into the run folder.
+
+    A resumed run overwrites the file with the configuration it was resumed with.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._file = OptionalFile()
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        assert trainer.state.fn is not None
+        path = Path(trainer.default_root_dir) / run_folder.config_name(trainer.state.fn.value)
+        with self._file.attempt(path), replacing(path) as temporary:
+            temporary.write_text(yaml.safe_dump(self._content, sort_keys=False))
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Store the configuration, so that a run can be resumed without the file."""
+        checkpoint[CONFIGURATION] = storable(self._content)
+
+    @rank_zero_only
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the file if a full disk prevented that at the start."""
+        if self._file.failed:
+            self.save_config(trainer, pl_module, "fit")
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        return {key: config[key] for key in config if key not in START}
