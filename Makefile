@@ -1,6 +1,6 @@
-# make help lists what there is. Every target does its own set-up in .venv.
-#   VENV=path     uses that environment as it is, if it exists
-#   PYTHON=path   uses that interpreter as it is, no environment is made
+# `make help` lists the targets. Each target creates the environment .venv first.
+#   VENV=path     use an existing environment unchanged
+#   PYTHON=path   use an interpreter unchanged, without creating an environment
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-boot test-runs test-all check format install environment clean
@@ -12,7 +12,7 @@ ifneq ($(origin PYTHON),undefined)
   AS_IS := yes
 else
   PYTHON := $(VENV)/bin/python
-  # A folder that we did not make ourselves is somebody's environment.
+  # A folder without our marker file is an environment of the user.
   ifneq ($(wildcard $(VENV)/bin/python),)
     ifeq ($(wildcard $(VENV)/.yolo_lightning),)
       AS_IS := yes
@@ -23,22 +23,22 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: environment ## draw a small LTDv2 look-alike, train on it, test, predict (minutes on a CPU)
+demo: environment ## generate a small dataset, train, test, predict (minutes on a CPU)
 	PYTHONPATH="$(CURDIR)" $(PYTHON) scripts/demo.py
 
 test: environment ## the quick tests
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 # A time namespace moves the monotonic clock and the clock since boot back to 0 for all processes of the tests.
-test-boot: environment ## the quick tests on the clock of a machine that has just booted (Linux, user namespaces)
+test-boot: environment ## the quick tests with clocks that start at 0 (Linux, user namespaces)
 	unshare --user --map-current-user --time --fork --boottime=-$$(cut -d. -f1 /proc/uptime) \
 	  --monotonic=-$$($(PYTHON) -c 'import time; print(int(time.monotonic()))') \
 	  $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-test-runs: environment ## whole runs: faults, resume, every configuration, several processes, exports
+test-runs: environment ## complete trainings: faults, resume, every configuration, several processes, exports
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal -m "whole_run and not slow"
 
-test-all: environment ## all tests, the slow ones too
+test-all: environment ## all tests, including the slow ones
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow or not slow"
 
 check: environment ## ruff, formatting, mypy --strict
@@ -46,11 +46,11 @@ check: environment ## ruff, formatting, mypy --strict
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-format: environment ## let ruff sort and format
+format: environment ## sort imports and format with ruff
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-install: ## install into VENV what is missing, keeping its torch
+install: ## install missing packages into VENV and keep its torch
 	@$(BASE_PYTHON) scripts/set_up.py install $(VENV)
 
 environment:
@@ -60,5 +60,5 @@ else
 	@$(BASE_PYTHON) scripts/set_up.py install $(VENV)
 endif
 
-clean: ## delete .venv and the demo's files
+clean: ## delete .venv and the files of the demo
 	rm -rf .venv runs/demo runs/demo-data
