@@ -11,8 +11,12 @@ def main() -> None:
 
     Imported late: a spawned loader worker imports this file again and needs neither Lightning nor Ultralytics.
     """
+    from yolo_lightning import __version__
     from yolo_lightning.commands import WITHOUT_TORCH
 
+    if sys.argv[1:] == ["--version"]:
+        print(f"yolo_lightning {__version__}")
+        return
     if len(sys.argv) > 1 and sys.argv[1] in WITHOUT_TORCH:  # also where torch does not load
         from yolo_lightning.commands.command_line import main as run_tool
 

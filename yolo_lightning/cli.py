@@ -39,8 +39,9 @@ from yolo_lightning.checkpoints.resume import (
     report_differences,
 )
 from yolo_lightning.commands import TOOLS
-from yolo_lightning.commands.command_line import PROGRAM, ShortErrors, run_tool, user_errors
+from yolo_lightning.commands.command_line import PROGRAM, run_tool, user_errors
 from yolo_lightning.commands.endings import full_disk_reported, reported
+from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.commands.option_layers import layered
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.dataset_format import LTDV2
@@ -400,6 +401,8 @@ class YOLOCLI(LightningCLI):
 
 class ShortErrorParser(ShortErrors, LightningArgumentParser):
     """Parser of LightningCLI."""
+
+    commands = tuple(TOOLS)
 
 
 def seed_of(seed_everything: bool | int) -> int:

@@ -80,7 +80,7 @@ def test_store_that_is_away_at_the_start_is_named(
 def test_folder_of_the_run_must_be_local(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("fit", "--trainer.default_root_dir", "s3://bucket/run")
-    assert "allowed are local folders" in capsys.readouterr().err
+    assert "must be a local folder, got s3:" in capsys.readouterr().err
 
 
 @pytest.mark.whole_run

@@ -4,59 +4,23 @@ A command is a function, or a dictionary of functions for several subcommands. I
 arguments, its other required arguments are positional. torch is imported only by commands that use it.
 """
 
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter, signature
-from typing import Any, NoReturn
+from typing import Any
 
-from jsonargparse import ArgumentParser, auto_cli
+from jsonargparse import auto_cli
 
 from yolo_lightning.commands import WITHOUT_TORCH
+from yolo_lightning.commands.option_errors import WRONG_OPTION, ShortErrorToolParser
 
 PROGRAM = "python -m yolo_lightning"
 PACKAGE = "yolo_lightning"
 BOUND = "bound_by_weights"
 """Name of an optional function of a command's module: the data options that the weights determine."""
 SWITCH_VALUES = ("true", "false", "yes", "no")
-UNKNOWN_KEY = re.compile(
-    r"(?:unrecognized arguments: --(?P<typed>[\w.]+)|does not accept (?:option|nested key) '(?P<configured>[\w.]+)')"
-)
-RENAMED_KEYS = {
-    "data.keep_decoded_mib": "data.image_cache_mib",
-    "data.loader.start_method": "data.loader.multiprocessing_context",
-    "data.loader.workers": "data.loader.num_workers",
-    "data.frames": "data.storage",
-    "data.source": "data.format",
-    "data.train_subset": "data.train_fraction",
-    "data.valid_subset": "data.valid_fraction",
-    "model.activations": "model.activation_checkpointing",
-    "model.augment": "model.tta",
-    "model.confidence": "model.score_threshold",
-    "model.conv": "model.conv_backend",
-    "model.conv_plan": "model.conv_algorithm",
-    "model.conv_plan_budget_s": "model.conv_algorithm_budget_s",
-    "model.max_halvings": "model.max_oom_splits",
-    "model.nonfinite_in_a_row": "model.max_consecutive_nonfinite",
-    "model.overlap": "model.iou_threshold",
-    "supervise": "supervision.enabled",
-    "augment": "tta",
-    "confidence": "score_threshold",
-    "overlap": "iou_threshold",
-    "overlaps": "iou_thresholds",
-    "confidences": "score_thresholds",
-    "conv": "conv_backend",
-    "conv_plan": "conv_algorithm",
-    "conv_plan_budget_s": "conv_algorithm_budget_s",
-    "trust": "allow_pickle",
-}
-"""New names of renamed keys that `difflib` does not find."""
-
-WRONG_OPTION = 2
-"""Exit code for invalid options, as in argparse."""
 
 
 def main() -> None:
@@ -140,39 +104,3 @@ def is_ours(error: ValueError) -> bool:
         frame = frame.tb_next
     module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
     return module.split(".")[0] == PACKAGE
-
-
-class ShortErrors:
-    """Parser mixin: error messages without the list of all options, with the nearest key for an unknown one."""
-
-    def print_usage(self, file: Any = None) -> None:
-        """Print nothing: the error message refers to `--help`."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Exit with code 2; an unknown key is named together with the nearest known one."""
-        super().error(with_nearest_key(message, known_keys(self)), ex)  # type: ignore[misc]
-        raise SystemExit(WRONG_OPTION)
-
-
-def known_keys(parser: Any) -> set[str]:
-    """Return the keys that a parser and its subcommands accept, without leading hyphens."""
-    keys = set()
-    for action in parser._actions:
-        keys |= {option.removeprefix("--") for option in action.option_strings if option.startswith("--")}
-        for subparser in (getattr(action, "_name_parser_map", None) or {}).values():
-            keys |= known_keys(subparser)
-    return keys
-
-
-def with_nearest_key(message: str, keys: Collection[str]) -> str:
-    """Return an error message of jsonargparse; for an unknown key, name the key and the nearest of `keys`."""
-    found = UNKNOWN_KEY.search(message)
-    if found is None:
-        return message
-    key = found["typed"] or found["configured"]
-    nearest = RENAMED_KEYS.get(key) or next(iter(get_close_matches(key, keys, 1)), None)
-    return f"unknown key {key}" + (f". Did you mean {nearest}?" if nearest else "")
-
-
-class ShortErrorToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
-    """Parser of a command."""

@@ -1,0 +1,94 @@
+"""Errors for options: one line with the key, the accepted values, the value and a suggestion."""
+
+import subprocess
+import sys
+
+import pytest
+
+from yolo_lightning import __version__
+from yolo_lightning.commands.option_errors import RENAMED_KEYS, SYNONYMS, nearest_key, short_message
+
+UNION = """Parser key "{key}":
+  Does not validate against any of the Union subtypes
+  Subtypes: [...]
+  Errors:
+{errors}
+  Given value type: <class 'str'>
+  Given value: {value}"""
+
+
+def union(key: str, value: str, *expected: str) -> str:
+    return UNION.format(key=key, value=value, errors="\n".join(f"    - Expected a {one}" for one in expected))
+
+
+@pytest.mark.parametrize(
+    ("message", "short"),
+    [
+        (
+            union("model.optimizer", "sgd", "typing.Literal['SGD', 'AdamW']", "dot import path string: sgd"),
+            "model.optimizer must be SGD, AdamW or a class path, got 'sgd'. Did you mean SGD?",
+        ),
+        (
+            union("trainer.precision", "fp16", "<class 'int'>", "typing.Literal['16-mixed', 'bf16-mixed']"),
+            "trainer.precision must be an integer, 16-mixed or bf16-mixed, got 'fp16'. Did you mean 16-mixed?",
+        ),
+        (
+            union("trainer.max_epochs", "ten", "<class 'int'>", "<class 'NoneType'>"),
+            "trainer.max_epochs must be an integer or null, got 'ten'.",
+        ),
+        (
+            "Parser key \"data.batch_size\":\n  Expected a <class 'int'>. Got value: x",
+            "data.batch_size must be an integer, got 'x'.",
+        ),
+        (
+            "Parser key \"model.conv_backend\":\n  Expected a typing.Literal['auto', 'gemm']. Got value: cudnn",
+            "model.conv_backend must be auto or gemm, got 'cudnn'.",
+        ),
+        ("unrecognized arguments: --epochs 3", "unknown key epochs. Did you mean trainer.max_epochs?"),
+        ("unrecognized arguments: --nonsense", "unknown key nonsense."),
+        (
+            "argument subcommand: invalid choice: 'monitr' (choose from 'fit', 'test')",
+            "unknown command monitr. Did you mean monitor? The commands are fit, test, monitor.",
+        ),
+        ("anything else", "anything else"),
+    ],
+)
+def test_message_is_one_line_with_what_is_accepted(message: str, short: str) -> None:
+    assert short_message(message, {"trainer.max_epochs"}, ["monitor"]) == short
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("lr0", "model.lr0"),
+        ("imgsz", "data.image_size"),
+        ("supervision.floors.step_s", "supervision.phase_timeouts.step_s"),
+        ("model.lrr", "model.lrf"),
+        ("xyz", None),
+    ],
+)
+def test_nearest_key(key: str, nearest: str | None) -> None:
+    keys = {"model.lr0", "model.lrf", "data.image_size", "supervision.phase_timeouts.step_s"}
+    assert nearest_key(key, keys) == nearest
+
+
+def test_every_suggestion_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    from yolo_lightning.cli import main
+    from yolo_lightning.commands import TOOLS
+
+    helps = []
+    for command in ("fit", "predict", "sweep", "prepare", "export"):
+        with pytest.raises(SystemExit):
+            main([command, *(["a.jpg"] if command == "predict" else []), "--help"])
+        helps.append(capsys.readouterr().out)
+    everything = " ".join(helps)
+    assert set(TOOLS) >= {"sweep", "prepare", "export"}
+    for name in [*RENAMED_KEYS.values(), *(one for names in SYNONYMS.values() for one in names)]:
+        assert f"--{name}" in everything, name
+
+
+def test_version_is_printed_without_torch() -> None:
+    code = "import runpy, sys; sys.argv = ['x', '--version']; runpy.run_module('yolo_lightning', run_name='__main__')"
+    code += "; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"yolo_lightning {__version__}\n"

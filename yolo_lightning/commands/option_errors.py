@@ -1,0 +1,167 @@
+"""Error messages for options: one line with the key, the accepted values, the value, and the nearest valid choice."""
+
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser
+
+WRONG_OPTION = 2
+"""Exit code for invalid options, as in argparse."""
+
+RENAMED_KEYS = {
+    "data.frames": "data.storage",
+    "data.keep_decoded_mib": "data.image_cache_mib",
+    "data.loader.start_method": "data.loader.multiprocessing_context",
+    "data.loader.workers": "data.loader.num_workers",
+    "data.source": "data.format",
+    "data.train_subset": "data.train_fraction",
+    "data.valid_subset": "data.valid_fraction",
+    "model.activations": "model.activation_checkpointing",
+    "model.augment": "model.tta",
+    "model.confidence": "model.score_threshold",
+    "model.conv": "model.conv_backend",
+    "model.conv_plan": "model.conv_algorithm",
+    "model.conv_plan_budget_s": "model.conv_algorithm_budget_s",
+    "model.max_halvings": "model.max_oom_splits",
+    "model.nonfinite_in_a_row": "model.max_consecutive_nonfinite",
+    "model.overlap": "model.iou_threshold",
+    "supervise": "supervision.enabled",
+    "supervision.floors": "supervision.phase_timeouts",
+}
+"""New names of renamed configuration keys."""
+
+SYNONYMS = {
+    "augment": ("tta", "model.tta"),
+    "batch": ("batch_size", "data.batch_size"),
+    "close_mosaic": ("data.augmentation.close_mosaic_epochs",),
+    "conf": ("score_threshold", "model.score_threshold"),
+    "confidence": ("score_threshold", "model.score_threshold"),
+    "confidences": ("score_thresholds",),
+    "conv": ("conv_backend", "model.conv_backend"),
+    "conv_plan": ("conv_algorithm", "model.conv_algorithm"),
+    "conv_plan_budget_s": ("conv_algorithm_budget_s", "model.conv_algorithm_budget_s"),
+    "data": ("data.format",),
+    "device": ("trainer.accelerator",),
+    "devices": ("trainer.devices",),
+    "epochs": ("trainer.max_epochs",),
+    "fliplr": ("data.augmentation.flip_horizontal",),
+    "flipud": ("data.augmentation.flip_vertical",),
+    "hsv_h": ("data.augmentation.hsv_hue",),
+    "hsv_s": ("data.augmentation.hsv_saturation",),
+    "hsv_v": ("data.augmentation.hsv_value",),
+    "imgsz": ("image_size", "data.image_size"),
+    "iou": ("iou_threshold", "model.iou_threshold"),
+    "max_det": ("max_detections", "model.max_detections"),
+    "model": ("weights", "model.variant"),
+    "name": ("trainer.default_root_dir",),
+    "overlap": ("iou_threshold", "model.iou_threshold"),
+    "overlaps": ("iou_thresholds",),
+    "project": ("output", "trainer.default_root_dir"),
+    "save_dir": ("output", "trainer.default_root_dir"),
+    "seed": ("seed_everything",),
+    "source": ("data.format",),
+    "trust": ("allow_pickle",),
+    "workers": ("data.loader.num_workers",),
+}
+"""Keys that accept what users of Ultralytics or of earlier configurations write; the first one that exists is named."""
+
+VALUE_SYNONYMS = {"fp16": "16-mixed", "half": "16-mixed", "fp32": "32-true", "cuda": "gpu"}
+
+UNKNOWN_KEY = re.compile(
+    r"(?:unrecognized arguments: --(?P<typed>[\w.]+)|does not accept (?:option|nested key) '(?P<configured>[\w.]+)')"
+)
+WRONG_VALUE = re.compile(
+    r'Parser key "(?P<key>[^"]+)":.*(?:Given value|Got value): (?P<value>.*?)(?P<rest>\n.*)?$', re.DOTALL
+)
+UNKNOWN_COMMAND = re.compile(r"invalid choice: '(?P<typed>[^']+)' \(choose from (?P<known>.+)\)")
+TYPE_NAMES = {
+    "<class 'int'>": "an integer",
+    "<class 'float'>": "a number",
+    "<class 'bool'>": "true or false",
+    "<class 'str'>": "a text",
+    "<class 'list'>": "a list",
+    "<class 'NoneType'>": "null",
+}
+
+
+class ShortErrors:
+    """Parser mixin: errors in one line, without the list of all options."""
+
+    commands: Collection[str] = ()
+    """Commands besides the subcommands of the parser, as suggestions for an unknown command."""
+
+    def print_usage(self, file: Any = None) -> None:
+        """Print nothing: the error message refers to `--help`."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the message in one line and exit with code 2."""
+        super().error(short_message(message, known_keys(self), self.commands), ex)  # type: ignore[misc]
+        raise SystemExit(WRONG_OPTION)
+
+
+class ShortErrorToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
+    """Parser of a command besides fit, validate, test and predict."""
+
+
+def known_keys(parser: Any) -> set[str]:
+    """Return the keys that a parser and its subcommands accept, without leading hyphens."""
+    keys = set()
+    for action in parser._actions:
+        keys |= {option.removeprefix("--") for option in action.option_strings if option.startswith("--")}
+        for subparser in (getattr(action, "_name_parser_map", None) or {}).values():
+            keys |= known_keys(subparser)
+    return keys
+
+
+def short_message(message: str, keys: Collection[str], commands: Collection[str] = ()) -> str:
+    """Return a message of jsonargparse in the form of this package's own errors, in one line if it is recognised.
+
+    Args:
+        message: Message of jsonargparse.
+        keys: Keys that the parser accepts.
+        commands: Further commands, as suggestions for an unknown command.
+    """
+    if found := UNKNOWN_KEY.search(message):
+        key = found["typed"] or found["configured"]
+        return f"unknown key {key}{suggestion(nearest_key(key, keys))}"
+    if found := UNKNOWN_COMMAND.search(message):
+        known = [*re.findall(r"[\w-]+", found["known"]), *commands]
+        nearest = next(iter(get_close_matches(found["typed"], known, 1)), None)
+        return f"unknown command {found['typed']}{suggestion(nearest)} The commands are {', '.join(known)}."
+    if (found := WRONG_VALUE.search(message)) and (accepted := accepted_values(message)):
+        value = found["value"].strip()
+        similar = get_close_matches(value.lower(), [one.lower() for one in accepted], 1)
+        meant = VALUE_SYNONYMS.get(value.lower(), *similar) if similar else VALUE_SYNONYMS.get(value.lower())
+        original = next((one for one in accepted if one.lower() == meant), None)
+        choice = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
+        return f"{found['key']} must be {choice}, got {value!r}.{suggestion(original).removeprefix('.')}"
+    return message
+
+
+def accepted_values(message: str) -> list[str]:
+    """Return the values and types that a type error of jsonargparse lists, without duplicates."""
+    accepted = []
+    for expected in re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE):
+        if literal := re.fullmatch(r"typing\.Literal\[(.*)\]", expected):
+            accepted += [value.strip().strip("'\"") for value in literal[1].split(",")]
+        elif expected in TYPE_NAMES:
+            accepted.append(TYPE_NAMES[expected])
+        elif expected.startswith("dot import path string"):
+            accepted.append("a class path")
+    return list(dict.fromkeys(accepted))
+
+
+def nearest_key(key: str, keys: Collection[str]) -> str | None:
+    """Return the accepted key that most likely was meant: a new name, a synonym, the same last part, a similar text."""
+    renamed = [RENAMED_KEYS[old] + key.removeprefix(old) for old in RENAMED_KEYS if f"{key}.".startswith(f"{old}.")]
+    same_last_part = sorted(name for name in keys if name.rpartition(".")[2] == key)
+    candidates = [*renamed, *SYNONYMS.get(key, ()), *same_last_part]
+    return next((name for name in candidates if name in keys), None) or next(
+        iter(get_close_matches(key, keys, 1)), None
+    )
+
+
+def suggestion(name: str | None) -> str:
+    return "." if name is None else f". Did you mean {name}?"
