@@ -57,7 +57,7 @@ def main() -> int:
         for verdict in verdicts:
             if verdict.kills:
                 print(matrix.kills_table(verdict))
-        print(matrix.markdown(map(matrix.cells, verdicts)))
+        print(matrix.table(verdicts))
         print(matrix.summary(verdicts))
     if options.write:
         matrix.write_page(options.write, verdicts, time.monotonic() - begin_s)

@@ -4,12 +4,14 @@ import shutil
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from common import markdown_table
 
 from faults import traces
 from faults.judge import FinalState, Verdict, judge
@@ -142,19 +144,18 @@ def line(verdict: Verdict) -> str:
     return f"{'; '.join(values)}; took {verdict.took_s:.0f} s"
 
 
-def markdown(rows: Iterable[Sequence[str]], columns: Sequence[str] = COLUMNS) -> str:
-    """Return a Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines)
-
-
 def kills_table(verdict: Verdict) -> str:
     """Return a table of the kills of a soak and their costs."""
     rows = []
     costs = zip_longest(verdict.lost_each[: len(verdict.kills)], verdict.recovered_each_s[: len(verdict.kills)])
     for number, (kill, cost) in enumerate(zip_longest(verdict.kills, costs, fillvalue=(None, None)), 1):
         rows.append((str(number), *map(str, kill), *map(format_number, cost)))
-    return markdown(rows, ("kill", "trigger", "phase", "epoch", "step", "steps lost", "next step (s)"))
+    return markdown_table(("kill", "trigger", "phase", "epoch", "step", "steps lost", "next step (s)"), rows)
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Return the result table in Markdown."""
+    return markdown_table(COLUMNS, map(cells, verdicts))
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
@@ -168,6 +169,5 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 def write_page(path: Path, verdicts: Sequence[Verdict], took_s: float) -> None:
     """Write the page of the documentation."""
-    table = markdown(map(cells, verdicts))
     head = PAGE.format(path=path, steps=EPOCHS * STEPS_PER_EPOCH)
-    path.write_text(f"{head}{table}\n\n{summary(verdicts)}, in {took_s / 60:.0f} minutes.\n")
+    path.write_text(f"{head}{table(verdicts)}\n\n{summary(verdicts)}, in {took_s / 60:.0f} minutes.\n")
