@@ -1,9 +1,9 @@
-"""Make the same training samples with Ultralytics' dataset and with ours, taking turns, and compare.
+"""Measure training samples per second of Ultralytics' dataset and of this project on the same frames, in turns.
 
     python scripts/benchmark_loader.py --config configs/ltdv2.yaml --data.root path/to/LTDv2
 
-Its frames are linked and its labels written in its own format below `--work`. It runs with its defaults, three
-channels, and once more told that the frames have one. Nothing heavy is imported above: workers import this file again.
+Ultralytics reads links to the frames and labels in its own format below `--work`, with its defaults (three channels)
+and configured for one channel. Heavy imports are inside the functions, because workers import this file again.
 """
 
 import os
@@ -19,7 +19,7 @@ WORKERS = 4
 
 
 def main() -> None:
-    """Parse the command line as the tools do, and compare."""
+    """Parse the same options as `benchmark_loader`, and compare."""
     from yolo_lightning.commands.data_options import call_with_data
 
     call_with_data(compare, sys.argv[1:])
@@ -28,42 +28,34 @@ def main() -> None:
 def compare(
     *, data: "DetectionDataModule", work: Path = Path("runs/benchmark_loader"), samples: int = 60, repeats: int = 7
 ) -> None:
-    """Compare Ultralytics' dataset and loader with ours on the same frames.
+    """Measure both datasets and both loaders on the same frames.
 
     Args:
-        data: The dataset, its augmentation and its batch size.
+        data: Dataset, augmentation and batch size.
         work: Folder for links, labels and settings of Ultralytics.
         samples: Samples per measurement, on one core.
-        repeats: Measurements of each kind; the median counts.
+        repeats: Measurements of each kind; the median is reported.
     """
-    from yolo_lightning.commands.benchmark_loader.command import (
-        arm_of,
-        measure_speeds,
-        our_datasets,
-        speed_table,
-        start_of,
-        start_table,
-        wide_console,
-    )
+    from yolo_lightning.commands.benchmark_loader import command
     from yolo_lightning.commands.benchmark_loader.worker_start import floor_of, watch_start
 
-    ours = our_datasets(data)
-    rivals = {f"Ultralytics, {channels} channels": rival_dataset(data, work, channels) for channels in (3, 1)}
-    arms = {name: arm_of(dataset) for name, dataset in ours.items()}
-    arms |= {name: rival_arm(dataset) for name, dataset in rivals.items()}
-    speeds = measure_speeds(arms, samples, repeats)
-    console = wide_console()
-    console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core", tuple(rivals)))
-    dataset, rival = next(iter(ours.values())), next(iter(rivals.values()))
+    ours = command.our_datasets(data)
+    arms = {name: command.arm_of(dataset) for name, dataset in ours.items()}
+    baselines = {f"Ultralytics, {channels} channels": ultralytics_dataset(data, work, channels) for channels in (3, 1)}
+    arms |= {name: baseline_arm(baseline) for name, baseline in baselines.items()}
+    speeds = command.measure_speeds(arms, samples, repeats)
+    console = command.wide_console()
+    console.print(command.speed_table(speeds, f"{data.image_size} x {data.image_size}, one core", tuple(baselines)))
+    dataset, baseline = next(iter(ours.values())), next(iter(baselines.values()))
     starts = {
-        f"{WORKERS} workers": [start_of(data, dataset, WORKERS) for _ in range(3)],
-        "Ultralytics, forked": [watch_start(lambda: rival_batches(rival, data.batch_size)) for _ in range(3)],
+        f"{WORKERS} workers": [command.start_of(data, dataset, WORKERS) for _ in range(3)],
+        "Ultralytics, forked": [watch_start(lambda: ultralytics_batches(baseline, data.batch_size)) for _ in range(3)],
     }
-    console.print(start_table(starts, {f"{WORKERS} workers": floor_of(WORKERS)}, data))
+    console.print(command.start_table(starts, {f"{WORKERS} workers": floor_of(WORKERS)}, data))
 
 
-def rival_dataset(data: "DetectionDataModule", work: Path, channels: int) -> Any:
-    """Ultralytics' training dataset over the same frames, with its default augmentation: mosaic in every sample."""
+def ultralytics_dataset(data: "DetectionDataModule", work: Path, channels: int) -> Any:
+    """Return the training dataset of Ultralytics with its default augmentation: mosaic in every sample."""
     settings = work / "settings"
     settings.mkdir(parents=True, exist_ok=True)
     os.environ["YOLO_CONFIG_DIR"] = str(settings.resolve())
@@ -71,23 +63,22 @@ def rival_dataset(data: "DetectionDataModule", work: Path, channels: int) -> Any
     from ultralytics.cfg import get_cfg  # noqa: TID251
     from ultralytics.data import build_yolo_dataset  # noqa: TID251
 
-    folder = convert(data, work / "frames").parent
+    images = str((convert(data, work / "frames").parent / "images" / "train").resolve())
     description = {"names": dict(enumerate(data.class_names)), "nc": len(data.class_names), "channels": channels}
-    settings_of_run = get_cfg(overrides={"imgsz": data.image_size, "task": "detect"})
-    images = str((folder / "images" / "train").resolve())
-    return build_yolo_dataset(settings_of_run, images, data.batch_size, description, mode="train")
+    options = get_cfg(overrides={"imgsz": data.image_size, "task": "detect"})
+    return build_yolo_dataset(options, images, data.batch_size, description, mode="train")
 
 
-def rival_arm(dataset: Any) -> Any:
-    """Samples in one order again and again: longer than its buffer of decoded frames, as an epoch is."""
+def baseline_arm(dataset: Any) -> Any:
+    """Return samples in one fixed order, which is longer than the buffer of decoded frames, like an epoch."""
     import numpy as np
 
     order = np.random.default_rng(0).permutation(len(dataset)).tolist()
     return lambda number: dataset[order[number % len(order)]]
 
 
-def rival_batches(dataset: Any, batch_size: int) -> Iterator[Any]:
-    """Batches of Ultralytics' own loader, which forks its workers; ends them when it is closed."""
+def ultralytics_batches(dataset: Any, batch_size: int) -> Iterator[Any]:
+    """Yield batches of the loader of Ultralytics, which forks its workers; end the workers when the iterator closes."""
     from ultralytics.data import build_dataloader  # noqa: TID251
 
     loader = build_dataloader(dataset, batch_size, WORKERS, shuffle=True)

@@ -1,18 +1,17 @@
-"""Train the same network on the same images with Ultralytics' trainer and with ours, and compare.
+"""Train the same network on the same images with the trainer of Ultralytics and with this project, and compare.
 
     python scripts/compare_ultralytics.py --root path/to/LTDv2 --epochs 15 --image_size 416
     python scripts/compare_ultralytics.py --data path/to/data.yaml --arms ultralytics native --turns 5
     python scripts/compare_ultralytics.py --data path/to/coco --train_file annotations/a.json --valid_file b.json
 
-Arms: `ultralytics`, `native` and `gemm` (ours, by the convolution used). Every arm and seed is a process of its own in
-the work folder; what has finished there is not trained again, and is in the table. So arms and seeds may run apart,
-also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1` in another; with
-`--epochs 0` nothing is trained.
+Arms: `ultralytics`, and `native` and `gemm` (this project with that convolution). Every arm and seed is its own process
+in the work folder. Runs that are finished there are not repeated and appear in the table, so arms and seeds may run
+separately, also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1` in
+another. `--epochs 0` trains nothing.
 
-Ultralytics' trainer runs with its defaults but SGD, float32 and random weights; ours with configs/yolo.yaml, which has
-the same, or for LTDv2 with configs/ltdv2.yaml. All final averaged weights are scored by one evaluator (COCO mean AP
-over letterboxed validation images); curves over the epochs are by each trainer's own. `--turns` measures images per
-second by short trainings that take turns.
+Ultralytics runs with its defaults except SGD, float32 and random weights; this project with configs/yolo.yaml, which
+has the same settings, or with configs/ltdv2.yaml for LTDv2. One evaluator scores all final averaged weights (COCO mean
+AP of letterboxed validation images). `--turns` measures images per second by short trainings that alternate.
 """
 
 import argparse
@@ -21,19 +20,18 @@ import sys
 from pathlib import Path
 
 from comparison.dataset import Dataset, convert, short_list
-from comparison.results import Result, draw, finished, measure, show, speed
+from comparison.results import Result, finished, measure, show, speed
 from comparison.training import ARMS, Run, train
 
 from yolo_lightning.data.datamodule import DetectionDataModule
 
 TURN_EPOCHS = 3
-"""The first is left out: it allocates and compiles."""
-
+"""The first epoch allocates and compiles and is not counted."""
 TURNS = "turns.json"
 
 
 def main() -> None:
-    """Train what is missing, score everything, print the table."""
+    """Train and score the missing runs, and print the table."""
     arguments = parse_arguments()
     try:
         dataset = Dataset.find(arguments.root, arguments.data, arguments.train_file, arguments.valid_file)
@@ -54,29 +52,25 @@ def main() -> None:
     turns = take_turns(arguments, module, converted, str(config))
     if results := finished(arguments.work):
         (arguments.work / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-        print(f"curves: {draw(arguments.work, results)}")
     show(results, turns)
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, help="dataset folder in LTDv2's layout")
     parser.add_argument("--data", type=Path, help="data.yaml of a YOLO dataset, or folder of a COCO dataset")
     parser.add_argument("--train_file", default="annotations/instances_train2017.json", help="of a COCO dataset")
     parser.add_argument("--valid_file", default="annotations/instances_val2017.json", help="of a COCO dataset")
-    parser.add_argument("--config", type=Path, help="our recipe; usually the one for data of this kind")
-    parser.add_argument("--work", type=Path, default=Path("runs/compare"), help="where everything is written")
+    parser.add_argument("--config", type=Path, help="configuration of this project (default: by the kind of data)")
+    parser.add_argument("--work", type=Path, default=Path("runs/compare"), help="work folder")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--image_size", type=int, default=416, help="pixels")
     parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--nominal_batch", type=int, default=64, help="images whose gradients make one update")
+    parser.add_argument("--nominal_batch", type=int, default=64, help="images per update")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument(
-        "--turns", type=int, default=0, help="short trainings of each arm that take turns, for images/s"
-    )
-    parser.add_argument("--turn_images", type=int, default=64, help="training images of a turn's epoch")
+    parser.add_argument("--turns", type=int, default=0, help="alternating short trainings of each arm, for images/s")
+    parser.add_argument("--turn_images", type=int, default=64, help="training images per epoch of a turn")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--threads", type=int, default=1, help="threads of one process")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
@@ -84,11 +78,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def remember_settings(arguments: argparse.Namespace) -> None:
-    """Note what the runs of a work folder have in common.
-
-    Raises:
-        ValueError: If they were started with other settings.
-    """
+    """Store the settings that all runs of a work folder share; raise ValueError if earlier runs had others."""
     shared = ("root", "data", "config", "epochs", "image_size", "batch_size", "nominal_batch", "device")
     settings = {name: str(getattr(arguments, name)) for name in shared if name != "epochs" or arguments.epochs}
     path: Path = arguments.work / "settings.json"
@@ -97,7 +87,8 @@ def remember_settings(arguments: argparse.Namespace) -> None:
     for name, value in settings.items():
         if known.get(name, value) != value:
             raise ValueError(
-                f"--{name} is {value}, the runs in {arguments.work} have {known[name]}: take another --work"
+                f"--{name} must be {known[name]} like in the runs in {arguments.work}, got {value}; "
+                "choose another --work for other settings"
             )
     path.write_text(json.dumps(known | settings, indent=2) + "\n")
 
@@ -105,7 +96,7 @@ def remember_settings(arguments: argparse.Namespace) -> None:
 def make_run(
     arguments: argparse.Namespace, arm: str, seed: int, folder: Path, data: Path, words: list[str], epochs: int = 0
 ) -> Run:
-    """A training with the settings of the command line, by default of its length."""
+    """Return a training with the settings of the command line; 0 epochs mean those of the command line."""
     same = ("image_size", "batch_size", "nominal_batch", "workers", "threads", "device")
     settings = {name: getattr(arguments, name) for name in same}
     return Run(arm, seed, str(folder), str(data), words, epochs=epochs or arguments.epochs, **settings)  # type: ignore[arg-type]
@@ -114,7 +105,7 @@ def make_run(
 def take_turns(
     arguments: argparse.Namespace, module: DetectionDataModule, converted: Path, config: str
 ) -> dict[str, list[Result]]:
-    """Speed of each arm in short trainings that alternate, also those of earlier calls."""
+    """Return the speeds of each arm in alternating short trainings, including those of earlier calls."""
     path: Path = arguments.work / TURNS
     turns: dict[str, list[Result]] = json.loads(path.read_text()) if path.is_file() else {}
     if arguments.turns:

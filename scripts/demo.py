@@ -1,4 +1,4 @@
-"""Draw a small LTDv2 look-alike, train YOLOv8n on it, test it, predict, and say where everything lies."""
+"""Draw a small look-alike of LTDv2, train YOLOv8n on it, test and predict, and print the scores and output files."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ CONFIG = str(Path(__file__).resolve().parent.parent / "configs" / "demo.yaml")
 
 
 def main() -> None:
-    """Run the demo in the current folder. Imports late: a spawned loader worker imports this file again."""
+    """Run the demo in the current folder. Imports late, because a spawned loader worker imports this file again."""
     from yolo_lightning.checkpoints import run_folder
     from yolo_lightning.cli import main as command_line
     from yolo_lightning.data.synthetic import draw_dataset
@@ -25,19 +25,18 @@ def main() -> None:
     common = ["--config", CONFIG, "--data.root", str(DATA), "--trainer.default_root_dir", str(RUN)]
     for subcommand in ("fit", "test", "predict"):
         console.rule(subcommand)
-        sys.argv = [sys.argv[0], subcommand, *common]  # so that the log shows what a user would type
+        sys.argv = [sys.argv[0], subcommand, *common]  # the log contains the command line
         command_line()
     run = run_folder.runs(RUN)[0]
     scores = json.loads((run / run_folder.SCORES).read_text())
-    table = "\n".join(f"{name:<24}{value:.4f}" for name, value in scores.items() if name.startswith("test/map"))
-    places = {
+    rows = {name: f"{value:.4f}" for name, value in scores.items() if name.startswith("test/map")} | {
         "checkpoint": run / run_folder.CHECKPOINTS / run_folder.BEST_CHECKPOINT,
         "submission": run / run_folder.PREDICTIONS,
         "pictures": f"{run / run_folder.picture_name('test')}, {run / run_folder.picture_name('predict')}",
         "curves": run / run_folder.METRICS,
     }
-    lines = "\n".join(f"{name:<24}{place}" for name, place in places.items())
-    console.print(Panel(f"{table}\n\n{lines}", title=f"demo done in {(time.monotonic() - started_s) / 60:.1f} minutes"))
+    text = "\n".join(f"{name:<24}{value}" for name, value in rows.items())
+    console.print(Panel(text, title=f"demo finished in {(time.monotonic() - started_s) / 60:.1f} minutes"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Write an annotation file as large as the real Train.json (about 1 GB), without frames, to measure the index on.
+"""Write an annotation file as large as the real Train.json (about 1 GB) without frames, to measure the index.
 
-`python scripts/full_size_annotations.py FOLDER/Train.json` takes about a quarter of a minute.
+`python scripts/full_size_annotations.py FOLDER/Train.json` takes about 15 s.
 """
 
 import argparse
@@ -11,15 +11,12 @@ from yolo_lightning.data.synthetic.full_size import BOXES, IMAGES, write_full_si
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the file and print its size; the exit status is 2 when the arguments are refused."""
-    parser = argparse.ArgumentParser(
-        description="Write an annotation file as large as the real Train.json, without frames.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("path", type=Path, metavar="PATH", help="JSON file to write; its folder is made")
-    parser.add_argument("--images", type=int, default=IMAGES, help="entries of `images`")
-    parser.add_argument("--boxes", type=int, default=BOXES, help="entries of `annotations`")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything that is left to chance")
+    """Write the file and print its size; return exit code 2 for invalid arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, metavar="PATH", help="JSON file to write; its folder is created")
+    parser.add_argument("--images", type=int, default=IMAGES, help="number of images (default: %(default)s)")
+    parser.add_argument("--boxes", type=int, default=BOXES, help="number of boxes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     options = parser.parse_args(arguments)
     try:
         options.path.parent.mkdir(parents=True, exist_ok=True)

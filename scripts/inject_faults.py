@@ -1,12 +1,12 @@
-"""Put every fault of the matrix into a real training run, and say what came of it.
+"""Inject every fault of the fault matrix into a real training run, and judge the outcome.
 
     python scripts/inject_faults.py                      all rows
-    python scripts/inject_faults.py --rows 1,2,7b        some
+    python scripts/inject_faults.py --list               names and descriptions of the rows
+    python scripts/inject_faults.py --rows 1,2,7b        some rows
     python scripts/inject_faults.py --soak 20            one run that is killed 20 times
-    python scripts/inject_faults.py --overhead           what watching costs
     python scripts/inject_faults.py --write docs/faults.md
 
-Exit code 1 if any row failed. Everything happens below `--work`, which is made and deleted.
+Exit code 1 if a row failed. All files are in a new folder below `--work`, which is deleted at the end.
 """
 
 import argparse
@@ -16,77 +16,65 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 AT_A_TIME = 3
-"""One more than cores on a small machine: a case waits for its allowances half of the time."""
+"""One more than the cores of a small machine, because a case waits for timeouts half of the time."""
 
 
 def main() -> int:
-    """Parse the command line and run. Imports late: --help needs no torch."""
+    """Parse the command line and run. Imports late, so that --help does not import torch."""
     options = parse()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in `inject_faults.py &`; the runs would inherit it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background; the runs would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if options.overhead:
-        return report_overhead()
-    from faults import report, soak
-    from faults.matrix import run_cases
-    from faults.rows import chosen
-    from faults.workshop import EPOCHS, STEPS, Workshop
+    from faults import matrix
+    from faults.rows import CASES, chosen
+    from faults.run import EPOCHS
+    from faults.soak import SOAK_EPOCHS, soak
 
+    if options.list:
+        print("\n".join(f"{case.name:>4}  {case.fault}" for case in CASES))
+        return 0
     begin_s = time.monotonic()
+    cases = (soak(options.soak, options.seed),) if options.soak else chosen(options.rows)
     root = Path(tempfile.mkdtemp(prefix="faults-", dir=options.work))
-    cases = (soak.soak(options.soak, options.seed),) if options.soak else chosen(options.rows)
     try:
-        workshop = Workshop(root)
-        workshop.prepare()
-        verdicts = run_cases(
+        verdicts = matrix.run_cases(
             cases,
-            workshop,
+            root,
             at_a_time=options.at_a_time,
             keep=options.keep,
-            done=lambda verdict: print(report.line(verdict), file=sys.stderr, flush=True),
-            epochs=soak.EPOCHS if options.soak else EPOCHS,
+            done=lambda verdict: print(matrix.line(verdict), file=sys.stderr, flush=True),
+            epochs=SOAK_EPOCHS if options.soak else EPOCHS,
         )
     finally:
         if not options.keep:
             shutil.rmtree(root, ignore_errors=True)
     if options.json:
-        print(json.dumps([verdict.as_json() for verdict in verdicts], indent=2))
+        print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
     else:
         for verdict in verdicts:
             if verdict.kills:
-                print(report.kills_table(verdict))
-        print(report.markdown(report.cells(verdict) for verdict in verdicts))
-        print(report.summary(verdicts))
+                print(matrix.kills_table(verdict))
+        print(matrix.table(verdicts))
+        print(matrix.summary(verdicts))
     if options.write:
-        report.write_page(options.write, verdicts, STEPS, time.monotonic() - begin_s)
+        matrix.write_page(options.write, verdicts, time.monotonic() - begin_s)
     return int(any(verdict.wrong for verdict in verdicts))
 
 
-def report_overhead() -> int:
-    """Say what watching costs; 1 if it is too much."""
-    from faults import overhead
-
-    costs = overhead.measure()
-    print("\n".join(overhead.lines(costs)))
-    return int(not overhead.is_cheap(costs))
-
-
 def parse() -> argparse.Namespace:
-    """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="", help="rows and cases, such as 1,2,7b; all by default")
-    parser.add_argument(
-        "--soak", type=int, default=0, metavar="KILLS", help="one run, killed so often, instead of rows"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the soak")
-    parser.add_argument("--overhead", action="store_true", help="measure what watching costs instead")
-    parser.add_argument("--at-a-time", type=int, default=AT_A_TIME, help="cases side by side")
+    parser.add_argument("--rows", default="", help="rows and cases, such as 1,2,7b (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names and descriptions of all cases and exit")
+    parser.add_argument("--soak", type=int, default=0, metavar="KILLS", help="kill one run this often, instead of rows")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the soak (default: %(default)s)")
+    parser.add_argument("--at-a-time", type=int, default=AT_A_TIME, help="cases that run side by side")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON instead of a table")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write a page with the table")
-    parser.add_argument("--work", type=Path, help="where to make the folder of all runs; the system's by default")
-    parser.add_argument("--keep", action="store_true", help="keep that folder, with all files of what failed")
+    parser.add_argument("--work", type=Path, help="parent of the folder of all runs (default: the system's)")
+    parser.add_argument("--keep", action="store_true", help="keep that folder with all files of failed cases")
     return parser.parse_args()
 
 

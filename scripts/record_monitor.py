@@ -25,7 +25,6 @@ from yolo_lightning.commands.monitor.screen import screen
 from yolo_lightning.supervision.heartbeat import Phase
 
 WIDTH = 100
-DEADLINE = datetime.now().astimezone() + timedelta(hours=3)
 LIMIT_S = 600.0
 STEPS_BEFORE, STEPS_AFTER = 46, 10
 OPTIONS = {
@@ -48,12 +47,7 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 def main() -> None:
     """Parse the command line, record both states and write the SVG file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=Path("runs/demo-data"),
-        help="dataset that scripts/demo.py draws (default: %(default)s)",
-    )
+    parser.add_argument("--data", type=Path, default=Path("runs/demo-data"), help="dataset of scripts/demo.py")
     parser.add_argument("--output", type=Path, default=Path("docs/monitor.svg"), help="SVG file to write")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -68,6 +62,7 @@ def record(data: Path, place: Path, console: Console) -> None:
     command = [sys.executable, "-m", "yolo_lightning", "fit", "--config", "configs/demo.yaml", *words]
     folder = Path("runs/demo")
     repository = Path(__file__).resolve().parent.parent
+    deadline = datetime.now().astimezone() + timedelta(hours=3)
     (place / "configs").symlink_to(repository / "configs")
     with subprocess.Popen(
         [*command, f"--data.root={data.resolve()}"],
@@ -76,12 +71,12 @@ def record(data: Path, place: Path, console: Console) -> None:
     ) as supervisor:
         os.chdir(place)
         try:
-            running = wait_for(folder, can_be_stopped)
+            running = wait_for(folder, is_training)
             # The workers of the training are older than those of the validation.
             os.kill(min(worker.pid for worker in running.workers), signal.SIGSTOP)
-            take_picture(console, wait_for(folder, lambda state: is_stalled(state) and bool(state.incidents)))
-            begun = steps(running)
-            take_picture(console, wait_for(folder, lambda state: has_recovered(state, begun + STEPS_AFTER)))
+            console.print(screen(wait_for(folder, is_stalled), deadline))
+            step = (running.step or 0) + STEPS_AFTER
+            console.print(screen(wait_for(folder, lambda state: has_recovered(state, step)), deadline))
         finally:
             os.chdir(repository)
             supervisor.send_signal(signal.SIGTERM)
@@ -93,43 +88,30 @@ def wait_for(folder: Path, condition: Callable[[RunState], bool]) -> RunState:
     end_s = time.monotonic() + LIMIT_S
     while time.monotonic() < end_s:
         time.sleep(0.5)
-        if not folder.is_dir():
-            continue
         try:
             state = read_run(folder)
-        except ValueError:  # the folder contains no run yet
+        except (ValueError, OSError):  # the folder contains no run yet
             continue
         if condition(state):
-            trainer = state.trainer.pid if state.trainer else None
-            return read_run(folder, read_machine(folder, trainer))
+            return read_run(folder, read_machine(folder, state.trainer.pid if state.trainer else None))
     raise SystemExit(f"the run in {folder} did not reach the expected state within {LIMIT_S:g} s")
 
 
-def steps(state: RunState) -> int:
-    """Return the number of steps trained."""
-    return state.step or 0
-
-
-def can_be_stopped(state: RunState) -> bool:
+def is_training(state: RunState) -> bool:
     """Return whether the training is in the middle of an epoch and has workers."""
-    return state.phase in (Phase.FETCH, Phase.STEP) and steps(state) >= STEPS_BEFORE and bool(state.workers)
+    return state.phase in (Phase.FETCH, Phase.STEP) and (state.step or 0) >= STEPS_BEFORE and bool(state.workers)
 
 
 def is_stalled(state: RunState) -> bool:
-    """Return whether the run is stalled."""
-    return state.judgement.verdict is RunVerdict.STALLED
+    """Return whether the run is stalled and the incident is recorded."""
+    return state.judgement.verdict is RunVerdict.STALLED and bool(state.incidents)
 
 
 def has_recovered(state: RunState, step: int) -> bool:
     """Return whether the run trains again after a restart, has reached `step` and has an ETA."""
     restarted = state.standing is not None and state.standing.restarts > 0
     is_running = state.judgement.verdict is RunVerdict.RUNNING and state.remaining.run_s is not None
-    return is_running and restarted and steps(state) >= step
-
-
-def take_picture(console: Console, state: RunState) -> None:
-    """Print the state as `monitor` shows it."""
-    console.print(screen(state, DEADLINE))
+    return is_running and restarted and (state.step or 0) >= step
 
 
 if __name__ == "__main__":

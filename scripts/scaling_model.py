@@ -1,4 +1,4 @@
-"""How many images per second 8 to 1,024 GPUs would train on: a model, not a measurement; docs/scaling.md explains it.
+"""Model of the training speed on 8 to 1,024 GPUs, not a measurement; docs/scaling.md explains the formulas.
 
     python scripts/scaling_model.py --gpu_images_per_s 1000 --samples_per_worker_s 462 --workers_per_gpu 4
 
@@ -6,9 +6,9 @@
 """
 
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from math import ceil, log2
 
+from common import markdown_table
 from jsonargparse import ArgumentParser
 
 from yolo_lightning.data.sampling.global_batches import GlobalBatches
@@ -22,29 +22,22 @@ COLUMNS = (
 )
 
 
-class Bound(StrEnum):
-    """What decides the speed."""
-
-    GPU = "GPU"
-    LOADER = "loader"
-
-
 @dataclass(frozen=True)
 class Cluster:
-    """What is measured or assumed of one GPU, its loader and its network.
+    """Measured or assumed properties of one GPU, its loader and its network.
 
     Attributes:
-        gpu_images_per_s: Of one GPU alone, with all its batches at hand.
+        gpu_images_per_s: Images per second of one GPU without communication.
         batch_size: Images per GPU and step.
-        samples_per_worker_s: Augmented samples that one loader worker prepares per second, on a core of its own; as
+        samples_per_worker_s: Augmented samples per second of one loader worker on its own core. The default is
             measured in docs/measurements.md, from a folder of frames of LTDv2's size.
         workers_per_gpu: Loader workers of each process.
-        gradient_bytes: That each step averages; 4 bytes for each of yolov8n's 3,011,612 trainable parameters.
-        node_bytes_per_s: Between GPUs of one node (NVLink).
-        node_latency_s: Of one message there.
-        network_bytes_per_s: Between nodes, for each GPU (200 Gb/s adapters).
-        network_latency_s: Of one message there.
-        gpus_per_node: GPUs that share a node.
+        gradient_bytes: Bytes averaged per step; 4 for each of the 3,011,612 trainable parameters of yolov8n.
+        node_bytes_per_s: Bandwidth between GPUs of one node (NVLink).
+        node_latency_s: Latency of a message between GPUs of one node.
+        network_bytes_per_s: Bandwidth between nodes, per GPU (200 Gb/s adapters).
+        network_latency_s: Latency of a message between nodes.
+        gpus_per_node: GPUs per node.
     """
 
     gpu_images_per_s: float = 1000.0
@@ -61,41 +54,25 @@ class Cluster:
     def __post_init__(self) -> None:
         for field in fields(self):
             if not getattr(self, field.name) > 0:
-                raise ValueError(f"{field.name} is {getattr(self, field.name)}, allowed are values above 0")
-
-    @property
-    def loader_images_per_s(self) -> float:
-        """Samples that the loader of one GPU prepares per second."""
-        return self.samples_per_worker_s * self.workers_per_gpu
+                raise ValueError(f"--{field.name} must be > 0, got {getattr(self, field.name)}")
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What the model says of a number of GPUs.
-
-    Attributes:
-        gpus: Their number.
-        averaging_s: Averaging of gradients per step.
-        messages_s: Small messages per step: losses, statistics.
-        efficiency: Step alone by step with communication, if nothing overlaps; what the loader does is not in it.
-        images_per_s: Of all together.
-        bound: What decides that.
-        steps: Of an epoch.
-        workers_needed: Per GPU, with which the loader would keep up.
-    """
+    """Result of the model for a number of GPUs."""
 
     gpus: int
-    averaging_s: float
-    messages_s: float
-    efficiency: float
-    images_per_s: float
-    bound: Bound
-    steps: int
-    workers_needed: int
+    averaging_s: float  # averaging of gradients per step
+    messages_s: float  # small messages per step: losses, statistics
+    efficiency: float  # step without communication / step with communication, without overlap and loader
+    images_per_s: float  # of all GPUs
+    bound: str  # GPU or loader, whichever is slower
+    steps: int  # per epoch
+    workers_needed: int  # per GPU, with which the loader is not slower than the GPU
 
 
 def scaling(cluster: Cluster, gpus: int) -> Scaling:
-    """Ring within a node, tree between the nodes; loaders prepare batches while GPUs work, so the slower decides."""
+    """Return the speed of `gpus` GPUs: a ring within each node, a tree between nodes, loaders that run in parallel."""
     inside, nodes = min(gpus, cluster.gpus_per_node), ceil(gpus / cluster.gpus_per_node)
     averaging_s = (
         2 * (inside - 1) / inside * cluster.gradient_bytes / cluster.node_bytes_per_s
@@ -107,29 +84,30 @@ def scaling(cluster: Cluster, gpus: int) -> Scaling:
     alone_s = cluster.batch_size / cluster.gpu_images_per_s
     step_s = alone_s + averaging_s + messages_s
     consumed = cluster.batch_size / step_s
+    loaded = cluster.samples_per_worker_s * cluster.workers_per_gpu
     return Scaling(
         gpus=gpus,
         averaging_s=averaging_s,
         messages_s=messages_s,
         efficiency=alone_s / step_s,
-        images_per_s=gpus * min(consumed, cluster.loader_images_per_s),
-        bound=Bound.LOADER if cluster.loader_images_per_s < consumed else Bound.GPU,
+        images_per_s=gpus * min(consumed, loaded),
+        bound="loader" if loaded < consumed else "GPU",
         steps=GlobalBatches(cluster.batch_size, processes=gpus).count(EPOCH_FRAMES),
         workers_needed=ceil(consumed / cluster.samples_per_worker_s),
     )
 
 
-def print_table(cluster: Cluster) -> None:
-    """A line for each number of GPUs."""
-    print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
+def table(cluster: Cluster) -> str:
+    """Return a Markdown table with a row per number of GPUs."""
+    rows = []
     for one in (scaling(cluster, gpus) for gpus in GPUS):
-        print(
-            f"| {one.gpus:,} | {one.averaging_s * 1e3:.2f} ms | {one.messages_s * 1e3:.2f} ms | {one.efficiency:.0%} "
-            f"| {one.images_per_s:,.0f} | {one.bound} | {one.steps:,} | {one.workers_needed} |"
-        )
+        times = f"{one.averaging_s * 1e3:.2f} ms", f"{one.messages_s * 1e3:.2f} ms", f"{one.efficiency:.0%}"
+        counts = f"{one.steps:,}", str(one.workers_needed)
+        rows.append((f"{one.gpus:,}", *times, f"{one.images_per_s:,.0f}", one.bound, *counts))
+    return markdown_table(COLUMNS, rows)
 
 
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
     parser.add_class_arguments(Cluster)
-    print_table(Cluster(**vars(parser.parse_args())))
+    print(table(Cluster(**vars(parser.parse_args()))))

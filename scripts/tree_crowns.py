@@ -1,12 +1,12 @@
-"""Make a small YOLO dataset of tree crowns, in colour from the air, out of the example data of a published package.
+"""Create a small YOLO dataset of tree crowns in aerial photographs, from the example data of a published package.
 
     pip download --no-deps deepforest==2.1.0
     python scripts/tree_crowns.py deepforest-2.1.0-py3-none-any.whl path/to/tree_crowns
 
-Pictures: RGB orthophotos of 0.1 m per pixel from NEON's airborne observation platform over Yellowstone, Ordway-Swisher
-and Soaproot Saddle, with crowns boxed by hand; they are in `deepforest/data` of DeepForest 2.1.0 (MIT licence;
-Weinstein et al., Remote Sensing 11(11), 1309, 2019). Whole pictures go to one split: tiles of training and validation
-show different land. A box is kept in a tile that shows enough of it, clipped to the tile.
+Images: RGB orthophotos with 0.1 m per pixel from NEON's airborne observation platform over Yellowstone, Ordway-Swisher
+and Soaproot Saddle, with crowns annotated by hand, in `deepforest/data` of DeepForest 2.1.0 (MIT licence; Weinstein et
+al., Remote Sensing 11(11), 1309, 2019). Each photograph belongs to one split, so the splits show different land. A tile
+contains the boxes of which it shows a large enough part, clipped to the tile.
 """
 
 import argparse
@@ -24,7 +24,7 @@ PICTURES = {
 }
 FOLDER = "deepforest/data"
 LEAST_SHARE = 0.4
-"""Of a box's area that a tile must show."""
+"""Share of the area of a box that a tile must show."""
 
 Boxes = npt.NDArray[np.float64]
 
@@ -32,14 +32,13 @@ Boxes = npt.NDArray[np.float64]
 def main() -> None:
     """Write images, labels and `data.yaml`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("package", type=Path, help="the wheel, or its unpacked folder")
-    parser.add_argument("target", type=Path, help="folder to write; made")
-    parser.add_argument("--tile", type=int, default=320, help="side of a tile, pixels")
-    parser.add_argument("--step", type=int, default=160, help="from one training tile to the next, pixels")
+    parser.add_argument("package", type=Path, help="wheel, or folder of the unpacked wheel")
+    parser.add_argument("target", type=Path, help="output folder")
+    parser.add_argument("--tile", type=int, default=320, help="side of a tile, pixels (default: %(default)s)")
+    parser.add_argument("--step", type=int, default=160, help="step between training tiles (default: %(default)s)")
     arguments = parser.parse_args()
-    root: Path | zipfile.Path = arguments.package
-    if arguments.package.is_file():
-        root = zipfile.Path(arguments.package)
+    package = arguments.package
+    root: Path | zipfile.Path = zipfile.Path(package) if package.is_file() else package
     for split, names in PICTURES.items():
         step = arguments.step if split == "train" else arguments.tile
         tiles = crowns = 0
@@ -54,7 +53,7 @@ def main() -> None:
 
 
 def read_boxes(text: str) -> Boxes:
-    """Boxes of a Pascal VOC file, `(N, 4)` xyxy in pixels of the picture, of whatever class."""
+    """Return the boxes of all classes of a Pascal VOC file, `(N, 4)` xyxy in pixels of the image."""
     sides = ("xmin", "ymin", "xmax", "ymax")
     boxes = [[float(box.findtext(side, "")) for side in sides] for box in ElementTree.fromstring(text).iter("bndbox")]
     return np.array(boxes, dtype=np.float64).reshape(-1, 4)
@@ -63,7 +62,7 @@ def read_boxes(text: str) -> Boxes:
 def write_tiles(
     target: Path, split: str, name: str, picture: npt.NDArray[np.uint8], boxes: Boxes, tile: int, step: int
 ) -> list[int]:
-    """Write the tiles of a picture with their labels; returns the number of boxes of each."""
+    """Write the tiles of an image and their labels; return the number of boxes of each tile."""
     for kind in ("images", "labels"):
         (target / kind / split).mkdir(parents=True, exist_ok=True)
     counts = []
@@ -85,7 +84,7 @@ def write_tiles(
 
 
 def starts(length: int, tile: int, step: int) -> list[int]:
-    """Where tiles begin along one side; the last may be cut off, but by less than half."""
+    """Return the starts of the tiles along one side; less than half of the last tile may be outside."""
     return [start for start in range(0, length, step) if start == 0 or length - start > tile // 2]
 
 

@@ -1,4 +1,4 @@
-"""Times the training part of each epoch, the same way in both trainers."""
+"""Measures the training part of each epoch in the same way in both trainers."""
 
 import json
 import resource
@@ -14,18 +14,15 @@ MIB = 2**20
 
 
 class Clock:
-    """Notes images and seconds of each epoch's training, from the first batch's loading to the last one's update."""
+    """Images and seconds of the training part of each epoch, from loading the first batch to the last update."""
 
     def __init__(self) -> None:
         self.epochs: list[dict[str, float]] = []
-        self._begun_s = (0.0, 0.0)
 
     def begin(self) -> None:
-        """An epoch's training begins."""
         self._begun_s = now_s()
 
     def end(self, images: int) -> None:
-        """It has ended, after so many images."""
         wall_s, processor_s = (after - before for after, before in zip(now_s(), self._begun_s, strict=True))
         self.epochs.append({"images": images, "wall_s": wall_s, "processor_s": processor_s})
 
@@ -39,42 +36,36 @@ class Clock:
 
 
 def now_s() -> tuple[float, float]:
-    """Seconds on the wall and of this process, when the device has done all that was asked of it."""
+    """Return wall time and processor time in seconds, after the GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter(), time.process_time()
 
 
 class EpochClock(Callback):
-    """The clock in a run of ours."""
+    """The clock as a Lightning callback."""
 
     def __init__(self) -> None:
         self._clock = Clock()
         self._images = 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin."""
         self._images = 0
         self._clock.begin()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End with the last batch: Lightning validates before its epoch ends."""
         self._images += len(batch)
-        if trainer.is_last_batch:
+        if trainer.is_last_batch:  # Lightning validates before the hook of the end of an epoch
             self._clock.end(self._images)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write."""
         self._clock.write(Path(trainer.default_root_dir))
 
 
 def time_ultralytics(model: Any, threads: int) -> None:
-    """Put the clock into a run of Ultralytics, and give it as many threads as ours has.
-
-    On a CPU it sets their number itself, to one less than there are cores.
-    """
+    """Add the clock to a model of Ultralytics, and set the number of threads, which Ultralytics changes on a CPU."""
     clock = Clock()
     model.add_callback("on_train_start", lambda trainer: torch.set_num_threads(threads))
     model.add_callback("on_train_epoch_start", lambda trainer: clock.begin())

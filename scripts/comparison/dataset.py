@@ -1,4 +1,4 @@
-"""One dataset as both trainers are given it: to ours as it lies there, to Ultralytics' as links and text labels."""
+"""One dataset for both trainers: read in place by this project, as links and text labels by Ultralytics."""
 
 import json
 import os
@@ -14,18 +14,17 @@ from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.frames import ImageFiles
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "valid"}
-"""By the name of Ultralytics."""
-
+"""Splits of this project by the names of Ultralytics."""
 LTDV2_CONFIG, OTHER_CONFIG = "configs/ltdv2.yaml", "configs/yolo.yaml"
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where a dataset is and of which kind.
+    """Location and kind of a dataset.
 
     Attributes:
         options: Options of `DetectionDataModule` by name.
-        config: The recipe that this project has for data of this kind.
+        config: Configuration file of this project for this kind of data.
     """
 
     options: dict[str, str]
@@ -33,45 +32,37 @@ class Dataset:
 
     @classmethod
     def find(cls, root: Path | None, data: Path | None, train_file: str, valid_file: str) -> "Dataset":
-        """What the command line means.
+        """Return the dataset that the command line names.
 
         Raises:
-            ValueError: If neither or both of `root` and `data` are given, or `data` is nothing known.
+            ValueError: If neither or both of `root` and `data` are given, or the kind of `data` is unknown.
         """
-        if (root is None) == (data is None):
-            raise ValueError(f"--root is {root} and --data {data}, exactly one must be given")
-        if root is not None:
+        if root is not None and data is None:
             return cls({"format": LTDV2, "root": str(root)}, LTDV2_CONFIG)
-        assert data is not None
+        if data is None or root is not None:
+            raise ValueError(f"exactly one of --root and --data must be given, got {root} and {data}")
         if data.suffix in (".yaml", ".yml") or (data / "data.yaml").is_file():
             return cls({"format": str(data)}, OTHER_CONFIG)
         if (data / train_file).is_file():
             files = {"train_file": train_file, "valid_file": valid_file}
             return cls({"format": COCO, "root": str(data), **files}, OTHER_CONFIG)
-        raise ValueError(f"--data is {data}, allowed are a data.yaml and a folder that holds {train_file}")
+        raise ValueError(f"--data must be a data.yaml or a folder that contains {train_file}, got {data}")
 
     def words(self) -> list[str]:
-        """For the command line of `fit`."""
+        """Return the options for the command line of `fit`."""
         return [word for name, value in self.options.items() for word in (f"--data.{name}", value)]
 
     def module(self, image_size: int, batch_size: int) -> DetectionDataModule:
-        """For scoring, in this process."""
-        options = dict(self.options)
-        format = options.pop("format")
-        return DetectionDataModule(
-            format=format,
-            image_size=image_size,
-            batch_size=batch_size,
-            loader=LoaderSettings(num_workers=0),
-            **options,  # type: ignore[arg-type]
-        )
+        """Return a data module without workers, for scoring."""
+        loader = LoaderSettings(num_workers=0)
+        return DetectionDataModule(image_size=image_size, batch_size=batch_size, loader=loader, **self.options)  # type: ignore[arg-type]
 
 
 def convert(module: DetectionDataModule, target: Path) -> Path:
-    """Write YOLO's text labels and links to the images; returns the `data.yaml`. The same data are written once.
+    """Write YOLO text labels and links to the images, unless they exist; return the `data.yaml`.
 
     Raises:
-        ValueError: If the images are in no folder.
+        ValueError: If the images are not in a folder.
     """
     indexes = {name: module.open(split).index for name, split in SPLITS.items()}
     head = "# " + " ".join(index.fingerprint for index in indexes.values()) + "\n"
@@ -85,7 +76,7 @@ def convert(module: DetectionDataModule, target: Path) -> Path:
         source = module.source.frames(SPLITS[name], module.channels or 3, "folder")
         for kind in ("images", "labels"):
             (making / kind / name).mkdir(parents=True)
-        assert isinstance(source, ImageFiles), "what a folder is read by"
+        assert isinstance(source, ImageFiles)
         base = source.base.resolve()
         for number, file in enumerate(index.file_names()):
             height, width = index.shape(number)
@@ -97,13 +88,13 @@ def convert(module: DetectionDataModule, target: Path) -> Path:
     write_description(making / "data.yaml", target, module.class_names, "images/train", "images/val", head)
     try:
         making.rename(target)
-    except OSError:  # another process was faster
+    except OSError:  # another process has created the target
         shutil.rmtree(making)
     return description
 
 
 def short_list(converted: Path, class_names: tuple[str, ...], images: int) -> Path:
-    """Describe `images` training images, evenly spaced, as a dataset of its own; returns its `data.yaml`."""
+    """Describe `images` evenly spaced training images as a dataset of their own; return its `data.yaml`."""
     folder = converted.parent.resolve()
     every = sorted((folder / "images" / "train").iterdir())
     count = min(images, len(every))
@@ -117,6 +108,6 @@ def short_list(converted: Path, class_names: tuple[str, ...], images: int) -> Pa
 def write_description(
     file: Path, root: Path, class_names: tuple[str, ...], train: str, val: str, head: str = ""
 ) -> None:
-    """Write a `data.yaml`; its path is absolute, because a relative one means the working folder to Ultralytics."""
+    """Write a `data.yaml` with an absolute path; Ultralytics resolves a relative path from the working folder."""
     names = json.dumps(list(class_names))
     file.write_text(f"{head}path: {root.resolve()}\ntrain: {train}\nval: {val}\nnames: {names}\n")

@@ -1,16 +1,15 @@
-"""Trains one arm, in a process of its own."""
+"""Trains one arm in its own process."""
 
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import matplotlib
-from rich.console import Console
+from common import run_logged
 
 from comparison.clock import EpochClock, time_ultralytics
 from yolo_lightning.cli import main as yolo_lightning
@@ -23,64 +22,40 @@ Device = Literal["cpu", "gpu"]
 
 @dataclass(frozen=True)
 class Run:
-    """One training.
+    """Settings of one training."""
 
-    Attributes:
-        arm: Which trainer and, of ours, which convolution.
-        seed: Of weights, order and augmentation.
-        folder: Its run folder.
-        data: `data.yaml` that Ultralytics' trainer reads.
-        words: Options of `fit` that name recipe and dataset for ours.
-        epochs: Passes over the training split; the last third of them, ten at most, go without mosaic.
-        image_size: Side of the square input, pixels.
-        batch_size: Images per batch.
-        nominal_batch: Images whose gradients make one update.
-        workers: Loader processes.
-        threads: Threads of one process.
-        device: Where to compute.
-    """
-
-    arm: Arm
-    seed: int
-    folder: str
-    data: str
-    words: list[str]
+    arm: Arm  # trainer and, for this project, convolution
+    seed: int  # of weights, order and augmentation
+    folder: str  # run folder
+    data: str  # data.yaml for Ultralytics
+    words: list[str]  # options of `fit` that name configuration and dataset
     epochs: int
-    image_size: int
+    image_size: int  # side of the square input, pixels
     batch_size: int
-    nominal_batch: int
-    workers: int
+    nominal_batch: int  # images per update
+    workers: int  # loader processes
     threads: int
     device: Device
 
     @property
     def close_mosaic(self) -> int:
-        """Ultralytics' default is ten, which may be all of a short training."""
+        """Last epochs without mosaic: ten as by default in Ultralytics, at most a third of all."""
         return min(10, self.epochs // 3)
 
 
 def train(run: Run) -> None:
-    """Train in a fresh process, its output in `<folder>.log`.
-
-    Raises:
-        RuntimeError: If it fails.
-    """
+    """Train in a new process with its output in `<folder>.log`; raise SystemExit if the training fails."""
     folder = Path(run.folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scripts = Path(__file__).resolve().parents[1]
-    paths = [str(scripts), str(scripts.parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"OMP_NUM_THREADS": str(run.threads), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    Console().print(f"training {run.arm}, seed {run.seed}; log in {folder}.log")
+    paths = os.pathsep.join(filter(None, (str(scripts), str(scripts.parent), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "comparison.training", json.dumps(asdict(run))]
-    with Path(f"{folder}.log").open("w") as log:
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
-    if code:
-        raise RuntimeError(f"{run.arm}, seed {run.seed}, ended with code {code}: see {folder}.log")
+    run_logged(command, Path(f"{folder}.log"), {"OMP_NUM_THREADS": str(run.threads), "PYTHONPATH": paths})
 
 
 def train_ours(run: Run) -> None:
-    """`fit` with the recipe for this kind of data, and the settings that are compared."""
+    """Run `fit` with the configuration for this kind of data and the compared settings."""
     settings = {
         "seed_everything": run.seed,
         "supervision.enabled": "false",
@@ -100,11 +75,11 @@ def train_ours(run: Run) -> None:
 
 
 def train_ultralytics(run: Run) -> None:
-    """Ultralytics' own trainer with the recipe that we follow: SGD, no mixed precision, from random weights."""
+    """Run the trainer of Ultralytics with SGD, float32 and random weights."""
     folder = Path(run.folder).resolve()
     settings = folder.with_name("ultralytics-settings")
     settings.mkdir(exist_ok=True)
-    # Its dataset check downloads this font where it is missing.
+    # Without this font, the dataset check of Ultralytics downloads it.
     shutil.copyfile(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", settings / "Arial.ttf")
     os.environ |= {"YOLO_CONFIG_DIR": str(settings), "YOLO_VERBOSE": "1"}
     from ultralytics import YOLO
@@ -133,7 +108,4 @@ def train_ultralytics(run: Run) -> None:
 
 if __name__ == "__main__":
     described = Run(**json.loads(sys.argv[1]))
-    if described.arm == "ultralytics":
-        train_ultralytics(described)
-    else:
-        train_ours(described)
+    (train_ultralytics if described.arm == "ultralytics" else train_ours)(described)

@@ -1,14 +1,12 @@
-"""The fault matrix: real faults, put into real training runs from outside, and what came of them.
+"""Fault injection: real faults in real training runs, and a verdict on each run.
 
-Nothing in the product knows of it. Read in this order::
+The package does not import these files. Reading order::
 
-    case        what a fault is and what must come of it
-    rows        the table of all cases                    rows_* hold it in four parts
-    hangs       ways to hang and to die                   hang.c   two of them
-    injector    a callback that calls them inside         outside  signals, full disks, damaged files
-    fakes       what cannot be had for real: a process that outlives SIGKILL, a clock that jumps
-    workshop    dataset, configuration, reference run     run      one supervised fit, and all that was seen of it
-    traces      what it left behind                       outcome  its final state, compared bit for bit
-    judge       the verdict                               report   lines, table, page
-    soak        one run, many kills                       overhead what all the watching costs
+    run         a case, and one supervised fit that is observed from outside    config.yaml  its configuration
+    rows        the table of all cases                    soak      one run with many kills, random faults
+    hangs       faults inside the trainer or a worker     hang.c    two of them
+    injector    the callback that calls them              plug_in   a callback whose import hangs
+    actions     signals, disks, damaged files             fakes     simulated: unkillable process, clock that jumps
+    judge       the verdict                               traces    what a run has left behind
+    matrix      runs all cases, prints tables and the page
 """

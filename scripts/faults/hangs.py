@@ -1,120 +1,119 @@
-"""Ways to hang and ways to die; the name of each is the kind of fault."""
+"""Faults called inside the trainer or a loader worker: how the process hangs or ends, and at which point.
+
+Loader workers import this file, so it imports the standard library only.
+"""
 
 import atexit
 import ctypes
 import faulthandler
+import json
 import os
 import re
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, Self
 
+FIRED_FILE = "fired.jsonl"
 LIBRARY_VARIABLE = "FAULTS_LIBRARY"
-"""Path of the compiled `hang.c`."""
-
-SLOW_S = 5.0
+"""Environment variable with the path of the compiled `hang.c`."""
 MEMORY_LEFT_BYTES = 64 << 20
+POISON = "poison"
+"""Kind of fault that makes the pixels of a batch NaN. Needs the network, so `Injector` does it."""
+
+
+def library() -> ctypes.CDLL:
+    """Return `hang.c`, called without the interpreter lock."""
+    return ctypes.CDLL(os.environ[LIBRARY_VARIABLE])
+
+
+def library_with_lock() -> ctypes.PyDLL:
+    """Return `hang.c`, called with the interpreter lock held."""
+    return ctypes.PyDLL(os.environ[LIBRARY_VARIABLE])
 
 
 def sleep() -> None:
-    """A loop that never gets what it waits for."""
     while True:
         time.sleep(1000)
 
 
 def lock() -> None:
-    """A lock that nobody releases."""
     held = threading.Lock()
     held.acquire()
     held.acquire()
 
 
 def compute() -> None:
-    """A busy loop."""
     while True:
         pass
 
 
 def backtrack() -> None:
-    """A regular expression that takes longer than the universe lasts."""
     re.match(r"(a?){40}a{40}", "a" * 40)
 
 
 def c_call() -> None:
-    """A call into C that has released the interpreter lock, as a synchronisation with a GPU."""
-    ctypes.CDLL(os.environ[LIBRARY_VARIABLE]).c_call()
+    library().c_call()
 
 
 def synchronize() -> None:
-    """The same under the name that torch gives to it."""
-    ctypes.CDLL(os.environ[LIBRARY_VARIABLE]).c_call()
+    """Hang like `c_call`, in a function named like the synchronization of torch with a GPU."""
+    library().c_call()
 
 
 def c_call_with_lock() -> None:
-    """A call into C that holds the interpreter lock."""
-    ctypes.PyDLL(os.environ[LIBRARY_VARIABLE]).c_call()
+    library_with_lock().c_call()
 
 
 def d_state() -> None:
-    """In the kernel, where no signal but SIGKILL gets to."""
-    ctypes.CDLL(os.environ[LIBRARY_VARIABLE]).d_state()
+    library().d_state()
 
 
 def d_state_with_lock() -> None:
-    """The same, holding the interpreter lock."""
-    ctypes.PyDLL(os.environ[LIBRARY_VARIABLE]).d_state()
+    library_with_lock().d_state()
 
 
 def slow() -> None:
-    """Long, but it ends."""
-    time.sleep(SLOW_S)
+    time.sleep(5)
 
 
 def half_a_second() -> None:
-    """A step ten times as long as the others."""
     time.sleep(0.5)
 
 
 def segfault() -> None:
-    """A read of address 0."""
     faulthandler.disable()
     ctypes.string_at(0)
 
 
-def abort() -> None:
-    """What a failed assertion of a C++ library does."""
-    os.abort()
-
-
 def kill() -> None:
-    """As the kernel's out-of-memory killer."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def exit_3() -> None:
-    """Gone without a word."""
     os._exit(3)
 
 
 def needs_space() -> None:
-    """A file that training cannot do without; the disk of the run folder is full."""
+    """Write to the full disk of the run folder until the write fails."""
     with open("run/needed", "wb", buffering=0) as file:
         while file.write(bytes(1 << 20)):
             pass
 
 
 def error() -> None:
-    """What a decoder may raise; not one of those errors that name a mistake of the user."""
+    """Raise an error like a decoder, of a type that does not mean a mistake of the user."""
     raise RuntimeError("the decoder has failed")
 
 
 def memory() -> None:
-    """A leak that meets the limit of the process."""
+    """Leak memory until the limit of the process is reached."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     size = pages * resource.getpagesize() + MEMORY_LEFT_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -124,29 +123,142 @@ def memory() -> None:
 
 
 def sleep_at_exit() -> None:
-    """The interpreter's end takes for ever."""
     atexit.register(sleep)
 
 
 def stuck_child_at_exit() -> None:
-    """A child in state D, which multiprocessing waits for when the interpreter ends."""
+    """Start a child that stays in state D; multiprocessing waits for the child when the interpreter ends."""
     child = get_context("spawn").Process(target=d_state_without_sigterm, daemon=True)
     child.start()
-    looks = 0
-    while looks < 5:  # once may be a file that it reads
+    in_state_d = 0
+    while in_state_d < 5:  # in state D only once, the child may be reading a file
         state = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        looks = looks + 1 if state == "D" else 0
+        in_state_d = in_state_d + 1 if state == "D" else 0
         time.sleep(0.1)
 
 
 def d_state_without_sigterm() -> None:
-    """State D, as deep as that of a driver: only SIGKILL gets through to this one."""
+    """Enter a state D that only SIGKILL ends, like that of a device driver."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     d_state()
 
 
-KINDS: dict[str, Callable[[], None]] = {
-    name: value
-    for name, value in vars(sys.modules[__name__]).items()
-    if callable(value) and getattr(value, "__module__", "") == __name__
+KINDS: dict[str, Callable[[], Any]] = {
+    function.__name__: function
+    for function in (
+        *(sleep, lock, compute, backtrack, c_call, synchronize, c_call_with_lock, d_state, d_state_with_lock),
+        *(slow, half_a_second, segfault, os.abort, kill, exit_3, needs_space, error, memory),
+        *(sleep_at_exit, stuck_child_at_exit),
+    )
 }
+
+
+class Place(StrEnum):
+    """Point at which a fault is called. The comments say what the number of a fault counts."""
+
+    SETUP = "setup"
+    WORKER_START = "worker start"  # worker ids
+    FRAME = "frame"  # training frames read before by this process
+    FRAME_NUMBER = "frame number"  # positions in the training split
+    VALIDATION_FRAME = "validation frame"  # validation frames read before by this process
+    SAVE = "save"  # checkpoints written before by this process
+    EPOCH_START = "epoch start"  # epochs; before the first batch
+    STEP = "step"  # steps; step 0 is part of the first-batch phase
+    LAST_BATCH = "last batch"  # epochs; after the last batch
+    VALIDATION = "validation"  # epochs; before the first validation batch
+    EPOCH_END = "epoch end"  # epochs; after the checkpoints are written
+    FIT_END = "fit end"
+
+
+@dataclass(frozen=True, slots=True)
+class InsideFault:
+    """One fault, written `KIND @ PLACE [NUMBER] [always]` in a configuration.
+
+    Attributes:
+        kind: Name of one of `KINDS`, or `poison`.
+        place: Point at which the fault is called.
+        number: Occurrence of the place.
+        always: Whether the fault repeats in every attempt; otherwise it happens once per run.
+    """
+
+    kind: str
+    place: Place
+    number: int = 0
+    always: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        kind, _, rest = text.partition(" @ ")
+        where = rest.removesuffix(" always")
+        place, _, number = where.rpartition(" ")
+        if not number.isdigit():
+            place, number = where, "0"
+        if kind not in KINDS and kind != POISON:
+            raise ValueError(f"fault kind must be one of {', '.join([*KINDS, POISON])}, got {kind!r}")
+        return cls(kind, Place(place), int(number), where != rest)
+
+    def __str__(self) -> str:
+        return f"{self.kind} @ {self.place} {self.number}" + (" always" if self.always else "")
+
+
+@dataclass(frozen=True, slots=True)
+class InsideFaults:
+    """The faults of a run and the folder that records which have happened."""
+
+    faults: tuple[InsideFault, ...]
+    folder: Path
+
+    def due(self, place: Place, number: int) -> list[str]:
+        """Return the kinds of the faults that are due, and record that they happen now."""
+        kinds = []
+        for fault in self.faults:
+            if (fault.place, fault.number) != (place, number):
+                continue
+            if not fault.always:
+                try:
+                    os.close(os.open(self.folder / f"{fault} has fired", os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    continue
+            record_fired(self.folder, str(fault))
+            kinds.append(fault.kind)
+        return kinds
+
+    def call(self, place: Place, number: int = 0) -> None:
+        """Call the faults that are due."""
+        for kind in self.due(place, number):
+            KINDS[kind]()
+
+
+def record_fired(folder: Path, fault: str) -> None:
+    """Append the time of a fault in one line. Several processes may append at the same time."""
+    line = {"fault": fault, "at_s": time.monotonic(), "process": os.getpid()}
+    with (folder / FIRED_FILE).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+class FaultySource:
+    """Frame source that calls the faults of a frame before it reads the frame.
+
+    Args:
+        source: Frame source that reads.
+        names: File names of the split, in its order.
+        place: `FRAME` or `VALIDATION_FRAME`.
+        faults: Faults of the run.
+    """
+
+    def __init__(self, source: Any, names: list[str], place: Place, faults: InsideFaults) -> None:
+        self.source, self.names, self.place, self.faults = source, names, place, faults
+        self.count = 0
+
+    def read(self, file_name: str) -> Any:
+        self.faults.call(self.place, self.count)
+        if self.place is Place.FRAME:
+            self.faults.call(Place.FRAME_NUMBER, self.names.index(file_name))
+        self.count += 1
+        return self.source.read(file_name)
+
+
+def start_worker(start: Callable[[int], None], faults: InsideFaults, worker: int) -> None:
+    """Call the faults of a worker start, then the `worker_init_fn` of the loader."""
+    faults.call(Place.WORKER_START, worker)
+    start(worker)

@@ -1,14 +1,20 @@
-"""The verdict on a run that has ended: what was seen, measured, and what is wrong."""
+"""Verdict on a finished run: its reports, restarts, leftovers, and its final state compared bit for bit."""
 
+import csv
 import re
 import shutil
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
-from faults import outcome, traces
-from faults.case import Case, Report
-from faults.run import MARK_VARIABLE, Beat, Run
+import torch
+from torch import Tensor
+
+from faults import traces
+from faults.run import MARK_VARIABLE, Beat, Case, Line, Report, Run
 from yolo_lightning.supervision.fallback import STATE_FILE, LadderState
 from yolo_lightning.supervision.heartbeat import ALLOWANCES_FILE, Phase
 from yolo_lightning.supervision.phase_timeouts import Allowances
@@ -19,30 +25,97 @@ REPORTED = re.compile(
 RESTARTED = re.compile(r"^supervisor: \S+ \S+ restart in ")
 SLACK_S = 5.0
 RECOVERY_LIMIT_S = 20.0
-"""From the restart to the next step, on a machine that has nothing else to do."""
-
+"""Limit from the restart to the next step, on an idle machine."""
 BEFORE_TRAINING = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY, Phase.FIRST_BATCH})
+STATES = ("state_dict", "current_model_state", "optimizer_states", "accumulation")
+"""Compared parts of `last.ckpt`: averaged weights, weights, optimizer, accumulated gradients."""
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class FinalState:
+    """Compared part of a run folder.
+
+    Attributes:
+        tensors: Tensors of the last and the best checkpoint by name.
+        rows: Rows of metrics.csv without their times.
+        steps: Number of steps trained.
+    """
+
+    tensors: dict[str, Tensor]
+    rows: list[dict[str, str]]
+    steps: int
+
+    @classmethod
+    def read(cls, run_folder: Path, *, best: bool = True) -> "FinalState":
+        """Read the final state of a run, with or without the best checkpoint.
+
+        Raises:
+            OSError: If a file is missing.
+        """
+        last = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)
+        found = dict(tensors({name: last[name] for name in STATES}, "last"))
+        if best:
+            checkpoint = torch.load(run_folder / "checkpoints" / "best.ckpt", weights_only=True)
+            found |= dict(tensors(checkpoint["state_dict"], "best"))
+        with (run_folder / "metrics.csv").open(newline="") as file:
+            rows = [{key: value for key, value in row.items() if key != "time_s"} for row in csv.DictReader(file)]
+        return cls(found, rows, int(last["steps"]))
+
+
+def tensors(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of nested dictionaries and lists with their names."""
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from tensors(value, f"{name}.{key}")
+
+
+def differences(found: FinalState, expected: FinalState) -> list[str]:
+    """Return what differs. NaN is always a difference, because two broken runs could agree in it."""
+    wrong = []
+    if found.steps != expected.steps:
+        wrong.append(f"{found.steps} steps trained instead of {expected.steps}")
+    if found.tensors.keys() != expected.tensors.keys():
+        wrong.append(f"other tensors: {sorted(found.tensors.keys() ^ expected.tensors.keys())[:SHOWN]}")
+    broken = [name for name, tensor in found.tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        wrong.append(f"{len(broken)} tensors are not finite, among them {broken[0]}")
+    both = found.tensors.keys() & expected.tensors.keys()
+    other = sorted(name for name in both if not torch.equal(found.tensors[name], expected.tensors[name]))
+    if other:
+        wrong.append(f"{len(other)} of {len(both)} tensors differ, among them {', '.join(other[:SHOWN])}")
+    steps, expected_steps = ([(row["epoch"], row["step"]) for row in state.rows] for state in (found, expected))
+    if steps != expected_steps:
+        doubled = sorted(Counter(steps) - Counter(expected_steps))
+        missing = sorted(set(expected_steps) - set(steps))
+        wrong.append(f"metrics.csv: doubled rows {doubled[:SHOWN]}, missing rows {missing[:SHOWN]} (epoch, step)")
+    elif found.rows != expected.rows:
+        changed = [one["step"] for one, two in zip(found.rows, expected.rows, strict=True) if one != two]
+        wrong.append(f"metrics.csv: other values at the steps {changed[:SHOWN]}")
+    return wrong
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One line of the report.
+    """One row of the result table.
 
     Attributes:
-        name: Of the case.
-        fault: For a person.
-        noticed_s: Seconds from the fault to the report; of several the longest; None where nothing was to be noticed.
+        name: Name of the case.
+        fault: Description.
+        noticed_s: Longest time from a fault to its report; None without a report.
         reported: Class and sentence of the last report.
-        lost_steps: Steps trained twice, of all restarts the most; None without a restart.
-        recovered_s: Seconds from the decision to restart to the next step, the longest; None without one.
-        leftovers: Processes, shared memory, files.
+        lost_steps: Largest number of steps that a restart repeated; None without a restart.
+        recovered_s: Longest time from the decision to restart to the next step; None without a restart.
+        leftovers: Processes, shared memory and temporary files that remained.
         codes: Exit codes.
         wrong: What failed; empty for a pass.
-        skipped: Why it was not tried; empty if it was.
-        took_s: Seconds.
-        kills: Of a soak: moment, phase, epoch and step of each.
-        lost_each: Steps trained twice, of each restart.
-        recovered_each_s: Seconds to the next step, of each restart.
+        skipped: Why the case was not run; empty if it was.
+        took_s: Duration in seconds.
+        kills: In a soak: trigger, phase, epoch and step of each kill.
+        lost_each: Steps that each restart repeated.
+        recovered_each_s: Seconds from each restart to the next step.
     """
 
     name: str
@@ -60,95 +133,85 @@ class Verdict:
     lost_each: tuple[int, ...] = ()
     recovered_each_s: tuple[float, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """For a program."""
-        return asdict(self) | {"passed": not self.wrong and not self.skipped}
 
-
-def judge(case: Case, run: Run, expected: outcome.Outcome | None, took_s: float) -> Verdict:
-    """Look at all that a run has left, and clear it away."""
-    incidents = run.incidents()
+def judge(run: Run, expected: FinalState | None) -> Verdict:
+    """Return the verdict on a finished run, and delete what the run has left behind."""
+    case, incidents = run.case, run.incidents()
     left = leftovers(run)
     noticed = noticed_s(run)
     wrong = [f"did not end within {case.limit_s:g} s"] if run.hung else []
     if tuple(run.codes) != case.codes:
         wrong.append(f"exit codes {run.codes} instead of {list(case.codes)}")
     wrong += wrong_reports(case, incidents, noticed, run)
-    wrong += [f"left behind: {', '.join(left)}"] * bool(left)
-    said = run.log() + run.log_file()
-    wrong += [f"the log does not say {words!r}" for words in case.log if words not in said]
-    rung = LadderState.read(run.run_folder / STATE_FILE).rung
-    wrong += [f"rung {rung} instead of {case.rung}"] * (rung != case.rung)
-    lost, recovered = restarts(run)
+    if left:
+        wrong.append(f"left behind: {', '.join(left)}")
+    output = run.output() + run.log_file()
+    wrong += [f"the output does not contain {text!r}" for text in case.log if text not in output]
+    level = LadderState.read(run.run_folder / STATE_FILE).rung
+    if level != case.fallback_level:
+        wrong.append(f"fallback level {level} instead of {case.fallback_level}")
+    lost, recovered = restarts(run.beats, run.lines)
     if lost and case.lost_steps is not None and max(lost) > case.lost_steps:
-        wrong.append(f"{max(lost)} steps lost, allowed are {case.lost_steps}")
-    allowed_s = RECOVERY_LIMIT_S * run.busyness
-    if recovered and max(recovered) > allowed_s:
-        wrong.append(f"{max(recovered):.1f} s from the restart to the next step, allowed are {allowed_s:.1f}")
-    wrong += case.check(run) if case.check else []
+        wrong.append(f"{max(lost)} steps lost, limit {case.lost_steps}")
+    limit_s = RECOVERY_LIMIT_S * run.busyness
+    if recovered and max(recovered) > limit_s:
+        wrong.append(f"{max(recovered):.1f} s from the restart to the next step, limit {limit_s:.1f} s")
+    wrong += case.check(run)
     if case.exact and expected is not None:
-        wrong += compared(run, expected, exact_best=case.exact_best)
+        try:
+            found = FinalState.read(run.run_folder, best=case.exact_best)
+        except OSError as error:
+            wrong.append(f"no final state: {error}")
+        else:
+            if not case.exact_best:
+                kept = {name: tensor for name, tensor in expected.tensors.items() if not name.startswith("best.")}
+                expected = replace(expected, tensors=kept)
+            wrong += differences(found, expected)
     return Verdict(
         case.name,
         case.fault,
-        max(noticed, default=None),
-        incidents[-1]["sentence"].replace(f"{run.folder}/", "") if incidents else "",  # no path of this machine
-        max(lost, default=None),
-        max(recovered, default=None),
-        tuple(left),
-        tuple(run.codes),
-        tuple(wrong),
-        took_s=took_s,
+        noticed_s=max(noticed, default=None),
+        reported=incidents[-1]["sentence"].replace(f"{run.folder}/", "") if incidents else "",
+        lost_steps=max(lost, default=None),
+        recovered_s=max(recovered, default=None),
+        leftovers=tuple(left),
+        codes=tuple(run.codes),
+        wrong=tuple(wrong),
         lost_each=tuple(lost),
         recovered_each_s=tuple(recovered),
     )
 
 
-def compared(run: Run, expected: outcome.Outcome, *, exact_best: bool) -> list[str]:
-    """Differences of the final state."""
-    try:
-        found = outcome.read(run.run_folder)
-    except OSError as error:
-        return [f"no final state: {error}"]
-    if not exact_best:
-        found, expected = outcome.without_best(found), outcome.without_best(expected)
-    return outcome.differences(found, expected)
-
-
 def leftovers(run: Run) -> list[str]:
-    """What the run has left behind; its processes are ended."""
+    """Return what the run has left behind, and end its processes."""
     found = [f"process {pid}" for pid in traces.marked(MARK_VARIABLE, run.mark)]
     traces.end_marked(MARK_VARIABLE, run.mark)
     found += traces.temporary_files(run.run_folder, run.temporary)
-    shutil.rmtree(run.temporary, ignore_errors=True)  # it may lie in /dev/shm itself
+    shutil.rmtree(run.temporary, ignore_errors=True)  # may be in /dev/shm
     return found + [f"/dev/shm/{name}" for name in traces.orphaned_shared_memory(run.shared_memory_before)]
 
 
 def wrong_reports(case: Case, incidents: list[dict[str, Any]], noticed: list[float], run: Run) -> list[str]:
-    """Incidents against what must be reported."""
+    """Compare the incident reports with the expected ones."""
     if len(incidents) != len(case.reports):
-        said = "; ".join(incident["sentence"] for incident in incidents)
-        return [f"{len(incidents)} reports instead of {len(case.reports)}" + (f": {said}" if said else "")]
+        sentences = "; ".join(incident["sentence"] for incident in incidents)
+        return [f"{len(incidents)} reports instead of {len(case.reports)}: {sentences}"]
     wrong = []
     for report, incident in zip(case.reports, incidents, strict=True):
-        if report.kind not in (None, incident["class"]):
-            wrong.append(f"class '{incident['class']}' instead of '{report.kind}'")
-        if report.phase not in ("", incident["phase"]):
-            wrong.append(f"phase '{incident['phase']}' instead of '{report.phase}'")
-        wrong += [
-            f"{words!r} is not in '{incident['sentence']}'"
-            for words in report.words
-            if words not in incident["sentence"]
-        ]
+        for name, expected in (("class", report.kind), ("phase", report.phase)):
+            if expected and incident[name] != expected:
+                wrong.append(f"{name} {incident[name]!r} instead of '{expected}'")
+        sentence = incident["sentence"]
+        wrong += [f"{text!r} is not in {sentence!r}" for text in report.words if text not in sentence]
     for report, incident, seconds in zip(case.reports, incidents, noticed, strict=False):
-        allowed = limit_s(report, incident, run)
-        if seconds > allowed:
-            wrong.append(f"noticed after {seconds:.1f} s, allowed are {allowed:.1f}")
+        limit_s = report_limit_s(report, incident, run)
+        if seconds > limit_s:
+            wrong.append(f"reported after {seconds:.1f} s, limit {limit_s:.1f} s")
     return wrong
 
 
-def limit_s(report: Report, incident: dict[str, Any], run: Run) -> float:
-    """Seconds within which it must be noticed."""
+def report_limit_s(report: Report, incident: dict[str, Any], run: Run) -> float:
+    """Return the seconds within which a fault must be reported."""
     if report.within_s is not None:
         return report.within_s * run.busyness
     learned = Allowances.read(run.run_folder / ALLOWANCES_FILE)
@@ -157,37 +220,23 @@ def limit_s(report: Report, incident: dict[str, Any], run: Run) -> float:
 
 
 def noticed_s(run: Run) -> list[float]:
-    """Seconds from each fault to the first report after it."""
-    said = [line.at_s for line in run.lines if REPORTED.match(line.text)]
-    found = []
-    for fired_s in run.fired_s():
-        later = [at_s for at_s in said if at_s >= fired_s]
-        if later:
-            found.append(later[0] - fired_s)
-    return found
+    """Return the seconds from each fault to the first report after it."""
+    reported_s = [line.at_s for line in run.lines if REPORTED.match(line.text)]
+    firsts = ((fired_s, next((at_s for at_s in reported_s if at_s >= fired_s), None)) for fired_s in run.fired_s())
+    return [at_s - fired_s for fired_s, at_s in firsts if at_s is not None]
 
 
-def restarts(run: Run) -> tuple[list[int], list[float]]:
-    """Of each restart: steps that are trained again, and seconds to the next completed step."""
+def restarts(beats: list[Beat], lines: list[Line]) -> tuple[list[int], list[float]]:
+    """Return the repeated steps of each restart, and the seconds from each restart to the next completed step."""
     lost, recovered = [], []
-    starts = [line for line in run.lines if line.resumed_step is not None or line.text.startswith("run folder:")]
-    groups = by_process(run.beats)
-    for (_, earlier), (_, later) in pairwise(groups):
+    starts = [line for line in lines if line.resumed_step is not None or line.text.startswith("run folder:")]
+    attempts = [list(group) for _, group in groupby(beats, key=lambda beat: beat.process)]
+    for earlier, later in pairwise(attempts):
         begun = [line for line in starts if earlier[-1].at_s < line.at_s <= later[-1].at_s]
         if begun:
             lost.append(max(0, max(beat.step for beat in earlier) - (begun[-1].resumed_step or 0)))
-        decided = [line.at_s for line in run.lines if RESTARTED.match(line.text) and line.at_s <= later[0].at_s]
+        decided = [line.at_s for line in lines if RESTARTED.match(line.text) and line.at_s <= later[0].at_s]
         trained = [beat.at_s for beat in later if beat.phase not in BEFORE_TRAINING]
         if decided and trained:
             recovered.append(trained[0] - decided[-1])
     return lost, recovered
-
-
-def by_process(beats: list[Beat]) -> list[tuple[int, list[Beat]]]:
-    """The beats of each trainer, in order."""
-    groups: list[tuple[int, list[Beat]]] = []
-    for beat in beats:
-        if not groups or groups[-1][0] != beat.process:
-            groups.append((beat.process, []))
-        groups[-1][1].append(beat)
-    return groups

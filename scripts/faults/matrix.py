@@ -1,85 +1,110 @@
-"""Runs cases, some at a time, and judges them."""
+"""Runs the cases of the matrix, several at a time, and prints their verdicts."""
 
 import shutil
+import subprocess
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
 
-from faults import outcome, traces
-from faults.case import Case
-from faults.judge import Verdict, judge
-from faults.run import KILLS, WORKSHOP_VARIABLE, Run
-from faults.workshop import EPOCHS, Workshop, epochs_option
+from common import markdown_table
+
+from faults import traces
+from faults.judge import FinalState, Verdict, judge
+from faults.run import EPOCHS, FAULTS, ROOT_VARIABLE, STEPS_PER_EPOCH, TRAIN_FRAMES, VALID_FRAMES, Case, Run
+from faults.soak import KILLS
+from yolo_lightning.data.synthetic import draw_dataset
+
+COLUMNS = ("row", "fault", "noticed (s)", "reported", "steps lost", "next step (s)", "left behind", "exit", "verdict")
+PAGE = """# Fault injection: measured results
+
+Written by `python scripts/inject_faults.py --write {path}`. Each row is a supervised fit on a small synthetic dataset
+({steps} steps, one thread, phase timeouts of seconds) with real processes and signals. The text of a row names what is
+simulated.
+
+- *noticed*: time from the fault to the report.
+- *steps lost*: steps that are repeated after the restart.
+- *next step*: time from the decision to restart to the next completed step.
+- *left behind*: processes, files in /dev/shm and temporary files that remain after the run.
+- *verdict*: a pass means that all of these are within their limits and that the exit codes are the documented ones.
+  Unless the fault changes the data, weights, averaged weights, optimizer and metrics are also equal to those of an
+  uninterrupted run, bit for bit.
+
+"""
 
 
-def reference(workshop: Workshop, epochs: int = EPOCHS) -> outcome.Outcome:
-    """The final state of the run that nothing happens to, and that nobody watches.
+def prepare(root: Path) -> None:
+    """Draw the datasets of all cases and compile `hang.c`."""
+    sizes: dict[str, Any] = {"train_frames": TRAIN_FRAMES, "valid_frames": VALID_FRAMES, "test_frames": 4}
+    draw_dataset(root / "data", width=96, height=64, **sizes)
+    draw_dataset(root / "other-data", width=96, height=64, seed=1, **sizes)
+    shutil.copytree(root / "data", root / "damaged-data")
+    sorted((root / "damaged-data" / "frames").rglob("*.jpg"))[7].write_bytes(b"this is no image")
+    if compiler := shutil.which("cc"):
+        command = [compiler, "-shared", "-fPIC", "-O0", "-o", str(root / "hang.so"), str(FAULTS / "hang.c")]
+        subprocess.run(command, check=True)
+
+
+def reference(root: Path, epochs: int) -> FinalState:
+    """Return the final state of an uninterrupted run without a supervisor.
 
     Raises:
-        RuntimeError: If that run fails; nothing can be judged then.
+        RuntimeError: If that run fails.
     """
-    case = Case(f"reference{epochs}", "nothing", options={"supervision.enabled": False, **epochs_option(epochs)})
-    run = Run(case, workshop)
+    run = Run(Case("reference", "none", config={"supervision.enabled": False, "trainer.max_epochs": epochs}), root)
     run.carry_out()
-    verdict = judge(case, run, None, 0.0)
+    verdict = judge(run, None)
     if verdict.wrong:
-        raise RuntimeError(f"the run without a fault failed: {'; '.join(verdict.wrong)}\n{run.log()}")
-    return outcome.read(run.run_folder)
+        raise RuntimeError(f"the run without a fault failed: {'; '.join(verdict.wrong)}\n{run.output()}")
+    return FinalState.read(run.run_folder)
 
 
-def run_case(case: Case, workshop: Workshop, expected: outcome.Outcome, keep: bool) -> Verdict:
-    """One case, from its start to its verdict; its files are deleted unless it failed and `keep` is set."""
-    reason = case.unavailable()
-    if reason:
+def run_case(case: Case, root: Path, expected: FinalState, keep: bool) -> Verdict:
+    """Run and judge one case. Its files are deleted unless the case failed and `keep` is set."""
+    if reason := case.unavailable():
         return Verdict(case.name, case.fault, skipped=reason)
     begin_s = time.monotonic()
-    run = Run(case, workshop, case.outside, case.prepare)
+    run = Run(case, root)
     try:
         run.carry_out()
-        verdict = judge(case, run, expected, time.monotonic() - begin_s)
-    except Exception as error:  # the injection failed, or the run left what none foresaw; the other cases go on
-        run.abandon()
+        verdict = judge(run, expected)
+    except Exception as error:  # a failed injection or an unforeseen state must not end the other cases
+        run.kill()
         place = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"could not be judged: {error!r} in {place.name}, line {place.lineno} of {place.filename}"
         verdict = Verdict(case.name, case.fault, wrong=(reason,))
     finally:
-        if case.clean_up:
-            case.clean_up(run)
-    verdict = replace(verdict, kills=tuple(run.notes.get(KILLS, ())))
+        case.clean_up(run)
     if verdict.wrong and keep:
-        (run.folder / "output.txt").write_text(run.log())
+        (run.folder / "output.txt").write_text(run.output())
     else:
         shutil.rmtree(run.folder, ignore_errors=True)
-    return verdict
+    return replace(verdict, kills=tuple(run.notes.get(KILLS, ())), took_s=time.monotonic() - begin_s)
 
 
 def run_cases(
-    cases: Iterable[Case],
-    workshop: Workshop,
-    *,
-    at_a_time: int,
-    keep: bool,
-    done: Callable[[Verdict], None],
-    epochs: int = EPOCHS,
+    cases: Sequence[Case], root: Path, *, at_a_time: int, keep: bool, done: Callable[[Verdict], None], epochs: int
 ) -> list[Verdict]:
-    """All of them, the longest first; `done` is told each verdict as it comes. Ctrl-C ends them all.
+    """Run all cases, the longest first, and return their verdicts in the given order. Ctrl-C ends all runs.
 
     Args:
-        cases: In the order of the report.
-        workshop: Where.
-        at_a_time: How many run side by side.
-        keep: Whether the files of failed cases stay.
+        cases: The cases.
+        root: Folder of all cases; must exist.
+        at_a_time: Number of cases that run side by side.
+        keep: Whether the files of failed cases are kept.
         done: Called with each verdict.
-        epochs: That they train.
+        epochs: Number of epochs that the cases train.
     """
-    expected = reference(workshop, epochs)
-    wanted = list(cases)
+    prepare(root)
+    expected = reference(root, epochs)
     found: dict[str, Verdict] = {}
     with ThreadPoolExecutor(at_a_time) as pool:
-        longest_first = sorted(wanted, key=lambda case: -len(case.reports) - len(case.codes))
-        waiting = [pool.submit(run_case, case, workshop, expected, keep) for case in longest_first]
+        longest_first = sorted(cases, key=lambda case: -len(case.reports) - len(case.codes))
+        waiting = [pool.submit(run_case, case, root, expected, keep) for case in longest_first]
         try:
             for future in as_completed(waiting):
                 verdict = future.result()
@@ -87,7 +112,62 @@ def run_cases(
                 done(verdict)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            while traces.end_marked(WORKSHOP_VARIABLE, str(workshop.root)):
-                time.sleep(0.5)  # some were just being started
+            while traces.end_marked(ROOT_VARIABLE, str(root)):
+                time.sleep(0.5)  # a process may have been starting
             raise
-    return [found[case.name] for case in wanted]
+    return [found[case.name] for case in cases]
+
+
+def format_number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def cells(verdict: Verdict) -> tuple[str, ...]:
+    """Return the texts of a row, in the order of `COLUMNS`."""
+    failed = f"FAIL: {'; '.join(verdict.wrong)}" if verdict.wrong else "pass"
+    return (
+        verdict.name,
+        verdict.fault,
+        format_number(verdict.noticed_s),
+        verdict.reported or "-",
+        format_number(verdict.lost_steps),
+        format_number(verdict.recovered_s),
+        ", ".join(verdict.leftovers) or ("-" if verdict.skipped else "none"),
+        ", ".join(map(str, verdict.codes)) or "-",
+        f"skipped: {verdict.skipped}" if verdict.skipped else failed,
+    )
+
+
+def line(verdict: Verdict) -> str:
+    """Return a verdict in one line."""
+    values = [f"{name} {value}" for name, value in zip(COLUMNS, cells(verdict), strict=True)]
+    return f"{'; '.join(values)}; took {verdict.took_s:.0f} s"
+
+
+def kills_table(verdict: Verdict) -> str:
+    """Return a table of the kills of a soak and their costs."""
+    rows = []
+    costs = zip_longest(verdict.lost_each[: len(verdict.kills)], verdict.recovered_each_s[: len(verdict.kills)])
+    for number, (kill, cost) in enumerate(zip_longest(verdict.kills, costs, fillvalue=(None, None)), 1):
+        rows.append((str(number), *map(str, kill), *map(format_number, cost)))
+    return markdown_table(("kill", "trigger", "phase", "epoch", "step", "steps lost", "next step (s)"), rows)
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Return the result table in Markdown."""
+    return markdown_table(COLUMNS, map(cells, verdicts))
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """Return the number of passed cases and the names of the others."""
+    failed = [verdict.name for verdict in verdicts if verdict.wrong]
+    skipped = [verdict.name for verdict in verdicts if verdict.skipped]
+    text = f"{len(verdicts) - len(failed) - len(skipped)} of {len(verdicts)} passed"
+    text += f", failed: {', '.join(failed)}" if failed else ""
+    return text + (f", skipped: {', '.join(skipped)}" if skipped else "")
+
+
+def write_page(path: Path, verdicts: Sequence[Verdict], took_s: float) -> None:
+    """Write the page of the documentation."""
+    head = PAGE.format(path=path, steps=EPOCHS * STEPS_PER_EPOCH)
+    path.write_text(f"{head}{table(verdicts)}\n\n{summary(verdicts)}, in {took_s / 60:.0f} minutes.\n")

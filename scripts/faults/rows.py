@@ -1,44 +1,399 @@
-"""The whole matrix, in order."""
+"""The fault matrix: all cases in the order of their rows."""
 
+import os
 import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
 
-from faults import rows_files, rows_loader, rows_supervisor, rows_trainer
-from faults.case import AT_ONCE_S, Case, Report
-from faults.outside import at_step, to_trainer, to_worker
+from faults import actions as do
+from faults.actions import at_step, in_phase, to_group, to_supervisor, to_trainer, to_worker
+from faults.run import Case, Report, Run, put
 from faults.soak import RANDOM_CASES
 from yolo_lightning.supervision.classify import StallClass
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.phase_timeouts import Floors
+from yolo_lightning.supervision.settings import SuperviseSettings
 
-CASES: tuple[Case, ...] = tuple(
-    sorted(
-        (*rows_loader.CASES, *rows_trainer.CASES, *rows_files.CASES, *rows_supervisor.CASES, *RANDOM_CASES),
-        key=lambda case: (case.row, case.name),
-    )
+UNKNOWN, GPU, LIVELOCK = StallClass.UNKNOWN, StallClass.GPU_STALL, StallClass.LIVELOCK
+LOADER_STALL, LOADER_CRASH = StallClass.LOADER_STALL, StallClass.LOADER_CRASH
+SIGINT, SIGKILL, SIGSTOP, SIGTERM = signal.SIGINT, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
+KILL = to_trainer(SIGKILL)
+AT_ONCE_S, LOADER_DEATH_S = 1.0, 5.0
+AT_FRAME = "@ frame 24"  # the second or third batch of a worker, in the first epoch
+FETCH, STEP = {"fetch_s": 3.0}, {"step_s": 2.0}
+LARGEST_S = 25.0
+HOUR_S, DAY_S = 3600.0, 86_400.0
+DEFAULTS = SuperviseSettings()
+INTERVALS = {name: getattr(DEFAULTS, name) for name in ("poll_s", "kill_after_s", "pause_s", "resample_s")}
+
+KILLED = (Report(UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S),)
+REFUSED = (Report(UNKNOWN, ("exit code 2",)),)
+WORKER_KILLED = (Report(LOADER_CRASH, ("DataLoader worker",), within_s=LOADER_DEATH_S),)
+STUCK_WORKER: dict[str, Any] = {"timeouts_s": FETCH, "workers": 1, "fallback_level": 1}
+UNSUPERVISED: dict[str, Any] = {"config": {"supervision.enabled": False}, "workers": 2}
+
+
+def stuck(*words: str) -> tuple[Report, ...]:
+    """Return the report of a worker that hangs while it reads a frame."""
+    return (Report(LOADER_STALL, ("worker process", *words), "fetch"),)
+
+
+def hang(*words: str, phase: str = "step", kind: StallClass = UNKNOWN) -> tuple[Report, ...]:
+    """Return the report of a trainer that hangs."""
+    return (Report(kind, words, phase),)
+
+
+def levels_taken(run: Run) -> list[str]:
+    """Check the fallback levels of row 26."""
+    taken = [line.text.split(", ")[1] for line in run.lines if line.text.startswith("train loader:")]
+    expected = ["4 workers by spawn", "2 workers by spawn", "no workers"]
+    return [] if taken == expected else [f"the fallback levels were {taken} instead of {expected}"]
+
+
+def save_rarely(run: Run) -> None:
+    """Write no checkpoint within an epoch."""
+    (last,) = (one for one in run.configuration["trainer"]["callbacks"] if one["class_path"] == "LastCheckpoint")
+    last["init_args"]["interval_steps"] = 100
+
+
+def load_plug_in(run: Run) -> None:
+    """Add a callback whose import hangs."""
+    run.configuration["trainer"]["callbacks"].append({"class_path": "faults.plug_in.PlugIn"})
+
+
+def recovers_in_time(run: Run) -> list[str]:
+    """Check the time from the stall to the next step: phase timeout, wait before the kill, at most 20 s of restart."""
+    (fired_s,) = run.fired_s()
+    first = run.beats[0].process
+    took_s = next(beat.at_s for beat in run.beats if beat.process != first and beat.step > 8) - fired_s
+    limit_s = run.case.timeouts_s["step_s"] + DEFAULTS.kill_after_s + 20.0 * run.busyness
+    return [] if took_s <= limit_s else [f"the next step came {took_s:.1f} s after the stall, limit {limit_s:g} s"]
+
+
+def one_trainer(run: Run) -> list[str]:
+    """Check that nothing was restarted."""
+    count = len({beat.process for beat in run.beats})
+    return [] if count == 1 else [f"{count} trainers instead of one"]
+
+
+def one_trainer_and_second_refused(run: Run) -> list[str]:
+    """Check that a second supervisor on the same run folder was refused."""
+    code, output = run.notes["second"]
+    refused = code == 78 and f"process {run.process.pid} on" in output
+    return one_trainer(run) + ([] if refused else [f"the second supervisor ended with {code}: {output[-200:]}"])
+
+
+def checkpoints_untouched(run: Run) -> list[str]:
+    """Check that damaged checkpoints were not changed."""
+    folder = run.run_folder / "checkpoints"
+    now = {path.name: path.read_bytes()[:64] for path in folder.glob("*.ckpt")}
+    return [] if now == run.notes["damaged"] else ["damaged checkpoints were changed"]
+
+
+def trained_three_epochs(run: Run) -> list[str]:
+    last = run.beats[-1].step
+    return [] if last == 48 else [f"{last} steps trained instead of 48"]
+
+
+def date_checkpoints_ahead(run: Run) -> None:
+    """Set the times of all checkpoints a day ahead, as if the clock had been set back after they were written."""
+    future_s = time.time() + DAY_S
+    for path in (run.run_folder / "checkpoints").iterdir():
+        os.utime(path, (future_s, future_s))
+
+
+def serve(run: Run, code: int) -> str:
+    """Start an HTTP server that answers with `code` and records the requests with their times; return its URL."""
+    messages: list[tuple[float, str]] = run.notes.setdefault("messages", [])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            messages.append((time.monotonic(), content.decode()))
+            self.send_response(code)
+            self.end_headers()
+
+        do_GET = do_POST
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    run.notes["server"] = server
+    return f"http://127.0.0.1:{server.server_port}/"
+
+
+def own_disk_and_webhook(run: Run) -> None:
+    do.own_disk(run)
+    put(run.configuration, "supervision.notify.webhook", serve(run, 200))
+
+
+def deaf_webhook_and_failing_ping(run: Run) -> None:
+    """Notify a webhook that accepts connections and never answers, and a ping that answers 500."""
+    deaf = run.notes["deaf"] = socket.create_server(("127.0.0.1", 0))
+    put(run.configuration, "supervision.notify.webhook", f"http://127.0.0.1:{deaf.getsockname()[1]}/")
+    put(run.configuration, "supervision.notify.ping", serve(run, 500))
+
+
+def clean_up(run: Run) -> None:
+    """Unmount the disk of a case and close its server."""
+    if run.run_folder.is_mount():
+        do.unmount(run.run_folder)
+    if "server" in run.notes:
+        run.notes["server"].shutdown()
+        run.notes["server"].server_close()
+
+
+def notified_before_thaw(run: Run) -> list[str]:
+    """Check that notifications of the stall and of its cause were sent while the disk was frozen."""
+    early = [text for at_s, text in run.notes["messages"] if at_s < run.notes["thawed_s"]]
+    words = ("stalled", "waits for storage")
+    return [f"no notification of {word!r} before the thaw" for word in words if not any(word in one for one in early)]
+
+
+def notified_once_of_full_disk(run: Run) -> list[str]:
+    count = sum('"event": "disk full"' in text for _, text in run.notes["messages"])
+    return [] if count == 1 else [f"{count} notifications of the full disk instead of one"]
+
+
+OWN_DISK: dict[str, Any] = {"prepare": own_disk_and_webhook, "clean_up": clean_up, "unavailable": do.cannot_mount}
+
+
+def damaged(damage: do.Damage, newest: int | None = 1) -> tuple[Any, ...]:
+    """Return the action that damages checkpoints, then kills the trainer."""
+    return (at_step(12, do.pause_trainer, do.damage_checkpoints(damage, newest=newest), KILL),)
+
+
+def disk_full(begin: int, end: int, size_bytes: int = 1, *, of_supervisor: bool = False) -> tuple[Any, ...]:
+    """Return actions that stop the files of a process from growing beyond `size_bytes` for some steps."""
+    limits = (do.limit_files(size, of_supervisor=of_supervisor) for size in (size_bytes, None))
+    return tuple(at_step(step, limit) for step, limit in zip((begin, end), limits, strict=True))
+
+
+# fmt: off
+CASES: tuple[Case, ...] = (
+    # Loader workers.
+    Case("1", "worker: endless sleep", (f"sleep {AT_FRAME}",),
+         reports=stuck("sleep (", "state S", "id="), **STUCK_WORKER),
+    Case("2", "worker: busy loop", (f"compute {AT_FRAME}",),
+         reports=stuck("compute (", "state R", "id="), **STUCK_WORKER),
+    Case("3", "worker: C call that holds the interpreter lock", (f"c_call_with_lock {AT_FRAME}",),
+         reports=stuck("c_call_with_lock (", "state S"), **STUCK_WORKER),
+    Case("4", "worker: SIGSTOP", (), (at_step(6, to_worker(SIGSTOP)),),
+         stuck("stopped (T)"), timeouts_s=FETCH, workers=2, fallback_level=1),
+    Case("5", "worker: state D", (f"d_state {AT_FRAME}",),
+         reports=stuck("d_state (", "state D", "in the kernel in "), **STUCK_WORKER),
+    # torch reports "killed by signal" or "exited unexpectedly", or a broken socket, whichever is first.
+    Case("6a", "worker: SIGKILL, as if memory ran out", (), (at_step(6, to_worker(SIGKILL)),),
+         WORKER_KILLED, workers=2),
+    Case("6b", "worker: SIGKILL, twice in succession", (),
+         (at_step(6, to_worker(SIGKILL)), at_step(12, to_worker(SIGKILL))),
+         WORKER_KILLED * 2, workers=1, fallback_level=1),
+    Case("7a", "worker: segmentation fault", (f"segfault {AT_FRAME}",), workers=1,
+         reports=(Report(LOADER_CRASH, ("is killed by signal: Segmentation fault",), within_s=LOADER_DEATH_S),)),
+    Case("7b", "worker: _exit(3)", (f"exit_3 {AT_FRAME}",), workers=1,
+         reports=(Report(LOADER_CRASH, ("exited unexpectedly",), within_s=LOADER_DEATH_S),)),
+    Case("8a", "worker: a frame that is not an image",
+         config={"data.root": "{root}/damaged-data"}, workers=1, exact=False, log=("frames/",)),
+    Case("8b", "worker: an error at the same sample in every attempt", ("error @ frame number 40 always",),
+         reports=(Report(None, ("RuntimeError",), within_s=LOADER_DEATH_S),) * 2,
+         workers=1, exact=False, lost_steps=None, log=("leaving out",)),
+    Case("9", "all training workers stopped while they are idle during a validation", (),
+         (at_step(4, do.remember_workers), in_phase(Phase.VALIDATE, do.stop_remembered_workers)),
+         (Report(LOADER_STALL, ("_reset", "stopped (T)"), within_s=20.0),),  # detected after the validation
+         timeouts_s=FETCH | {"epoch_end_s": 3.0}, workers=2, fallback_level=1),
+    Case("10a", "worker: hangs before the first batch", ("sleep @ worker start",),
+         reports=hang("sleep (", phase="first batch", kind=LOADER_STALL),
+         timeouts_s={"first_batch_s": 20.0}, workers=2),
+    Case("10b", "worker: hangs before the first batch in every attempt", ("sleep @ worker start always",),
+         reports=hang("sleep (", phase="first batch", kind=LOADER_STALL) * 2,
+         timeouts_s={"first_batch_s": 20.0}, workers=1, fallback_level=1),
+    Case("11", "validation worker: endless sleep", ("sleep @ validation frame 2",),
+         reports=hang("sleep (", "id=", phase="validate", kind=LOADER_STALL),
+         timeouts_s={"validate_s": 8.0}, workers=1, fallback_level=1),
+    # The training process.
+    Case("12a", "trainer: C call that releases the interpreter lock", ("c_call @ step 8",),
+         reports=hang("c_call (", "state S"), timeouts_s=STEP),
+    Case("12b", "trainer: C call in a function named like a synchronization with the GPU", ("synchronize @ step 8",),
+         reports=hang("synchronize (", "waits for the GPU", kind=GPU), timeouts_s=STEP),
+    Case("12c", "trainer: C call, with the default intervals of the supervisor", ("c_call @ step 8",),
+         reports=hang("c_call ("), timeouts_s={"step_s": 30.0}, supervision=INTERVALS, check=recovers_in_time),
+    Case("13", "trainer: C call that holds the interpreter lock", ("c_call_with_lock @ step 8",),
+         reports=hang("c_call_with_lock (", "state S"), timeouts_s=STEP),
+    Case("14a", "trainer: state D", ("d_state @ step 8",), reports=hang("d_state (", "state D"), timeouts_s=STEP),
+    Case("14b", "trainer: state D, holding the interpreter lock", ("d_state_with_lock @ step 8",),
+         reports=hang("d_state_with_lock (", "state D"), timeouts_s=STEP),
+    Case("15", "trainer: SIGSTOP", (), (at_step(8, to_trainer(SIGSTOP)),),
+         hang("stopped (T)", phase=""), timeouts_s=STEP | {"fetch_s": 2.0, "save_s": 2.0}),
+    Case("16a", "trainer: busy loop", ("compute @ step 8",), reports=hang("compute (", kind=LIVELOCK), timeouts_s=STEP),
+    Case("16b", "trainer: lock that is never released", ("lock @ step 8",), reports=hang("lock ("), timeouts_s=STEP),
+    Case("16c", "trainer: endless regular expression", ("backtrack @ step 8",),
+         reports=hang("match (re/", kind=LIVELOCK), timeouts_s=STEP),
+    Case("17a", "trainer: SIGKILL", (), (at_step(13, KILL),), KILLED),
+    Case("17b", "trainer: segmentation fault", ("segfault @ step 8",),
+         reports=(Report(UNKNOWN, ("SIGSEGV",), "step", AT_ONCE_S),)),
+    Case("17c", "trainer: abort", ("abort @ step 19",), reports=(Report(UNKNOWN, ("SIGABRT",), "step", AT_ONCE_S),)),
+    Case("18a", "trainer: SIGKILL at the begin of a save", (), (at_step(6), do.while_saving(1, KILL)), KILLED),
+    Case("18b", "trainer: SIGKILL during a save, TMPDIR on another file system", (),
+         (at_step(17), do.while_saving(20_000_000, KILL)), KILLED, environment={"TMPDIR": "/dev/shm/{name}"}),
+    Case("19a", "trainer: SIGKILL during a validation", ("kill @ validation 0",), reports=KILLED),
+    Case("19b", "trainer: SIGKILL on the last batch of an epoch", ("kill @ last batch 0",), reports=KILLED),
+    Case("19c", "trainer: SIGKILL at the end of an epoch", ("kill @ epoch end 0",), reports=KILLED),
+    Case("19d", "trainer: SIGKILL before the first batch of an epoch", ("kill @ epoch start 1",), reports=KILLED),
+    Case("20", "trainer: SIGKILL twice in the second epoch", ("kill @ step 23", "kill @ step 29"), reports=KILLED * 2),
+    # Checkpoints and disks.
+    Case("21a", "newest checkpoint cut in half", (), damaged(do.halve), KILLED,
+         lost_steps=10, log=("passed over", "bytes instead of")),
+    Case("21b", "newest checkpoint empty", (), damaged(do.empty), KILLED,
+         lost_steps=10, log=("passed over", "bytes instead of")),
+    Case("21c", "newest checkpoint with one wrong bit", (), damaged(do.flip_bit), KILLED,
+         lost_steps=10, log=("passed over", "checksum")),
+    Case("21d", "newest checkpoint replaced by a text file", (), damaged(do.replace_by_text), KILLED,
+         lost_steps=10, log=("passed over",)),
+    Case("21e", "clock set back by a day, then four kills: all older checkpoints have later dates", (),
+         (at_step(17, do.pause_trainer, date_checkpoints_ahead, KILL), *(at_step(step, KILL) for step in (22, 27, 29))),
+         KILLED * 4),
+    Case("22", "all checkpoints damaged", (), damaged(do.halve, None), KILLED + REFUSED,
+         codes=(2,), log=("nothing to resume: every checkpoint of", "a restart cannot mend that"),
+         exact=False, lost_steps=None, check=checkpoints_untouched),
+    Case("23a", "disk full for some saves", (), disk_full(17, 27, 1 << 20), log=("could not save", "training goes on")),
+    Case("23b", "disk full at the save of the best checkpoint", (), disk_full(13, 20, 1 << 20),
+         log=("best.ckpt",), exact_best=False),
+    Case("23c", "disk full for the log of the supervisor", (), disk_full(5, 25, of_supervisor=True)),
+    Case("23d", "disk full for all files", (), disk_full(7, 12), log=("training goes on",)),
+    Case("23h", "disk of the run folder hangs for 20 s (fsfreeze)", (), (at_step(8, do.freeze_disk(20.0)),),
+         (Report(StallClass.STORAGE, ("the disk of the run folder has not answered",)),),
+         timeouts_s={"fetch_s": 3.0, "step_s": 3.0, "save_s": 3.0, "epoch_end_s": 3.0},
+         supervision={"part_timeout_s": 2.0, "kill_wait_s": 1.0},
+         log=("SIGKILL takes effect when the disk answers", "the killed processes have ended"),
+         check=notified_before_thaw, **OWN_DISK),
+    Case("23s", "disk of the run folder full: the trainer ends because it cannot write; space is freed after 10 s",
+         ("needs_space @ step 8",),
+         (at_step(6, do.fill_disk), do.when_printed("for space on the disk"), do.after(10.0, do.free_disk)),
+         (Report(StallClass.DISK_FULL, ("is full: 0.0 MB free",), within_s=20.0),),
+         log=("restart in 0 s: there is space again",), check=notified_once_of_full_disk, **OWN_DISK),
+    # The supervisor, and what it cannot repair.
+    Case("24", "trainer survives SIGKILL (simulated: os.kill of the supervisor does nothing)", ("lock @ step 8",),
+         (at_step(3, do.write_number("unkillable", lambda run: run.trainer)),), hang("lock ("),
+         codes=(77,), timeouts_s=STEP, supervision={"kill_wait_s": 1.0}, exact=False,
+         log=("needs reboot: SIGKILL did not end process",),
+         environment={"FAULTS_UNKILLABLE": "{folder}/unkillable"}, check=one_trainer),
+    Case("25", "GPU does not answer after a stall (simulated by a smoke test that hangs)", ("synchronize @ step 8",),
+         reports=hang("synchronize (", kind=GPU), codes=(77,), timeouts_s=STEP, supervision={"smoke_test_s": 1.0},
+         exact=False, log=("needs reboot: the GPU has not answered for 1 s",),
+         smoke_test=(sys.executable, "-c", "import time; time.sleep(1000)"), check=one_trainer),
+    Case("26", "worker: endless sleep at every fallback level", ("sleep @ frame 16 always",),
+         reports=hang("sleep (", phase="fetch", kind=LOADER_STALL) * 3, codes=(76,), timeouts_s={"fetch_s": 6.0},
+         workers=4, fallback_level=2, exact=False, lost_steps=None, log=("gave up: 3 attempts in a row",),
+         prepare=save_rarely, check=levels_taken),
+    Case("27", "trainer: hangs at the same step in every attempt, without workers", ("lock @ step 2 always",),
+         reports=hang("lock (") * 3, codes=(76,), timeouts_s=STEP, exact=False, log=("gave up: 3 attempts in a row",)),
+    Case("28", "slow but alive: first batch, a step of ten times the usual duration, validation, save",
+         ("slow @ step 0", "half_a_second @ step 9", "slow @ validation 0", "slow @ save 2"),
+         timeouts_s=STEP | {"fetch_s": 2.0}, check=one_trainer),
+    Case("29a", "all processes suspended for longer than any phase timeout", (),
+         (at_step(8, do.to_all(SIGSTOP)), do.after(7.0, do.to_all(signal.SIGCONT))),
+         timeouts_s=STEP | {"fetch_s": 3.0, "save_s": 3.0}, check=one_trainer),
+    Case("29b", "wall clock jumps one hour forward, then two hours back (simulated clock)", (),
+         (at_step(5, do.write_number("clock", lambda run: HOUR_S)),
+          at_step(20, do.write_number("clock", lambda run: -HOUR_S))),
+         timeouts_s=STEP | {"fetch_s": 3.0}, environment={"FAULTS_CLOCK": "{folder}/clock"}, check=one_trainer),
+    Case("30a", "heartbeat file deleted", (), (at_step(8, do.damage_heartbeat(Path.unlink)),),
+         log=("blind: there is no record",)),
+    Case("30b", "heartbeat file unreadable", (), (at_step(8, do.damage_heartbeat(do.replace_by_folder)),),
+         log=("blind: the record cannot be read",)),
+    Case("30c", "heartbeat file truncated while the trainer writes it", (),
+         (at_step(8, do.damage_heartbeat(do.empty)),), (Report(UNKNOWN, ("SIGBUS",), within_s=AT_ONCE_S),)),
+    Case("30d", "heartbeat file replaced by a copy that is never updated", (),
+         (at_step(8, do.damage_heartbeat(do.replace_by_copy)),), (Report(None),),
+         timeouts_s={"fetch_s": 2.0, "step_s": 2.0, "save_s": 2.0}, lost_steps=None),
+    Case("30e", "heartbeat file deleted, then the trainer hangs: detected after the largest phase timeout",
+         ("lock @ step 12",), (at_step(8, do.damage_heartbeat(Path.unlink)),),
+         (Report(UNKNOWN, ("lock (",), within_s=LARGEST_S + 10.0),),
+         timeouts_s={field.name: LARGEST_S for field in fields(Floors)}, supervision={"factor": 1.0}),
+    Case("31", "supervisor: SIGKILL; then fit --resume", (), (at_step(8, to_supervisor(SIGKILL)),),
+         codes=(-SIGKILL, 0), workers=2),
+    Case("32", "a second supervisor on the same run folder", ("slow @ step 8", "slow @ step 9", "slow @ step 10"),
+         (at_step(7, do.start_second),), check=one_trainer_and_second_refused),
+    Case("33a", "supervisor: SIGTERM during normal training; then fit --resume", (),
+         (at_step(8, to_supervisor(SIGTERM)),), codes=(128 + SIGTERM, 0), lost_steps=0, workers=2),
+    Case("33b", "supervisor: Ctrl-C during normal training; then fit --resume", (),
+         (at_step(8, to_supervisor(SIGINT)),), codes=(128 + SIGINT, 0), lost_steps=0),
+    Case("33c", "supervisor: SIGTERM while the trainer hangs; then fit --resume", ("c_call @ step 8",),
+         (do.when_fired(to_supervisor(SIGTERM)),), codes=(128 + SIGTERM, 0), supervision={"grace_s": 2.0}),
+    Case("34", "trainer: SIGTERM from outside", (), (at_step(9, to_trainer(SIGTERM)),),
+         (Report(UNKNOWN, ("stopped by SIGTERM (exit code 143)",), within_s=5.0),), lost_steps=0),
+    Case("35a", "trainer: hangs when the interpreter ends", ("sleep_at_exit @ fit end",),
+         reports=hang("sleep (", phase="exit"), timeouts_s={"exit_s": 3.0}, check=one_trainer),
+    Case("35b", "trainer: waits for a child in state D when the interpreter ends", ("stuck_child_at_exit @ fit end",),
+         reports=(Report(UNKNOWN, (), "exit", within_s=12.0),), timeouts_s={"exit_s": 3.0}, check=one_trainer),
+    Case("36a", "trainer: hangs in the import of a plug-in",
+         reports=hang("sleep (", phase="import") * 2, codes=(76,), timeouts_s={"import_s": 15.0}, exact=False,
+         prepare=load_plug_in),
+    Case("36b", "trainer: hangs during set-up", ("sleep @ setup always",),
+         reports=hang("sleep (", phase="setup") * 2, codes=(76,), timeouts_s={"setup_s": 6.0}, exact=False),
+    Case("37", "trainer: the loss is not finite", ("poison @ step 20",), exact=False, log=("not finite",)),
+    # Memory, notifications, groups of processes, changed settings, random faults.
+    Case("38a", "worker: memory leak up to a limit", (f"memory {AT_FRAME}",), workers=1, fallback_level=1,
+         reports=(Report(LOADER_CRASH, ("MemoryError",), within_s=LOADER_DEATH_S),)),
+    Case("38b", "/dev/shm full", (), (at_step(6, do.fill_shared_memory),),
+         (Report(LOADER_STALL, ("workers wait for work", "unable to allocate shared memory"), "fetch", 30.0),),
+         timeouts_s=FETCH, workers=2, fallback_level=1, small_shared_memory=True, unavailable=do.cannot_unshare),
+    Case("39a", "notifications: a webhook that never answers, a ping that answers 500; the trainer is killed", (),
+         (at_step(8, KILL),), KILLED, prepare=deaf_webhook_and_failing_ping, log=("webhook", "ping"),
+         clean_up=clean_up),
+    Case("39b", "notifications: a host name that does not exist; the trainer is killed", (),
+         (at_step(8, KILL),), KILLED, log=("webhook",),
+         config={"supervision.notify.webhook": "http://notify.invalid/hook"}),
+    Case("40a", "trainer: SIGKILL to its process group, with workers and resource tracker", (),
+         (at_step(8, do.kill_trainer_group),), KILLED, workers=2),
+    Case("40b", "SIGKILL to supervisor, trainer, workers and resource tracker at once; then fit --resume", (),
+         (at_step(8, do.kill_all),), codes=(-SIGKILL, 0), workers=2),
+    Case("40c", "without a supervisor: SIGKILL to the process group; then fit --resume", (),
+         (at_step(8, do.kill_trainer_group),), codes=(-SIGKILL, 0), **UNSUPERVISED),
+    Case("41a", "learning rate and number of epochs changed between attempts", (),
+         (at_step(8, do.edit(model__lr0=0.02, trainer__max_epochs=3), KILL),), KILLED, exact=False,
+         log=("changed since the checkpoint: model.lr0 was 0.01, now 0.02 (used)",
+              "changed since the checkpoint: trainer.max_epochs was 2, now 3 (used)"), check=trained_three_epochs),
+    Case("41b", "number of workers changed between attempts", (),
+         (at_step(8, do.edit(data__loader__num_workers=2), KILL),), KILLED,
+         log=("changed since the checkpoint: data.loader.num_workers was 0, now 2 (used)",)),
+    Case("41c", "other training data between attempts", (),
+         (at_step(8, do.edit(data__root="{root}/other-data"), KILL),), KILLED + REFUSED, codes=(2,), exact=False,
+         log=("the checkpoint was made on other training data",)),
+    Case("41d", "batch size changed within an epoch: the rest of the epoch has batches of the new size", (),
+         (at_step(8, do.edit(data__batch_size=8), KILL),), KILLED, exact=False,
+         log=("changed since the checkpoint: data.batch_size was 4, now 8 (used)",)),
+    *RANDOM_CASES,
+    *(Case(name, f"without a supervisor: {fault}; then fit --resume", (), (action,), codes=(128 + number, 0),
+           lost_steps=0, log=(f"stopped by {number.name} after step", "resume with: "), **UNSUPERVISED)
+      for name, fault, number, action in (
+          ("43a", "Ctrl-C to the process group", SIGINT, at_step(8, to_group(SIGINT))),
+          ("43b", "SIGTERM to the process group", SIGTERM, at_step(8, to_group(SIGTERM))),
+          ("43c", "SIGTERM to the main process", SIGTERM, at_step(8, to_trainer(SIGTERM))),
+          ("43d", "Ctrl-C to the process group in a validation", SIGINT, in_phase(Phase.VALIDATE, to_group(SIGINT))))),
+    Case("43e", "without a supervisor: SIGTERM to the process group before the first step", (),
+         (in_phase(Phase.FIRST_BATCH, to_group(SIGTERM)),), codes=(128 + SIGTERM,), exact=False,
+         log=("stopped by SIGTERM before a step was trained: nothing to save",), **UNSUPERVISED),
 )
 
-
-QUICK = Case(
-    "quick",
-    "rows 4, 17 and 12 in one run: worker stopped, trainer killed, trainer in a C call",
-    ("c_call @ step 19",),
-    outside=(
-        at_step(3, to_worker(signal.SIGSTOP)),
-        at_step(12, to_trainer(signal.SIGKILL)),
-    ),
-    reports=(
-        Report(StallClass.LOADER_STALL, ("stopped (T)", "owes it")),
-        Report(StallClass.UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S),
-        Report(StallClass.UNKNOWN, ("c_call (", "state S"), "step"),
-    ),
-    short_s={"fetch_s": 3.0, "step_s": 2.0, "save_s": 3.0},
-    workers=1,
-    rung=1,
-    typed=True,
-)
-"""The least that shows that a stall and a death are noticed, named, and survived; only where asked for."""
+QUICK = Case("quick", "rows 4, 17 and 12 in one run: worker stopped, trainer killed, trainer in a C call",
+             ("c_call @ step 19",), (at_step(3, to_worker(SIGSTOP)), at_step(12, KILL)),
+             (*stuck("stopped (T)"), *KILLED, *hang("c_call (", "state S")),
+             timeouts_s={"fetch_s": 3.0, "step_s": 2.0, "save_s": 3.0}, workers=1, fallback_level=1, typed=True)
+"""Detects, names and survives a stall and a crash in one run; runs only if chosen by name."""
+# fmt: on
 
 
 def chosen(names: str) -> tuple[Case, ...]:
-    """Those whose row or name stands in a list such as `1,2,7b`; all for an empty one.
+    """Return the cases whose row or name is in a list such as `1,2,7b`; all for an empty list.
 
     Raises:
         ValueError: If a name is unknown.
@@ -46,9 +401,8 @@ def chosen(names: str) -> tuple[Case, ...]:
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if wanted == [QUICK.name]:
         return (QUICK,)
-    known = {case.name for case in CASES} | {str(case.row) for case in CASES}
-    unknown = [name for name in wanted if name not in known]
+    unknown = set(wanted) - {case.name for case in CASES} - {str(case.row) for case in CASES}
     if unknown:
-        listed = ", ".join(case.name for case in CASES)
-        raise ValueError(f"rows are {', '.join(unknown)}, allowed are {listed} and {QUICK.name}")
+        accepted = ", ".join(case.name for case in (*CASES, QUICK))
+        raise ValueError(f"--rows must be names of {accepted}, got {', '.join(sorted(unknown))}")
     return tuple(case for case in CASES if not wanted or case.name in wanted or str(case.row) in wanted)

@@ -1,48 +1,127 @@
-"""One supervised fit as a user starts it, and all that is seen of it from outside while it runs."""
+"""Cases of the fault matrix and their runs: a supervised fit as a user starts it, observed from outside."""
 
 import json
 import os
 import re
-import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from faults import traces
-from faults.inside import FIRED_FILE, note_fired
-from faults.launch import Launch
-from faults.workshop import REPOSITORY, SCRIPTS, Workshop, busyness, write
+from faults.hangs import FIRED_FILE, LIBRARY_VARIABLE, record_fired
 from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
+from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import PROGRESS_FILE, Phase, Progress, ProgressReader
 from yolo_lightning.supervision.output import LOG_FILE
 from yolo_lightning.supervision.phase_timeouts import Floors
 from yolo_lightning.supervision.run_lock import LOCK_FILE, read_holder
 from yolo_lightning.supervision.supervised_fit import job
 
+FAULTS = Path(__file__).resolve().parent
+REPOSITORY = FAULTS.parent.parent
+TRAIN_FRAMES, VALID_FRAMES, BATCH, EPOCHS = 64, 8, 4, 2
+STEPS_PER_EPOCH = TRAIN_FRAMES // BATCH
 MARK_VARIABLE = "FAULTS_CASE"
-WORKSHOP_VARIABLE = "FAULTS_WORKSHOP"
-LOOK_EVERY_S = 0.004
-KILLS = "kills"
-"""Note of a run: of each kill of a soak its moment, phase, epoch and step."""
-
+ROOT_VARIABLE = "FAULTS_ROOT"
+POLL_S = 0.004
+LONG_S = 90.0
+"""Phase timeout that no case reaches."""
+PROCESS_STARTS = frozenset({"import_s", "setup_s", "first_batch_s", "validate_s", "exit_s"})
+"""Timeouts of phases in which processes start or end. They are longer on a busy machine."""
 RESUMED = re.compile(r"^run folder: .*, checkpoint: (.*\.ckpt)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """The record as it was seen to change.
+class Report:
+    """Expected incident report of the supervisor.
 
     Attributes:
-        at_s: Monotonic clock.
-        process: Trainer.
-        phase: Its phase.
-        step: Steps trained.
+        kind: Class of the stall or crash; None accepts every class.
+        words: Parts of the sentence.
+        phase: Phase of the incident; an empty string accepts every phase.
+        within_s: Seconds from the fault to the report; None for the phase timeout plus five seconds.
     """
+
+    kind: StallClass | None
+    words: tuple[str, ...] = ()
+    phase: str = ""
+    within_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the matrix: a run, its faults and the expected outcome.
+
+    Attributes:
+        name: Number of the row, and a letter if the row has several cases.
+        fault: Description.
+        inside: Faults called by the trainer or a worker, texts of `InsideFault`.
+        outside: Actions from outside, in order; each is called repeatedly until it returns True.
+        reports: Expected incident reports, in order.
+        codes: Expected exit codes: of the first command, then of each `fit --resume` that follows.
+        timeouts_s: Short phase timeouts by name of `Floors`; the others are long.
+        supervision: Other settings of the supervisor.
+        config: Other values of the configuration, by dotted key.
+        workers: Loader workers.
+        environment: Variables of all processes.
+        smoke_test: Command that replaces the smoke test of a GPU.
+        small_shared_memory: Whether the run has its own /dev/shm of 2 MB.
+        typed: Whether the command line of a user starts the run. Otherwise its supervisor is started directly, which
+            saves ten seconds of imports. Every `fit --resume` is the command line of a user.
+        limit_s: Seconds after which the run is ended as hung.
+        fallback_level: Expected fallback level at the end.
+        exact: Whether the final state must equal that of the uninterrupted run, bit for bit.
+        exact_best: Whether the best checkpoint must be equal as well.
+        lost_steps: Largest number of steps that a restart may repeat; None for any.
+        log: Texts that the output must contain.
+        check: Returns what else is wrong with the finished run.
+        prepare: Called before the start.
+        clean_up: Called after the verdict, also after an error.
+        unavailable: Returns why this machine cannot run the case, or an empty string.
+    """
+
+    name: str
+    fault: str
+    inside: tuple[str, ...] = ()
+    outside: "tuple[Action, ...]" = ()
+    reports: tuple[Report, ...] = ()
+    codes: tuple[int, ...] = (0,)
+    timeouts_s: dict[str, float] = field(default_factory=dict)
+    supervision: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    workers: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+    smoke_test: tuple[str, ...] = ()
+    small_shared_memory: bool = False
+    typed: bool = False
+    limit_s: float = 600.0
+    fallback_level: int = 0
+    exact: bool = True
+    exact_best: bool = True
+    lost_steps: int | None = 5
+    log: tuple[str, ...] = ()
+    check: "Callable[[Run], list[str]]" = lambda run: []
+    prepare: "Callable[[Run], None]" = lambda run: None
+    clean_up: "Callable[[Run], None]" = lambda run: None
+    unavailable: Callable[[], str] = lambda: ""
+
+    @property
+    def row(self) -> int:
+        """Number of the row."""
+        return int(self.name.rstrip("abcdefghijklmnopqrstuvwxyz"))
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Observed change of the heartbeat file; `at_s` is the monotonic clock."""
 
     at_s: float
     process: int
@@ -52,13 +131,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the output.
-
-    Attributes:
-        at_s: Monotonic clock.
-        text: Without its end.
-        resumed_step: Steps that the checkpoint had trained which the line names; None for other lines.
-    """
+    """Line of the output; `resumed_step` is the step of the checkpoint that the line names, None without one."""
 
     at_s: float
     text: str
@@ -66,34 +139,28 @@ class Line:
 
 
 class Run:
-    """All commands of a case, one after the other, in one run folder.
+    """All commands of a case, one after another, in one run folder.
 
     Args:
-        case: Settings of the run.
-        workshop: Dataset, configuration and reference run of all cases.
-        acts: Called again and again while the run lives, one after the other until each returns True.
-        prepare: Called before the start.
+        case: The case.
+        root: Folder of all cases, with the datasets.
 
     Attributes:
-        busyness: Processes that wanted to run, for each core, 1 at least; limits of time are that much longer.
+        busyness: Largest number of runnable processes per core, at least 1. Time limits are multiplied by it.
+        hit: Process ids of trainers to which a fault has been done.
+        notes: Values that actions and checks share.
     """
 
-    def __init__(
-        self,
-        case: Launch,
-        workshop: Workshop,
-        acts: Iterable["Act"] = (),
-        prepare: Callable[["Run"], None] | None = None,
-    ) -> None:
-        self.case, self.workshop = case, workshop
-        self.folder = workshop.root / f"case-{case.name}"
+    def __init__(self, case: Case, root: Path) -> None:
+        self.case, self.root = case, root
+        self.folder = root / f"case-{case.name}"
         self.run_folder = self.folder / "run"
-        elsewhere = case.environment.get("TMPDIR", "").format(name=f"faults-{uuid.uuid4().hex}")
-        self.temporary = Path(elsewhere) if elsewhere else self.folder / "tmp"
         self.config_file = self.folder / "config.yaml"
         self.folder.mkdir(parents=True)
+        own = self.folder / "tmp"
+        self.temporary = Path(case.environment.get("TMPDIR", str(own)).format(name=f"faults-{uuid.uuid4().hex}"))
         self.temporary.mkdir(parents=True)
-        self.configuration = workshop.configuration(case, self.folder)
+        self.configuration = configuration(case, root, self.folder)
         self.shared_memory_before = traces.shared_memory()
         self.mark = uuid.uuid4().hex
         self.codes: list[int] = []
@@ -104,54 +171,49 @@ class Run:
         self.notes: dict[str, Any] = {}
         self.hung = False
         self.busyness = 1.0
-        self.supervisor: subprocess.Popen[bytes]
-        self._acts, self._prepare = list(acts), prepare
+        self.process: subprocess.Popen[bytes]
 
     def carry_out(self) -> None:
-        """Run all commands, and do to them what the case says."""
-        if self._prepare:
-            self._prepare(self)
+        """Run all commands and the actions of the case."""
+        self.case.prepare(self)
         self.write_configuration()
+        actions = list(self.case.outside)
         for number in range(len(self.case.codes)):
-            self.supervisor = self.start(self.words(typed=self.case.typed or number > 0, resume=number > 0))
-            thread = threading.Thread(target=self._read, args=(self.supervisor.stdout,), daemon=True)
+            self.process = self.start(self.command(typed=self.case.typed or number > 0, resume=number > 0))
+            thread = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
             thread.start()
-            self._watch()
-            self.codes.append(self.supervisor.wait())
+            self._watch(actions)
+            self.codes.append(self.process.wait())
             thread.join(10)
             self.busyness = max(self.busyness, busyness())
 
-    def words(self, *, typed: bool, resume: bool) -> list[str]:
-        """The command line: a user's, or that of the supervisor which the user's becomes after ten seconds."""
+    def command(self, *, typed: bool, resume: bool) -> list[str]:
+        """Return the command line of a user, or that of the supervisor which the user's command becomes."""
         fit = ["fit", "--config", str(self.config_file), *(["--resume"] if resume else [])]
         if typed or not self.configuration["supervision"]["enabled"]:
-            return [self.workshop.python, "-m", "yolo_lightning", *fit]
+            return [sys.executable, "-m", "yolo_lightning", *fit]
         given = dict(self.configuration["supervision"])
         settings = SuperviseSettings(**given | {"floors": Floors(**given["floors"])})
         made = job(fit, self.run_folder, workers=self.case.workers, settings=settings, on_gpu=False)
         made = replace(made, smoke_test=self.case.smoke_test)
-        return [self.workshop.python, "-m", "yolo_lightning.supervision", str(self.run_folder), made.to_json()]
+        return [sys.executable, "-m", "yolo_lightning.supervision", str(self.run_folder), made.to_json()]
 
-    def start(self, words: list[str]) -> subprocess.Popen[bytes]:
-        """A process of this case."""
-        environment = {
-            "PYTHONPATH": os.pathsep.join(map(str, (SCRIPTS / "faults" / "fakes", REPOSITORY, SCRIPTS))),
+    def start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start a process of this case."""
+        given = {name: value.format(folder=self.folder) for name, value in self.case.environment.items()}
+        environment = given | {
+            "PYTHONPATH": os.pathsep.join(map(str, (FAULTS / "fakes", REPOSITORY, FAULTS.parent))),
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self.temporary),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.workshop.root / "inductor"),  # torch makes it when it is imported
-            "FAULTS_LIBRARY": str(self.workshop.library),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.root / "inductor"),  # importing torch creates it
+            LIBRARY_VARIABLE: str(self.root / "hang.so"),
             MARK_VARIABLE: self.mark,
-            WORKSHOP_VARIABLE: str(self.workshop.root),
+            ROOT_VARIABLE: str(self.root),
         }
-        given = {
-            name: value.format(folder=self.folder) for name, value in self.case.environment.items() if name != "TMPDIR"
-        }
-        if self.case.small_shared_memory:
-            words = [*traces.SMALL_SHARED_MEMORY, *words]
         return subprocess.Popen(
-            words,
+            [*(traces.SMALL_SHARED_MEMORY if self.case.small_shared_memory else ()), *command],
             cwd=self.folder,
-            env=os.environ | environment | given,
+            env=os.environ | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -159,69 +221,72 @@ class Run:
         )
 
     def write_configuration(self) -> None:
-        """As it is now; a restart reads it anew."""
-        write(self.configuration, self.config_file)
+        """Write the configuration file, which every restart reads again."""
+        self.config_file.write_text(yaml.safe_dump(self.configuration, sort_keys=False))
 
-    def abandon(self) -> None:
-        """End whatever lives."""
+    def kill(self) -> None:
+        """Kill all processes of the case."""
         traces.end_marked(MARK_VARIABLE, self.mark)
 
-    def note(self, fault: str) -> None:
-        """Say that a fault happens now."""
-        note_fired(self.folder, fault)
+    def begin_fault(self, fault: str) -> None:
+        """Record that a fault of the trainer happens now."""
+        record_fired(self.folder, fault)
+        self.hit.add(self.trainer)
 
     def fired_s(self) -> list[float]:
-        """When faults happened, monotonic clock."""
+        """Return the times of all faults, on the monotonic clock."""
         path = self.folder / FIRED_FILE
         return sorted(json.loads(line)["at_s"] for line in path.read_text().splitlines()) if path.is_file() else []
 
     def incidents(self) -> list[dict[str, Any]]:
-        """What the supervisor reported, in order."""
-        paths = sorted(
-            (self.run_folder / "incidents").glob("*/incident.json"), key=lambda path: path.stat().st_ctime_ns
-        )
-        return [json.loads(path.read_text()) for path in paths]
+        """Return the incident reports of the supervisor in order."""
+        paths = (self.run_folder / "incidents").glob("*/incident.json")
+        return [json.loads(path.read_text()) for path in sorted(paths, key=lambda path: path.stat().st_ctime_ns)]
 
-    def log(self) -> str:
-        """All output."""
+    def output(self) -> str:
         return "\n".join(line.text for line in self.lines)
 
     def log_file(self) -> str:
-        """What stands in the run folder, of other processes too."""
+        """Return the log in the run folder, which other processes write as well."""
         path = self.run_folder / LOG_FILE
         return path.read_text(errors="replace") if path.is_file() else ""
 
     @property
+    def trainer(self) -> int:
+        """Process id of the trainer."""
+        assert self.record is not None
+        return self.record.process
+
+    @property
     def fresh(self) -> Progress | None:
-        """The record of a trainer that nothing was done to yet."""
+        """Heartbeat of a trainer without a fault so far; None if there is no such trainer."""
         return None if self.record is None or self.record.process in self.hit else self.record
 
-    def live_record(self) -> Path:
-        """The record that the trainer writes, in the /dev/shm of the supervisor; the copy where there is none."""
+    def heartbeat_file(self) -> Path:
+        """Return the file that the trainer writes, in the /dev/shm of the supervisor, or its copy without one."""
         holder = read_holder(self.run_folder / LOCK_FILE)
         if holder is not None:
             for folder in live_heartbeat.folders(holder.marker):
-                path = Path(f"/proc/{self.supervisor.pid}/root{folder}") / PROGRESS_FILE
+                path = Path(f"/proc/{self.process.pid}/root{folder}") / PROGRESS_FILE
                 if path.is_file():
                     return path
         return self.run_folder / PROGRESS_FILE
 
-    def _watch(self) -> None:
+    def _watch(self, actions: "list[Action]") -> None:
         end_s = time.monotonic() + self.case.limit_s
         sequence = -1
-        while self.supervisor.poll() is None:
-            found = ProgressReader(self.live_record()).read()
+        while self.process.poll() is None:
+            found = ProgressReader(self.heartbeat_file()).read()
             self.record = found if isinstance(found, Progress) else None
             if self.record is not None and self.record.sequence != sequence:
                 sequence = self.record.sequence
-                now = Beat(time.monotonic(), self.record.process, self.record.phase, self.record.step)
-                self.beats.append(now)
-            if self._acts and self._acts[0](self):
-                self._acts.pop(0)
+                self.beats.append(Beat(time.monotonic(), self.record.process, self.record.phase, self.record.step))
+            if actions and actions[0](self):
+                actions.pop(0)
             if time.monotonic() > end_s:
                 self.hung = True
-                self.abandon()
-            time.sleep(LOOK_EVERY_S)
+                self.kill()
+            time.sleep(POLL_S)
 
     def _read(self, pipe: IO[bytes]) -> None:
         for content in pipe:
@@ -230,21 +295,40 @@ class Run:
             self.lines.append(Line(time.monotonic(), text, self._steps_of(match[1]) if match else None))
 
     def _steps_of(self, checkpoint: str) -> int:
-        """By its sidecar, which may soon be gone."""
-        path = self.folder / f"{checkpoint}.json"
+        """Return the step of a checkpoint, from its sidecar file if the file still exists."""
         try:
-            return int(json.loads(path.read_text())["steps"])
+            return int(json.loads((self.folder / f"{checkpoint}.json").read_text())["steps"])
         except (OSError, ValueError, KeyError):
             return int("".join(filter(str.isdigit, Path(checkpoint).name)) or 0)
 
 
-def send(process: int, number: signal.Signals) -> None:
-    """A signal to a process, if it is still there."""
-    try:
-        os.kill(process, number)
-    except ProcessLookupError:
-        return
+Action = Callable[[Run], bool]
+"""Something done to a run from outside; called repeatedly until it returns True."""
 
 
-Act = Callable[[Run], bool]
-"""Something done to a run from outside; called again and again until the return value is True."""
+def configuration(case: Case, root: Path, folder: Path) -> dict[str, Any]:
+    """Return the configuration of a case, whose faults are recorded in `folder`."""
+    tree: dict[str, Any] = yaml.safe_load((FAULTS / "config.yaml").read_text())
+    long_s = {one.name: LONG_S * busyness() for one in fields(Floors)}
+    short_s = {name: value * (busyness() if name in PROCESS_STARTS else 1) for name, value in case.timeouts_s.items()}
+    tree["supervision"] |= {**case.supervision, "floors": long_s | short_s}
+    tree["data"] |= {"root": str(root / "data"), "index_root": str(root / "index")}
+    tree["data"]["loader"]["num_workers"] = case.workers
+    arguments = {"faults": list(case.inside), "folder": str(folder)}
+    tree["trainer"]["callbacks"].append({"class_path": "faults.injector.Injector", "init_args": arguments})
+    for key, value in case.config.items():
+        put(tree, key, value.format(root=root) if isinstance(value, str) else value)
+    return tree
+
+
+def put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value of a dotted key."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    tree[last] = value
+
+
+def busyness() -> float:
+    """Return the number of runnable processes per core, at least 1."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))

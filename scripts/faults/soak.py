@@ -1,109 +1,78 @@
-"""One run that is killed again and again at random moments, and rows of random faults."""
+"""One run that is killed repeatedly at random moments, and the rows of random faults."""
 
 import random
 import signal
 import time
 
-from faults.case import AT_ONCE_S, Case, Report
-from faults.outside import Deed, at_step, edit, in_phase, to_trainer, to_worker, while_saving
-from faults.run import KILLS, Act, Run
-from faults.workshop import STEPS_PER_EPOCH, epochs_option
+from faults.actions import at_step, edit, in_phase, to_trainer, to_worker, while_saving
+from faults.run import STEPS_PER_EPOCH, Action, Case, Report, Run
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
 
-EPOCHS = 4
-STEPS = STEPS_PER_EPOCH * EPOCHS
+SOAK_EPOCHS = 4
 CHECKPOINT_BYTES = 36_000_000
 LARGEST_PAUSE_S = 0.1
+KILLS = "kills"
+"""Note of a run: trigger, phase, epoch and step of each kill."""
 HANGS = ("sleep", "lock", "compute", "c_call", "c_call_with_lock", "d_state")
 DEATHS = ("kill", "segfault", "abort", "exit_3")
-WORKER_SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
-MOMENTS = ("a step", "a save", "a validation", "the end of an epoch", "soon after the kill before")
+TRIGGERS = ("step", "save", "validation", "end of an epoch", "soon after the previous kill")
 
 
 def soak(kills: int, seed: int) -> Case:
-    """One run of four epochs, killed at random moments of all kinds, each time with another number of workers.
-
-    Args:
-        kills: How many.
-        seed: Decides the moments.
-    """
+    """Return a run of four epochs that is killed `kills` times, each time with another number of workers."""
     generator = random.Random(seed)
-    # The last epoch is left for what a kill before has put off: not every moment comes again at once.
-    steps = sorted(generator.randrange(1, STEPS - STEPS_PER_EPOCH) for _ in range(kills))
-    moments = [generator.choice(MOMENTS) for _ in steps]
-    acts = tuple(kill(moment, step, generator) for moment, step in zip(moments, steps, strict=True))
+    # The last epoch is reserved for kills that are delayed, because a validation or an epoch end comes once per epoch.
+    steps = sorted(generator.randrange(1, STEPS_PER_EPOCH * (SOAK_EPOCHS - 1)) for _ in range(kills))
+    triggers = [generator.choice(TRIGGERS) for _ in steps]
     return Case(
         f"soak{kills}",
         f"{kills} kills at random moments of one run, seed {seed}",
-        outside=acts,
-        reports=(Report(StallClass.UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S),) * kills,
+        outside=tuple(kill(trigger, step, generator) for trigger, step in zip(triggers, steps, strict=True)),
+        reports=(Report(StallClass.UNKNOWN, ("SIGKILL",), within_s=1.0),) * kills,
         supervision={"attempts": 10 * kills},
-        options=epochs_option(EPOCHS),
+        config={"trainer.max_epochs": SOAK_EPOCHS},
         limit_s=120.0 * (kills + 1),
     )
 
 
-def kill(moment: str, step: int, generator: random.Random) -> Act:
-    """One of them, not before `step`."""
+def kill(trigger: str, step: int, generator: random.Random) -> Action:
+    """Return one kill, not before `step`."""
     begin = step // STEPS_PER_EPOCH * STEPS_PER_EPOCH
-    deeds: tuple[Deed, ...] = (
-        pause(generator.uniform(0, LARGEST_PAUSE_S)),
-        edit(data__loader__num_workers=generator.choice((0, 0, 1, 2))),
-        note_moment(moment),
-        to_trainer(signal.SIGKILL),
-    )
-    if moment == "a save":
-        return while_saving(generator.randrange(CHECKPOINT_BYTES), together(*deeds[1:]))
-    if moment == "a validation":
-        return in_phase(Phase.VALIDATE, *deeds, step=begin)
-    if moment == "the end of an epoch":
-        return in_phase(Phase.EPOCH_END, *deeds, step=begin)
-    return at_step(0 if moment == MOMENTS[-1] else step, *deeds)
+    pause_s = generator.uniform(0, LARGEST_PAUSE_S)  # at a moment that this script does not choose
 
-
-def pause(seconds: float) -> Deed:
-    """So that the moment is none that the harness could choose."""
-    return lambda run: time.sleep(seconds)
-
-
-def together(*deeds: Deed) -> Deed:
-    """Several as one."""
-
-    def deed(run: Run) -> None:
-        for one in deeds:
-            one(run)
-
-    return deed
-
-
-def note_moment(moment: str) -> Deed:
-    """For the table."""
-
-    def deed(run: Run) -> None:
+    def note(run: Run) -> None:
         assert run.record is not None
-        place = (moment, run.record.phase.name.lower().replace("_", " "), run.record.epoch, run.record.step)
-        run.notes.setdefault(KILLS, []).append(place)
+        phase = run.record.phase.name.lower().replace("_", " ")
+        run.notes.setdefault(KILLS, []).append((trigger, phase, run.record.epoch, run.record.step))
 
-    return deed
+    effects = (edit(data__loader__num_workers=generator.choice((0, 0, 1, 2))), note, to_trainer(signal.SIGKILL))
+    if trigger == "save":
+        return while_saving(generator.randrange(CHECKPOINT_BYTES), *effects)
+    delayed = (lambda run: time.sleep(pause_s), *effects)
+    if trigger == "validation":
+        return in_phase(Phase.VALIDATE, *delayed, step=begin)
+    if trigger == "end of an epoch":
+        return in_phase(Phase.EPOCH_END, *delayed, step=begin)
+    return at_step(0 if trigger == TRIGGERS[-1] else step, *delayed)
 
 
 def random_case(seed: int) -> Case:
-    """Row 42: two faults of the trainer and one of a worker, at random steps of one run."""
+    """Return a case of row 42: two faults of the trainer and one of a worker, at random steps of one run."""
     generator = random.Random(seed)
     first, second, third = generator.randrange(3, 9), generator.randrange(12, 18), generator.randrange(21, 27)
     kinds = [generator.choice(HANGS + DEATHS) for _ in range(2)]
-    number = generator.choice(WORKER_SIGNALS)
+    number = generator.choice((signal.SIGKILL, signal.SIGSTOP))
     inside = tuple(f"{kind} @ step {step}" for kind, step in zip(kinds, (first, second), strict=True))
     return Case(
         f"42{chr(ord('a') + seed)}",
         f"random: {', then '.join(inside)}, then {number.name} to a worker at step {third}",
         inside,
-        outside=(at_step(third, to_worker(number)),),
-        reports=(Report(None),) * 3,
-        short_s={"step_s": 3.0, "fetch_s": 3.0, "save_s": 5.0},
+        (at_step(third, to_worker(number)),),
+        (Report(None),) * 3,
+        timeouts_s={"step_s": 3.0, "fetch_s": 3.0, "save_s": 5.0},
         workers=2,
-        rung=int(number is signal.SIGSTOP),
+        fallback_level=int(number is signal.SIGSTOP),
     )
 
 

@@ -8,7 +8,6 @@ import struct
 import sys
 import time
 import warnings
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,27 +15,10 @@ if TYPE_CHECKING:
 
 STEP = struct.Struct("<dd")
 """Record of a step: seconds of copy, computation and synchronisation; number of worker starts so far."""
-
 WORKERS = 2
 EPOCH_STEPS = 500
 """Steps between two starts of the workers."""
-
 SIDE = 640
-
-
-class ArmStart(StrEnum):
-    """Start method of loader workers."""
-
-    FORK = "fork"
-    SPAWN = "spawn"
-
-
-class Copy(StrEnum):
-    """How a batch is copied to the device."""
-
-    PINNED = "pinned"
-    PAGEABLE = "pageable"
-    STAGED = "staged"  # pageable; the size from which the ROCm runtime registers memory is larger than a batch
 
 
 class Batches:
@@ -54,7 +36,7 @@ class Batches:
         return torch.full((self.frames, 3, SIDE, SIDE), index % 255 / 255)
 
 
-def run_arm(start: ArmStart, copy: Copy, device: str, seconds: float, frames: int, steps_file: str) -> None:
+def run_arm(start: str, copy: str, device: str, seconds: float, frames: int, steps_file: str) -> None:
     """Load, copy, compute and synchronise for `seconds` from the first batch on; append a `STEP` after each step."""
     import torch
     from torch.utils.data import DataLoader
@@ -62,31 +44,26 @@ def run_arm(start: ArmStart, copy: Copy, device: str, seconds: float, frames: in
     warnings.filterwarnings("ignore", ".*pin_memory.*")  # a rehearsal without a GPU has nothing to pin for
     file = os.open(steps_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     weight = torch.full((SIDE, SIDE), 1 / SIDE, device=device)
-    pinned = copy is Copy.PINNED
+    pinned = copy == "pinned"
     batches: Any = Batches(frames)
     end_s: float | None = None
     starts = 0
     while end_s is None or time.monotonic() < end_s:
         loader: Any = DataLoader(
-            batches, batch_size=None, num_workers=WORKERS, multiprocessing_context=start.value, pin_memory=pinned
+            batches, batch_size=None, num_workers=WORKERS, multiprocessing_context=start, pin_memory=pinned
         )
         starts += 1
         for batch in loader:
             end_s = end_s or time.monotonic() + seconds
-            os.write(file, STEP.pack(train_step(batch, weight, device, pinned=pinned), starts))
+            began_s = time.perf_counter()
+            mean = (batch.to(device, non_blocking=pinned) @ weight).mean().item()
+            assert 0 <= mean <= 1.001, mean
+            os.write(file, STEP.pack(time.perf_counter() - began_s, starts))
             if time.monotonic() >= end_s:
                 break
     os._exit(0)  # threads of the loader may be inside torch; all results are written
 
 
-def train_step(batch: "Tensor", weight: "Tensor", device: str, *, pinned: bool) -> float:
-    """Copy a batch, compute with it and wait for the result; return the duration in seconds."""
-    began_s = time.perf_counter()
-    mean = (batch.to(device, non_blocking=pinned) @ weight).mean().item()
-    assert 0 <= mean <= 1.001, mean
-    return time.perf_counter() - began_s
-
-
 if __name__ == "__main__":
     _, start, copy, device, seconds, frames, steps_file = sys.argv
-    run_arm(ArmStart(start), Copy(copy), device, float(seconds), int(frames), steps_file)
+    run_arm(start, copy, device, float(seconds), int(frames), steps_file)

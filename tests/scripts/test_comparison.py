@@ -13,11 +13,6 @@ import pytest
 from tests.conftest import REPOSITORY
 from yolo_lightning.data.datamodule import DetectionDataModule
 
-RESULTS_CSV = """epoch,time,train/box_loss,train/cls_loss,train/dfl_loss,metrics/mAP50(B),metrics/mAP50-95(B)
-1,2.5,1,2,3,0.25,0.125
-2,4.5,1,1,1,,
-"""
-
 
 @pytest.fixture(autouse=True)
 def scripts_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +44,10 @@ def test_kind_of_dataset_decides_reader_and_recipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [(), ("root", "data"), ("data",)], ids=["none", "both", "unknown"])
 def test_unclear_dataset_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="exactly one must be given" if len(names) != 1 else "allowed are"):
+    with pytest.raises(
+        ValueError,
+        match="must be given" if len(names) != 1 else "--data must be",
+    ):
         find(**dict.fromkeys(names, tmp_path))
 
 
@@ -94,16 +92,15 @@ def test_runs_of_other_settings_do_not_share_a_folder(tmp_path: Path) -> None:
     remember = script("compare_ultralytics").remember_settings
     remember(Namespace(work=tmp_path, epochs=3, **same))
     remember(Namespace(work=tmp_path, epochs=0, **same))  # shows, trains nothing
-    with pytest.raises(ValueError, match=r"--epochs is 4, the runs in .* have 3"):
+    with pytest.raises(ValueError, match=r"--epochs must be 3 like in the runs in .*, got 4"):
         remember(Namespace(work=tmp_path, epochs=4, **same))
 
 
-def test_finished_runs_of_a_folder_are_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_runs_of_a_folder_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = script("comparison.results")
     for arm, seed, score in (("native", 1, 0.5), ("native", 0, 0.25), ("ultralytics", 0, 0.125)):
         folder = tmp_path / f"{arm}-{seed}"
         folder.mkdir()
-        (folder / "results.csv").write_text(RESULTS_CSV)
         content = {"arm": arm, "seed": seed, "map_50": score, "map": 0.0625, "epoch_s": 2, "peak_memory_mib": 900}
         content |= {"images_per_wall_s": 4, "images_per_processor_s": 5}
         (folder / results.RESULT).write_text(json.dumps(content))
@@ -115,9 +112,6 @@ def test_finished_runs_of_a_folder_are_shown_and_drawn(tmp_path: Path, capsys: p
     assert "0.375 (0.250 to 0.500)" in printed
     assert "2 turns, native: median 5.00 images/s (4.00 to 6.00)" in printed
     assert "GPU" not in printed
-    assert results.draw(tmp_path, found).stat().st_size > 10_000
-    assert results.columns(tmp_path / "native-0", ["metrics/mAP50(B)"]) == [0.25]
-    assert results.columns(tmp_path / "native-0", ["train/box_loss", "train/cls_loss"]) == [3, 2]
 
 
 def test_first_epoch_counts_only_where_it_is_the_only_one(tmp_path: Path) -> None:

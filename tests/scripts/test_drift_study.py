@@ -1,8 +1,9 @@
 """The study's own parts: what is trained on, what is read back, what is not done twice. No training."""
 
-import importlib.util
+import importlib
 import json
 import math
+import sys
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
@@ -12,17 +13,14 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+
 SETTINGS = {"epochs": 1, "frames": 256, "test_frames": 64, "width": 96, "image_size": 64, "batch_size": 4}
 
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("drift_study", REPOSITORY / "scripts" / "drift_study.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("drift_study")
 
 
 @pytest.fixture

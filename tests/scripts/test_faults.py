@@ -1,4 +1,4 @@
-"""Faults in real training runs, by the script that injects the whole matrix; and whether that script can say no."""
+"""Fault injection into real training runs, and tests of the functions that judge the runs."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from tests.conftest import REPOSITORY
 SCRIPT = REPOSITORY / "scripts" / "inject_faults.py"
 sys.path.insert(0, str(SCRIPT.parent))
 
-from faults import outcome, overhead, traces  # noqa: E402
-from faults.inside import InsideFault, Place  # noqa: E402
-from faults.judge import restarts  # noqa: E402
+from faults import traces  # noqa: E402
+from faults.hangs import InsideFault, InsideFaults, Place  # noqa: E402
+from faults.judge import FinalState, differences, restarts  # noqa: E402
 from faults.rows import CASES, chosen  # noqa: E402
 from faults.run import Beat, Line  # noqa: E402
 
@@ -45,7 +45,7 @@ def inject(folder: Path, *options: str) -> list[dict[str, Any]]:
 
 @pytest.mark.whole_run
 @pytest.mark.timeout(900)
-def test_a_run_comes_back_from_faults_of_all_kinds_and_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_run_recovers_from_three_kinds_of_faults_and_ends_bit_for_bit_equal(tmp_path: Path) -> None:
     (verdict,) = inject(tmp_path, "--rows", "quick")
     assert verdict["wrong"] == []
     assert verdict["leftovers"] == []
@@ -56,7 +56,7 @@ def test_a_run_comes_back_from_faults_of_all_kinds_and_ends_as_if_nothing_had_be
 @pytest.mark.whole_run
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("row", ["21e", "29a", "40c"], ids=["clock set back", "suspension", "group killed"])
-def test_a_run_outlives_its_clock_a_suspension_and_its_group(row: str, tmp_path: Path) -> None:
+def test_run_recovers_from_clock_changes_suspension_and_a_killed_group(row: str, tmp_path: Path) -> None:
     (verdict,) = inject(tmp_path, "--rows", row)
     assert verdict["wrong"] == []
     assert verdict["leftovers"] == []
@@ -84,13 +84,13 @@ def test_groups_hold_every_row() -> None:
 
 
 def test_unknown_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="rows are 99, allowed are 1, 2, 3"):
+    with pytest.raises(ValueError, match=r"--rows must be names of 1, 2, 3.*, got 99"):
         chosen("1,99")
 
 
-def final_state() -> outcome.Outcome:
+def final_state() -> FinalState:
     rows = [{"epoch": "0", "step": str(step), "train/loss": "1"} for step in (1, 2, 2)]
-    return outcome.Outcome({"last.weight": torch.zeros(3), "best.weight": torch.ones(3)}, rows, 2)
+    return FinalState({"last.weight": torch.zeros(3), "best.weight": torch.ones(3)}, rows, 2)
 
 
 @pytest.mark.parametrize(
@@ -106,20 +106,20 @@ def final_state() -> outcome.Outcome:
             replace(final_state(), tensors=dict.fromkeys(final_state().tensors, torch.full((3,), torch.nan))),
             "not finite",
         ),
-        (replace(final_state(), rows=final_state().rows[:2]), "metrics.csv: rows doubled"),
-        (replace(final_state(), rows=[*final_state().rows, final_state().rows[0]]), "doubled [('0', '1')]"),
+        (replace(final_state(), rows=final_state().rows[:2]), "metrics.csv: doubled rows"),
+        (replace(final_state(), rows=[*final_state().rows, final_state().rows[0]]), "doubled rows [('0', '1')]"),
         (
             replace(final_state(), rows=[final_state().rows[0] | {"train/loss": "2"}, *final_state().rows[1:]]),
             "other values at the steps ['1']",
         ),
     ],
 )
-def test_final_states_that_differ_are_told_apart(found: outcome.Outcome, words: str) -> None:
-    assert any(words in wrong for wrong in outcome.differences(found, final_state()))
+def test_final_states_that_differ_are_told_apart(found: FinalState, words: str) -> None:
+    assert any(words in wrong for wrong in differences(found, final_state()))
 
 
 def test_equal_final_states_are_equal() -> None:
-    assert outcome.differences(final_state(), final_state()) == []
+    assert differences(final_state(), final_state()) == []
 
 
 def test_forgotten_processes_and_files_are_found(tmp_path: Path) -> None:
@@ -154,21 +154,20 @@ def test_lost_steps_and_recovery_are_read_from_what_was_seen() -> None:
         Line(5.0, "supervisor: 2026-01-01 10:00:00 restart in 0 s: attempt 1 of 3"),
         Line(8.5, "run folder: run, checkpoint: run/checkpoints/step-000000005.ckpt", 5),
     ]
-    seen = type("Seen", (), {"beats": beats, "lines": lines})()
-    assert restarts(seen) == ([3], [4.5])
+    assert restarts(beats, lines) == ([3], [4.5])
 
 
 def test_fault_happens_once_in_all_attempts_or_always(tmp_path: Path) -> None:
-    once, always = InsideFault.parse("sleep @ validation frame 3"), InsideFault.parse("kill @ step 7 always")
-    assert (once.place, once.number, once.always) == (Place.VALIDATION_FRAME, 3, False)
-    assert [once.happens(Place.VALIDATION_FRAME, number, tmp_path) for number in (2, 3, 3)] == [False, True, False]
-    assert [always.happens(Place.STEP, 7, tmp_path) for _ in range(2)] == [True, True]
+    texts = ("sleep @ validation frame 3", "kill @ step 7 always")
+    faults = InsideFaults(tuple(map(InsideFault.parse, texts)), tmp_path)
+    assert [faults.due(Place.VALIDATION_FRAME, number) for number in (2, 3, 3)] == [[], ["sleep"], []]
+    assert [faults.due(Place.STEP, 7) for _ in range(2)] == [["kill"], ["kill"]]
     assert len((tmp_path / "fired.jsonl").read_text().splitlines()) == 3
-    with pytest.raises(ValueError, match="fault kind is 'yawn', allowed are"):
+    with pytest.raises(ValueError, match=r"fault kind must be one of .*, got 'yawn'"):
         InsideFault.parse("yawn @ step 7")
 
 
-def test_cost_of_the_record_is_measured_on_the_hooks_themselves(tmp_path: Path) -> None:
-    step = overhead.of_the_trainer(tmp_path)
-    beat = overhead.fastest(lambda: None, 2000)
-    assert beat < step.step_s < 1e-3
+def test_page_has_a_row_for_every_case() -> None:
+    page = (REPOSITORY / "docs" / "faults.md").read_text()
+    rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ")][2:]
+    assert [(name.removeprefix("| "), fault) for name, fault in rows] == [(case.name, case.fault) for case in CASES]

@@ -4,7 +4,7 @@ import csv
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,23 +13,15 @@ from tests.conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 
-from hang_experiment import study as study_module
-from hang_experiment.arm import ArmStart, Copy
-from hang_experiment.conclusion import ARMS, Arm, ArmResult, End
-from hang_experiment.study import (
-    TABLE,
-    Study,
-    check_shared_memory,
-    choose_device,
-    read_result,
-    run_study,
-    write_result,
-)
+import hang_study as study_module
+from hang_experiment.conclusion import ARMS, ArmResult, End
 from hang_experiment.watch import StudyLimits
+from hang_study import TABLE, Study, check_shared_memory, choose_device, read_result, run_study
 
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
+from yolo_lightning.utils.files import write_json
 
-FORKED, SPAWNED = Arm(ArmStart.FORK, Copy.PINNED), Arm(ArmStart.SPAWN, Copy.STAGED)
+FORKED, SPAWNED = "fork-pinned", "spawn-staged"
 QUICK = StudyLimits(interval_s=0.2, start_s=120.0, stall_s=1.0, poll_s=0.02)
 
 STAND_IN = """
@@ -52,7 +44,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study_module, "run_probe", lambda probe, device, timeout_s: answer())
 
 
-def quick(folder: Path, *arms: Arm, seconds: float = 0.3) -> Study:
+def quick(folder: Path, *arms: str, seconds: float = 0.3) -> Study:
     return Study(folder=folder, device="cpu", seconds=seconds, frames=1, arms=arms, limits=QUICK)
 
 
@@ -60,9 +52,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, **ends: str) -> list[str]:
     """Arms make three steps and go on as `ends` says for each; returns those that were run."""
     run: list[str] = []
 
-    def command(study: Study, arm: Arm, device: str, steps: Path) -> list[str]:
-        run.append(str(arm))
-        code = STAND_IN.format(then=ends.get(f"{arm.start}_{arm.copy}", ""))
+    def command(study: Study, arm: str, device: str, steps: Path) -> list[str]:
+        run.append(arm)
+        code = STAND_IN.format(then=ends.get(arm.replace("-", "_"), ""))
         return [sys.executable, "-S", "-c", code, str(steps)]
 
     monkeypatch.setattr(study_module, "arm_command", command)
@@ -116,14 +108,18 @@ def test_what_is_done_is_not_done_again_and_crashes_are(tmp_path: Path, monkeypa
 def test_a_result_counts_whole_and_under_its_conditions(tmp_path: Path) -> None:
     study = quick(tmp_path, FORKED)
     result = ArmResult("fork-pinned", End.HANG, 9.0, 3, 1, None, 2.0, None, 1.0, 1.0, 0)
-    write_result(study, result, "a card, 1 h")
+
+    def write(result: ArmResult) -> None:
+        write_json(tmp_path / "fork-pinned.json", {"conditions": "a card, 1 h", "result": asdict(result)})
+
+    write(result)
     assert read_result(study, FORKED, "a card, 1 h") == result
     assert read_result(study, FORKED, "a card, 2 h") is None
     assert read_result(study, SPAWNED, "a card, 1 h") is None
     path = tmp_path / "fork-pinned.json"
     path.write_text(path.read_text()[:50])
     assert read_result(study, FORKED, "a card, 1 h") is None
-    write_result(study, replace(result, end=End.CRASH), "a card, 1 h")
+    write(replace(result, end=End.CRASH))
     assert read_result(study, FORKED, "a card, 1 h") is None
 
 

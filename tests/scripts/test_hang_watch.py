@@ -16,7 +16,7 @@ sys.path.insert(0, str(REPOSITORY / "scripts"))
 from hang_experiment import watch as watch_module
 from hang_experiment.arm import STEP
 from hang_experiment.conclusion import End
-from hang_experiment.watch import ArmWatch, Steps, StudyLimits, percentiles, vmstat
+from hang_experiment.watch import ArmWatch, StudyLimits, percentiles, read_steps, vmstat, worker_starts
 
 from yolo_lightning.utils import sensors
 
@@ -34,17 +34,16 @@ def watch(folder: Path) -> tuple[ArmWatch, Path]:
 
 
 def test_steps_are_read_as_they_come_and_torn_ones_later(tmp_path: Path) -> None:
-    steps = Steps(tmp_path / "steps")
-    assert steps.read() == 0
-    add(tmp_path / "steps", (0.1, 1), (0.2, 1))
-    with steps.path.open("ab") as file:
+    path = tmp_path / "steps"
+    assert len(read_steps(path)) == 0
+    add(path, (0.1, 1), (0.2, 1))
+    with path.open("ab") as file:
         file.write(STEP.pack(0.3, 2)[:5])
-    assert steps.read() == 2
-    with steps.path.open("ab") as file:
+    assert read_steps(path)["seconds"].tolist() == [0.1, 0.2]
+    with path.open("ab") as file:
         file.write(STEP.pack(0.3, 2)[5:])
-    assert steps.take() == [0.1, 0.2]
-    assert steps.read() == 1
-    assert (steps.take(), steps.count, steps.worker_starts) == ([0.3], 3, 2)
+    assert read_steps(path)["seconds"].tolist() == [0.1, 0.2, 0.3]
+    assert worker_starts(read_steps(path)) == 2
 
 
 def test_percentiles_of_many_one_and_none() -> None:

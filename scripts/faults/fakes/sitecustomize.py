@@ -1,7 +1,7 @@
-"""What cannot be had for real, put before the product by `PYTHONPATH`: Python runs this file when it starts.
+"""Simulated faults. Python imports this file at its start, because the folder is in `PYTHONPATH`.
 
-`FAULTS_UNKILLABLE`: SIGKILL does nothing to the process whose id stands in the named file, as to one that waits in a
-broken driver. `FAULTS_CLOCK`: the wall clock is off by the seconds that stand in the named file.
+`FAULTS_UNKILLABLE`: SIGKILL does not end the process whose id is in the named file, as if it waited in a broken driver.
+`FAULTS_CLOCK`: the wall clock is wrong by the seconds in the named file.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def number_in(path: str) -> float:
-    """The number in a file; 0 while there is none."""
+    """Return the number in a file, 0 without a file."""
     try:
         return float(Path(path).read_text())
     except (OSError, ValueError):
@@ -24,13 +24,11 @@ kill, now_s = os.kill, time.time
 
 
 def kill_most(process: int, number: int) -> None:
-    """Signal a process, except the one that cannot be killed."""
     if number != signal.SIGKILL or process != number_in(unkillable):
         kill(process, number)
 
 
 def wrong_time_s() -> float:
-    """The wall clock, set."""
     return now_s() + number_in(clock)
 
 

@@ -1,4 +1,4 @@
-"""A plug-in whose import hangs in every trainer, but not in the process that becomes the supervisor."""
+"""Callback whose import hangs in every trainer, but not in the process that becomes the supervisor."""
 
 from lightning.pytorch import Callback
 
@@ -7,7 +7,7 @@ from yolo_lightning.supervision import is_supervised
 
 
 class PlugIn(Callback):
-    """Does nothing."""
+    """Callback without hooks."""
 
 
 if is_supervised():

@@ -1,0 +1,32 @@
+"""Helpers of several scripts: child processes with a log file, Markdown tables, mean and range."""
+
+import os
+import statistics
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+
+def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    """Run a command with further environment variables and its output in `log`.
+
+    Raises:
+        SystemExit: If the command fails.
+    """
+    print(f"running; log in {log}", flush=True)
+    with log.open("w") as file:
+        ended = subprocess.run(command, env={**os.environ, **environment}, stdout=file, stderr=subprocess.STDOUT)
+    if ended.returncode:
+        raise SystemExit(f"the command ended with exit code {ended.returncode}: see {log}")
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table without a line break at its end."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Return the mean and, of several numbers, the range."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"

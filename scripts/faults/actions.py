@@ -1,0 +1,366 @@
+"""Faults done to a running fit from outside: signals, limits, full and frozen disks, damaged files, other settings.
+
+An action is a trigger with effects, for example `at_step(8, to_trainer(signal.SIGKILL))`.
+"""
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from faults.hangs import record_fired
+from faults.run import Action, Run, put
+from yolo_lightning.supervision.heartbeat import Phase
+
+Effect = Callable[[Run], None]
+Damage = Callable[[Path], None]
+
+TRAINING = frozenset({Phase.STEP, Phase.FETCH})
+DISK_TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze", "fallocate")
+DISK_BYTES = 1 << 30
+"""Size of the sparse file of a file system; several checkpoints fit."""
+
+
+def when(condition: Callable[[Run], bool], *effects: Effect) -> Action:
+    """Return an action that has all effects as soon as `condition` holds."""
+
+    def action(run: Run) -> bool:
+        if not condition(run):
+            return False
+        for effect in effects:
+            effect(run)
+        return True
+
+    return action
+
+
+def at_step(step: int, *effects: Effect) -> Action:
+    """Trigger when a trainer without a fault so far has trained `step` steps."""
+
+    def condition(run: Run) -> bool:
+        return run.fresh is not None and run.fresh.step >= step and run.fresh.phase in TRAINING
+
+    return when(condition, *effects)
+
+
+def in_phase(phase: Phase, *effects: Effect, step: int = 0) -> Action:
+    """Trigger when a trainer without a fault so far is in `phase`, from `step` on."""
+
+    def condition(run: Run) -> bool:
+        return run.fresh is not None and run.fresh.phase is phase and run.fresh.step >= step
+
+    return when(condition, *effects)
+
+
+def when_printed(text: str, *effects: Effect) -> Action:
+    """Trigger when the output contains `text`."""
+    return when(lambda run: text in run.output(), *effects)
+
+
+def when_fired(*effects: Effect) -> Action:
+    """Trigger when a fault inside the trainer or a worker has happened."""
+    return when(lambda run: bool(run.fired_s()), *effects)
+
+
+def after(seconds: float, *effects: Effect) -> Action:
+    """Trigger this long after the previous action."""
+
+    def condition(run: Run) -> bool:
+        begin_s: float = run.notes.setdefault(f"begin of {seconds} s", time.monotonic())
+        return time.monotonic() >= begin_s + seconds
+
+    return when(condition, *effects)
+
+
+def while_saving(least_bytes: int, *effects: Effect) -> Action:
+    """Trigger when the temporary file of a checkpoint has `least_bytes` bytes."""
+
+    def condition(run: Run) -> bool:
+        if run.fresh is None:
+            return False
+        try:
+            paths = (run.run_folder / "checkpoints").glob(".writing-*.ckpt.part")
+            return any(path.stat().st_size >= least_bytes for path in list(paths))
+        except OSError:
+            return False
+
+    return when(condition, *effects)
+
+
+# Signals.
+
+
+def workers(run: Run) -> list[int]:
+    """Return the process ids of the loader workers of the trainer, oldest first."""
+    found: list[int] = []
+    for children in Path(f"/proc/{run.trainer}/task").glob("*/children"):
+        found += map(int, children.read_text().split())
+    return sorted(pid for pid in found if "multiprocessing.spawn" in Path(f"/proc/{pid}/cmdline").read_text())
+
+
+def send(number: signal.Signals, target: str, kill: Callable[[Run], None]) -> Effect:
+    """Return an effect that records a signal to `target` and sends the signal by `kill`."""
+
+    def effect(run: Run) -> None:
+        run.begin_fault(f"{number.name} to {target}")
+        kill(run)
+
+    return effect
+
+
+def to_trainer(number: signal.Signals) -> Effect:
+    return send(number, "the trainer", lambda run: os.kill(run.trainer, number))
+
+
+def pause_trainer(run: Run) -> None:
+    """Stop the trainer while another effect is prepared; this is no fault."""
+    os.kill(run.trainer, signal.SIGSTOP)
+
+
+def to_worker(number: signal.Signals) -> Effect:
+    return send(number, "a worker", lambda run: os.kill(workers(run)[0], number))
+
+
+def to_supervisor(number: signal.Signals) -> Effect:
+    return send(number, "the supervisor", lambda run: os.kill(run.process.pid, number))
+
+
+def to_group(number: signal.Signals) -> Effect:
+    """Send a signal to the process group of the command, like a terminal or a service manager."""
+    return send(number, "the process group", lambda run: os.killpg(run.process.pid, number))
+
+
+def kill_trainer_group(run: Run) -> None:
+    """Kill the trainer, its workers and the resource tracker of multiprocessing at once: no process cleans up."""
+    run.begin_fault("SIGKILL to the process group of the trainer")
+    os.killpg(os.getpgid(run.trainer), signal.SIGKILL)
+
+
+def kill_all(run: Run) -> None:
+    """Kill the supervisor and the process group of the trainer."""
+    run.begin_fault("SIGKILL to the supervisor and the process group of the trainer")
+    group = os.getpgid(run.trainer)
+    os.kill(run.process.pid, signal.SIGKILL)
+    os.killpg(group, signal.SIGKILL)
+
+
+def remember_workers(run: Run) -> None:
+    """Remember the training workers, before a validation starts other workers."""
+    run.notes["workers"] = workers(run)
+
+
+def stop_remembered_workers(run: Run) -> None:
+    run.begin_fault("SIGSTOP to all training workers")
+    for pid in run.notes["workers"]:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def to_all(number: signal.Signals) -> Effect:
+    """Send a signal to supervisor, trainer and workers, as if the machine were suspended. This is no fault."""
+
+    def effect(run: Run) -> None:
+        for pid in run.notes.setdefault("all", [run.process.pid, run.trainer, *workers(run)]):
+            os.kill(pid, number)
+
+    return effect
+
+
+# Disks and shared memory.
+
+
+def limit_files(size_bytes: int | None, *, of_supervisor: bool = False) -> Effect:
+    """Limit the size of the files of one process, which simulates a full disk; None removes the limit."""
+
+    def effect(run: Run) -> None:
+        for pid in supervisor_and_helpers(run) if of_supervisor else [run.trainer]:
+            hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
+
+    return effect
+
+
+def supervisor_and_helpers(run: Run) -> list[int]:
+    """Return the process ids of the supervisor and of its children with the same command line, which write files."""
+    pid = run.process.pid
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [pid, *(child for child in children if Path(f"/proc/{child}/cmdline").read_bytes() == command)]
+
+
+def fill(path: Path) -> None:
+    """Write to a file until its file system is full."""
+    with path.open("wb", buffering=0) as file:
+        for block_bytes in (1 << 20, 1 << 12):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(block_bytes)):
+                    pass
+
+
+def fill_shared_memory(run: Run) -> None:
+    """Fill the /dev/shm that only this case uses."""
+    run.begin_fault("/dev/shm full")
+    fill(Path(f"/proc/{run.trainer}/root/dev/shm/filler"))
+
+
+def cannot_unshare() -> str:
+    """Return why a process cannot have its own /dev/shm on this machine."""
+    done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return "" if done.returncode == 0 else "needs root: its own /dev/shm"
+
+
+def mount(image: Path, folder: Path, size_bytes: int) -> str:
+    """Create an ext4 file system in a sparse file and mount it; return the error, or an empty string."""
+    with image.open("wb") as file:
+        file.truncate(size_bytes)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
+    done = subprocess.run(["mount", "-o", "loop", image, folder], capture_output=True, text=True, check=False)
+    return done.stderr.strip()
+
+
+def cannot_mount() -> str:
+    """Return why this machine cannot create, mount and freeze a file system."""
+    missing = [name for name in DISK_TOOLS if shutil.which(name) is None]
+    if os.getuid() != 0 or missing:
+        return f"needs root and {', '.join(missing or DISK_TOOLS)}"
+    with tempfile.TemporaryDirectory() as folder:
+        mounted = Path(folder) / "mounted"
+        mounted.mkdir()
+        if error := mount(Path(folder) / "image", mounted, 16 << 20):
+            return f"needs loop devices: {error}"
+        frozen = subprocess.run(["fsfreeze", "-f", mounted], capture_output=True, text=True, check=False)
+        unmount(mounted)
+        return frozen.stderr.strip()
+
+
+def own_disk(run: Run) -> None:
+    """Give the run folder its own file system."""
+    run.run_folder.mkdir()
+    if error := mount(run.folder / "disk.img", run.run_folder, DISK_BYTES):
+        raise OSError(error)
+
+
+def unmount(folder: Path) -> None:
+    """Thaw and unmount a file system."""
+    subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
+    subprocess.run(["umount", "--lazy", folder], capture_output=True, check=False)
+
+
+def freeze_disk(seconds: float) -> Effect:
+    """Freeze the disk of the run folder. Another process thaws the disk, even if this process is killed."""
+
+    def effect(run: Run) -> None:
+        run.begin_fault("disk frozen")
+        thaw = f"sleep {seconds}; fsfreeze -u '{run.run_folder}'"
+        subprocess.Popen(["sh", "-c", thaw], stderr=subprocess.DEVNULL, start_new_session=True)
+        subprocess.run(["fsfreeze", "-f", run.run_folder], check=True)
+        run.notes["thawed_s"] = time.monotonic() + seconds
+
+    return effect
+
+
+def fill_disk(run: Run) -> None:
+    """Fill the disk of the run folder."""
+    free_bytes = shutil.disk_usage(run.run_folder).free
+    subprocess.run(["fallocate", "-l", str(free_bytes * 9 // 10), run.run_folder / "filler"], check=True)
+    fill(run.run_folder / "rest")
+
+
+def free_disk(run: Run) -> None:
+    """Delete the files of `fill_disk`."""
+    for name in ("filler", "rest"):
+        (run.run_folder / name).unlink(missing_ok=True)
+
+
+# Files and settings.
+
+
+def damage_checkpoints(damage: Damage, *, newest: int | None = 1) -> Effect:
+    """Damage the newest checkpoints, or all including the best. `last.ckpt` is another name of the newest."""
+
+    def effect(run: Run) -> None:
+        folder = run.run_folder / "checkpoints"
+        paths = sorted(folder.glob("step-*.ckpt"))
+        for path in paths[-newest:] if newest else [*paths, *folder.glob("best.ckpt")]:
+            damage(path)
+        run.notes["damaged"] = {path.name: path.read_bytes()[:64] for path in folder.glob("*.ckpt")}
+
+    return effect
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip_bit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+
+
+def replace_by_text(path: Path) -> None:
+    path.write_bytes(b"this is no checkpoint\n")
+
+
+def damage_heartbeat(damage: Damage) -> Effect:
+    """Damage the heartbeat file."""
+
+    def effect(run: Run) -> None:
+        run.begin_fault("heartbeat file damaged")
+        damage(run.heartbeat_file())
+
+    return effect
+
+
+def replace_by_folder(path: Path) -> None:
+    """Replace a file by a folder, which root cannot read as a file either."""
+    path.unlink()
+    path.mkdir()
+
+
+def replace_by_copy(path: Path) -> None:
+    """Replace a file by a copy to which its writer does not write."""
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+def edit(**values: Any) -> Effect:
+    """Change the configuration file; double underscores in the names are dots of the keys."""
+
+    def effect(run: Run) -> None:
+        for name, value in values.items():
+            text = value.format(root=run.root) if isinstance(value, str) else value
+            put(run.configuration, name.replace("__", "."), text)
+        run.write_configuration()
+
+    return effect
+
+
+def write_number(name: str, number: Callable[[Run], float]) -> Effect:
+    """Write a number into a file that `fakes/sitecustomize.py` reads."""
+
+    def effect(run: Run) -> None:
+        (run.folder / name).write_text(str(number(run)))
+
+    return effect
+
+
+def start_second(run: Run) -> None:
+    """Run the same command again in the same run folder."""
+    record_fired(run.folder, "second supervisor")
+    process = run.start(run.command(typed=True, resume=True))
+    output, _ = process.communicate()
+    run.notes["second"] = (process.returncode, output.decode())
