@@ -11,7 +11,7 @@ import torch
 from tests.commands.doctor.machines import results
 from yolo_lightning.commands.doctor import probes
 from yolo_lightning.commands.doctor.child import Ended, run_child
-from yolo_lightning.commands.doctor.finding import Finding, Severity, worst
+from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, worst
 from yolo_lightning.commands.doctor.probe_work import Answer, compare, gradients
 from yolo_lightning.commands.doctor.probes import (
     MEANING,
@@ -121,11 +121,15 @@ class Script:
 def run_script(monkeypatch: pytest.MonkeyPatch, **outcomes: Outcome) -> tuple[Script, list[ProbeOutcome]]:
     script = Script(**outcomes)
     monkeypatch.setattr(probes, "run_probe", script)
-    return script, run_probes("auto", 10.0, lambda text: None)
+    return script, run_probes("auto", 10.0)
 
 
-def test_all_is_tried_on_the_device_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_is_tried_on_the_device_that_torch_sees(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     script, found = run_script(monkeypatch)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.splitlines()[0]) == ("", "testing: packages load")
     assert [probe for probe, _ in script.calls] == list(Probe) == [result.probe for result in found]
     assert {device for _, device in script.calls[2:]} == {"cuda"}
     assert list(Probe)[-1] is Probe.CONVOLUTION, "what is known to hang cards comes last"

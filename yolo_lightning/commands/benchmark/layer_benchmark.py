@@ -33,7 +33,7 @@ class Layer:
         output_size: `(O, H', W')` of the output.
         needs_input_gradient: False for the first layer, whose input is the image.
         operations: Floating point operations of a forward and backward pass: 2 or 3 products of equal size.
-        results: Result of each variant; `gflops` and `share_of_gemm` are set.
+        results: Result of each variant.
     """
 
     name: str

@@ -13,9 +13,7 @@ import torch
 from yolo_lightning.commands.benchmark.baselines import Variant
 from yolo_lightning.commands.benchmark.network import Autocast, make_module, step_pass, synthetic_batch, variant_module
 from yolo_lightning.conv import Plan
-from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.module import YOLOModule
 
 SEED = 1
 BATCHES = 4
@@ -43,7 +41,6 @@ class Stability:
         growth_bytes: Memory use at the end minus that after the warm-up; None if it cannot be measured.
         allowed_growth_bytes: Largest growth that passes.
         failure: Error that ended a training, or None.
-        grows: Whether the memory use grew by more than allowed.
         passed: Whether no check failed.
     """
 
@@ -59,12 +56,11 @@ class Stability:
     growth_bytes: int | None
     allowed_growth_bytes: int
     failure: str | None = None
-    grows: bool = field(init=False)
     passed: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.grows = self.growth_bytes is not None and self.growth_bytes > self.allowed_growth_bytes
-        self.passed = self.failure is None and self.finite and self.equal and not self.grows
+        grows = self.growth_bytes is not None and self.growth_bytes > self.allowed_growth_bytes
+        self.passed = self.failure is None and self.finite and self.equal and not grows
 
 
 def run_stability(
@@ -82,19 +78,28 @@ def run_stability(
     On an accelerator, deterministic algorithms of PyTorch are enabled where they exist.
     """
     memory: list[int] = []
-    trainings: list[list[float]] = []
+
+    def train() -> list[float]:
+        module = variant_module(make_module(SEED), variant, plan, device)
+        seeds = range(SEED, SEED + BATCHES)
+        batches = [synthetic_batch(batch_size, image_size, len(CLASS_NAMES), seed).to(device) for seed in seeds]
+        one_pass = step_pass(module, batches, autocast)
+        losses = []
+        for _ in range(steps):
+            losses.append(float(one_pass.run()))
+            if device.type == "cuda":
+                memory.append(torch.cuda.memory_allocated(device))
+            elif STATM.exists():
+                memory.append(int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        return losses
+
     failure = None
     try:
         with nullcontext() if device.type == "cpu" else _deterministic():
-            for _ in range(2):
-                module = variant_module(make_module(SEED), variant, plan, device)
-                seeds = range(SEED, SEED + BATCHES)
-                batches = [synthetic_batch(batch_size, image_size, len(CLASS_NAMES), seed).to(device) for seed in seeds]
-                trainings.append(_losses(module, batches, device, autocast, steps, memory))
+            one, two = train(), train()
     except Exception as error:  # any error is a result
         failure = f"{type(error).__name__}: {error}".splitlines()[0]
-        trainings = [[math.nan], [math.nan]]
-    one, two = trainings
+        one = two = [math.nan]
     differing = [step for step, pair in enumerate(zip(one, two, strict=True)) if pair[0] != pair[1]]
     return Stability(
         variant=variant,
@@ -127,26 +132,6 @@ def growth(memory: list[int], warm_up: int) -> int | None:
         return None
     tenth = max(len(settled) // 10, 1)
     return min(settled[-tenth:]) - min(settled[:tenth])
-
-
-def _losses(
-    module: YOLOModule,
-    batches: list[Batch],
-    device: torch.device,
-    autocast: Autocast,
-    steps: int,
-    memory: list[int],
-) -> list[float]:
-    """Return the loss per image of every step; append the bytes in use after each step to `memory`."""
-    one_pass = step_pass(module, batches, autocast)
-    losses = []
-    for _ in range(steps):
-        losses.append(float(one_pass.run()))
-        if device.type == "cuda":
-            memory.append(torch.cuda.memory_allocated(device))
-        elif STATM.exists():
-            memory.append(int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-    return losses
 
 
 @contextmanager

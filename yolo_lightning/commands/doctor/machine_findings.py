@@ -1,10 +1,44 @@
 """Rules that judge a machine from its facts, before anything runs on it. Pure functions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 
-from yolo_lightning.commands.doctor.finding import Finding, Severity
-from yolo_lightning.commands.doctor.machine import OPENCV, FileSystem, MachineFacts, is_integrated, version_numbers
-from yolo_lightning.utils.sensors import PciGpu, Vendor
+from yolo_lightning.commands.doctor.machine import (
+    DATA_DISK,
+    OPENCV,
+    RUN_DISK,
+    SHARED_MEMORY,
+    MachineFacts,
+    is_integrated,
+    version_numbers,
+)
+from yolo_lightning.utils.sensors import Capacity, PciGpu, Vendor
+
+
+class Severity(StrEnum):
+    """Severity of a finding, in ascending order."""
+
+    OK = "ok"
+    NOTE = "note"  # worth knowing
+    WARNING = "warning"  # makes trouble likely
+    BAD = "bad"  # training does not run, computes wrong results or is unsafe
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check: a row of the report."""
+
+    check: str  # name of the check
+    found: str
+    verdict: Severity = Severity.OK
+    advice: str = ""  # what to do; empty if nothing needs to be done
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """Return the highest severity, or OK for no findings."""
+    return max((finding.verdict for finding in findings), key=list(Severity).index, default=Severity.OK)
+
 
 RDNA1 = frozenset({"gfx1010", "gfx1011", "gfx1012", "gfx1013"})
 """Architectures on which vendor convolutions hang or crash, and float16 convolutions fail."""
@@ -24,20 +58,29 @@ SCORING_BYTES = 6 * GIB
 """Memory for scoring the 43,850 validation frames of LTDv2 with 100 detections per frame."""
 
 TINY_SHARED_BYTES = 64 * MIB
-SHARED_LIMITS = {
-    TINY_SHARED_BYTES: (Severity.WARNING, "workers that fill it crash with a bus error"),
-    256 * MIB: (Severity.NOTE, "sufficient for batches of 8, not for much larger ones"),
-}
-"""4 workers with 2 prefetched batches of 8 frames of 640 x 640 bytes each need 40 MiB. Docker's default is 64 MiB."""
-
 RUN_NEED = "a run with its predictions needs up to 6 GB"
-RUN_LIMITS = {GIB: (Severity.BAD, RUN_NEED), 5 * GIB: (Severity.WARNING, RUN_NEED)}
-"""The checkpoints of YOLOv8n need about 200 MB, the predictions of all splits 6 GB."""
+DISK_RULES = {
+    # 4 workers with 2 prefetched batches of 8 frames of 640 x 640 bytes each need 40 MiB. Docker's default is 64 MiB.
+    SHARED_MEMORY: (
+        {
+            TINY_SHARED_BYTES: (Severity.WARNING, "workers that fill it crash with a bus error"),
+            256 * MIB: (Severity.NOTE, "sufficient for batches of 8, not for much larger ones"),
+        },
+        "start the container with --shm-size 1g or --ipc host; otherwise data.loader.num_workers: 0",
+    ),
+    # The checkpoints of YOLOv8n need about 200 MB, the predictions of all splits 6 GB.
+    RUN_DISK: (
+        {GIB: (Severity.BAD, RUN_NEED), 5 * GIB: (Severity.WARNING, RUN_NEED)},
+        "choose another folder with --run",
+    ),
+    # `prepare` writes the packed store beside the frames.
+    DATA_DISK: (
+        {46_500_000_000: (Severity.NOTE, "`prepare` needs 43.3 GiB for LTDv2")},
+        "move the dataset to another disk",
+    ),
+}
+"""By check: severity and reason for less free space than the key, and the advice."""
 
-DATA_LIMITS = {46_500_000_000: (Severity.NOTE, "`prepare` needs 43.3 GiB for LTDv2")}
-"""`prepare` writes the packed store beside the frames."""
-
-NO_WORKERS = "start the container with --shm-size 1g or --ipc host; otherwise data.loader.num_workers: 0"
 NO_SWAP = "sudo swapoff -a, if memory is sufficient"
 UNSUPPORTED = "not supported by this kernel"
 
@@ -158,17 +201,13 @@ def software_findings(machine: MachineFacts) -> Iterator[Finding]:
     yield _torchvision(machine)
     yield _opencv(*_versions(machine, *OPENCV))
     yield _py_spy(machine)
-    if machine.environment:
-        found = ", ".join(f"{name}={value[:60]}" for name, value in machine.environment.items())
-        hiding = [
-            name
-            for name, value in machine.environment.items()
-            if name.endswith("_VISIBLE_DEVICES") and value.strip() in ("", "-1")
-        ]
-        if hiding:
-            yield Finding("environment", f"{found}: hides all GPUs", Severity.WARNING, f"unset {' '.join(hiding)}")
-        else:
-            yield Finding("environment", found)
+    variables = machine.environment
+    found = ", ".join(f"{name}={value[:60]}" for name, value in variables.items())
+    hiding = [name for name in variables if name.endswith("_VISIBLE_DEVICES") and variables[name].strip() in ("", "-1")]
+    if hiding:
+        yield Finding("environment", f"{found}: hides all GPUs", Severity.WARNING, f"unset {' '.join(hiding)}")
+    elif variables:
+        yield Finding("environment", found)
 
 
 def _versions(machine: MachineFacts, *names: str) -> tuple[dict[str, str], str]:
@@ -239,15 +278,15 @@ def system_findings(machine: MachineFacts) -> Iterator[Finding]:
         yield Finding("processor", f"{found}: workers and training share one core", Severity.WARNING)
     else:
         yield Finding("processor", found, Severity.NOTE if machine.cores < 4 else Severity.OK)
-    found = f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} free"
-    if memory.available_bytes < SCORING_BYTES:
+    found = f"{gib(memory.free_bytes)} of {gib(memory.total_bytes)} free"
+    if memory.free_bytes < SCORING_BYTES:
         found += f": scoring LTDv2's validation frames needs {gib(SCORING_BYTES)}"
         yield Finding("memory", found, Severity.WARNING, "lower model.max_detections, or free memory")
     else:
         yield Finding("memory", found)
     numa_balancing = {None: UNSUPPORTED, True: "on", False: "off"}[kernel.numa_balancing]
     for check, found, moves_pages, advice in (
-        ("swap", gib(memory.swap_bytes) if memory.swap_bytes else "none", memory.swap_bytes > 0, NO_SWAP),
+        ("swap", gib(machine.swap_bytes) if machine.swap_bytes else "none", machine.swap_bytes > 0, NO_SWAP),
         ("huge pages", kernel.huge_pages or UNSUPPORTED, kernel.huge_pages == "always", "see the commands below"),
         ("NUMA balancing", numa_balancing, kernel.numa_balancing, "see the commands below"),
     ):
@@ -255,10 +294,8 @@ def system_findings(machine: MachineFacts) -> Iterator[Finding]:
             yield Finding(check, f"{found}: moving pages can stop the queues of an AMD GPU", Severity.NOTE, advice)
         else:
             yield Finding(check, found)
-    yield _free_space("/dev/shm", machine.shared_memory, SHARED_LIMITS, NO_WORKERS)
-    yield _free_space("disk for runs", machine.run_disk, RUN_LIMITS, "choose another folder with --run")
-    if machine.data_disk is not None:
-        yield _free_space("disk for data", machine.data_disk, DATA_LIMITS, "move the dataset to another disk")
+    for check, space in machine.disks.items():
+        yield _free_space(check, space)
     if kernel.log_restricted and not machine.is_root:
         advice = "sudo sysctl kernel.dmesg_restrict=0 adds lines of the kernel log to incident reports"
         yield Finding("kernel log", "readable by root only", Severity.NOTE, advice)
@@ -271,15 +308,11 @@ def gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
 
 
-def _free_space(
-    check: str, space: FileSystem | None, limits: Mapping[int, tuple[Severity, str]], advice: str
-) -> Finding:
-    """Judge the free space of a file system: `limits` has severity and reason for less free space than the key."""
+def _free_space(check: str, space: Capacity | None) -> Finding:
+    limits, advice = DISK_RULES[check]
     if space is None:
-        return Finding(check, "does not exist", Severity.BAD, advice)
-    if space.free_bytes is None or space.total_bytes is None:
-        return Finding(check, f"{space.path} does not answer", Severity.BAD, advice)
-    found = f"{gib(space.free_bytes)} of {gib(space.total_bytes)} free at {space.path}"
+        return Finding(check, "does not exist or does not answer", Severity.BAD, advice)
+    found = f"{gib(space.free_bytes)} of {gib(space.total_bytes)} free"
     for limit_bytes, (severity, reason) in limits.items():
         if space.free_bytes < limit_bytes:
             return Finding(check, f"{found}: {reason}", severity, advice)
