@@ -6,14 +6,15 @@ import faulthandler
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from yolo_lightning.conv.autotune import run_seconds
 from yolo_lightning.conv.swap import swap_convs
 
 PHASE = "trial: "
@@ -22,21 +23,13 @@ REPEATS = 5
 
 
 class Case(NamedTuple):
-    """A convolution without bias, then batch normalisation, in training.
+    """A convolution without bias, then batch normalisation, in training."""
 
-    Attributes:
-        channels: Input channels.
-        outputs: Output channels.
-        kernel: Kernel size in each direction; the padding is half of it.
-        stride: Step between outputs, pixels.
-        size: Height and width of the input, pixels.
-    """
-
-    channels: int
-    outputs: int
-    kernel: int
-    stride: int
-    size: int
+    channels: int  # of the input
+    outputs: int  # channels of the output
+    kernel: int  # size in each direction; the padding is half of it
+    stride: int  # step between outputs, pixels
+    size: int  # height and width of the input, pixels
 
 
 CASES = (
@@ -75,7 +68,11 @@ class Trial:
 
 def run_trial(device: torch.device) -> Trial:
     """Compute all cases on a device, native layers first, so that their failure is found early. May hang or crash."""
-    layers = [_layer(case) for case in CASES]
+    layers = []
+    for case in CASES:
+        torch.manual_seed(0)
+        convolution = nn.Conv2d(case.channels, case.outputs, case.kernel, case.stride, case.kernel // 2, bias=False)
+        layers.append(nn.Sequential(convolution, nn.BatchNorm2d(case.outputs)))
     inputs = [torch.randn(BATCH, case.channels, case.size, case.size, generator=_generator()) for case in CASES]
     native = [copy.deepcopy(layer).to(device) for layer in layers]
     native_error = _largest_error("native", native, layers, inputs, device)
@@ -85,14 +82,14 @@ def run_trial(device: torch.device) -> Trial:
         gemm_error = _largest_error("vendor-free", gemm, layers, inputs, device)
     except Exception as error:
         gemm_failure = f"{type(error).__name__}: {error}"
-    _say("timing")
+    _announce("timing")
     moved = [input.to(device) for input in inputs]
     paths = {"native": native} if gemm_failure else {"native": native, "gemm": gemm}
     times: dict[str, list[float]] = {"native": [], "gemm": [float("inf")] if gemm_failure else []}
     for _ in range(REPEATS):
         # In turns, so that other work on the device slows both.
         for name, path in paths.items():
-            times[name].append(_time_ms(lambda: _pass(path, moved), device))  # noqa: B023
+            times[name].append(1000 * run_seconds(partial(_pass, path, moved), device))
     native_ms, gemm_ms = (statistics.median(times[name]) for name in ("native", "gemm"))
     return Trial(native_error, gemm_error, native_ms, gemm_ms, gemm_failure)
 
@@ -101,21 +98,13 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def _layer(case: Case) -> nn.Sequential:
-    torch.manual_seed(0)
-    convolution = nn.Conv2d(case.channels, case.outputs, case.kernel, case.stride, case.kernel // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(case.outputs))
-
-
 def _largest_error(
     name: str, path: list[nn.Sequential], layers: list[nn.Sequential], inputs: list[Tensor], device: torch.device
 ) -> float:
     largest = 0.0
     for case, layer, reference, input in zip(CASES, path, layers, inputs, strict=True):
-        _say(
-            f"{name} convolution {case.channels} to {case.outputs} channels, {case.kernel}x{case.kernel}, "
-            f"stride {case.stride}, {case.size}x{case.size}"
-        )
+        sizes = f"{case.kernel}x{case.kernel}, stride {case.stride}, {case.size}x{case.size}"
+        _announce(f"{name} convolution {case.channels} to {case.outputs} channels, {sizes}")
         found = [tensor.double().cpu() for tensor in _results(copy.deepcopy(layer), input.to(device))]
         expected = _results(copy.deepcopy(reference).double(), input.double())
         for one, other in zip(found, expected, strict=True):
@@ -130,34 +119,18 @@ def _results(layer: nn.Sequential, input: Tensor) -> list[Tensor]:
     leaf = input.clone().requires_grad_()
     output = layer(leaf)
     # Not the plain sum, whose gradients vanish after normalisation.
-    gradients = torch.autograd.grad(output.square().mul(_direction(output)).sum(), [leaf, *layer.parameters()])
+    direction = torch.randn(output.shape, generator=_generator()).to(output)
+    gradients = torch.autograd.grad(output.square().mul(direction).sum(), [leaf, *layer.parameters()])
     return [output.detach(), *gradients, *(buffer for buffer in layer.buffers() if buffer.is_floating_point())]
 
 
-def _direction(output: Tensor) -> Tensor:
-    return torch.randn(output.shape, generator=_generator()).to(output)
+def _announce(computation: str) -> None:
+    print(f"{PHASE}{computation}", file=sys.stderr, flush=True)
 
 
 def _pass(path: list[nn.Sequential], inputs: list[Tensor]) -> None:
     for layer, input in zip(path, inputs, strict=True):
         torch.autograd.grad(layer(input.requires_grad_()).square().sum(), [input, *layer.parameters()])
-
-
-def _time_ms(work: Callable[[], None], device: torch.device) -> float:
-    _synchronize(device)
-    start = time.perf_counter()
-    work()
-    _synchronize(device)
-    return 1000 * (time.perf_counter() - start)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def _say(what: str) -> None:
-    print(f"{PHASE}{what}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

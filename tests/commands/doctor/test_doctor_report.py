@@ -30,7 +30,13 @@ def printed(machine: MachineFacts, columns: int) -> str:
 def test_it_fits_the_terminal_and_says_all(columns: int) -> None:
     text = printed(AMD, columns)
     assert max(map(len, text.splitlines())) <= columns
-    for word in ("[Radeon RX 5600 XT]", "vendor convolution", "hangs", "conv_backend: gemm", "unset HSA_OVERRIDE_GFX_VERSION"):
+    for word in (
+        "[Radeon RX 5600 XT]",
+        "vendor convolution",
+        "hangs",
+        "conv_backend: gemm",
+        "unset HSA_OVERRIDE_GFX_VERSION",
+    ):
         assert word in text
 
 

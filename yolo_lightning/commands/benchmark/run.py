@@ -25,8 +25,8 @@ from yolo_lightning.commands.benchmark.network import (
 )
 from yolo_lightning.commands.benchmark.stability import Stability, run_stability
 from yolo_lightning.commands.benchmark.timing import Pass
-from yolo_lightning.conv import Plan, PlannedConvolution, TimedPlan, enable_fused_kernels
-from yolo_lightning.conv.autotune_cache import describe_environment
+from yolo_lightning.conv import AutotunedPlan, Plan, PlannedConvolution, enable_compiled_kernels
+from yolo_lightning.conv.measurement_cache import describe_environment
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.utils.files import cache_folder, replacing
 
@@ -78,7 +78,7 @@ class BenchmarkReport:
 def new_report(settings: BenchmarkSettings) -> BenchmarkReport:
     """Return a report without results."""
     date = datetime.now().astimezone().isoformat(timespec="seconds")
-    environment = {"date": date, **describe_environment(settings.device)._asdict()}
+    environment = {"date": date, **describe_environment(settings.device)}
     return BenchmarkReport(environment=environment, settings=settings)
 
 
@@ -121,10 +121,10 @@ class _Sections:
         self.variants = variants(self.settings.skip)
         self.dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
         if self.settings.conv_algorithm == "compiled":
-            enable_fused_kernels(cache_folder() / "kernels")
+            enable_compiled_kernels(cache_folder() / "kernels")
         # New plans: no timings from a cache file, none written.
         autotune = self.settings.conv_algorithm == "autotune"
-        self.plan = TimedPlan(self.settings.conv_algorithm_budget_s) if autotune else Plan()
+        self.plan = AutotunedPlan(self.settings.conv_algorithm_budget_s) if autotune else Plan()
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context of the precision, for the forward pass and the loss."""

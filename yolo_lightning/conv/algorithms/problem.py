@@ -81,17 +81,7 @@ def make_problem(
     groups: int,
     memory_format: torch.memory_format | None = None,
 ) -> Problem:
-    """Check the arguments of a batched convolution and return its problem.
-
-    Args:
-        input: `(N, C, H, W)`.
-        weight: `(O, C / groups, kernel height, kernel width)`, dtype and device of the input.
-        bias: `(O,)` or None, dtype and device of the input.
-        stride: > 0, one value or `(vertical, horizontal)`.
-        padding: >= 0, one value or `(vertical, horizontal)`, or `"same"` or `"valid"`.
-        dilation: > 0, one value or `(vertical, horizontal)`.
-        groups: > 0; must divide both channel counts.
-        memory_format: Layout of the results; None selects channels_last if the input or the weight has this layout.
+    """Check the arguments of `conv2d` for a batched input and return the problem.
 
     Raises:
         ValueError: If an argument is not allowed.

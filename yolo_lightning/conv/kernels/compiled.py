@@ -13,22 +13,13 @@ import torch
 from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels import compiled_build, compiled_launch
-from yolo_lightning.conv.kernels.compiled_launch import Loops
-from yolo_lightning.conv.kernels.verified import OptionalKernels, product_of
+from yolo_lightning.conv.kernels.verified import OptionalKernels
 
-PRODUCTS = tuple(
-    product_of(name, compiled_launch, rows_channels_last)
-    for name in ("forward", "input_gradient", "weight_gradient", "gradients")
-)
-_LOOPS: OptionalKernels[Loops] = OptionalKernels("compiled convolution loops", PRODUCTS)
+_LOOPS = OptionalKernels("compiled convolution loops", compiled_launch, rows_channels_last)
 
 
 def enable(build_folder: Path) -> None:
-    """Enable the loops, also after an earlier failure, without compiling them yet.
-
-    Args:
-        build_folder: Folder for the compiled library; several processes may share it.
-    """
+    """Enable the loops, without compiling them yet; several processes may share the folder of the compiled library."""
     _LOOPS.enable(lambda device: compiled_build.build(build_folder))
 
 
