@@ -9,6 +9,7 @@ channels, and once more told that the frames have one. Nothing heavy is imported
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,32 +38,33 @@ def compare(
         repeats: Measurements of each kind; the median counts.
     """
     from yolo_lightning.commands.benchmark_loader.command import (
-        arm_of,
         measure_speeds,
-        our_datasets,
+        measure_start,
+        sample_maker,
         speed_table,
-        start_of,
         start_table,
-        wide_console,
+        training_datasets,
     )
-    from yolo_lightning.commands.benchmark_loader.worker_start import floor_of, watch_start
+    from yolo_lightning.commands.benchmark_loader.worker_start import measure_bound, time_first_batch
+    from yolo_lightning.commands.command_line import wide_console
 
-    ours = our_datasets(data)
-    rivals = {f"Ultralytics, {channels} channels": rival_dataset(data, work, channels) for channels in (3, 1)}
-    arms = {name: arm_of(dataset) for name, dataset in ours.items()}
-    arms |= {name: rival_arm(dataset) for name, dataset in rivals.items()}
-    speeds = measure_speeds(arms, samples, repeats)
+    ours = training_datasets(data)
+    baselines = {f"Ultralytics, {channels} channels": baseline_dataset(data, work, channels) for channels in (3, 1)}
+    makers = {name: sample_maker(dataset) for name, dataset in ours.items()}
+    makers |= {name: baseline_samples(dataset) for name, dataset in baselines.items()}
+    speeds = measure_speeds(makers, samples, repeats)
     console = wide_console()
-    console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core", tuple(rivals)))
-    dataset, rival = next(iter(ours.values())), next(iter(rivals.values()))
+    console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core", tuple(baselines)))
+    dataset, baseline = next(iter(ours.values())), next(iter(baselines.values()))
+    load = partial(baseline_batches, baseline, data.batch_size)
     starts = {
-        f"{WORKERS} workers": [start_of(data, dataset, WORKERS) for _ in range(3)],
-        "Ultralytics, forked": [watch_start(lambda: rival_batches(rival, data.batch_size)) for _ in range(3)],
+        f"{WORKERS} workers": [measure_start(data, dataset, WORKERS) for _ in range(3)],
+        "Ultralytics, forked": [time_first_batch(load) for _ in range(3)],
     }
-    console.print(start_table(starts, {f"{WORKERS} workers": floor_of(WORKERS)}, data))
+    console.print(start_table(starts, {f"{WORKERS} workers": measure_bound(WORKERS)}, data))
 
 
-def rival_dataset(data: "DetectionDataModule", work: Path, channels: int) -> Any:
+def baseline_dataset(data: "DetectionDataModule", work: Path, channels: int) -> Any:
     """Ultralytics' training dataset over the same frames, with its default augmentation: mosaic in every sample."""
     settings = work / "settings"
     settings.mkdir(parents=True, exist_ok=True)
@@ -78,7 +80,7 @@ def rival_dataset(data: "DetectionDataModule", work: Path, channels: int) -> Any
     return build_yolo_dataset(settings_of_run, images, data.batch_size, description, mode="train")
 
 
-def rival_arm(dataset: Any) -> Any:
+def baseline_samples(dataset: Any) -> Any:
     """Samples in one order again and again: longer than its buffer of decoded frames, as an epoch is."""
     import numpy as np
 
@@ -86,7 +88,7 @@ def rival_arm(dataset: Any) -> Any:
     return lambda number: dataset[order[number % len(order)]]
 
 
-def rival_batches(dataset: Any, batch_size: int) -> Iterator[Any]:
+def baseline_batches(dataset: Any, batch_size: int) -> Iterator[Any]:
     """Batches of Ultralytics' own loader, which forks its workers; ends them when it is closed."""
     from ultralytics.data import build_dataloader  # noqa: TID251
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from tests.conv.test_conv2d import Case, random
 from tests.conv.test_fused import DENSE, draw_convolution, fence, nhwc, problem_of
 from yolo_lightning.conv import disable_compiled_kernels, enable_compiled_kernels, swap_convs
-from yolo_lightning.conv.kernels import compiled, compiled_build, compiled_launch
+from yolo_lightning.conv.kernels import compiled, compiled_launch
 from yolo_lightning.conv.kernels.compiled_launch import KernelSizes, Loops
 from yolo_lightning.conv.kernels.verified import BuildError
 
@@ -34,7 +34,7 @@ def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def loops(build_folder: Path) -> Loops:
-    return compiled_build.build(build_folder)
+    return compiled.build(build_folder)
 
 
 @pytest.fixture(params=[1, LANES])
@@ -192,7 +192,7 @@ def test_without_a_compiler_there_is_one_warning(monkeypatch: pytest.MonkeyPatch
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "/bin/sh -c 'echo no such dialect >&2; exit 3' --")
     with pytest.raises(BuildError, match="failed with exit code 3: no such dialect"):
-        compiled_build.build(tmp_path)
+        compiled.build(tmp_path)
 
 
 @needs_compiler
@@ -201,4 +201,4 @@ def test_what_was_built_is_found_again(build_folder: Path, loops: Loops, monkeyp
         raise AssertionError("compiled twice")
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert compiled_build.build(build_folder).sgemm == loops.sgemm
+    assert compiled.build(build_folder).sgemm == loops.sgemm

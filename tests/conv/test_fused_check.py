@@ -18,7 +18,7 @@ from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels import fused as _fused
 from yolo_lightning.conv.kernels import fused_build, fused_launch
-from yolo_lightning.conv.kernels.fused_kernels import Grid, Launcher
+from yolo_lightning.conv.kernels.fused_launch import Grid, Launcher
 from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels
 
 ACCEPTED = Problem((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, channels_last=True)

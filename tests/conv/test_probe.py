@@ -78,7 +78,7 @@ def test_native_is_taken_where_only_ours_fail(changes: dict[str, Any]) -> None:
 
 def test_exception_is_a_crash_with_its_last_line_and_the_convolution() -> None:
     result = probed(
-        child("import sys; print('trial: native 3x3', file=sys.stderr); raise RuntimeError('miopenStatusUnknownError')")
+        child("import sys; print('probe: native 3x3', file=sys.stderr); raise RuntimeError('miopenStatusUnknownError')")
     )
     assert result.outcome == "crashed"
     assert result.detail == "exit code 1 in: native 3x3; last line: RuntimeError: miopenStatusUnknownError"
@@ -98,7 +98,7 @@ def test_any_signal_is_named(number: int) -> None:
 @pytest.mark.parametrize("code", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
 def test_hanging_child_is_killed_in_time(code: str, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    hang = f"import os, sys, time\n{code}\nprint('trial: native 80x80', file=sys.stderr, flush=True)\n"
+    hang = f"import os, sys, time\n{code}\nprint('probe: native 80x80', file=sys.stderr, flush=True)\n"
     hang += f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     start = time.monotonic()
     result = probed(child(hang), SHORT_S)

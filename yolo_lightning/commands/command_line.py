@@ -145,6 +145,13 @@ def is_ours(error: ValueError) -> bool:
     return module.split(".")[0] == PACKAGE
 
 
+def wide_console() -> Any:
+    """Return a rich console for stdout that is 120 columns wide if stdout is not a terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
 class ShortErrors:
     """Parser mixin: error messages without the list of all options, with the nearest key for an unknown one."""
 

@@ -38,20 +38,12 @@ class PlanKey(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedConvolution:
-    """One decision of a plan.
+    """One decision of a plan."""
 
-    Attributes:
-        operation: The computed product.
-        problem: Description of sizes, arguments, layout and dtype.
-        algorithm: Name of the algorithm that computes the product.
-        seconds: Shortest run of each timed candidate, measured in this process or read from the cache file; empty if
-            the choice is the default.
-    """
-
-    operation: Operation
-    problem: str
-    algorithm: str
-    seconds: Mapping[str, float]
+    operation: Operation  # the computed product
+    problem: str  # description of sizes, arguments, layout and dtype
+    algorithm: str  # name of the algorithm that computes the product
+    seconds: Mapping[str, float]  # shortest run of each timed candidate; empty if none was timed
 
 
 class Plan:
@@ -95,34 +87,24 @@ class Plan:
         return _default_plan, ()
 
     def _compute(self, operation: Operation, problem: Problem, tensors: Tensors) -> Tensors:
+        """Compute with the first candidate that succeeds, and drop the candidates before it."""
         key = PlanKey(operation, problem, tensors[0].dtype, tensors[0].device)
         order = self._orders.get(key) or self._decide(key, tensors)
-        try:
-            return order[0].compute(tensors)
-        except RuntimeError as error:
-            if not allows_fallback(order[0], error):
-                raise
-            # Without the traceback, which refers to the buffers of the failed attempt.
-            failure = error.with_traceback(None)
-        return self._fall_back(key, order, tensors, failure)
-
-    def _fall_back(
-        self, key: PlanKey, order: tuple[Candidate, ...], tensors: Tensors, failure: RuntimeError
-    ) -> Tensors:
-        """Compute with the next candidate that succeeds, and drop the candidates before it."""
-        failures = {order[0].name: failure}
-        for position, candidate in enumerate(order[1:], start=1):
+        failures: dict[str, RuntimeError] = {}
+        for position, candidate in enumerate(order):
             try:
                 results = candidate.compute(tensors)
             except RuntimeError as error:
                 if not allows_fallback(candidate, error):
                     raise
+                # Without the traceback, which refers to the buffers of the failed attempt.
                 failures[candidate.name] = error.with_traceback(None)
                 continue
-            self._remember(key, order[position:])
-            warn_of_failure(key, failures, f"using {candidate.name!r}")
+            if failures:
+                self._remember(key, order[position:])
+                warn_of_failure(key, failures, f"using {candidate.name!r}")
             return results
-        raise failure
+        raise next(iter(failures.values()))
 
     def _decide(self, key: PlanKey, tensors: Tensors) -> tuple[Candidate, ...]:
         """Return and remember the candidates for a new key, the selected one first."""

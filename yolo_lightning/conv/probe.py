@@ -36,18 +36,11 @@ SHOWN_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Result of a probe.
+    """Result of a probe."""
 
-    Attributes:
-        outcome: `works` means that native convolutions are correct and fast; all others are reasons to avoid them.
-        detail: Short description of the evidence.
-        may_pass: Whether the cause may be temporary, such as memory used by another process. Such a result is not
-            cached.
-    """
-
-    outcome: Outcome
-    detail: str
-    may_pass: bool = False
+    outcome: Outcome  # `works`: native convolutions are correct and fast; all others are reasons to avoid them
+    detail: str  # short description of the evidence
+    may_pass: bool = False  # whether the cause may be temporary, such as a lack of memory; such a result is not cached
 
     @property
     def works(self) -> bool:

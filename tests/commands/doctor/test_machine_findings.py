@@ -93,7 +93,7 @@ CASES = [
     (with_packages(torchvision="0.29.2+cu132"), "torchvision", Severity.BAD, "does not match torch 2.13.0+cpu"),
     (with_packages(torchvision="0.29.2+cpu"), "torchvision", Severity.OK, "0.29.2+cpu"),
     (without("py-spy"), "py-spy", Severity.WARNING, "not installed"),
-    (kernel(PLAIN, ptrace_scope=1), "py-spy", Severity.OK, "descendants"),
+    (kernel(PLAIN, ptrace_scope=1), "py-spy", Severity.OK, "can read the stacks"),
     (kernel(PLAIN, ptrace_scope=2), "py-spy", Severity.WARNING, "only root"),
     (kernel(PLAIN, ptrace_scope=3), "py-spy", Severity.WARNING, "until a reboot"),
     (replace(kernel(PLAIN, ptrace_scope=2), is_root=True), "py-spy", Severity.OK, "ptrace_scope 2"),

@@ -1,6 +1,5 @@
 """`python -m yolo_lightning benchmark`: speed and memory of the convolutions, compared with baselines."""
 
-import sys
 from pathlib import Path
 
 import torch
@@ -17,10 +16,8 @@ from yolo_lightning.commands.benchmark.benchmark_settings import (
 )
 from yolo_lightning.commands.benchmark.run import BenchmarkReport, new_report, run
 from yolo_lightning.commands.benchmark.tables import show
+from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.utils.choices import chosen_device
-
-PIPE_COLUMNS = 120
-"""Width of the tables if the output is not a terminal."""
 
 
 def benchmark(
@@ -87,7 +84,7 @@ def benchmark(
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
     try:
-        console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+        console = wide_console()
         _show_settings(report, console)
         run(report)
         show(report, console)

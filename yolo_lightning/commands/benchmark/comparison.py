@@ -21,27 +21,16 @@ REFERENCES = ("native", "slow", "unfold", "gemm")
 
 @dataclass(slots=True)
 class Result:
-    """Times of one variant, or its failure.
+    """Times of one variant, or its failure."""
 
-    Attributes:
-        variant: The measured variant.
-        stages: Time of each stage of a pass; empty if the variant failed.
-        total: Time of the pass; None if the variant failed.
-        footprint: Memory and launches; None if they were not requested.
-        failure: Type and first line of the error, or None.
-        reference: Variant that `ratio_to_reference` refers to.
-        ratio_to_reference: Time divided by the time of the reference, or None if one of them was not measured.
-        ratio_to_slow: Time divided by the time of `slow`, or None if one of them was not measured.
-    """
-
-    variant: Variant
-    stages: dict[str, Spread] = field(default_factory=dict)
-    total: Spread | None = None
-    footprint: Footprint | None = None
-    failure: str | None = None
-    reference: Variant | None = None
-    ratio_to_reference: float | None = None
-    ratio_to_slow: float | None = None
+    variant: Variant  # the measured variant
+    stages: dict[str, Spread] = field(default_factory=dict)  # time of each stage of a pass; empty if the variant failed
+    total: Spread | None = None  # time of the pass; None if the variant failed
+    footprint: Footprint | None = None  # memory and launches; None if they were not requested
+    failure: str | None = None  # type and first line of the error, or None
+    reference: Variant | None = None  # variant that `ratio_to_reference` refers to
+    ratio_to_reference: float | None = None  # none if one of the two was not measured
+    ratio_to_slow: float | None = None  # none if one of the two was not measured
 
 
 def compare(

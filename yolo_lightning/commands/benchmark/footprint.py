@@ -24,18 +24,11 @@ METADATA_OPERATORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory and launches of one forward and backward pass.
+    """Memory and launches of one forward and backward pass."""
 
-    Attributes:
-        saved_bytes: Bytes stored between forward and backward pass; each storage counts once, parameters do not count.
-        peak_bytes: Highest memory use above the use before the pass; None if it cannot be measured.
-        launches: Kernels and copies started on an accelerator; on a CPU the innermost ATen operators that compute.
-            None if not counted.
-    """
-
-    saved_bytes: int
-    peak_bytes: int | None
-    launches: int | None
+    saved_bytes: int  # stored between forward and backward pass; each storage counts once, parameters do not count
+    peak_bytes: int | None  # highest memory use above the use before the pass; None if it cannot be measured
+    launches: int | None  # kernels and copies; on a CPU the innermost ATen operators that compute
 
 
 def measure_footprint(one_pass: Pass, device: torch.device, profiled: bool) -> Footprint:

@@ -50,29 +50,17 @@ class GemmCeiling:
 
 @dataclass(kw_only=True)
 class BenchmarkReport:
-    """Results, filled in section by section. The fields are the keys of the JSON form: seconds and bytes.
+    """Results, filled in section by section. The fields are the keys of the JSON form: seconds and bytes."""
 
-    Attributes:
-        format: Version of the JSON form.
-        environment: Device type and name, driver and torch version, and the date (ISO 8601).
-        settings: Options of the benchmark.
-        gemm_ceiling: Highest rate of a matrix product, or None before it is measured.
-        layers: Results for single layers.
-        graph: Results for the whole network, forward and backward.
-        step: Results for a whole training step.
-        stability: Result of the stability section, or None if it was skipped.
-        plan: Algorithms that the gemm variants used.
-    """
-
-    format: int = FORMAT
-    environment: dict[str, str]
-    settings: BenchmarkSettings
-    gemm_ceiling: GemmCeiling | None = None
-    layers: list[Layer] = field(default_factory=list)
-    graph: list[Result] = field(default_factory=list)
-    step: list[Result] = field(default_factory=list)
-    stability: Stability | None = None
-    plan: list[PlannedConvolution] = field(default_factory=list)
+    format: int = FORMAT  # version of the JSON form
+    environment: dict[str, str]  # device type and name, driver and torch version, and the date (ISO 8601)
+    settings: BenchmarkSettings  # options of the benchmark
+    gemm_ceiling: GemmCeiling | None = None  # highest rate of a matrix product, or None before it is measured
+    layers: list[Layer] = field(default_factory=list)  # results for single layers
+    graph: list[Result] = field(default_factory=list)  # results for the whole network, forward and backward
+    step: list[Result] = field(default_factory=list)  # results for a whole training step
+    stability: Stability | None = None  # result of the stability section, or None if it was skipped
+    plan: list[PlannedConvolution] = field(default_factory=list)  # algorithms that the gemm variants used
 
 
 def new_report(settings: BenchmarkSettings) -> BenchmarkReport:

@@ -26,37 +26,21 @@ STATM = Path("/proc/self/statm")
 
 @dataclass(kw_only=True)
 class Stability:
-    """Result of two equal trainings.
+    """Result of two equal trainings."""
 
-    Attributes:
-        variant: The convolution.
-        steps: Steps of each training.
-        image_size: Side of the square input, pixels.
-        first_loss: Loss per image in the first step.
-        last_loss: Loss per image in the last step.
-        finite: Whether all losses are finite.
-        equal: Whether the losses of both trainings are equal bit for bit.
-        first_difference: First step (from 0) whose losses differ, or None.
-        largest_difference: Largest relative difference of two losses.
-        growth_bytes: Memory use at the end minus that after the warm-up; None if it cannot be measured.
-        allowed_growth_bytes: Largest growth that passes.
-        failure: Error that ended a training, or None.
-        passed: Whether no check failed.
-    """
-
-    variant: Variant
-    steps: int
-    image_size: int
-    first_loss: float
-    last_loss: float
-    finite: bool
-    equal: bool
-    first_difference: int | None
-    largest_difference: float
-    growth_bytes: int | None
-    allowed_growth_bytes: int
-    failure: str | None = None
-    passed: bool = field(init=False)
+    variant: Variant  # the convolution
+    steps: int  # steps of each training
+    image_size: int  # side of the square input, pixels
+    first_loss: float  # loss per image in the first step
+    last_loss: float  # loss per image in the last step
+    finite: bool  # whether all losses are finite
+    equal: bool  # whether the losses of both trainings are equal bit for bit
+    first_difference: int | None  # first step (from 0) whose losses differ, or None
+    largest_difference: float  # largest relative difference of two losses
+    growth_bytes: int | None  # memory use at the end minus that after the warm-up; None if it cannot be measured
+    allowed_growth_bytes: int  # largest growth that passes
+    failure: str | None = None  # error that ended a training, or None
+    passed: bool = field(init=False)  # whether no check failed
 
     def __post_init__(self) -> None:
         grows = self.growth_bytes is not None and self.growth_bytes > self.allowed_growth_bytes

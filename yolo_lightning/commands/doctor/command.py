@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.commands.doctor.advice import Command, Option, recommended_commands, recommended_options
 from yolo_lightning.commands.doctor.machine import MachineFacts, inspect_machine
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, machine_findings, worst
@@ -21,9 +22,6 @@ INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, by shell convention."""
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.BAD: "bold red"}
-PIPE_COLUMNS = 120
-"""Width of the report if the output is not a terminal."""
-
 REASON_COLUMN = 34
 
 
@@ -76,8 +74,7 @@ def doctor(
         }
         print(json_format.dumps(content, indent=2))
     else:
-        terminal = Console()
-        show(terminal if terminal.is_terminal else Console(width=PIPE_COLUMNS), machine, found, options, commands)
+        show(wide_console(), machine, found, options, commands)
     if worst(found) is Severity.BAD:
         raise SystemExit(1)
 
@@ -124,7 +121,7 @@ def show(
             console.print(text, highlight=False, markup=False, soft_wrap=True)  # unchanged, to be copied
 
 
-def yaml_text(options: Sequence[Option], columns: int = PIPE_COLUMNS) -> str:
+def yaml_text(options: Sequence[Option], columns: int) -> str:
     """Return nested YAML; the reason of a value is a comment behind it, or above it if the line would be too wide."""
     lines: list[str] = []
     before: list[str] = []

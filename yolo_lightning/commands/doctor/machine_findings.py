@@ -1,4 +1,4 @@
-"""Rules that judge a machine from its facts, before anything runs on it. Pure functions."""
+"""Findings: the rules that judge a machine from its facts, before anything runs on it. Pure functions."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -81,9 +81,6 @@ DISK_RULES = {
 }
 """By check: severity and reason for less free space than the key, and the advice."""
 
-NO_SWAP = "sudo swapoff -a, if memory is sufficient"
-UNSUPPORTED = "not supported by this kernel"
-
 
 def machine_findings(machine: MachineFacts) -> list[Finding]:
     """Return the findings of all rules, in the order of the report."""
@@ -139,14 +136,14 @@ def _torch_build(machine: MachineFacts) -> Finding:
 
 
 def _amd_access(kfd_opens: bool | None) -> Finding:
-    check = "access to the card"
-    if kfd_opens is None:
-        advice = "load the amdgpu driver; start a container with --device /dev/kfd --device /dev/dri"
-        return Finding(check, "/dev/kfd does not exist", Severity.BAD, advice)
-    if not kfd_opens:
-        advice = "add the user to the groups render and video, and log in again"
-        return Finding(check, "this user has no permission to open /dev/kfd", Severity.BAD, advice)
-    return Finding(check, "this user can open /dev/kfd")
+    load = "load the amdgpu driver; start a container with --device /dev/kfd --device /dev/dri"
+    join = "add the user to the groups render and video, and log in again"
+    found, severity, advice = {
+        None: ("/dev/kfd does not exist", Severity.BAD, load),
+        False: ("this user has no permission to open /dev/kfd", Severity.BAD, join),
+        True: ("this user can open /dev/kfd", Severity.OK, ""),
+    }[kfd_opens]
+    return Finding("access to the card", found, severity, advice)
 
 
 def _rocm(machine: MachineFacts) -> Finding:
@@ -260,10 +257,9 @@ def _py_spy(machine: MachineFacts) -> Finding:
         advice = "pip install py-spy: without it a blocked worker cannot be distinguished from an idle one"
         return Finding(check, "not installed", Severity.WARNING, advice)
     found = version if scope is None else f"{version}, ptrace_scope {scope}"
-    if scope in (None, 0) or (scope in (1, 2) and machine.is_root):
+    if scope in (None, 0, 1) or (scope == 2 and machine.is_root):
+        # Scope 1 restricts a process to its descendants, which include the workers.
         return Finding(check, f"{found}: the supervisor can read the stacks of blocked processes")
-    if scope == 1:
-        return Finding(check, f"{found}: a process can read the stacks of its descendants (sufficient for `fit`)")
     if scope == 2:
         advice = "sudo sysctl kernel.yama.ptrace_scope=1 adds the stacks of blocked workers to incident reports"
         return Finding(check, f"{found}: only root can read the stacks of processes", Severity.WARNING, advice)
@@ -284,10 +280,11 @@ def system_findings(machine: MachineFacts) -> Iterator[Finding]:
         yield Finding("memory", found, Severity.WARNING, "lower model.max_detections, or free memory")
     else:
         yield Finding("memory", found)
-    numa_balancing = {None: UNSUPPORTED, True: "on", False: "off"}[kernel.numa_balancing]
+    numa_balancing = {None: "not supported by this kernel", True: "on", False: "off"}[kernel.numa_balancing]
+    huge_pages, swap = kernel.huge_pages or "not supported by this kernel", machine.swap_bytes
     for check, found, moves_pages, advice in (
-        ("swap", gib(machine.swap_bytes) if machine.swap_bytes else "none", machine.swap_bytes > 0, NO_SWAP),
-        ("huge pages", kernel.huge_pages or UNSUPPORTED, kernel.huge_pages == "always", "see the commands below"),
+        ("swap", gib(swap) if swap else "none", swap > 0, "sudo swapoff -a, if memory is sufficient"),
+        ("huge pages", huge_pages, kernel.huge_pages == "always", "see the commands below"),
         ("NUMA balancing", numa_balancing, kernel.numa_balancing, "see the commands below"),
     ):
         if moves_pages and machine.has(Vendor.AMD):
@@ -296,8 +293,8 @@ def system_findings(machine: MachineFacts) -> Iterator[Finding]:
             yield Finding(check, found)
     for check, space in machine.disks.items():
         yield _free_space(check, space)
+    advice = "sudo sysctl kernel.dmesg_restrict=0 adds lines of the kernel log to incident reports"
     if kernel.log_restricted and not machine.is_root:
-        advice = "sudo sysctl kernel.dmesg_restrict=0 adds lines of the kernel log to incident reports"
         yield Finding("kernel log", "readable by root only", Severity.NOTE, advice)
     else:
         yield Finding("kernel log", "readable")

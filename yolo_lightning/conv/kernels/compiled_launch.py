@@ -37,15 +37,10 @@ class KernelSizes(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Loops:
-    """The compiled functions.
+    """The compiled functions."""
 
-    Attributes:
-        library: Library with the functions of winograd.cpp and windows.cpp.
-        sgemm: Address of the BLAS function that the loops call.
-    """
-
-    library: ctypes.CDLL
-    sgemm: int
+    library: ctypes.CDLL  # library with the functions of winograd.cpp and windows.cpp
+    sgemm: int  # address of the BLAS function that the loops call
 
     def __post_init__(self) -> None:
         self.library.winograd_scratch.restype = ctypes.c_long
