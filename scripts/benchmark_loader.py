@@ -9,6 +9,7 @@ and configured for one channel. Heavy imports are inside the functions, because 
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,25 +37,34 @@ def compare(
         samples: Samples per measurement, on one core.
         repeats: Measurements of each kind; the median is reported.
     """
-    from yolo_lightning.commands.benchmark_loader import command
-    from yolo_lightning.commands.benchmark_loader.worker_start import floor_of, watch_start
+    from yolo_lightning.commands.benchmark_loader.command import (
+        measure_speeds,
+        measure_start,
+        sample_maker,
+        speed_table,
+        start_table,
+        training_datasets,
+    )
+    from yolo_lightning.commands.benchmark_loader.worker_start import measure_bound, time_first_batch
+    from yolo_lightning.commands.command_line import wide_console
 
-    ours = command.our_datasets(data)
-    arms = {name: command.arm_of(dataset) for name, dataset in ours.items()}
-    baselines = {f"Ultralytics, {channels} channels": ultralytics_dataset(data, work, channels) for channels in (3, 1)}
-    arms |= {name: baseline_arm(baseline) for name, baseline in baselines.items()}
-    speeds = command.measure_speeds(arms, samples, repeats)
-    console = command.wide_console()
-    console.print(command.speed_table(speeds, f"{data.image_size} x {data.image_size}, one core", tuple(baselines)))
+    ours = training_datasets(data)
+    baselines = {f"Ultralytics, {channels} channels": baseline_dataset(data, work, channels) for channels in (3, 1)}
+    makers = {name: sample_maker(dataset) for name, dataset in ours.items()}
+    makers |= {name: baseline_samples(dataset) for name, dataset in baselines.items()}
+    speeds = measure_speeds(makers, samples, repeats)
+    console = wide_console()
+    console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core", tuple(baselines)))
     dataset, baseline = next(iter(ours.values())), next(iter(baselines.values()))
+    load = partial(baseline_batches, baseline, data.batch_size)
     starts = {
-        f"{WORKERS} workers": [command.start_of(data, dataset, WORKERS) for _ in range(3)],
-        "Ultralytics, forked": [watch_start(lambda: ultralytics_batches(baseline, data.batch_size)) for _ in range(3)],
+        f"{WORKERS} workers": [measure_start(data, dataset, WORKERS) for _ in range(3)],
+        "Ultralytics, forked": [time_first_batch(load) for _ in range(3)],
     }
-    console.print(command.start_table(starts, {f"{WORKERS} workers": floor_of(WORKERS)}, data))
+    console.print(start_table(starts, {f"{WORKERS} workers": measure_bound(WORKERS)}, data))
 
 
-def ultralytics_dataset(data: "DetectionDataModule", work: Path, channels: int) -> Any:
+def baseline_dataset(data: "DetectionDataModule", work: Path, channels: int) -> Any:
     """Return the training dataset of Ultralytics with its default augmentation: mosaic in every sample."""
     settings = work / "settings"
     settings.mkdir(parents=True, exist_ok=True)
@@ -69,7 +79,7 @@ def ultralytics_dataset(data: "DetectionDataModule", work: Path, channels: int) 
     return build_yolo_dataset(options, images, data.batch_size, description, mode="train")
 
 
-def baseline_arm(dataset: Any) -> Any:
+def baseline_samples(dataset: Any) -> Any:
     """Return samples in one fixed order, which is longer than the buffer of decoded frames, like an epoch."""
     import numpy as np
 
@@ -77,7 +87,7 @@ def baseline_arm(dataset: Any) -> Any:
     return lambda number: dataset[order[number % len(order)]]
 
 
-def ultralytics_batches(dataset: Any, batch_size: int) -> Iterator[Any]:
+def baseline_batches(dataset: Any, batch_size: int) -> Iterator[Any]:
     """Yield batches of the loader of Ultralytics, which forks its workers; end the workers when the iterator closes."""
     from ultralytics.data import build_dataloader  # noqa: TID251
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from tests.conv.test_conv2d import Case, random
 from tests.conv.test_fused import DENSE, draw_convolution, fence, nhwc, problem_of
-from yolo_lightning.conv import disable_fused_kernels, enable_fused_kernels, swap_convs
-from yolo_lightning.conv.kernels import compiled, compiled_build, compiled_launch
+from yolo_lightning.conv import disable_compiled_kernels, enable_compiled_kernels, swap_convs
+from yolo_lightning.conv.kernels import compiled, compiled_launch
 from yolo_lightning.conv.kernels.compiled_launch import KernelSizes, Loops
 from yolo_lightning.conv.kernels.verified import BuildError
 
@@ -34,7 +34,7 @@ def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def loops(build_folder: Path) -> Loops:
-    return compiled_build.build(build_folder)
+    return compiled.build(build_folder)
 
 
 @pytest.fixture(params=[1, LANES])
@@ -156,9 +156,9 @@ def test_results_are_equal_bit_for_bit_from_call_to_call(loops: Loops, monkeypat
 
 @pytest.fixture
 def enabled(build_folder: Path) -> Any:
-    enable_fused_kernels(build_folder)
+    enable_compiled_kernels(build_folder)
     yield
-    disable_fused_kernels()
+    disable_compiled_kernels()
 
 
 @needs_compiler
@@ -179,20 +179,20 @@ def test_a_network_uses_the_loops_where_they_are_enabled(enabled: None, monkeypa
 def test_without_a_compiler_there_is_one_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
-    enable_fused_kernels(tmp_path)
+    enable_compiled_kernels(tmp_path)
     try:
         with pytest.warns(UserWarning, match="no compiled convolution loops .* no C.. compiler found") as caught:
             assert not any(compiled.available() for _ in range(2))
         assert len(caught) == 1
     finally:
-        disable_fused_kernels()
+        disable_compiled_kernels()
 
 
 @pytest.mark.skipif(not Path("/bin/sh").exists(), reason="needs a shell")
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "/bin/sh -c 'echo no such dialect >&2; exit 3' --")
     with pytest.raises(BuildError, match="failed with exit code 3: no such dialect"):
-        compiled_build.build(tmp_path)
+        compiled.build(tmp_path)
 
 
 @needs_compiler
@@ -201,4 +201,4 @@ def test_what_was_built_is_found_again(build_folder: Path, loops: Loops, monkeyp
         raise AssertionError("compiled twice")
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert compiled_build.build(build_folder).sgemm == loops.sgemm
+    assert compiled.build(build_folder).sgemm == loops.sgemm

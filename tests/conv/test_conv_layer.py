@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from yolo_lightning.conv import FIXED, GemmConv2d, Plan, TimedPlan, swap_convs
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, Plan, swap_convs
 
 VENDOR_OPERATORS = ("aten::convolution", "aten::_convolution", "aten::conv2d", "aten::thnn_conv2d", "aten::slow_conv")
 VENDOR_NAMES = ("cudnn", "miopen", "mkldnn_convolution", "onednn", "nnpack", "convolution_backward")
@@ -73,7 +73,7 @@ def test_layer_works_on_the_meta_device() -> None:
 
 
 @pytest.mark.whole_run
-@pytest.mark.parametrize("plan", [FIXED, TimedPlan(10)], ids=["fixed", "timed"])
+@pytest.mark.parametrize("plan", [DEFAULT_PLAN, AutotunedPlan(10)], ids=["fixed", "timed"])
 def test_compiled_layer_equals_eager(plan: Plan) -> None:
     layer, input = GemmConv2d(3, 4, 3, padding=1), random(2, 3, 8, 8, dtype=torch.float32).requires_grad_()
     layer.plan = plan
@@ -118,7 +118,7 @@ def test_channels_last_weight_keeps_its_layout_and_gets_a_gradient() -> None:
 @pytest.mark.parametrize("strict", [True, False])
 def test_state_dict_round_trip_with_a_native_layer(strict: bool, tmp_path: Path) -> None:
     ours, native = GemmConv2d(3, 4, 3, padding="same"), nn.Conv2d(3, 4, 3, padding="same")
-    ours.plan = TimedPlan(0)
+    ours.plan = AutotunedPlan(0)
     torch.save(ours.state_dict(), tmp_path / "weights.pt")
     native.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True), strict=strict)
     back = GemmConv2d(3, 4, 3)
@@ -127,7 +127,7 @@ def test_state_dict_round_trip_with_a_native_layer(strict: bool, tmp_path: Path)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("plan", [FIXED, TimedPlan(10)], ids=["fixed", "timed"])
+@pytest.mark.parametrize("plan", [DEFAULT_PLAN, AutotunedPlan(10)], ids=["fixed", "timed"])
 def test_layer_can_be_traced_to_torchscript(plan: Plan) -> None:
     layer, input = GemmConv2d(3, 4, 3, stride=2, padding=1), random(2, 3, 9, 9, dtype=torch.float32)
     layer.plan = plan

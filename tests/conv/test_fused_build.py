@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from yolo_lightning.conv.kernels import fused_build, fused_kernels
+from yolo_lightning.conv.kernels import fused_build, fused_launch
 from yolo_lightning.conv.kernels.fused_build import BuildError
 
 DEVICE = torch.device("cuda", 0)
@@ -48,8 +48,8 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_what_both_sides_must_know_is_equal() -> None:
     text = fused_build.source([])
-    assert f"constexpr int THREADS = {fused_kernels.THREADS};" in text
-    assert f"constexpr int DEPTH = {fused_kernels.DEPTH};" in text
+    assert f"constexpr int THREADS = {fused_launch.THREADS};" in text
+    assert f"constexpr int DEPTH = {fused_launch.DEPTH};" in text
 
 
 def test_nothing_ties_the_kernels_to_one_vendor() -> None:
@@ -70,7 +70,7 @@ def test_the_runtime_compiler_makes_each_kernel_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", compile_kernel, raising=False)
     launcher = fused_build.RuntimeCompiled(DEVICE)
-    first, second, *_ = fused_kernels.instances()
+    first, second, *_ = fused_launch.instances()
     tensor = torch.zeros(3)
     for name in (first, second, second):
         launcher(name, (1, 2, 3), [tensor], [4, 5])
@@ -162,7 +162,7 @@ def test_nvcc_compiles_without_spilling(architecture_name: str, tmp_path: Path) 
     made = subprocess.run([str(NVCC), *flags, file, "-o", tmp_path / "kernels.o"], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     spilled = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", made.stderr)
-    assert spilled == [("0", "0")] * len(fused_kernels.instances())
+    assert spilled == [("0", "0")] * len(fused_launch.instances())
 
 
 @pytest.mark.skipif(not torch.version.cuda, reason="this torch has no NVRTC")
@@ -175,7 +175,7 @@ def test_nvrtc_compiles_without_a_toolkit(monkeypatch: pytest.MonkeyPatch) -> No
         pytest.skip("this torch keeps its runtime compiler elsewhere")
     # Any name does, for nothing is included.
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/nonexistent")
-    for name in list(fused_kernels.instances())[::7]:
+    for name in list(fused_launch.instances())[::7]:
         binary, symbol = utils._nvrtc_compile(f'extern "C" {{}}\n{fused_build.source([name])}', name, "75")
         assert symbol == name
         assert len(binary) > 1000
@@ -200,7 +200,7 @@ def test_a_toolkit_builds_a_library_whose_launch_says_what_is_wrong(
     library = fused_build.build_library(DEVICE, tmp_path)
     assert fused_build.build_library(DEVICE, tmp_path) == library
     launcher = fused_build.LibraryLauncher(library)
-    name = next(iter(fused_kernels.instances()))
+    name = next(iter(fused_launch.instances()))
     with pytest.raises(RuntimeError, match=f"cannot launch kernel {name}: .*(device|driver)"):
         launcher(name, (1, 1, 1), [torch.zeros(3)] * 3, [0] * 22)
     with pytest.raises(RuntimeError, match="no such kernel"):

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +14,12 @@ from torch.nn import functional as F
 
 from tests.conv.test_conv2d import random
 from tests.conv.test_fused import nhwc, problem_of
+from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels import fused as _fused
-from yolo_lightning.conv.kernels import fused_build
-from yolo_lightning.conv.kernels.fused_kernels import Grid, Launcher
-from yolo_lightning.conv.kernels.verified import BuildError, CheckedKernels, Product
+from yolo_lightning.conv.kernels import fused_build, fused_launch
+from yolo_lightning.conv.kernels.fused_launch import Grid, Launcher
+from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels
 
 ACCEPTED = Problem((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, channels_last=True)
 
@@ -52,15 +56,18 @@ class Wrong:
 INPUT, WEIGHT = nhwc(random(2, 4, 6, 6, dtype=torch.float32)), random(5, 4, 3, 3, dtype=torch.float32)
 PROBLEM = problem_of(INPUT, WEIGHT, {"padding": 1})
 EXPECTED = F.conv2d(INPUT, WEIGHT, padding=1)
-PRODUCTS = {product.name: product for product in _fused.PRODUCTS}
 
 
-def checked(build: Callable[[torch.device], Launcher]) -> CheckedKernels[Launcher]:
-    return CheckedKernels("fused convolution kernels", build)
+def checked(
+    build: Callable[[torch.device], Launcher], launches: Any = fused_launch, reference: Any = rows_channels_last
+) -> OptionalKernels:
+    kernels = OptionalKernels("fused convolution kernels", launches, reference)
+    kernels.enable(build)
+    return kernels
 
 
-def forward(kernels: CheckedKernels[Launcher], input: Tensor = INPUT, weight: Tensor = WEIGHT) -> Tensor:
-    return kernels.compute(PRODUCTS["forward"], (input, weight), PROBLEM)[0]
+def forward(kernels: OptionalKernels, input: Tensor = INPUT, weight: Tensor = WEIGHT) -> Tensor:
+    return kernels.forward(input, weight, PROBLEM)
 
 
 def refuse(result: Tensor) -> None:
@@ -87,21 +94,28 @@ def test_a_kernel_that_fails_is_disabled_with_one_warning(spoil: Callable[[Tenso
     with pytest.warns(UserWarning, match=words) as caught:
         outputs = [forward(fused) for _ in range(3)]
     assert len(caught) == wrong.launches == 1
-    assert not fused.works_on(torch.device("cpu"))
+    assert not fused.work_on(torch.device("cpu"))
     for output in outputs:
         torch.testing.assert_close(output, EXPECTED)
 
 
 def test_the_first_result_of_each_product_and_problem_is_compared() -> None:
     references: list[str] = []
-    products = [counted(product, references) for product in _fused.PRODUCTS]
-    fused = checked(lambda device: Wrong(refuse))
+    names = ("forward", "input_gradient", "weight_gradient")
+
+    def counted(name: str, *arguments: Any) -> Any:
+        references.append(name)
+        return getattr(rows_channels_last, name)(*arguments)
+
+    def correct(name: str, kernels: Launcher, *arguments: Any) -> Any:
+        return getattr(rows_channels_last, name)(*arguments)
+
+    launches, reference = (SimpleNamespace(**{n: partial(f, n) for n in names}) for f in (correct, counted))
+    fused = checked(lambda device: Wrong(refuse), launches, reference)
 
     def run(problem: Problem, grad_output: Tensor) -> None:
-        for product, operands in zip(
-            products, ((INPUT, WEIGHT), (grad_output, WEIGHT), (INPUT, grad_output)), strict=True
-        ):
-            fused.compute(product, operands, problem)
+        for name, operands in zip(names, ((INPUT, WEIGHT), (grad_output, WEIGHT), (INPUT, grad_output)), strict=True):
+            getattr(fused, name)(*operands, problem)
 
     for _ in range(2):
         run(PROBLEM, torch.ones_like(EXPECTED))
@@ -110,21 +124,12 @@ def test_the_first_result_of_each_product_and_problem_is_compared() -> None:
     assert len(references) == 6
 
 
-def counted(product: Product[Launcher], calls: list[str]) -> Product[Launcher]:
-    """A product with correct kernels, which records the calls of the reference."""
-
-    def reference(operands: tuple[Tensor, ...], problem: Problem) -> tuple[Tensor, ...]:
-        calls.append(product.name)
-        return product.reference(operands, problem)
-
-    return replace(product, compute=lambda _, *arguments: product.reference(*arguments), reference=reference)
-
-
 def test_every_result_of_a_product_is_compared() -> None:
-    both = Product[Launcher]("both", lambda *_: (EXPECTED, -EXPECTED), lambda *_: (EXPECTED, EXPECTED))
-    fused = checked(lambda device: Wrong(refuse))
-    with pytest.warns(UserWarning, match="both on cpu has an error of 2 "):
-        assert fused.compute(both, (INPUT, WEIGHT), PROBLEM)[1] is EXPECTED
+    launches = SimpleNamespace(gradients=lambda *_: (EXPECTED, -EXPECTED))
+    reference = SimpleNamespace(gradients=lambda *_: (EXPECTED, EXPECTED))
+    fused = checked(lambda device: Wrong(refuse), launches, reference)
+    with pytest.warns(UserWarning, match="gradients on cpu has an error of 2 "):
+        assert fused.gradients(INPUT, EXPECTED, WEIGHT, PROBLEM)[1] is EXPECTED
 
 
 @pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan])
@@ -135,7 +140,7 @@ def test_nothing_is_learnt_from_numbers_that_cannot_be_compared(value: float) ->
     for _ in range(2):
         output = forward(fused, input)
         torch.testing.assert_close(output, F.conv2d(input, WEIGHT, padding=1), equal_nan=True)
-    assert fused.works_on(torch.device("cpu"))
+    assert fused.work_on(torch.device("cpu"))
     with pytest.warns(UserWarning, match="has an error of"):
         forward(fused)
 
@@ -150,7 +155,7 @@ def test_a_lack_of_memory_is_passed_on(error: RuntimeError) -> None:
     fused = checked(lambda device: Wrong(run_out))
     with pytest.raises(type(error), match=str(error)):
         forward(fused)
-    assert fused.works_on(torch.device("cpu"))
+    assert fused.work_on(torch.device("cpu"))
 
 
 def test_without_a_build_the_other_algorithm_computes() -> None:
@@ -183,8 +188,8 @@ def test_off_until_enabled(tmp_path: Path) -> None:
 def test_results_on_a_gpu_equal_those_of_a_cpu(tmp_path: Path) -> None:
     fused = checked(lambda device: fused_build.make_launcher(device, tmp_path))
     device = torch.device("cuda", torch.cuda.current_device())
-    assert fused.works_on(device)
+    assert fused.work_on(device)
     for _ in range(2):
         output = forward(fused, INPUT.to(device), WEIGHT.to(device))
         torch.testing.assert_close(output.cpu(), EXPECTED, rtol=0, atol=1e-4)
-    assert fused.works_on(device)
+    assert fused.work_on(device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conv.test_conv2d import random
-from yolo_lightning.conv import FIXED, GemmConv2d, Plan, TimedPlan, autotune, conv2d
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, Plan, autotune, conv2d
 from yolo_lightning.conv import plan as plan_module
 from yolo_lightning.conv.algorithms import rows
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
@@ -113,7 +113,7 @@ def test_fixed_plan_times_nothing(table: Table) -> None:
 
 
 def test_the_fastest_is_used_from_the_first_sight_on(table: Table) -> None:
-    plan = TimedPlan(100)
+    plan = AutotunedPlan(100)
     first = table.run(plan)
     assert set(first) == {"slow", "quick", "middling"}
     assert first[-1] == "quick"
@@ -128,18 +128,18 @@ def test_the_fastest_is_used_from_the_first_sight_on(table: Table) -> None:
 
 def test_a_hopeless_candidate_is_run_no_more_than_twice(table: Table) -> None:
     table.seconds = {"quick": 1.0, "hopeless": 30.0}
-    assert table.run(TimedPlan(1000)).count("hopeless") == 2
+    assert table.run(AutotunedPlan(1000)).count("hopeless") == 2
 
 
 def test_the_default_is_kept_unless_another_is_clearly_faster(table: Table) -> None:
     table.seconds = {"default": 1.0, "hardly faster": 0.96}
-    assert table.run(TimedPlan(1000))[-1] == "default"
+    assert table.run(AutotunedPlan(1000))[-1] == "default"
     table.seconds = {"default": 1.0, "faster": 0.94}
-    assert table.run(TimedPlan(1000))[-1] == "faster"
+    assert table.run(AutotunedPlan(1000))[-1] == "faster"
 
 
 def test_what_is_not_yet_timed_gets_the_default_when_the_budget_is_spent(table: Table) -> None:
-    plan = TimedPlan(budget_s=5.0)
+    plan = AutotunedPlan(budget_s=5.0)
     table.run(plan)
     assert plan.spent_s > 5.0, "the problem that was begun is finished"
     assert table.run(plan, OTHER) == ["slow"]
@@ -148,18 +148,18 @@ def test_what_is_not_yet_timed_gets_the_default_when_the_budget_is_spent(table: 
 
 
 def test_no_budget_times_nothing(table: Table) -> None:
-    assert table.run(TimedPlan(0)) == ["slow"]
+    assert table.run(AutotunedPlan(0)) == ["slow"]
 
 
 @pytest.mark.parametrize("budget_s", [-1, float("nan")])
 def test_bad_budgets(budget_s: float) -> None:
     with pytest.raises(ValueError, match=f"budget_s must be >= 0 seconds, got {budget_s}"):
-        TimedPlan(budget_s)
+        AutotunedPlan(budget_s)
 
 
 def test_forgotten_orders_are_found_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "MAX_DECISIONS", 1)
-    plan = TimedPlan(100)
+    plan = AutotunedPlan(100)
     table.run(plan)
     table.run(plan, OTHER)
     assert len(plan.describe()) == 1
@@ -167,7 +167,7 @@ def test_forgotten_orders_are_found_again(table: Table, monkeypatch: pytest.Monk
 
 
 def test_two_threads_time_a_problem_once(table: Table) -> None:
-    plan, gate, table.pause_s = TimedPlan(1000), threading.Barrier(2), 0.01
+    plan, gate, table.pause_s = AutotunedPlan(1000), threading.Barrier(2), 0.01
 
     def run() -> None:
         gate.wait()
@@ -182,7 +182,7 @@ def test_two_threads_time_a_problem_once(table: Table) -> None:
 
 
 def test_no_timing_without_real_work(table: Table) -> None:
-    plan = TimedPlan(100)
+    plan = AutotunedPlan(100)
     plan.forward(torch.zeros(1, device="meta"), torch.zeros(1, device="meta"), PROBLEM)
     assert table.calls == ["slow"]
     assert table.run(plan)[-1] == "quick", "the first real tensors are timed"
@@ -201,7 +201,7 @@ def test_both_gradients_at_once_where_that_is_faster(table: Table, monkeypatch: 
         "gradient_candidates",
         lambda *arguments: (Candidate(SEPARATE, arguments[-1]), Candidate("at once", at_once)),
     )
-    plan = TimedPlan(1000)
+    plan = AutotunedPlan(1000)
     assert plan.gradients(*TENSORS, TENSORS[0], PROBLEM) == both
     assert plan.spent_s == pytest.approx(table.now_s - 1.5), "all but the run whose result was returned"
     chosen = {entry.operation: entry.algorithm for entry in plan.describe()}
@@ -213,7 +213,7 @@ def test_both_gradients_at_once_where_that_is_faster(table: Table, monkeypatch: 
 
 
 def test_real_candidates_give_right_results_and_the_same_ones_later() -> None:
-    plan = TimedPlan(60)
+    plan = AutotunedPlan(60)
     tensors = [random(2, 4, 9, 8).requires_grad_(), random(6, 4, 3, 3).requires_grad_()]
     runs = []
     for _ in range(2):
@@ -269,14 +269,14 @@ def test_other_errors_are_not_hidden_unless_the_algorithm_may_refuse(table: Tabl
         table.run(Plan())
     table.failures["quick"] = RuntimeError("another one")
     with pytest.raises(RuntimeError, match="a mistake of ours"):
-        table.run(TimedPlan(100))
+        table.run(AutotunedPlan(100))
     table.may_refuse = True
     with pytest.warns(UserWarning, match="'slow' failed.*, 'quick' failed.*using 'middling'"):
         assert table.run(Plan()) == ["slow", "quick", "middling"]
 
 
 def test_out_of_memory_while_timing(table: Table) -> None:
-    plan = TimedPlan(100)
+    plan = AutotunedPlan(100)
     table.failures["quick"] = torch.OutOfMemoryError("too much")
     with pytest.warns(UserWarning, match="'quick' failed.*choosing among slow, middling") as caught:
         assert table.run(plan)[-1] == "middling"
@@ -333,7 +333,7 @@ def test_a_convolution_survives_its_favourite_algorithm(monkeypatch: pytest.Monk
 
 def test_copies_of_a_layer_share_the_plan_and_pickles_keep_its_settings(tmp_path: Path) -> None:
     layer = GemmConv2d(3, 4, 3)
-    layer.plan = TimedPlan(1.5, tmp_path / "plan.json")
+    layer.plan = AutotunedPlan(1.5, tmp_path / "plan.json")
     layer(torch.zeros(1, 3, 5, 5))
     assert copy.deepcopy(layer).plan is layer.plan
     twins = pickle.loads(pickle.dumps([layer, layer]))
@@ -345,16 +345,16 @@ def test_copies_of_a_layer_share_the_plan_and_pickles_keep_its_settings(tmp_path
 
 def test_a_pickled_layer_with_the_fixed_plan_finds_it_again() -> None:
     layer = GemmConv2d(3, 4, 3)
-    assert layer.plan is FIXED
-    layer.plan = FIXED
-    assert pickle.loads(pickle.dumps(layer)).plan is FIXED
-    assert copy.deepcopy(layer).plan is FIXED
+    assert layer.plan is DEFAULT_PLAN
+    layer.plan = DEFAULT_PLAN
+    assert pickle.loads(pickle.dumps(layer)).plan is DEFAULT_PLAN
+    assert copy.deepcopy(layer).plan is DEFAULT_PLAN
 
 
 def test_a_plan_of_its_own_leaves_the_fixed_one_alone(table: Table) -> None:
     table.failures["slow"] = torch.OutOfMemoryError("")
-    before = FIXED.describe()
+    before = DEFAULT_PLAN.describe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         table.run(Plan())
-    assert FIXED.describe() == before
+    assert DEFAULT_PLAN.describe() == before

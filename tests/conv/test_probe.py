@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from yolo_lightning.conv import probe, probe_trial
+from yolo_lightning.conv.measurement_cache import read_entries
 from yolo_lightning.conv.probe import ProbeResult, probe_native
-from yolo_lightning.conv.probe_cache import ProbeCache
 
 CPU = torch.device("cpu")
 GOOD: dict[str, Any] = {
@@ -78,7 +78,7 @@ def test_native_is_taken_where_only_ours_fail(changes: dict[str, Any]) -> None:
 
 def test_exception_is_a_crash_with_its_last_line_and_the_convolution() -> None:
     result = probed(
-        child("import sys; print('trial: native 3x3', file=sys.stderr); raise RuntimeError('miopenStatusUnknownError')")
+        child("import sys; print('probe: native 3x3', file=sys.stderr); raise RuntimeError('miopenStatusUnknownError')")
     )
     assert result.outcome == "crashed"
     assert result.detail == "exit code 1 in: native 3x3; last line: RuntimeError: miopenStatusUnknownError"
@@ -98,7 +98,7 @@ def test_any_signal_is_named(number: int) -> None:
 @pytest.mark.parametrize("code", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
 def test_hanging_child_is_killed_in_time(code: str, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    hang = f"import os, sys, time\n{code}\nprint('trial: native 80x80', file=sys.stderr, flush=True)\n"
+    hang = f"import os, sys, time\n{code}\nprint('probe: native 80x80', file=sys.stderr, flush=True)\n"
     hang += f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     start = time.monotonic()
     result = probed(child(hang), SHORT_S)
@@ -218,19 +218,22 @@ def test_another_environment_is_probed_again(tmp_path: Path, monkeypatch: pytest
     assert probed(["/no/such/program"], cache_file=file).outcome == "slower"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 9}', '{"format": 1, "probes": [1]}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 9}', '{"format": 2, "environments": [1]}'])
 def test_damaged_file_is_ignored_and_replaced(content: str, tmp_path: Path) -> None:
     file = tmp_path / "probe.json"
     file.write_text(content)
-    with pytest.warns(UserWarning, match="not a probe cache"):
+    with pytest.warns(UserWarning, match="is ignored and will be replaced"):
         assert probed(answering(), cache_file=file).works
     assert probed(["/no/such/program"], cache_file=file).works
 
 
-@pytest.mark.parametrize("finding", [{}, {"outcome": "odd"}, {"outcome": "hung", "detail": ""}, None, 3])
-def test_damaged_finding_is_replaced(finding: Any, tmp_path: Path) -> None:
-    ProbeCache(tmp_path / "probe.json", CPU).store(finding)
-    assert probed(answering(), cache_file=tmp_path / "probe.json").works
+@pytest.mark.parametrize("finding", [{}, {"outcome": "odd"}, {"outcome": []}, {"outcome": "hung", "detail": ""}])
+def test_damaged_finding_is_replaced(finding: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "probe.json"
+    assert probed(answering(), cache_file=file).works
+    (environment,) = read_entries(file)
+    file.write_text(json.dumps({"format": 2, "environments": {environment: finding}}))
+    assert probed(answering(native_ms=70.0), cache_file=file).outcome == "slower"
 
 
 def test_file_that_cannot_be_written_is_said_and_no_obstacle(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.nn.utils.prune import l1_unstructured
 
-from yolo_lightning.conv import FIXED, GemmConv2d, TimedPlan, VendorFreeBatchNorm2d, swap_convs, unswap_convs
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, VendorFreeBatchNorm2d, swap_convs, unswap_convs
 
 
 class OwnConv2d(nn.Conv2d):
@@ -161,13 +161,13 @@ def test_weights_that_hooks_compute_stay_computed(reparametrise: Callable[[nn.Mo
 
 
 def test_one_plan_serves_all_convolutions_until_they_are_swapped_back() -> None:
-    plan, native = TimedPlan(0), model()
+    plan, native = AutotunedPlan(0), model()
     swap_convs(native, plan=plan)(torch.randn(2, 3, 8, 8)).sum().backward()
     assert [native[0].plan, native[2][1].plan] == [plan, plan]
     assert plan.describe()
     assert copy.deepcopy(native)[0].plan is plan
     assert "plan" not in unswap_convs(native)[0].__dict__
-    assert swap_convs(native)[0].plan is FIXED
+    assert swap_convs(native)[0].plan is DEFAULT_PLAN
 
 
 def test_unswap_leaves_a_subclass_of_ours_alone() -> None:

@@ -14,8 +14,8 @@ from ultralytics.nn.modules import Conv
 from ultralytics.nn.tasks import DetectionModel
 
 from tests.conv.test_recompute import kept_storages
-from yolo_lightning.conv import FIXED, GemmConv2d, TimedPlan
-from yolo_lightning.conv.gray import GrayConv2d, GrayGemmConv2d
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d
+from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.probe import ProbeResult
 from yolo_lightning.model import layers
 from yolo_lightning.model.layers import FoldedGraph, arrange, blocks, choose_convolution, make_plan, restore
@@ -247,9 +247,9 @@ def test_all_convolutions_share_one_plan(native: Any) -> None:
 
 def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert make_plan("table", 60.0) is FIXED
+    assert make_plan("table", 60.0) is DEFAULT_PLAN
     plan = make_plan("autotune", 5.0)
-    assert isinstance(plan, TimedPlan)
+    assert isinstance(plan, AutotunedPlan)
     assert (plan.budget_s, plan.cache_file) == (5.0, tmp_path / "yolo_lightning" / "convolution_plan.json")
     with pytest.raises(ValueError, match=r"model\.conv_algorithm is 'fast', allowed are table, autotune"):
         make_plan("fast", 5.0)  # type: ignore[arg-type]

@@ -104,3 +104,10 @@ def is_ours(error: ValueError) -> bool:
         frame = frame.tb_next
     module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
     return module.split(".")[0] == PACKAGE
+
+
+def wide_console() -> Any:
+    """Return a rich console for stdout that is 120 columns wide if stdout is not a terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)

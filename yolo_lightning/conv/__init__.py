@@ -3,31 +3,31 @@
     from yolo_lightning.conv import swap_convs
     swap_convs(model)  # any torch model, in place
 
-Convolutions are lowered to matrix products, forward and backward. A plan selects the algorithm: `FIXED` uses a table,
-`TimedPlan` measures the candidates (autotuning). The package depends on torch only.
+Convolutions are lowered to matrix products, forward and backward. A plan selects the algorithm: `DEFAULT_PLAN` uses a
+table, `AutotunedPlan` measures the candidates (autotuning). The package depends on torch only.
 
 Reading order: `functional` (conv2d and its derivatives) -> `plan` / `autotune` (selection of an algorithm) ->
 `algorithms/table` (candidates) -> `algorithms/*` (PyTorch operations) and `kernels/*` (optional C++ and CUDA/HIP code).
 """
 
-from yolo_lightning.conv.autotune import TimedPlan
+from yolo_lightning.conv.autotune import AutotunedPlan
 from yolo_lightning.conv.functional import conv2d
-from yolo_lightning.conv.kernels.switches import disable_fused_kernels, enable_fused_kernels
+from yolo_lightning.conv.kernels import disable_compiled_kernels, enable_compiled_kernels
 from yolo_lightning.conv.layer import GemmConv2d
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
-from yolo_lightning.conv.plan import FIXED, Plan, PlannedConvolution
+from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan, PlannedConvolution
 from yolo_lightning.conv.swap import swap_convs, unswap_convs
 
 __all__ = [
-    "FIXED",
+    "DEFAULT_PLAN",
     "GemmConv2d",
     "Plan",
     "PlannedConvolution",
-    "TimedPlan",
+    "AutotunedPlan",
     "VendorFreeBatchNorm2d",
     "conv2d",
-    "disable_fused_kernels",
-    "enable_fused_kernels",
+    "disable_compiled_kernels",
+    "enable_compiled_kernels",
     "swap_convs",
     "unswap_convs",
 ]

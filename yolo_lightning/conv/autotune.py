@@ -4,16 +4,17 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from yolo_lightning.conv.algorithms.problem import Tensors
+from yolo_lightning.conv.algorithms.shared import have_data, is_capturing
 from yolo_lightning.conv.algorithms.table import Candidate
-from yolo_lightning.conv.autotune_cache import PlanCache
+from yolo_lightning.conv.measurement_cache import MeasurementCache, describe_environment
 from yolo_lightning.conv.plan import Plan, PlanKey, allows_fallback, warn_of_failure
 
 # Timed runs of a candidate, after one warm-up run; the shortest run counts.
@@ -24,7 +25,7 @@ HOPELESS_RATIO = 2
 NOISE = 0.05
 
 
-class TimedPlan(Plan):
+class AutotunedPlan(Plan):
     """Plan that times the candidates of a problem on first use and then uses the fastest one.
 
     Candidates are timed on the tensors of the first call. After the budget is spent, new problems use the default of
@@ -34,8 +35,8 @@ class TimedPlan(Plan):
     Args:
         budget_s: Limit in seconds for the timing in this process. A problem that is being timed when the limit is
             reached is finished. With 0 the plan uses cached timings only.
-        cache_file: File for timings; several processes may share it. A file that cannot be read, or that was written
-            with another version of torch, driver, device or algorithms, is ignored with a warning and replaced.
+        cache_file: File for timings; several processes may share it. Only timings of the same device, driver, torch
+            version and algorithms are used. A file that cannot be read is ignored with a warning and replaced.
 
     Raises:
         ValueError: If `budget_s` is negative or not a number.
@@ -47,7 +48,9 @@ class TimedPlan(Plan):
         super().__init__()
         self.budget_s = budget_s
         self.cache_file = None if cache_file is None else Path(cache_file).expanduser()
-        self._cache = PlanCache(self.cache_file)
+        self._cache = MeasurementCache(self.cache_file)
+        self._environments: dict[torch.device, str] = {}
+        self._stored: dict[str, dict[str, Any]] = {}
         self._seconds: dict[PlanKey, dict[str, float]] = {}
         self._spent_s = 0.0
         # The backward pass runs in one thread per device. The lock is reentrant, because timing the candidates of
@@ -66,8 +69,9 @@ class TimedPlan(Plan):
         order = self._table_order(key)
         if len(order) == 1:
             return self._remember(key, order)
-        if not _can_be_timed(tensors):
-            return order
+        device = tensors[0].device
+        if not have_data(tensors) or device.type == "meta" or is_capturing(device):
+            return order  # the candidates cannot be run repeatedly
         with self._lock:
             seconds = self._known_seconds(key, order)
             if not seconds and self._spent_s < self.budget_s:
@@ -76,13 +80,22 @@ class TimedPlan(Plan):
 
     def _known_seconds(self, key: PlanKey, order: tuple[Candidate, ...]) -> dict[str, float]:
         if key not in self._seconds:
-            names = {candidate.name for candidate in order}
-            stored = self._cache.lookup(key.device, key.in_words())
-            known = {name: seconds for name, seconds in stored.items() if name in names}
-            if not known:
+            stored = self._stored_for(key.device).get(key.in_words())
+            values = stored if isinstance(stored, dict) else {}
+            known = {candidate.name: values.get(candidate.name) for candidate in order}
+            # The comparison also excludes NaN.
+            valid = {name: value for name, value in known.items() if isinstance(value, float) and 0 <= value < math.inf}
+            if not valid:
                 return {}
-            self._seconds[key] = known
+            self._seconds[key] = valid
         return self._seconds[key]
+
+    def _stored_for(self, device: torch.device) -> dict[str, Any]:
+        """Return the timings in the file for the environment of a device, by problem; the file is read once."""
+        if device not in self._environments:
+            self._environments[device] = environment = " | ".join(describe_environment(device).values())
+            self._stored[environment] = self._cache.load(environment)
+        return self._stored[self._environments[device]]
 
     def _time(self, key: PlanKey, order: tuple[Candidate, ...], tensors: Tensors) -> dict[str, float]:
         spent_before_s, start = self._spent_s, time.perf_counter()
@@ -94,7 +107,7 @@ class TimedPlan(Plan):
         if failures:
             warn_of_failure(key, failures, f"choosing among {', '.join(seconds)}")
         self._seconds[key] = seconds
-        self._cache.store(key.device, key.in_words(), seconds)
+        self._cache.store(self._environments[key.device], {key.in_words(): seconds})
         return seconds
 
     def _seconds_of(self, key: PlanKey) -> Mapping[str, float]:
@@ -105,18 +118,6 @@ def _sorted(order: tuple[Candidate, ...], seconds: Mapping[str, float]) -> tuple
     """Sort the candidates by time; those without a time come last, in the order of the table."""
     rank = {name: value * (1 - NOISE if name == order[0].name else 1) for name, value in seconds.items()}
     return tuple(sorted(order, key=lambda candidate: rank.get(candidate.name, math.inf)))
-
-
-def _can_be_timed(tensors: Tensors) -> bool:
-    """Return whether a candidate can be run repeatedly: real tensors, and no graph is being traced or captured."""
-    device = tensors[0].device
-    return (
-        all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
-        and device.type != "meta"
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        and not torch.compiler.is_compiling()
-        and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
-    )
 
 
 def _shortest_runs(order: tuple[Candidate, ...], tensors: Tensors) -> tuple[dict[str, float], dict[str, RuntimeError]]:
@@ -134,7 +135,7 @@ def _shortest_runs(order: tuple[Candidate, ...], tensors: Tensors) -> tuple[dict
             if candidate.name in failures or limit_s < shortest_s < math.inf:
                 continue
             try:
-                run_s = _timed_run(candidate, tensors)
+                run_s = run_seconds(partial(candidate.compute, tensors), tensors[0].device)
             except RuntimeError as error:
                 if not allows_fallback(candidate, error):
                     raise
@@ -146,15 +147,12 @@ def _shortest_runs(order: tuple[Candidate, ...], tensors: Tensors) -> tuple[dict
     return seconds, failures
 
 
-def _timed_run(candidate: Candidate, tensors: Tensors) -> float:
-    device = tensors[0].device
-    _synchronize(device)
-    start = time.perf_counter()
-    candidate.compute(tensors)
-    _synchronize(device)
-    return time.perf_counter() - start
-
-
-def _synchronize(device: torch.device) -> None:
+def run_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Return the duration of one call, including the work that it queues on an accelerator."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter() - start

@@ -3,14 +3,14 @@
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from yolo_lightning.conv.algorithms.problem import IntOrPair, Problem, make_problem
-from yolo_lightning.conv.plan import FIXED, Plan
+from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def conv2d(
     dilation: IntOrPair = 1,
     groups: int = 1,
     *,
-    plan: Plan = FIXED,
+    plan: Plan = DEFAULT_PLAN,
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
     """Compute `torch.nn.functional.conv2d` without a vendor convolution library, forward and backward.
@@ -87,26 +87,13 @@ def _without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 MaybeTensor = Tensor | None
 
 
-class _ConvContext(Protocol):
-    """Interface of `torch.autograd.function.FunctionCtx` used below, and the attributes added to the context."""
-
-    problem: Problem
-    plan: Plan
-    needs_input_grad: tuple[bool, ...]
-    saved_tensors: tuple[Tensor, ...]
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
-
-    def set_materialize_grads(self, value: bool) -> None: ...
-
-
 def _with_signature(function: Callable[P, T]) -> Callable[P, T]:
     """Cache the signature: `Function.apply` calls `inspect.signature` on every call, which takes about 25 us."""
     function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return function
 
 
-def _apply(function: type[Function], ctx: _ConvContext, *tensors: MaybeTensor) -> Tensor:
+def _apply(function: type[Function], ctx: Any, *tensors: MaybeTensor) -> Tensor:
     """Apply another function with the problem and plan of the context."""
     result: Tensor = function.apply(*tensors, ctx.problem, ctx.plan)
     return result
@@ -121,15 +108,13 @@ class _Convolution(Function):
         return output if bias is None else output.add_(bias.view(1, -1, 1, 1))
 
     @staticmethod
-    def setup_context(
-        ctx: _ConvContext, inputs: tuple[Tensor, Tensor, MaybeTensor, Problem, Plan], output: Tensor
-    ) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, MaybeTensor, Problem, Plan], output: Tensor) -> None:
         input, weight, _, ctx.problem, ctx.plan = inputs
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
 
     @staticmethod
-    def backward(ctx: _ConvContext, grad_output: Tensor) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
         input, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_input = grad_weight = None
@@ -143,7 +128,16 @@ class _Convolution(Function):
         return grad_input, grad_weight, grad_bias, None, None
 
 
-class _InputGradient(Function):
+class _Product(Function):
+    """A product of two tensors, both of which are saved for the backward pass."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Problem, Plan], output: Tensor) -> None:
+        first, second, ctx.problem, ctx.plan = inputs
+        ctx.save_for_backward(first, second)
+
+
+class _InputGradient(_Product):
     @staticmethod
     @_with_signature
     def forward(grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan) -> Tensor:
@@ -151,12 +145,7 @@ class _InputGradient(Function):
             return plan.input_gradient(grad_output, weight, problem)
 
     @staticmethod
-    def setup_context(ctx: _ConvContext, inputs: tuple[Tensor, Tensor, Problem, Plan], output: Tensor) -> None:
-        grad_output, weight, ctx.problem, ctx.plan = inputs
-        ctx.save_for_backward(grad_output, weight)
-
-    @staticmethod
-    def backward(ctx: _ConvContext, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
+    def backward(ctx: Any, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
         grad_output, weight = ctx.saved_tensors
         needs_grad_output, needs_weight = ctx.needs_input_grad[:2]
         by_grad_output = _apply(_Convolution, ctx, direction, weight, None) if needs_grad_output else None
@@ -164,7 +153,7 @@ class _InputGradient(Function):
         return by_grad_output, by_weight, None, None
 
 
-class _WeightGradient(Function):
+class _WeightGradient(_Product):
     @staticmethod
     @_with_signature
     def forward(input: Tensor, grad_output: Tensor, problem: Problem, plan: Plan) -> Tensor:
@@ -172,12 +161,7 @@ class _WeightGradient(Function):
             return plan.weight_gradient(input, grad_output, problem)
 
     @staticmethod
-    def setup_context(ctx: _ConvContext, inputs: tuple[Tensor, Tensor, Problem, Plan], output: Tensor) -> None:
-        input, grad_output, ctx.problem, ctx.plan = inputs
-        ctx.save_for_backward(input, grad_output)
-
-    @staticmethod
-    def backward(ctx: _ConvContext, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
+    def backward(ctx: Any, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
         input, grad_output = ctx.saved_tensors
         needs_input, needs_grad_output = ctx.needs_input_grad[:2]
         by_input = _apply(_InputGradient, ctx, grad_output, direction) if needs_input else None
@@ -198,7 +182,7 @@ class _Gradients(Function):
 
     @staticmethod
     def setup_context(
-        ctx: _ConvContext, inputs: tuple[Tensor, Tensor, Tensor, Problem, Plan], output: tuple[Tensor, Tensor]
+        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Problem, Plan], output: tuple[Tensor, Tensor]
     ) -> None:
         input, grad_output, weight, ctx.problem, ctx.plan = inputs
         ctx.set_materialize_grads(False)
@@ -206,7 +190,7 @@ class _Gradients(Function):
 
     @staticmethod
     def backward(
-        ctx: _ConvContext, along_input: MaybeTensor, along_weight: MaybeTensor
+        ctx: Any, along_input: MaybeTensor, along_weight: MaybeTensor
     ) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
         """Compute the vector-Jacobian product.
 

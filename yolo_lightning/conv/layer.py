@@ -1,4 +1,4 @@
-"""`torch.nn.Conv2d` with the vendor-free convolution."""
+"""`torch.nn.Conv2d` with the vendor-free convolution, and first layers that accept one-channel images."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from yolo_lightning.conv.algorithms.problem import IntOrPair, looks_channels_last
 from yolo_lightning.conv.functional import conv2d
-from yolo_lightning.conv.plan import FIXED, Plan
+from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 
 class GemmConv2d(nn.Conv2d):
@@ -19,7 +19,7 @@ class GemmConv2d(nn.Conv2d):
             Copies of the layer share the plan.
     """
 
-    plan: Plan = FIXED
+    plan: Plan = DEFAULT_PLAN
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: IntOrPair | str = self.padding
@@ -39,3 +39,27 @@ class GemmConv2d(nn.Conv2d):
             plan=self.plan,
             memory_format=memory_format,
         )
+
+
+class GrayConv2d(nn.Conv2d):
+    """`torch.nn.Conv2d` that also accepts one channel, `(N, 1, H, W)`, and treats it as repeated to `in_channels`.
+
+    Convolution is linear: with equal input channels the weight can be summed over its channels. The result is that of
+    the expanded image, with `1 / in_channels` of the input and of the multiplications. The parameter keeps its shape
+    and receives the gradient that an expanded image would give. Supports one group only.
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        output: Tensor = super()._conv_forward(input, _weight_for(input, weight), bias)
+        return output
+
+
+class GrayGemmConv2d(GemmConv2d):
+    """`GrayConv2d` with the vendor-free convolution."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, _weight_for(input, weight), bias)
+
+
+def _weight_for(input: Tensor, weight: Tensor) -> Tensor:
+    return weight.sum(1, keepdim=True) if input.size(-3) == 1 else weight

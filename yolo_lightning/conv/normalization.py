@@ -1,5 +1,7 @@
 """`torch.nn.BatchNorm2d` that never dispatches to cuDNN or MIOpen."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -33,27 +35,12 @@ class VendorFreeBatchNorm2d(nn.BatchNorm2d):
             # The operator rejects empty inputs; torch.nn.BatchNorm2d keeps the statistics and returns zero gradients.
             return self._scale(input)
         keeps_running = not self.training or self.track_running_stats
-        return self._normalise(
-            input,
-            self.running_mean if keeps_running else None,
-            self.running_var if keeps_running else None,
-            uses_batch,
-            momentum,
-        )
+        running = (self.running_mean, self.running_var) if keeps_running else (None, None)
+        return self._normalise(input, self.weight, self.bias, *running, uses_batch, momentum, self.eps)
 
-    def _normalise(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        uses_batch: bool,
-        momentum: float,
-    ) -> Tensor:
-        """Normalise by the statistics of the batch, and update the running statistics, or normalise by the latter."""
-        output, _, _ = torch.native_batch_norm(
-            input, self.weight, self.bias, running_mean, running_var, uses_batch, momentum, self.eps
-        )
-        return output
+    def _normalise(self, *arguments: Any) -> Tensor:
+        """Return the output of `torch.native_batch_norm` for its arguments."""
+        return torch.native_batch_norm(*arguments)[0]
 
     def _scale(self, input: Tensor) -> Tensor:
         """Return `input * weight + bias` in the dtype of the input, without normalisation."""

@@ -1,4 +1,4 @@
-"""Selection of the algorithm of a convolution by a table; `autotune.TimedPlan` selects by measurement."""
+"""Selection of the algorithm of a convolution by a table; `autotune.AutotunedPlan` selects by measurement."""
 
 import warnings
 from collections.abc import Mapping
@@ -29,13 +29,8 @@ class PlanKey(NamedTuple):
     def in_words(self) -> str:
         """Return a description of the key without the device; it is equal in every process."""
         problem = self.problem
-        sizes = {
-            "input": problem.input_size,
-            "weight": problem.weight_size,
-            "stride": problem.stride,
-            "padding": problem.padding,
-            "dilation": problem.dilation,
-        }
+        names = ("stride", "padding", "dilation")
+        sizes = {"input": problem.input_size, "weight": problem.weight_size, **{n: getattr(problem, n) for n in names}}
         words = " ".join(f"{name} {'x'.join(map(str, size))}" for name, size in sizes.items())
         layout = "NHWC" if problem.channels_last else "NCHW"
         return f"{self.operation}: {words} groups {problem.groups} {layout} {str(self.dtype).removeprefix('torch.')}"
@@ -43,28 +38,16 @@ class PlanKey(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedConvolution:
-    """One decision of a plan.
+    """One decision of a plan."""
 
-    Attributes:
-        operation: The computed product.
-        problem: Description of sizes, arguments, layout and dtype.
-        dtype: Data type of the tensors.
-        device: Device of the tensors.
-        algorithm: Name of the algorithm that computes the product.
-        seconds: Shortest run of each timed candidate, measured in this process or read from the cache file; empty if
-            the choice is the default.
-    """
-
-    operation: Operation
-    problem: str
-    dtype: torch.dtype
-    device: torch.device
-    algorithm: str
-    seconds: Mapping[str, float]
+    operation: Operation  # the computed product
+    problem: str  # description of sizes, arguments, layout and dtype
+    algorithm: str  # name of the algorithm that computes the product
+    seconds: Mapping[str, float]  # shortest run of each timed candidate; empty if none was timed
 
 
 class Plan:
-    """Plan by the table: the choice depends on the problem, dtype and device type only. Base class of `TimedPlan`.
+    """Plan by the table: the choice depends on the problem, dtype and device type only. Base class of `AutotunedPlan`.
 
     If an algorithm runs out of memory, the plan uses the next candidate for this problem from then on, with a warning.
     Copies of a layer share its plan. Pickling a plan keeps its settings, not its decisions.
@@ -93,9 +76,7 @@ class Plan:
     def describe(self) -> list[PlannedConvolution]:
         """Return the decisions made in this process, in the order of first use."""
         return [
-            PlannedConvolution(
-                key.operation, key.in_words(), key.dtype, key.device, order[0].name, self._seconds_of(key)
-            )
+            PlannedConvolution(key.operation, key.in_words(), order[0].name, self._seconds_of(key))
             for key, order in list(self._orders.items())
         ]
 
@@ -103,37 +84,27 @@ class Plan:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _fixed, ()
+        return _default_plan, ()
 
     def _compute(self, operation: Operation, problem: Problem, tensors: Tensors) -> Tensors:
+        """Compute with the first candidate that succeeds, and drop the candidates before it."""
         key = PlanKey(operation, problem, tensors[0].dtype, tensors[0].device)
         order = self._orders.get(key) or self._decide(key, tensors)
-        try:
-            return order[0].compute(tensors)
-        except RuntimeError as error:
-            if not allows_fallback(order[0], error):
-                raise
-            # Without the traceback, which refers to the buffers of the failed attempt.
-            failure = error.with_traceback(None)
-        return self._fall_back(key, order, tensors, failure)
-
-    def _fall_back(
-        self, key: PlanKey, order: tuple[Candidate, ...], tensors: Tensors, failure: RuntimeError
-    ) -> Tensors:
-        """Compute with the next candidate that succeeds, and drop the candidates before it."""
-        failures = {order[0].name: failure}
-        for position, candidate in enumerate(order[1:], start=1):
+        failures: dict[str, RuntimeError] = {}
+        for position, candidate in enumerate(order):
             try:
                 results = candidate.compute(tensors)
             except RuntimeError as error:
                 if not allows_fallback(candidate, error):
                     raise
+                # Without the traceback, which refers to the buffers of the failed attempt.
                 failures[candidate.name] = error.with_traceback(None)
                 continue
-            self._remember(key, order[position:])
-            warn_of_failure(key, failures, f"using {candidate.name!r}")
+            if failures:
+                self._remember(key, order[position:])
+                warn_of_failure(key, failures, f"using {candidate.name!r}")
             return results
-        raise failure
+        raise next(iter(failures.values()))
 
     def _decide(self, key: PlanKey, tensors: Tensors) -> tuple[Candidate, ...]:
         """Return and remember the candidates for a new key, the selected one first."""
@@ -161,12 +132,12 @@ class Plan:
         return {}
 
 
-FIXED = Plan()
+DEFAULT_PLAN = Plan()
 """Plan by the table, without timing; the default of all layers."""
 
 
-def _fixed() -> Plan:
-    return FIXED
+def _default_plan() -> Plan:
+    return DEFAULT_PLAN
 
 
 def allows_fallback(candidate: Candidate, error: RuntimeError) -> bool:

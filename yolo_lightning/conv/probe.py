@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, get_args
 
 import torch
 
-from yolo_lightning.conv.probe_cache import Finding, ProbeCache
+from yolo_lightning.conv.measurement_cache import MeasurementCache, describe_environment
 from yolo_lightning.conv.probe_trial import PHASE, Trial, main
 
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower"]
@@ -35,18 +36,11 @@ SHOWN_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Result of a probe.
+    """Result of a probe."""
 
-    Attributes:
-        outcome: `works` means that native convolutions are correct and fast; all others are reasons to avoid them.
-        detail: Short description of the evidence.
-        may_pass: Whether the cause may be temporary, such as memory used by another process. Such a result is not
-            cached.
-    """
-
-    outcome: Outcome
-    detail: str
-    may_pass: bool = False
+    outcome: Outcome  # `works`: native convolutions are correct and fast; all others are reasons to avoid them
+    detail: str  # short description of the evidence
+    may_pass: bool = False  # whether the cause may be temporary, such as a lack of memory; such a result is not cached
 
     @property
     def works(self) -> bool:
@@ -78,27 +72,19 @@ def probe_native(
     """
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be > 0 seconds, got {timeout_s}")
-    if cache_file is None:
-        return _probe(device, timeout_s, command)
-    cache = ProbeCache(cache_file, device)
-    known = _known(cache.lookup(), timeout_s, cache_file)
-    if known is not None:
-        return known
+    cache = MeasurementCache(cache_file)
+    # A user who changes these variables tries to make native convolutions work, which requires a new probe.
+    switches = {name: value for name, value in os.environ.items() if name.startswith(("MIOPEN_", "HSA_OVERRIDE"))}
+    environment = " | ".join([*describe_environment(device).values(), str(sorted(switches.items()))])
+    with suppress(KeyError, TypeError):  # a damaged entry is replaced
+        known = cache.load(environment)
+        is_too_short = known["outcome"] == "hung" and known["timeout_s"] < timeout_s
+        if known["outcome"] in get_args(Outcome) and not is_too_short:
+            return ProbeResult(known["outcome"], f"{known['detail']} (stored result from {cache_file})")
     result = _probe(device, timeout_s, command)
     if not result.may_pass:
-        cache.store({"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s})
+        cache.store(environment, {"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s})
     return result
-
-
-def _known(finding: Finding | None, timeout_s: float, cache_file: Path) -> ProbeResult | None:
-    try:
-        if finding is None or finding["outcome"] not in get_args(Outcome):
-            return None
-        if finding["outcome"] == "hung" and finding["timeout_s"] < timeout_s:
-            return None
-        return ProbeResult(finding["outcome"], f"{finding['detail']} (stored result from {cache_file})")
-    except (KeyError, TypeError):
-        return None
 
 
 def _probe(device: torch.device, timeout_s: float, command: Sequence[str] | None) -> ProbeResult:

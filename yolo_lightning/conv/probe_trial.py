@@ -6,37 +6,30 @@ import faulthandler
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from yolo_lightning.conv.autotune import run_seconds
 from yolo_lightning.conv.swap import swap_convs
 
-PHASE = "trial: "
+PHASE = "probe: "
 """Prefix of the lines on stderr that name the next computation."""
 REPEATS = 5
 
 
 class Case(NamedTuple):
-    """A convolution without bias, then batch normalisation, in training.
+    """A convolution without bias, then batch normalisation, in training."""
 
-    Attributes:
-        channels: Input channels.
-        outputs: Output channels.
-        kernel: Kernel size in each direction; the padding is half of it.
-        stride: Step between outputs, pixels.
-        size: Height and width of the input, pixels.
-    """
-
-    channels: int
-    outputs: int
-    kernel: int
-    stride: int
-    size: int
+    channels: int  # of the input
+    outputs: int  # channels of the output
+    kernel: int  # size in each direction; the padding is half of it
+    stride: int  # step between outputs, pixels
+    size: int  # height and width of the input, pixels
 
 
 CASES = (
@@ -54,68 +47,69 @@ BATCH = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of a trial.
+    """Result of a trial."""
 
-    Attributes:
-        native_error: Largest difference of any output, gradient or running statistic from float64 on the CPU, relative
-            to the largest value in the tensor.
-        gemm_error: Error of the vendor-free layers.
-        native_ms: Median time of the forward and backward pass through all cases, milliseconds.
-        gemm_ms: Time of the vendor-free layers.
-        gemm_failure: Exception raised by the vendor-free layers, or an empty string. After an exception, `gemm_error`
-            and `gemm_ms` are infinite.
-    """
-
-    native_error: float
-    gemm_error: float
-    native_ms: float
-    gemm_ms: float
-    gemm_failure: str
+    native_error: float  # `largest_error` of the native layers
+    gemm_error: float  # `largest_error` of the vendor-free layers
+    native_ms: float  # median time of the forward and backward pass through all cases, milliseconds
+    gemm_ms: float  # time of the vendor-free layers
+    gemm_failure: str  # exception of the vendor-free layers, or empty; if set, their error and time are infinite
 
 
 def run_trial(device: torch.device) -> Trial:
     """Compute all cases on a device, native layers first, so that their failure is found early. May hang or crash."""
-    layers = [_layer(case) for case in CASES]
-    inputs = [torch.randn(BATCH, case.channels, case.size, case.size, generator=_generator()) for case in CASES]
+    layers, inputs = make_layers()
     native = [copy.deepcopy(layer).to(device) for layer in layers]
-    native_error = _largest_error("native", native, layers, inputs, device)
+    native_error = largest_error("native convolution", native, layers, inputs)
     gemm = [swap_convs(copy.deepcopy(layer)).to(device) for layer in layers]
     gemm_error, gemm_failure = float("inf"), ""
     try:
-        gemm_error = _largest_error("vendor-free", gemm, layers, inputs, device)
+        gemm_error = largest_error("vendor-free convolution", gemm, layers, inputs)
     except Exception as error:
         gemm_failure = f"{type(error).__name__}: {error}"
-    _say("timing")
+    _announce("timing")
     moved = [input.to(device) for input in inputs]
     paths = {"native": native} if gemm_failure else {"native": native, "gemm": gemm}
     times: dict[str, list[float]] = {"native": [], "gemm": [float("inf")] if gemm_failure else []}
     for _ in range(REPEATS):
         # In turns, so that other work on the device slows both.
         for name, path in paths.items():
-            times[name].append(_time_ms(lambda: _pass(path, moved), device))  # noqa: B023
+            times[name].append(1000 * run_seconds(partial(_pass, path, moved), device))
     native_ms, gemm_ms = (statistics.median(times[name]) for name in ("native", "gemm"))
     return Trial(native_error, gemm_error, native_ms, gemm_ms, gemm_failure)
+
+
+def make_layers() -> tuple[list[nn.Sequential], list[Tensor]]:
+    """Return the layers of `CASES` and an input for each, with equal values in every process."""
+    layers = []
+    for case in CASES:
+        torch.manual_seed(0)
+        convolution = nn.Conv2d(case.channels, case.outputs, case.kernel, case.stride, case.kernel // 2, bias=False)
+        layers.append(nn.Sequential(convolution, nn.BatchNorm2d(case.outputs)))
+    inputs = [torch.randn(BATCH, case.channels, case.size, case.size, generator=_generator()) for case in CASES]
+    return layers, inputs
 
 
 def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def _layer(case: Case) -> nn.Sequential:
-    torch.manual_seed(0)
-    convolution = nn.Conv2d(case.channels, case.outputs, case.kernel, case.stride, case.kernel // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(case.outputs))
-
-
-def _largest_error(
-    name: str, path: list[nn.Sequential], layers: list[nn.Sequential], inputs: list[Tensor], device: torch.device
+def largest_error(
+    name: str, tested: Sequence[nn.Module], references: Sequence[nn.Module], inputs: Sequence[Tensor]
 ) -> float:
+    """Return the largest error of any output, gradient or running statistic, relative to the largest value.
+
+    Args:
+        name: Name of the layers, printed on stderr with the case before each computation.
+        tested: Layers for `CASES` on the tested device.
+        references: The same layers on the CPU, which are computed in float64.
+        inputs: Input of each layer, on the CPU.
+    """
     largest = 0.0
-    for case, layer, reference, input in zip(CASES, path, layers, inputs, strict=True):
-        _say(
-            f"{name} convolution {case.channels} to {case.outputs} channels, {case.kernel}x{case.kernel}, "
-            f"stride {case.stride}, {case.size}x{case.size}"
-        )
+    for case, layer, reference, input in zip(CASES, tested, references, inputs, strict=True):
+        sizes = f"{case.kernel}x{case.kernel}, stride {case.stride}, {case.size}x{case.size}"
+        _announce(f"{name}, {case.channels} to {case.outputs} channels, {sizes}")
+        device = next(layer.parameters()).device
         found = [tensor.double().cpu() for tensor in _results(copy.deepcopy(layer), input.to(device))]
         expected = _results(copy.deepcopy(reference).double(), input.double())
         for one, other in zip(found, expected, strict=True):
@@ -125,39 +119,23 @@ def _largest_error(
     return largest
 
 
-def _results(layer: nn.Sequential, input: Tensor) -> list[Tensor]:
+def _results(layer: nn.Module, input: Tensor) -> list[Tensor]:
     """Return the output, the gradients of input and parameters, and the running statistics."""
     leaf = input.clone().requires_grad_()
     output = layer(leaf)
     # Not the plain sum, whose gradients vanish after normalisation.
-    gradients = torch.autograd.grad(output.square().mul(_direction(output)).sum(), [leaf, *layer.parameters()])
+    direction = torch.randn(output.shape, generator=_generator()).to(output)
+    gradients = torch.autograd.grad(output.square().mul(direction).sum(), [leaf, *layer.parameters()])
     return [output.detach(), *gradients, *(buffer for buffer in layer.buffers() if buffer.is_floating_point())]
 
 
-def _direction(output: Tensor) -> Tensor:
-    return torch.randn(output.shape, generator=_generator()).to(output)
+def _announce(computation: str) -> None:
+    print(f"{PHASE}{computation}", file=sys.stderr, flush=True)
 
 
 def _pass(path: list[nn.Sequential], inputs: list[Tensor]) -> None:
     for layer, input in zip(path, inputs, strict=True):
         torch.autograd.grad(layer(input.requires_grad_()).square().sum(), [input, *layer.parameters()])
-
-
-def _time_ms(work: Callable[[], None], device: torch.device) -> float:
-    _synchronize(device)
-    start = time.perf_counter()
-    work()
-    _synchronize(device)
-    return 1000 * (time.perf_counter() - start)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def _say(what: str) -> None:
-    print(f"{PHASE}{what}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """Batch normalisation and SiLU in one function that saves one activation for the backward pass instead of two."""
 
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,29 +25,9 @@ class BatchNormSiLU2d(VendorFreeBatchNorm2d):
     def _scale(self, input: Tensor) -> Tensor:
         return F.silu(super()._scale(input))
 
-    def _normalise(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        uses_batch: bool,
-        momentum: float,
-    ) -> Tensor:
-        output: Tensor = _BatchNormSiLU.apply(
-            input, self.weight, self.bias, running_mean, running_var, uses_batch, momentum, self.eps
-        )
+    def _normalise(self, *arguments: Any) -> Tensor:
+        output: Tensor = _BatchNormSiLU.apply(*arguments)
         return output
-
-
-class _NormContext(Protocol):
-    """Interface of `torch.autograd.function.FunctionCtx` used below, and the attributes added to the context."""
-
-    uses_batch: bool
-    eps: float
-    needs_input_grad: tuple[bool, ...]
-    saved_tensors: tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor]
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -58,7 +38,7 @@ class _BatchNormSiLU(Function):
 
     @staticmethod
     def forward(
-        ctx: _NormContext,
+        ctx: Any,
         input: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -81,13 +61,13 @@ class _BatchNormSiLU(Function):
         return F.silu(output, inplace=True)
 
     @staticmethod
-    def backward(ctx: _NormContext, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         # With create_graph=True, autograd differentiates the native operators.
         gradients = _gradients_with_graph if torch.is_grad_enabled() else _gradients
         return *gradients(ctx, grad_output), None, None, None, None, None
 
 
-def _gradients(ctx: _NormContext, grad_output: Tensor) -> _Gradients:
+def _gradients(ctx: Any, grad_output: Tensor) -> _Gradients:
     input, weight, bias, first, second = ctx.saved_tensors
     # Recompute the affine function from the saved statistics, without a second reduction over the batch.
     variance, eps = (second.pow(-2), 0.0) if ctx.uses_batch else (second, ctx.eps)
@@ -108,11 +88,11 @@ def _gradients(ctx: _NormContext, grad_output: Tensor) -> _Gradients:
     return gradients
 
 
-def _gradients_with_graph(ctx: _NormContext, grad_output: Tensor) -> _Gradients:
+def _gradients_with_graph(ctx: Any, grad_output: Tensor) -> _Gradients:
     input, weight, bias, first, second = ctx.saved_tensors
     mean, variance = (None, None) if ctx.uses_batch else (first, second)
     normalised, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)
     wanted = [tensor for tensor, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False) if needed]
-    found = iter(torch.autograd.grad(F.silu(normalised), wanted, grad_output, create_graph=True))  # type: ignore[arg-type]
+    found = iter(torch.autograd.grad(F.silu(normalised), wanted, grad_output, create_graph=True))
     by_input, by_weight, by_bias = (next(found) if needed else None for needed in ctx.needs_input_grad[:3])
     return by_input, by_weight, by_bias

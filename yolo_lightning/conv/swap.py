@@ -9,7 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from yolo_lightning.conv.layer import GemmConv2d
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
-from yolo_lightning.conv.plan import FIXED, Plan
+from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -20,7 +20,7 @@ _VENDOR_FREE: dict[type[nn.Module], type[nn.Module]] = {
 _NATIVE = {replacement: native for native, replacement in _VENDOR_FREE.items()}
 
 
-def swap_convs(module: ModuleT, *, plan: Plan = FIXED, skip: Collection[str] = ()) -> ModuleT:
+def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[str] = ()) -> ModuleT:
     """Convert every `nn.Conv2d` to `GemmConv2d` and every `nn.BatchNorm2d` to `VendorFreeBatchNorm2d`, in place.
 
     Only the class of a layer changes. Parameters, shared parameters, `requires_grad`, hooks, dtype, memory format and

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from ultralytics.nn.tasks import DetectionModel, torch_safe_load
 
-from yolo_lightning.conv import FIXED, Plan
+from yolo_lightning.conv import DEFAULT_PLAN, Plan
 from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange
 from yolo_lightning.utils.choices import check_choices
 
@@ -29,7 +29,7 @@ def build_graph(
     weights: str | None = None,
     class_width: int | None = None,
     activation_checkpointing: bool = False,
-    plan: Plan = FIXED,
+    plan: Plan = DEFAULT_PLAN,
     memory_format: MemoryFormat = "auto",
     allow_pickle: bool = False,
 ) -> nn.Module:

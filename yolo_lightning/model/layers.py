@@ -12,8 +12,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from yolo_lightning.conv import FIXED, Plan, TimedPlan, enable_fused_kernels, swap_convs, unswap_convs
-from yolo_lightning.conv.gray import GrayConv2d, GrayGemmConv2d
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, Plan, enable_compiled_kernels, swap_convs, unswap_convs
+from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.probe import probe_native
 from yolo_lightning.conv.recompute import BatchNormSiLU2d
 from yolo_lightning.utils.files import cache_folder
@@ -29,7 +29,7 @@ def arrange(
     graph: Any,
     convolution: Convolution,
     activation_checkpointing: bool = False,
-    plan: Plan = FIXED,
+    plan: Plan = DEFAULT_PLAN,
     memory_format: MemoryFormat = "auto",
 ) -> None:
     """Give the layers of a graph the classes that compute as asked, whatever they were before.
@@ -141,11 +141,11 @@ def make_plan(kind: ConvAlgorithm, budget_s: float) -> Plan:
         ValueError: If a value is not allowed.
     """
     if kind == "compiled":
-        enable_fused_kernels(cache_folder() / "kernels")
+        enable_compiled_kernels(cache_folder() / "kernels")
     if kind in ("table", "compiled"):
-        return FIXED
+        return DEFAULT_PLAN
     if kind != "autotune":
         raise ValueError(f"model.conv_algorithm is {kind!r}, allowed are {', '.join(get_args(ConvAlgorithm))}")
     if not budget_s >= 0:
         raise ValueError(f"model.conv_algorithm_budget_s is {budget_s}, allowed are 0 and more")
-    return TimedPlan(budget_s, cache_folder() / "convolution_plan.json")
+    return AutotunedPlan(budget_s, cache_folder() / "convolution_plan.json")

@@ -69,6 +69,11 @@ class Capacity:
     total_bytes: int
 
     @property
+    def free_bytes(self) -> int:
+        """Unused part of the total."""
+        return self.total_bytes - self.used_bytes
+
+    @property
     def free_share(self) -> float:
         """Free part of the total, 0 to 1."""
         return 1 - self.used_bytes / self.total_bytes if self.total_bytes else 0.0

@@ -10,6 +10,7 @@ import torch
 from yolo_lightning.commands.benchmark import stability
 from yolo_lightning.commands.benchmark.baselines import Variant
 from yolo_lightning.commands.benchmark.stability import Stability, growth, run_stability
+from yolo_lightning.commands.benchmark.timing import Pass
 from yolo_lightning.conv import Plan
 
 CPU = torch.device("cpu")
@@ -17,8 +18,8 @@ AUTOCAST = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16, enable
 STEPS = 10
 
 
-def run() -> Stability:
-    return run_stability(Variant.GEMM, Plan(), CPU, AUTOCAST, steps=STEPS, image_size=64, batch_size=1)
+def run(steps: int = STEPS) -> Stability:
+    return run_stability(Variant.GEMM, Plan(), CPU, AUTOCAST, steps=steps, image_size=64, batch_size=1)
 
 
 @pytest.fixture
@@ -26,9 +27,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[float], list[flo
     """Return the result of two trainings with given losses, without training."""
 
     def outcome(first: list[float], second: list[float]) -> Stability:
-        waiting = [first, second]
-        monkeypatch.setattr(stability, "_losses", lambda *_: waiting.pop(0))
-        return run()
+        losses = iter([*first, *second])
+        one_pass = Pass((("step", lambda _: next(losses)),), ())
+        monkeypatch.setattr(stability, "step_pass", lambda *_: one_pass)
+        return run(len(first))
 
     return outcome
 
@@ -58,7 +60,7 @@ def test_an_error_fails_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> list[float]:
         raise RuntimeError("no memory\nlong text")
 
-    monkeypatch.setattr(stability, "_losses", broken)
+    monkeypatch.setattr(stability, "step_pass", broken)
     found = run()
     assert not found.passed
     assert found.failure == "RuntimeError: no memory"

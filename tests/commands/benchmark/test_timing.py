@@ -1,4 +1,4 @@
-"""Order of the rounds, statistics, the clock, and the comparison of variants."""
+"""Order of the rounds, statistics, the time of the stages, and the comparison of variants."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from yolo_lightning.commands.benchmark import comparison, timing
 from yolo_lightning.commands.benchmark.baselines import Variant
-from yolo_lightning.commands.benchmark.comparison import Result, compare, estimate, ratio, reference
-from yolo_lightning.commands.benchmark.timing import Clock, Pass, Spread, rounds
+from yolo_lightning.commands.benchmark.comparison import Result, compare, ratio, reference
+from yolo_lightning.commands.benchmark.timing import Pass, Spread, rounds
 
 CPU = torch.device("cpu")
 
@@ -60,14 +60,16 @@ def test_ratio_cancels_what_slows_a_whole_round() -> None:
     assert (one.median_s, one.minimum_s, one.maximum_s) == (9.0, 2.0, 20.0)
 
 
-def test_clock_sums_stages_over_passes_and_leaves_out_what_is_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, clock = Watch(monkeypatch), Clock(CPU)
-    one_pass = watch.work(Variant.GEMM, 1.0, 3.0)()
-    one_pass.run(clock)
-    watch.now_s += 100
-    one_pass.run(clock)
-    assert clock.read() == {"forward": 2.0, "backward": 6.0}
-    assert clock.read() == {}
+def test_time_of_a_stage_is_the_mean_over_the_calls_without_what_is_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
+    durations = iter((1.0, 3.0, 2.0, 5.0))
+
+    def stage(_: None) -> None:
+        watch.now_s += next(durations)
+
+    one_pass = Pass((("forward", stage), ("backward", stage)), ())
+    assert one_pass.time(CPU, calls=2) == {"forward": 1.5, "backward": 4.0}
+    assert watch.now_s == 11.0
 
 
 def test_variants_take_turns_and_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +120,3 @@ def test_reference_is_the_faster_layout_of_the_first_measured_implementation() -
     results = [Result(variant, {}, Spread((time_s,))) for variant, time_s in times.items()]
     found = [reference(results), reference(results, ("slow",)), reference(results[2:])]
     assert [result and result.variant for result in found] == [Variant.NATIVE_NHWC, Variant.SLOW, Variant.SLOW]
-
-
-def test_estimate_counts_a_last_smaller_batch_as_a_step() -> None:
-    found = estimate(Spread((0.5, 0.4, 1.0)), batch_size=8, frames=17, epochs=10)
-    assert (found.epoch_s, found.run_s) == (1.5, 15.0)
-    assert found.epoch_range_s == pytest.approx((1.2, 3.0))
-    assert found.run_range_s == pytest.approx((12.0, 30.0))

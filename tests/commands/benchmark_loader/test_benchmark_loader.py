@@ -13,11 +13,11 @@ import torch
 from yolo_lightning.commands.benchmark.timing import Spread
 from yolo_lightning.commands.benchmark_loader.command import (
     benchmark_loader,
+    largest_mib,
     measure_speeds,
-    megabytes,
-    our_datasets,
     single_thread,
     speed_table,
+    training_datasets,
 )
 from yolo_lightning.commands.benchmark_loader.worker_start import WorkerStart, memory_of
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -81,7 +81,7 @@ def test_measurement_runs_on_one_thread_and_gives_the_threads_back() -> None:
 
 
 def test_every_sample_is_a_mosaic(data: DetectionDataModule) -> None:
-    (dataset,) = our_datasets(data).values()
+    (dataset,) = training_datasets(data).values()
     assert dataset.augmentation.mosaic == 1
     assert dataset.mosaic_epochs > 1000
 
@@ -113,7 +113,7 @@ def test_data_without_frames_are_refused(tmp_path: Path, look_alike: Path, index
     (tmp_path / "Train.json").write_bytes((look_alike / "Train.json").read_bytes())
     data = DetectionDataModule(str(tmp_path), index_root=str(index_root))
     with pytest.raises(ValueError, match=r"packed: .*folder: .*zip: "):
-        our_datasets(data)
+        training_datasets(data)
 
 
 def test_memory_of_this_process_is_measured() -> None:
@@ -127,4 +127,4 @@ def test_memory_of_a_process_that_is_gone_is_zero() -> None:
 
 def test_largest_worker_is_shown() -> None:
     start = WorkerStart(1.0, (3 * 2**20, 5 * 2**20), ())
-    assert (megabytes(start.private_bytes), megabytes(start.proportional_bytes)) == ("5", "")
+    assert (largest_mib(start.private_bytes), largest_mib(start.proportional_bytes)) == ("5", "")

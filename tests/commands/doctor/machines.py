@@ -1,12 +1,12 @@
 """Machines to judge, made up."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from yolo_lightning.commands.doctor.finding import Finding
-from yolo_lightning.commands.doctor.machine import FileSystem, MachineFacts, Memory, TorchBuild
-from yolo_lightning.commands.doctor.machine_findings import machine_findings
+from yolo_lightning.commands.doctor.machine import RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
+from yolo_lightning.commands.doctor.machine_findings import Finding, machine_findings
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
-from yolo_lightning.utils.sensors import KernelSettings, PciGpu, Vendor
+from yolo_lightning.utils.sensors import Capacity, KernelSettings, PciGpu, Vendor
 
 GIB = 1 << 30
 NAVI = PciGpu(Vendor.AMD, "AMD Navi 10 [Radeon RX 5600 XT]", "gfx1010", 6 * GIB)
@@ -20,10 +20,9 @@ PLAIN = MachineFacts(
     system="Linux 6.18.0",
     processor="AMD EPYC",
     cores=8,
-    memory=Memory(32 * GIB, 24 * GIB, 0),
-    shared_memory=FileSystem("/dev/shm", 16 * GIB, 15 * GIB),
-    run_disk=FileSystem("runs", 500 * GIB, 300 * GIB),
-    data_disk=None,
+    memory=Capacity(8 * GIB, 32 * GIB),
+    swap_bytes=0,
+    disks={SHARED_MEMORY: Capacity(GIB, 16 * GIB), RUN_DISK: Capacity(200 * GIB, 500 * GIB)},
     torch=CPU,
     packages={
         "lightning": "2.6.6",
@@ -37,6 +36,11 @@ PLAIN = MachineFacts(
     kernel=KernelSettings("madvise", False, 1, False),
 )
 """A machine without a GPU, on which nothing is to be said."""
+
+
+def with_disk(machine: MachineFacts, check: str, total_bytes: int, free_bytes: int) -> MachineFacts:
+    """The machine with another file system."""
+    return replace(machine, disks=machine.disks | {check: Capacity(total_bytes - free_bytes, total_bytes)})
 
 
 def finding(machine: MachineFacts, check: str) -> Finding:

@@ -5,24 +5,24 @@ from typing import get_args
 
 import pytest
 
-from tests.commands.doctor.machines import GIB, H200, NAVI, PLAIN, ROCM, results
-from yolo_lightning.commands.doctor.advice import Value, advise
-from yolo_lightning.commands.doctor.machine import FileSystem, MachineFacts, Memory
+from tests.commands.doctor.machines import GIB, H200, NAVI, PLAIN, ROCM, results, with_disk
+from yolo_lightning.commands.doctor.advice import Value, recommended_commands, recommended_options
+from yolo_lightning.commands.doctor.machine import SHARED_MEMORY, MachineFacts
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.layers import Convolution
-from yolo_lightning.utils.sensors import KernelSettings
+from yolo_lightning.utils.sensors import Capacity, KernelSettings
 
 AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True)
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 
 
 def options(machine: MachineFacts, found: list[ProbeOutcome]) -> dict[str, Value]:
-    return {option.key: option.value for option in advise(machine, found).options}
+    return {option.key: option.value for option in recommended_options(machine, found)}
 
 
 def commands(machine: MachineFacts, found: list[ProbeOutcome]) -> list[str]:
-    return [command.text for command in advise(machine, found).commands]
+    return [command.text for command in recommended_commands(machine, found)]
 
 
 def with_facts(found: list[ProbeOutcome], **facts: object) -> list[ProbeOutcome]:
@@ -66,9 +66,9 @@ def test_precision_follows_the_card_and_what_was_tried() -> None:
         (PLAIN, 4),
         (replace(PLAIN, cores=3), 2),
         (replace(PLAIN, cores=1), 1),
-        (replace(PLAIN, memory=Memory(8 * GIB, 5 * GIB, 0)), 2),
-        (replace(PLAIN, shared_memory=FileSystem("/dev/shm", 64 << 20, 60 << 20)), 0),
-        (replace(PLAIN, shared_memory=None), 0),
+        (replace(PLAIN, memory=Capacity(3 * GIB, 8 * GIB)), 2),
+        (with_disk(PLAIN, SHARED_MEMORY, 64 << 20, 60 << 20), 0),
+        (replace(PLAIN, disks={SHARED_MEMORY: None}), 0),
     ],
 )
 def test_workers_follow_cores_memory_and_shared_memory(machine: MachineFacts, workers: int) -> None:

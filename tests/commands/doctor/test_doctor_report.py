@@ -1,7 +1,6 @@
-"""The table, the lines to paste and the JSON."""
+"""The table and the lines to paste."""
 
 import io
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,11 +8,10 @@ import yaml
 from rich.console import Console
 
 from tests.commands.doctor.machines import NAVI, PLAIN, ROCM, results
-from yolo_lightning.commands.doctor.advice import Option, advise
-from yolo_lightning.commands.doctor.doctor_report import findings_table, json_text, show, summary, yaml_text
-from yolo_lightning.commands.doctor.finding import Finding, Severity
+from yolo_lightning.commands.doctor.advice import Option, recommended_commands, recommended_options
+from yolo_lightning.commands.doctor.command import show, yaml_text
 from yolo_lightning.commands.doctor.machine import MachineFacts
-from yolo_lightning.commands.doctor.machine_findings import machine_findings
+from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, machine_findings
 from yolo_lightning.commands.doctor.probes import Outcome, probe_findings
 
 AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True, environment={"HSA_OVERRIDE_GFX_VERSION": "10.3.0"})
@@ -22,7 +20,8 @@ AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True, environment={"HSA
 def printed(machine: MachineFacts, columns: int) -> str:
     tried = results(convolution=Outcome.HANGS)
     console = Console(file=io.StringIO(), width=columns, force_terminal=False)
-    show(console, machine, [*machine_findings(machine), *probe_findings(tried)], advise(machine, tried))
+    found = [*machine_findings(machine), *probe_findings(tried)]
+    show(console, machine, found, recommended_options(machine, tried), recommended_commands(machine, tried))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -58,23 +57,17 @@ def test_the_lines_are_yaml_with_their_reasons(columns: int) -> None:
 
 
 def test_brackets_in_names_are_no_markup() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(findings_table([Finding("[bold]check", "[red]found[/red]", Severity.OK, "[dim]do")]))
-    assert isinstance(console.file, io.StringIO)
-    assert all(word in console.file.getvalue() for word in ("[bold]check", "[red]found[/red]", "[dim]do"))
-
-
-def test_json_holds_everything() -> None:
-    tried = results(convolution=Outcome.HANGS)
-    found = [*machine_findings(AMD), *probe_findings(tried)]
-    content = json.loads(json_text(AMD, tried, found, advise(AMD, tried)))
-    assert content["verdict"] == "warning"
-    assert content["machine"]["gpus"][0]["architecture"] == "gfx1010"
-    assert [one["check"] for one in content["findings"]] == [one.check for one in found]
-    assert content["probes"][-1]["outcome"] == "hangs"
-    assert {"key": "model.conv_backend", "value": "gemm"}.items() <= content["recommended"]["options"][1].items()
+    text = shown([Finding("[bold]check", "[red]found[/red]", Severity.OK, "[dim]do")])
+    assert all(word in text for word in ("[bold]check", "[red]found[/red]", "[dim]do"))
 
 
 def test_the_summary_counts_the_worst_first() -> None:
     verdicts = [Severity.OK, Severity.BAD, Severity.OK, Severity.NOTE]
-    assert summary([Finding("a", "b", verdict) for verdict in verdicts]) == "bad: 1, note: 1, ok: 2"
+    assert "bad: 1, note: 1, ok: 2" in shown([Finding("a", "b", verdict) for verdict in verdicts])
+
+
+def shown(found: list[Finding]) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    show(console, PLAIN, found, (), ())
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.commands.doctor.machines import CPU, CUDA, GIB, H200, NAVI, OLD_ROCM, PLAIN, ROCM, finding
-from yolo_lightning.commands.doctor.finding import Finding, Severity, worst
-from yolo_lightning.commands.doctor.machine import FileSystem, MachineFacts, Memory, TorchBuild
-from yolo_lightning.commands.doctor.machine_findings import machine_findings
-from yolo_lightning.utils.sensors import KernelSettings, PciGpu, Vendor
+from tests.commands.doctor.machines import CPU, CUDA, GIB, H200, NAVI, OLD_ROCM, PLAIN, ROCM, finding, with_disk
+from yolo_lightning.commands.doctor.machine import DATA_DISK, RUN_DISK, SHARED_MEMORY, MachineFacts, TorchBuild
+from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, machine_findings, worst
+from yolo_lightning.utils.sensors import Capacity, KernelSettings, PciGpu, Vendor
 
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 GOOD_AMD = replace(PLAIN, gpus=(NAVI,), torch=ROCM, kfd_opens=True)
@@ -94,7 +93,7 @@ CASES = [
     (with_packages(torchvision="0.29.2+cu132"), "torchvision", Severity.BAD, "does not match torch 2.13.0+cpu"),
     (with_packages(torchvision="0.29.2+cpu"), "torchvision", Severity.OK, "0.29.2+cpu"),
     (without("py-spy"), "py-spy", Severity.WARNING, "not installed"),
-    (kernel(PLAIN, ptrace_scope=1), "py-spy", Severity.OK, "descendants"),
+    (kernel(PLAIN, ptrace_scope=1), "py-spy", Severity.OK, "can read the stacks"),
     (kernel(PLAIN, ptrace_scope=2), "py-spy", Severity.WARNING, "only root"),
     (kernel(PLAIN, ptrace_scope=3), "py-spy", Severity.WARNING, "until a reboot"),
     (replace(kernel(PLAIN, ptrace_scope=2), is_root=True), "py-spy", Severity.OK, "ptrace_scope 2"),
@@ -105,33 +104,32 @@ CASES = [
     (replace(PLAIN, cores=2), "processor", Severity.NOTE, "2 cores"),
     (replace(PLAIN, cores=1), "processor", Severity.WARNING, "1 core for"),
     (PLAIN, "memory", Severity.OK, "24.0 GiB of 32.0 GiB"),
-    (replace(PLAIN, memory=Memory(8 * GIB, 5 * GIB, 0)), "memory", Severity.WARNING, "scoring"),
-    (replace(PLAIN, memory=Memory(32 * GIB, 24 * GIB, GIB)), "swap", Severity.OK, "1.0 GiB"),
-    (replace(GOOD_AMD, memory=Memory(32 * GIB, 24 * GIB, GIB)), "swap", Severity.NOTE, "stop the queues"),
-    (replace(PLAIN, shared_memory=None), "/dev/shm", Severity.BAD, "does not exist"),
+    (replace(PLAIN, memory=Capacity(3 * GIB, 8 * GIB)), "memory", Severity.WARNING, "scoring"),
+    (replace(PLAIN, swap_bytes=GIB), "swap", Severity.OK, "1.0 GiB"),
+    (replace(GOOD_AMD, swap_bytes=GIB), "swap", Severity.NOTE, "stop the queues"),
+    (replace(PLAIN, disks={SHARED_MEMORY: None}), "/dev/shm", Severity.BAD, "does not exist"),
     (
-        replace(PLAIN, shared_memory=FileSystem("/dev/shm", 64 << 20, 63 << 20)),
+        with_disk(PLAIN, SHARED_MEMORY, 64 << 20, 63 << 20),
         "/dev/shm",
         Severity.WARNING,
         "bus error",
     ),
     (
-        replace(PLAIN, shared_memory=FileSystem("/dev/shm", 64 << 20, 64 << 20)),
+        with_disk(PLAIN, SHARED_MEMORY, 64 << 20, 64 << 20),
         "/dev/shm",
         Severity.NOTE,
         "batches of 8",
     ),
-    (replace(PLAIN, shared_memory=FileSystem("/dev/shm", None, None)), "/dev/shm", Severity.BAD, "does not answer"),
-    (replace(PLAIN, run_disk=FileSystem("runs", GIB, GIB - 1)), "disk for runs", Severity.BAD, "at runs"),
-    (replace(PLAIN, run_disk=FileSystem("runs", GIB, 4 * GIB)), "disk for runs", Severity.WARNING, "4.0 GiB"),
-    (replace(PLAIN, run_disk=FileSystem("runs", None, None)), "disk for runs", Severity.BAD, "does not answer"),
+    (replace(PLAIN, disks={RUN_DISK: None}), RUN_DISK, Severity.BAD, "does not answer"),
+    (with_disk(PLAIN, RUN_DISK, GIB, GIB - 1), RUN_DISK, Severity.BAD, "of 1.0 GiB free"),
+    (with_disk(PLAIN, RUN_DISK, 5 * GIB, 4 * GIB), "disk for runs", Severity.WARNING, "4.0 GiB"),
     (
-        replace(PLAIN, data_disk=FileSystem("LTDv2", GIB, GIB)),
+        with_disk(PLAIN, DATA_DISK, GIB, GIB),
         "disk for data",
         Severity.NOTE,
         "`prepare` needs 43.3 GiB",
     ),
-    (replace(PLAIN, data_disk=FileSystem("LTDv2", 99 * GIB, 99 * GIB)), "disk for data", Severity.OK, "99.0 GiB"),
+    (with_disk(PLAIN, DATA_DISK, 99 * GIB, 99 * GIB), "disk for data", Severity.OK, "99.0 GiB"),
     (kernel(PLAIN, huge_pages="always", numa_balancing=True), "huge pages", Severity.OK, "always"),
     (kernel(GOOD_AMD, huge_pages="always"), "huge pages", Severity.NOTE, "stop the queues"),
     (kernel(GOOD_AMD, numa_balancing=True), "NUMA balancing", Severity.NOTE, "stop the queues"),

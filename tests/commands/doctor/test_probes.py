@@ -11,8 +11,8 @@ import torch
 from tests.commands.doctor.machines import results
 from yolo_lightning.commands.doctor import probes
 from yolo_lightning.commands.doctor.child import Ended, run_child
-from yolo_lightning.commands.doctor.finding import Finding, Severity, worst
-from yolo_lightning.commands.doctor.probe_work import Answer, compare, gradients
+from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, worst
+from yolo_lightning.commands.doctor.probe_work import judge_error, layer
 from yolo_lightning.commands.doctor.probes import (
     MEANING,
     Outcome,
@@ -23,6 +23,7 @@ from yolo_lightning.commands.doctor.probes import (
     run_probe,
     run_probes,
 )
+from yolo_lightning.conv import VendorFreeBatchNorm2d, probe_trial
 from yolo_lightning.supervision.processes import read_process
 
 ANSWER = '{"outcome": "works", "detail": "fine", "facts": {"device": "cuda"}}'
@@ -121,11 +122,15 @@ class Script:
 def run_script(monkeypatch: pytest.MonkeyPatch, **outcomes: Outcome) -> tuple[Script, list[ProbeOutcome]]:
     script = Script(**outcomes)
     monkeypatch.setattr(probes, "run_probe", script)
-    return script, run_probes("auto", 10.0, lambda text: None)
+    return script, run_probes("auto", 10.0)
 
 
-def test_all_is_tried_on_the_device_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_is_tried_on_the_device_that_torch_sees(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     script, found = run_script(monkeypatch)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.splitlines()[0]) == ("", "testing: packages load")
     assert [probe for probe, _ in script.calls] == list(Probe) == [result.probe for result in found]
     assert {device for _, device in script.calls[2:]} == {"cuda"}
     assert list(Probe)[-1] is Probe.CONVOLUTION, "what is known to hang cards comes last"
@@ -178,22 +183,28 @@ def test_severity_and_words_of_each(probe: Probe) -> None:
     assert of(probe, probe_findings(results())).verdict is Severity.OK
 
 
-def compared(found: torch.Tensor, expected: torch.Tensor) -> Answer:
-    return compare({"output": (found, expected)}, 0.01)
+@pytest.mark.parametrize(("error", "outcome"), [(0.009, "WORKS"), (0.011, "WRONG"), (float("nan"), "WRONG")])
+def test_errors_are_compared_with_the_tolerance(error: float, outcome: str) -> None:
+    assert judge_error(error, 0.01).outcome is Outcome[outcome]
 
 
-def test_results_are_compared_with_the_largest_value() -> None:
-    right = torch.tensor([100.0, 1.0], dtype=torch.float64)
-    assert compared(right + 0.9, right).outcome is Outcome.WORKS
-    assert compared(right + 1.1, right).outcome is Outcome.WRONG
-    assert compared(right * torch.nan, right).outcome is Outcome.WRONG
+def test_layers_of_a_probe_name_the_computation_as_the_other_probes_do() -> None:
+    assert probe_trial.PHASE == probes.PHASE
 
 
-def test_gradients_of_a_normalisation_do_not_vanish() -> None:
-    torch.manual_seed(0)
-    found = gradients(torch.nn.BatchNorm2d(3), torch.randn(2, 3, 8, 8))
-    assert set(found) == {"output", "gradient of the input", "gradient of weight", "gradient of bias"}
-    assert min(one.abs().max() for one in found.values()) > 0.01
+@pytest.mark.parametrize("probe", [Probe.OWN_CONVOLUTION, Probe.BATCH_NORM])
+def test_wrong_layers_are_found(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_trial, "CASES", (probe_trial.Case(4, 6, 3, 1, 12),))
+    assert layer(probe, "cpu", 10.0).outcome is Outcome.WORKS
+    normalise = torch.nn.BatchNorm2d.forward if probe is Probe.BATCH_NORM else VendorFreeBatchNorm2d.forward
+    owner = torch.nn.BatchNorm2d if probe is Probe.BATCH_NORM else VendorFreeBatchNorm2d
+
+    def off_by_one_channel(self: torch.nn.BatchNorm2d, input: torch.Tensor) -> torch.Tensor:
+        output = normalise(self, input)
+        return output.roll(1, dims=1) if input.dtype == torch.float32 else output
+
+    monkeypatch.setattr(owner, "forward", off_by_one_channel)
+    assert layer(probe, "cpu", 10.0).outcome is Outcome.WRONG
 
 
 @pytest.mark.parametrize("probe", [Probe.DEVICE, *(pytest.param(one, marks=pytest.mark.slow) for one in Probe)])

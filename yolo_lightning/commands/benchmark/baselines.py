@@ -64,13 +64,9 @@ class UnfoldConv2d(nn.Conv2d):
         output = weight.flatten(1) @ columns
         if bias is not None:
             output = output + bias.unsqueeze(1)
-        height, width = (
-            (input.size(2 + axis) + 2 * self.padding[axis] - self.dilation[axis] * (self.kernel_size[axis] - 1) - 1)
-            // self.stride[axis]
-            + 1
-            for axis in (0, 1)
-        )
-        return output.view(input.size(0), weight.size(0), height, width)
+        padded = input.size(2) + 2 * self.padding[0]
+        height = (padded - self.dilation[0] * (self.kernel_size[0] - 1) - 1) // self.stride[0] + 1
+        return output.view(*output.shape[:2], height, -1)
 
 
 def variants(skip: tuple[Implementation, ...]) -> tuple[Variant, ...]:
@@ -80,12 +76,8 @@ def variants(skip: tuple[Implementation, ...]) -> tuple[Variant, ...]:
 
 def convert_graph(graph: nn.Module, variant: Variant, plan: Plan) -> None:
     """Convert the convolutions of a YOLOv8 graph to `variant` in place; `plan` is used by the gemm variants."""
-    arrange(
-        graph,
-        "gemm" if variant.implementation == "gemm" else "native",
-        variant is Variant.GEMM_RECOMPUTE,
-        plan,
-    )
+    recompute = variant is Variant.GEMM_RECOMPUTE
+    arrange(graph, "gemm" if variant.implementation == "gemm" else "native", recompute, plan)
     _finish(graph, variant)
 
 

@@ -42,7 +42,6 @@ class BenchmarkSettings:
     conv_algorithm: ConvAlgorithm
     conv_algorithm_budget_s: float
     stability_steps: int
-    stability_image_size: int
     frames: int
     epochs: int
     profile: bool
@@ -54,6 +53,7 @@ class BenchmarkSettings:
         check_choices("layers", (self.layers,), Layers)
         check_choices("conv_algorithm", (self.conv_algorithm,), ConvAlgorithm)
         check_choices("precision", (self.precision,), Precision)
+        check_image_size("image_size", self.image_size, least=2 * STRIDE)
         if not self.sections:
             raise ValueError(f"sections must contain at least one of {', '.join(get_args(Section))}, got none")
         if set(self.skip) == set(get_args(Implementation)):
@@ -63,22 +63,13 @@ class BenchmarkSettings:
         for name in ("batch_size", "repeats", "frames", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("image_size", "stability_image_size"):
-            check_image_size(name, getattr(self, name), least=2 * STRIDE)
         if not 0 < self.conv_algorithm_budget_s < math.inf:
             raise ValueError(f"conv_algorithm_budget_s must be finite and > 0, got {self.conv_algorithm_budget_s}")
-        if 0 != self.stability_steps < MIN_STABILITY_STEPS:
-            raise ValueError(
-                f"stability_steps must be 0 (no stability run) or >= {MIN_STABILITY_STEPS}, got {self.stability_steps}"
-            )
+        if self.stability_steps < MIN_STABILITY_STEPS:
+            raise ValueError(f"stability_steps must be >= {MIN_STABILITY_STEPS}, got {self.stability_steps}")
         if self.json is not None:
             # Checked before the measurements, which take minutes.
             if self.json.is_dir():
                 raise ValueError(f"json must be a file, got the folder {self.json}")
             if not self.json.parent.is_dir() or not os.access(self.json.parent, os.W_OK):
                 raise ValueError(f"json must be in an existing writable folder, got {self.json}")
-
-    def in_words(self) -> str:
-        """Return batch size, image size and precision."""
-        tf32 = f", TF32 {'on' if self.tf32 else 'off'}" if self.device.type == "cuda" else ""
-        return f"YOLOv8n, batch {self.batch_size}, {self.image_size} px, {self.precision}{tf32}"

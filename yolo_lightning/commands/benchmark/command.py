@@ -1,14 +1,11 @@
 """`python -m yolo_lightning benchmark`: speed and memory of the convolutions, compared with baselines."""
 
-import sys
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from rich.console import Console
 
 from yolo_lightning.commands.benchmark.baselines import DESCRIPTIONS, variants
-from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport
 from yolo_lightning.commands.benchmark.benchmark_settings import (
     BenchmarkSettings,
     ConvAlgorithm,
@@ -17,16 +14,10 @@ from yolo_lightning.commands.benchmark.benchmark_settings import (
     Precision,
     Section,
 )
-from yolo_lightning.commands.benchmark.environment import describe_hardware
-from yolo_lightning.commands.benchmark.run import run
+from yolo_lightning.commands.benchmark.run import BenchmarkReport, new_report, run
 from yolo_lightning.commands.benchmark.tables import show
+from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.utils.choices import chosen_device
-
-ChoiceT = TypeVar("ChoiceT", bound=str)
-
-PIPE_COLUMNS = 120
-"""Width of the tables if the output is not a terminal."""
-CPU_STABILITY_PIXELS = 160
 
 
 def benchmark(
@@ -45,7 +36,6 @@ def benchmark(
     conv_algorithm: ConvAlgorithm = "table",
     conv_algorithm_budget_s: float = 60.0,
     stability_steps: int = 100,
-    stability_image_size: int | None = None,
     frames: int = 329_299,
     epochs: int = 15,
     profile: bool = True,
@@ -75,8 +65,7 @@ def benchmark(
         conv_algorithm: Algorithm choice of gemm. table uses a table; autotune measures candidates during the warm-up
             (autotuning); compiled uses the table and optional compiled kernels: CUDA/HIP on a GPU, C++ on a CPU.
         conv_algorithm_budget_s: Time limit in seconds for the measurements of conv_algorithm autotune.
-        stability_steps: Steps of each of the two trainings; 0 disables the stability section.
-        stability_image_size: Image side of the two trainings; null uses image_size, at most 160 on a CPU.
+        stability_steps: Steps of each of the two trainings, >= 10; on a CPU, their images have at most 160 px.
         frames: Frames per epoch for the estimate of the training time; the default is the size of LTDv2.
         epochs: Number of epochs for the estimate of the training time.
         profile: Run torch.profiler, which counts launches and measures the peak memory of a CPU.
@@ -86,41 +75,34 @@ def benchmark(
         ValueError: If a value is not allowed.
         SystemExit: With code 1 if the stability section failed.
     """
-    options = dict(locals())
-    options["device"] = chosen_device(device)
-    if stability_image_size is None:
-        on_cpu = options["device"].type == "cpu"
-        options["stability_image_size"] = min(image_size, CPU_STABILITY_PIXELS) if on_cpu else image_size
-    settings = BenchmarkSettings(**options | {"sections": _several(sections), "skip": _several(skip)})
+    options = dict(locals()) | {
+        "device": chosen_device(device),
+        "sections": (sections,) if isinstance(sections, str) else tuple(sections),
+        "skip": (skip,) if isinstance(skip, str) else tuple(skip),
+    }
+    report = new_report(BenchmarkSettings(**options))
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
     try:
-        report = _run(settings)
+        console = wide_console()
+        _show_settings(report, console)
+        run(report)
+        show(report, console)
     finally:
         torch.set_num_threads(threads_before)
     if report.stability is not None and not report.stability.passed:
         raise SystemExit(1)
 
 
-def _run(settings: BenchmarkSettings) -> BenchmarkReport:
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
-    _show_settings(settings, console)
-    report = run(settings, lambda text: print(f"benchmark: measuring {text}", file=sys.stderr, flush=True))
-    show(report, console)
-    return report
-
-
-def _show_settings(settings: BenchmarkSettings, console: Console) -> None:
-    environment = describe_hardware(settings.device)
+def _show_settings(report: BenchmarkReport, console: Console) -> None:
+    settings, environment = report.settings, report.environment
+    tf32 = f", TF32 {'on' if settings.tf32 else 'off'}" if settings.device.type == "cuda" else ""
     console.print(f"{environment['device']} ({settings.device}), driver {environment['driver']}")
     console.print(f"torch {environment['torch']}, {torch.get_num_threads()} threads; {environment['date']}")
-    console.print(f"{settings.in_words()}; {settings.repeats} rounds: {', '.join(settings.sections)}")
+    console.print(f"YOLOv8n, batch {settings.batch_size}, {settings.image_size} px, {settings.precision}{tf32}")
+    console.print(f"{settings.repeats} rounds: {', '.join(settings.sections)}")
     shown = variants(settings.skip)
     for variant in filter(shown.__contains__, DESCRIPTIONS):
         console.print(f"  {variant.value:<16}{DESCRIPTIONS[variant]}")
     if any(variant.value.endswith("nhwc") for variant in shown):
         console.print("  ...-nhwc        the same implementation in channels_last layout")
-
-
-def _several(value: ChoiceT | tuple[ChoiceT, ...]) -> tuple[ChoiceT, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)

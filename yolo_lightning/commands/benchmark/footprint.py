@@ -1,8 +1,8 @@
 """Memory and kernel launches of a pass: bytes stored for the backward pass, peak memory, launches."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,18 +24,11 @@ METADATA_OPERATORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory and launches of one forward and backward pass.
+    """Memory and launches of one forward and backward pass."""
 
-    Attributes:
-        saved_bytes: Bytes stored between forward and backward pass; each storage counts once, parameters do not count.
-        peak_bytes: Highest memory use above the use before the pass; None if it cannot be measured.
-        launches: Kernels and copies started on an accelerator; on a CPU the innermost ATen operators that compute.
-            None if not counted.
-    """
-
-    saved_bytes: int
-    peak_bytes: int | None
-    launches: int | None
+    saved_bytes: int  # stored between forward and backward pass; each storage counts once, parameters do not count
+    peak_bytes: int | None  # highest memory use above the use before the pass; None if it cannot be measured
+    launches: int | None  # kernels and copies; on a CPU the innermost ATen operators that compute
 
 
 def measure_footprint(one_pass: Pass, device: torch.device, profiled: bool) -> Footprint:
@@ -46,10 +39,16 @@ def measure_footprint(one_pass: Pass, device: torch.device, profiled: bool) -> F
         device: Device of the pass.
         profiled: Whether to run torch.profiler, which is needed for launches and for the peak memory of a CPU.
     """
-    saved_bytes = _saved_bytes(one_pass)
-    device_peak = _device_peak(one_pass.run, device) if device.type == "cuda" else None
+    saved_bytes, peak_bytes = _saved_bytes(one_pass), None
+    if device.type == "cuda":
+        synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        one_pass.run()
+        synchronize(device)
+        peak_bytes = torch.cuda.max_memory_allocated(device) - before
     if not profiled:
-        return Footprint(saved_bytes, device_peak, None)
+        return Footprint(saved_bytes, peak_bytes, None)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     # Ultralytics sets a lower level, at which the profiler logs every start and stop on stderr.
     os.environ["KINETO_LOG_LEVEL"] = "99"
@@ -57,14 +56,16 @@ def measure_footprint(one_pass: Pass, device: torch.device, profiled: bool) -> F
         one_pass.run()
         synchronize(device)
     if device.type == "cpu":
-        return Footprint(saved_bytes, _traced_peak(trace), sum(map(_is_innermost_computation, trace.events())))
-    launches = sum(event.device_type.name == "CUDA" for event in trace.events())
-    return Footprint(saved_bytes, device_peak, launches or None)
+        launches = sum(
+            _computes(event) and not any(map(_contains_computation, event.cpu_children)) for event in trace.events()
+        )
+        return Footprint(saved_bytes, _traced_peak(trace), launches)
+    return Footprint(saved_bytes, peak_bytes, sum(event.device_type.name == "CUDA" for event in trace.events()) or None)
 
 
 def _saved_bytes(one_pass: Pass) -> int:
     """Return the size of the storages that the first stage saves; storages of later stages do not count."""
-    known = {tensor.untyped_storage().data_ptr() for tensor in one_pass.parameters}
+    parameters = {tensor.untyped_storage().data_ptr() for tensor in one_pass.parameters}
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -77,32 +78,17 @@ def _saved_bytes(one_pass: Pass) -> int:
         value = forward(None)
     for _, function in others:
         value = function(value)
-    return sum(size for pointer, size in saved.items() if pointer not in known)
-
-
-def _device_peak(run: Callable[[], object], device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    run()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return sum(size for pointer, size in saved.items() if pointer not in parameters)
 
 
 def _traced_peak(trace: profile) -> int | None:
     """Return the peak of the allocator's events; the resident memory of the process is freed late or never."""
     if trace.profiler is None or trace.profiler.kineto_results is None:
         return None
-    events: list[Any] = trace.profiler.kineto_results.events()
-    in_use = peak = 0
-    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda event: event.start_ns()):
-        in_use += event.nbytes()
-        peak = max(peak, in_use)
-    return peak
-
-
-def _is_innermost_computation(event: Any) -> bool:
-    return _computes(event) and not any(map(_contains_computation, event.cpu_children))
+    events: list[Any] = [event for event in trace.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    sizes: list[int] = [event.nbytes() for event in events]
+    return max(accumulate(sizes, initial=0))
 
 
 def _contains_computation(event: Any) -> bool:

@@ -23,27 +23,16 @@ expensive one."""
 
 @dataclass
 class Layer:
-    """The convolutions of one shape in the network.
+    """The convolutions of one shape in the network."""
 
-    Attributes:
-        name: Name of the first of them in the graph.
-        label: Channels, kernel size, stride and input side.
-        count: Number of convolutions of this shape.
-        input_size: `(C, H, W)` of the input.
-        output_size: `(O, H', W')` of the output.
-        needs_input_gradient: False for the first layer, whose input is the image.
-        operations: Floating point operations of a forward and backward pass: 2 or 3 products of equal size.
-        results: Result of each variant; `gflops` and `share_of_gemm` are set.
-    """
-
-    name: str
-    label: str
-    count: int
-    input_size: tuple[int, ...]
-    output_size: tuple[int, ...]
-    needs_input_gradient: bool
-    operations: int
-    results: list[Result] = field(default_factory=list)
+    name: str  # name of the first of them in the graph
+    label: str  # channels, kernel size, stride and input side
+    count: int  # number of convolutions of this shape
+    input_size: tuple[int, ...]  # `(C, H, W)` of the input
+    output_size: tuple[int, ...]  # `(O, H', W')` of the output
+    needs_input_gradient: bool  # false for the first layer, whose input is the image
+    operations: int  # floating point operations of a forward and backward pass: 2 or 3 products of equal size
+    results: list[Result] = field(default_factory=list)  # result of each variant
 
 
 def find_layers(graph: nn.Module, image_size: int, batch_size: int, which: Layers) -> list[Layer]:

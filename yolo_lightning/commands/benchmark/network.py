@@ -22,14 +22,7 @@ Autocast = Callable[[], torch.autocast]
 
 
 def synthetic_batch(batch_size: int, image_size: int, classes: int, seed: int) -> Batch:
-    """Return noise images with 5 to 13 boxes each, whose sides are 2 to 20 % of the image side; on the CPU.
-
-    Args:
-        batch_size: Number of frames.
-        image_size: Side of the square frames, pixels.
-        classes: Labels are drawn from 0 to `classes - 1`.
-        seed: Equal seeds give equal batches.
-    """
+    """Return noise images with 5 to 13 boxes each, whose sides are 2 to 20 % of the image side; on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(BOXES_PER_FRAME - 4, BOXES_PER_FRAME + 5, (batch_size,), generator=generator)
     number = int(counts.sum())

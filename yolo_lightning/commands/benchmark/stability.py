@@ -13,9 +13,7 @@ import torch
 from yolo_lightning.commands.benchmark.baselines import Variant
 from yolo_lightning.commands.benchmark.network import Autocast, make_module, step_pass, synthetic_batch, variant_module
 from yolo_lightning.conv import Plan
-from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.module import YOLOModule
 
 SEED = 1
 BATCHES = 4
@@ -28,43 +26,25 @@ STATM = Path("/proc/self/statm")
 
 @dataclass(kw_only=True)
 class Stability:
-    """Result of two equal trainings.
+    """Result of two equal trainings."""
 
-    Attributes:
-        variant: The convolution.
-        steps: Steps of each training.
-        image_size: Side of the square input, pixels.
-        first_loss: Loss per image in the first step.
-        last_loss: Loss per image in the last step.
-        finite: Whether all losses are finite.
-        equal: Whether the losses of both trainings are equal bit for bit.
-        first_difference: First step (from 0) whose losses differ, or None.
-        largest_difference: Largest relative difference of two losses.
-        growth_bytes: Memory use at the end minus that after the warm-up; None if it cannot be measured.
-        allowed_growth_bytes: Largest growth that passes.
-        failure: Error that ended a training, or None.
-        grows: Whether the memory use grew by more than allowed.
-        passed: Whether no check failed.
-    """
-
-    variant: Variant
-    steps: int
-    image_size: int
-    first_loss: float
-    last_loss: float
-    finite: bool
-    equal: bool
-    first_difference: int | None
-    largest_difference: float
-    growth_bytes: int | None
-    allowed_growth_bytes: int
-    failure: str | None = None
-    grows: bool = field(init=False)
-    passed: bool = field(init=False)
+    variant: Variant  # the convolution
+    steps: int  # steps of each training
+    image_size: int  # side of the square input, pixels
+    first_loss: float  # loss per image in the first step
+    last_loss: float  # loss per image in the last step
+    finite: bool  # whether all losses are finite
+    equal: bool  # whether the losses of both trainings are equal bit for bit
+    first_difference: int | None  # first step (from 0) whose losses differ, or None
+    largest_difference: float  # largest relative difference of two losses
+    growth_bytes: int | None  # memory use at the end minus that after the warm-up; None if it cannot be measured
+    allowed_growth_bytes: int  # largest growth that passes
+    failure: str | None = None  # error that ended a training, or None
+    passed: bool = field(init=False)  # whether no check failed
 
     def __post_init__(self) -> None:
-        self.grows = self.growth_bytes is not None and self.growth_bytes > self.allowed_growth_bytes
-        self.passed = self.failure is None and self.finite and self.equal and not self.grows
+        grows = self.growth_bytes is not None and self.growth_bytes > self.allowed_growth_bytes
+        self.passed = self.failure is None and self.finite and self.equal and not grows
 
 
 def run_stability(
@@ -82,19 +62,28 @@ def run_stability(
     On an accelerator, deterministic algorithms of PyTorch are enabled where they exist.
     """
     memory: list[int] = []
-    trainings: list[list[float]] = []
+
+    def train() -> list[float]:
+        module = variant_module(make_module(SEED), variant, plan, device)
+        seeds = range(SEED, SEED + BATCHES)
+        batches = [synthetic_batch(batch_size, image_size, len(CLASS_NAMES), seed).to(device) for seed in seeds]
+        one_pass = step_pass(module, batches, autocast)
+        losses = []
+        for _ in range(steps):
+            losses.append(float(one_pass.run()))
+            if device.type == "cuda":
+                memory.append(torch.cuda.memory_allocated(device))
+            elif STATM.exists():
+                memory.append(int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        return losses
+
     failure = None
     try:
         with nullcontext() if device.type == "cpu" else _deterministic():
-            for _ in range(2):
-                module = variant_module(make_module(SEED), variant, plan, device)
-                seeds = range(SEED, SEED + BATCHES)
-                batches = [synthetic_batch(batch_size, image_size, len(CLASS_NAMES), seed).to(device) for seed in seeds]
-                trainings.append(_losses(module, batches, device, autocast, steps, memory))
+            one, two = train(), train()
     except Exception as error:  # any error is a result
         failure = f"{type(error).__name__}: {error}".splitlines()[0]
-        trainings = [[math.nan], [math.nan]]
-    one, two = trainings
+        one = two = [math.nan]
     differing = [step for step, pair in enumerate(zip(one, two, strict=True)) if pair[0] != pair[1]]
     return Stability(
         variant=variant,
@@ -127,26 +116,6 @@ def growth(memory: list[int], warm_up: int) -> int | None:
         return None
     tenth = max(len(settled) // 10, 1)
     return min(settled[-tenth:]) - min(settled[:tenth])
-
-
-def _losses(
-    module: YOLOModule,
-    batches: list[Batch],
-    device: torch.device,
-    autocast: Autocast,
-    steps: int,
-    memory: list[int],
-) -> list[float]:
-    """Return the loss per image of every step; append the bytes in use after each step to `memory`."""
-    one_pass = step_pass(module, batches, autocast)
-    losses = []
-    for _ in range(steps):
-        losses.append(float(one_pass.run()))
-        if device.type == "cuda":
-            memory.append(torch.cuda.memory_allocated(device))
-        elif STATM.exists():
-            memory.append(int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-    return losses
 
 
 @contextmanager

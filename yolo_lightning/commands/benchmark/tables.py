@@ -1,5 +1,6 @@
 """Benchmark results as text, for terminals of 80 columns and more."""
 
+import math
 from collections.abc import Sequence
 
 from rich.columns import Columns
@@ -7,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from yolo_lightning.commands.benchmark.benchmark_report import BenchmarkReport
 from yolo_lightning.commands.benchmark.comparison import Result
+from yolo_lightning.commands.benchmark.layer_benchmark import Layer
 from yolo_lightning.commands.benchmark.network import STAGES
+from yolo_lightning.commands.benchmark.run import BenchmarkReport
 from yolo_lightning.commands.benchmark.stability import Stability
-from yolo_lightning.commands.benchmark.timing import Spread
 
 MIB = 2**20
 TIMES_NOTE = "Median times in ms; x native: ratio to the faster native layout."
@@ -30,12 +31,15 @@ def show(report: BenchmarkReport, console: Console) -> None:
     if report.step:
         _show_step(report, console)
     if report.settings.conv_algorithm == "autotune":
-        _show_plan(report, console)
+        _print_title(console, "Algorithms chosen by autotuning", "milliseconds of each candidate")
+        for planned in report.plan:
+            tried = ", ".join(f"{name} {_ms(time_s)}" for name, time_s in sorted(planned.seconds.items()))
+            console.print(Text(f"{planned.problem}"))
+            console.print(Text(f"    {planned.algorithm}" + (f" (of {tried})" if tried else ""), "cyan"))
     if report.stability is not None:
         _show_stability(report.stability, console)
     elif "stability" in report.settings.sections:
-        reason = "skip contains gemm" if report.settings.stability_steps else "stability_steps is 0"
-        console.print(f"\nno stability run: {reason}", highlight=False)
+        console.print("\nno stability run: skip contains gemm", highlight=False)
 
 
 def _show_layers(report: BenchmarkReport, console: Console) -> None:
@@ -46,7 +50,7 @@ def _show_layers(report: BenchmarkReport, console: Console) -> None:
         name = layer.name.removeprefix("model.").removesuffix(".conv")
         operations = f"{layer.operations / 1e9:.2f} GFLOP; {layer.count} in the network"
         console.print(Text(f"\n{name}: {layer.label}; {operations}", "bold"))
-        _print_tables(console, layer.results, _times(layer.results), _footprints(report, layer.results, rates=True))
+        _print_tables(console, layer.results, _times(layer.results), _footprints(report, layer.results, layer))
     rows = []
     for position, first in enumerate(report.layers[0].results):
         totals = [(1 if six else layer.count, layer.results[position].total) for layer in report.layers]
@@ -62,29 +66,24 @@ def _show_step(report: BenchmarkReport, console: Console) -> None:
     note = f"{settings.batch_size} random images of {settings.image_size} px; an optimizer step in every step"
     _print_title(console, "Whole training step", f"{note}; median times in ms")
     times, shares, estimates = [], [], []
+    steps = math.ceil(settings.frames / settings.batch_size)  # a smaller last batch takes a full step
     for result in results:
-        name, median_s = result.variant.value, result.total.median_s if result.total else None
-        rates = [_number(median_s and count / median_s, 2) for count in (1, settings.batch_size)]
+        name, total = result.variant.value, result.total
+        if total is None:
+            rates, stages = ["-"] * 2, ["-"] * len(STAGES)
+        else:
+            rates = [f"{count / total.median_s:,.2f}" for count in (1, settings.batch_size)]
+            stages = [f"{result.stages[stage].median_s / total.median_s:.0%}" for stage in STAGES]
+            hours = [steps * time_s / 3600 for time_s in (total.median_s, total.minimum_s, total.maximum_s)]
+            days = [settings.epochs * time / 24 for time in hours]
+            estimates.append([name, *(cell for m, a, b in (hours, days) for cell in (f"{m:.2f}", f"{a:.2f}-{b:.2f}"))])
         times.append([name, *_total(result, results), *rates])
-        stages = [median_s and result.stages[stage].median_s / median_s for stage in STAGES]
-        shares.append([name, *map(_percent, stages)])
-        if (found := result.estimate) is not None:
-            epoch = [f"{time_s / 3600:.2f}" for time_s in (found.epoch_s, *found.epoch_range_s)]
-            run = [f"{time_s / 86400:.2f}" for time_s in (found.run_s, *found.run_range_s)]
-            estimates.append([name, epoch[0], "-".join(epoch[1:]), run[0], "-".join(run[1:])])
+        shares.append([name, *stages])
     headings = ["variant", "step", "min-max", *_ratio_headings(results), "steps/s", "images/s"]
     _print_tables(console, results, _table(headings, times), _table(["variant", *STAGES], shares))
     console.print(Text(f"\nEstimate for {settings.epochs} epochs of {settings.frames:,} frames", "bold"))
-    console.print(Text(report.estimate_label, "dim"))
+    console.print(Text("training steps only, without data loading and validation", "dim"))
     console.print(_table(["variant", "epoch h", "range", "run days", "range"], estimates))
-
-
-def _show_plan(report: BenchmarkReport, console: Console) -> None:
-    _print_title(console, "Algorithms chosen by autotuning", "milliseconds of each candidate")
-    for planned in report.plan:
-        tried = ", ".join(f"{name} {_ms(time_s)}" for name, time_s in sorted(planned.seconds.items()))
-        console.print(Text(f"{planned.problem}"))
-        console.print(Text(f"    {planned.algorithm}" + (f" (of {tried})" if tried else ""), "cyan"))
 
 
 def _show_stability(stability: Stability, console: Console) -> None:
@@ -132,15 +131,26 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 def _times(results: list[Result]) -> Table:
     rows = []
     for result in results:
-        stages = [_median(result.stages.get(stage)) for stage in ("forward", "backward")]
-        rows.append([result.variant.value, *stages, *_total(result, results)])
+        stages = [result.stages.get(stage) for stage in ("forward", "backward")]
+        rows.append(
+            [
+                result.variant.value,
+                *(_ms(stage.median_s if stage else None) for stage in stages),
+                *_total(result, results),
+            ]
+        )
     return _table(["variant", "forward", "backward", "total", "min-max", *_ratio_headings(results)], rows)
 
 
-def _footprints(report: BenchmarkReport, results: list[Result], rates: bool = False) -> Table:
+def _footprints(report: BenchmarkReport, results: list[Result], layer: Layer | None = None) -> Table:
+    """Return a table of memory and launches; for a layer also of its rate and its part of the GEMM ceiling."""
     rows = []
     for result in results:
-        cells = [_number(result.gflops, 1), _percent(result.share_of_gemm)] if rates else []
+        cells = []
+        if layer is not None:
+            gflops = layer.operations / result.total.median_s / 1e9 if result.total else None
+            ceiling = report.gemm_ceiling.gflops if report.gemm_ceiling else math.nan
+            cells += [_number(gflops, 1), "-" if gflops is None else f"{gflops / ceiling:.0%}"]
         if result.footprint is None:
             cells += ["-"] * 3
         else:
@@ -149,7 +159,7 @@ def _footprints(report: BenchmarkReport, results: list[Result], rates: bool = Fa
             cells.append(_number(result.footprint.launches, 0))
         rows.append([result.variant.value, *cells])
     launches = "operators" if report.settings.device.type == "cpu" else "launches"
-    return _table(["variant", *(["GFLOP/s", "of GEMM"] if rates else []), "saved MiB", "peak MiB", launches], rows)
+    return _table(["variant", *(["GFLOP/s", "of GEMM"] if layer else []), "saved MiB", "peak MiB", launches], rows)
 
 
 def _ratio_headings(results: list[Result]) -> list[str]:
@@ -160,22 +170,14 @@ def _ratio_headings(results: list[Result]) -> list[str]:
 
 def _total(result: Result, results: list[Result]) -> list[str]:
     """Return median, range and ratios, the cells for `min-max` and `_ratio_headings`."""
-    spread = result.total
-    extremes = "-" if spread is None else f"{_ms(spread.minimum_s)}-{_ms(spread.maximum_s)}"
+    total = result.total
+    times = ["-", "-"] if total is None else [_ms(total.median_s), f"{_ms(total.minimum_s)}-{_ms(total.maximum_s)}"]
     ratios = [result.ratio_to_reference, result.ratio_to_slow][: len(_ratio_headings(results))]
-    return [_median(spread), extremes, *(_number(ratio, 2) for ratio in ratios)]
+    return [*times, *(_number(ratio, 2) for ratio in ratios)]
 
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
-
-
-def _median(spread: Spread | None) -> str:
-    return "-" if spread is None else _ms(spread.median_s)
 
 
 def _ms(time_s: float | None) -> str:

@@ -1,10 +1,9 @@
-"""Staged passes, a clock for the stages, and statistics over repeated measurements."""
+"""Staged passes, the time of their stages, and statistics over repeated measurements."""
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -15,14 +14,7 @@ T = TypeVar("T")
 
 @dataclass
 class Spread:
-    """Repeated measurements of one duration.
-
-    Attributes:
-        samples_s: Seconds, one value per round; at least one.
-        median_s: Median of the samples, seconds.
-        minimum_s: Shortest sample, seconds.
-        maximum_s: Longest sample, seconds.
-    """
+    """Repeated measurements of one duration: one value per round, their median, minimum and maximum, in seconds."""
 
     samples_s: tuple[float, ...]
     median_s: float = field(init=False)
@@ -50,49 +42,44 @@ class Pass:
     stages: tuple[tuple[str, Callable[[Any], Any]], ...]
     parameters: tuple[Tensor, ...]
 
-    def run(self, clock: "Clock | None" = None) -> Any:
+    def run(self) -> Any:
         """Run all stages once and return the result of the last one."""
         value = None
-        if clock is not None:
-            clock.mark(None)
-        for name, function in self.stages:
+        for _, function in self.stages:
             value = function(value)
-            if clock is not None:
-                clock.mark(name)
         return value
 
+    def time(self, device: torch.device, calls: int = 1) -> dict[str, float]:
+        """Run the pass `calls` times and return the mean seconds of each stage.
 
-class Clock:
-    """Durations of the stages of a pass.
+        On CUDA and ROCm, events on the stream record the time, so that the host does not wait between stages. On other
+        devices the host waits for the device after every stage.
+        """
+        mark = _event if device.type == "cuda" else _host_time
+        marks: list[tuple[str, Any, Any]] = []
+        for _ in range(calls):
+            start, value = mark(device), None
+            for name, function in self.stages:
+                value = function(value)
+                end = mark(device)
+                marks.append((name, start, end))
+                start = end
+        synchronize(device)
+        totals_s = dict.fromkeys((name for name, _ in self.stages), 0.0)
+        for name, start, end in marks:
+            totals_s[name] += end - start if isinstance(end, float) else start.elapsed_time(end) / 1000
+        return {name: total_s / calls for name, total_s in totals_s.items()}
 
-    On CUDA and ROCm, events on the stream record the time, so that the host does not wait between stages. On other
-    devices `mark` synchronizes the device and reads the host clock.
-    """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[tuple[str | None, Any]] = []
+def _event(device: torch.device) -> Any:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
-    def mark(self, stage: str | None) -> None:
-        """End `stage`, which began at the previous mark; None starts a pass."""
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._marks.append((stage, event))
-        else:
-            synchronize(self._device)
-            self._marks.append((stage, time.perf_counter()))
 
-    def read(self) -> dict[str, float]:
-        """Return seconds per stage since the previous reading, summed over all passes."""
-        synchronize(self._device)
-        durations: dict[str, float] = {}
-        for (_, start), (stage, end) in pairwise(self._marks):
-            if stage is not None:
-                duration = end - start if isinstance(end, float) else start.elapsed_time(end) / 1000
-                durations[stage] = durations.get(stage, 0.0) + duration
-        self._marks.clear()
-        return durations
+def _host_time(device: torch.device) -> float:
+    synchronize(device)
+    return time.perf_counter()
 
 
 def synchronize(device: torch.device) -> None:

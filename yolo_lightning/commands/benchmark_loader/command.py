@@ -1,29 +1,27 @@
 """`benchmark_loader`: training samples per second, time to the first batch, and memory of the loader workers."""
 
 import pickle
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from yolo_lightning.commands.benchmark.timing import Spread, rounds
-from yolo_lightning.commands.benchmark_loader.worker_start import WorkerStart, floor_of, watch_start
+from yolo_lightning.commands.benchmark_loader.worker_start import WorkerStart, measure_bound, time_first_batch
+from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.utils.files import write_json
 
-PIPE_COLUMNS = 120
-"""Width of the tables if the output is not a terminal."""
 STARTS = 3
 """Starts per number of workers; the first one may read files from disk and start the fork server."""
 MIB = 1024**2
@@ -32,7 +30,7 @@ ALL_EPOCHS = 2**31
 
 FIRST_BATCH_LIMIT_S = 300.0
 
-Arm = Callable[[int], object]
+MakeSample = Callable[[int], object]
 """Function that makes training sample number n."""
 
 
@@ -68,33 +66,28 @@ def benchmark_loader(
     started = time.perf_counter()
     data.setup("fit")
     setup_s = time.perf_counter() - started
-    datasets = our_datasets(data)
-    speeds = measure_speeds({name: arm_of(dataset) for name, dataset in datasets.items()}, samples, repeats)
+    datasets = training_datasets(data)
+    speeds = measure_speeds({name: sample_maker(dataset) for name, dataset in datasets.items()}, samples, repeats)
     dataset = next(iter(datasets.values()))
     pickled_bytes = len(pickle.dumps(dataset))
-    starts = {f"{count} workers": [start_of(data, dataset, count) for _ in range(STARTS)] for count in workers}
-    floors = {f"{count} workers": floor_of(count) for count in workers if count}
+    starts = {f"{count} workers": [measure_start(data, dataset, count) for _ in range(STARTS)] for count in workers}
+    bounds = {f"{count} workers": measure_bound(count) for count in workers if count}
     console = wide_console()
     console.print(f"data module setup: {setup_s:.2f} s; pickled dataset: {pickled_bytes:,} bytes")
     console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core"))
-    console.print(start_table(starts, floors, data))
+    console.print(start_table(starts, bounds, data))
     if json is not None:
         content = {
             "setup_s": setup_s,
             "pickled_bytes": pickled_bytes,
             "samples_s": {name: spread.samples_s for name, spread in speeds.items()},
             "starts": {name: [asdict(start) for start in own] for name, own in starts.items()},
-            "floors": {name: asdict(floor) for name, floor in floors.items()},
+            "floors": {name: asdict(bound) for name, bound in bounds.items()},
         }
         write_json(json, content)
 
 
-def wide_console() -> Console:
-    """Return a console for stdout that is wide enough for the tables if stdout is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-
-
-def our_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
+def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
     """Return a training dataset for each available storage of the frames, with mosaic in every sample.
 
     Raises:
@@ -115,7 +108,7 @@ def our_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
     return datasets
 
 
-def arm_of(dataset: TrainingDataset) -> Arm:
+def sample_maker(dataset: TrainingDataset) -> MakeSample:
     """Return a function that makes the samples of the dataset in the order of its epochs."""
     order = shuffled(dataset)
     return lambda number: dataset[number // len(order), order[number % len(order)]]
@@ -126,21 +119,18 @@ def shuffled(dataset: TrainingDataset) -> list[int]:
     return [int(index) for index in np.random.default_rng(dataset.seed).permutation(len(dataset))]
 
 
-def measure_speeds(arms: Mapping[str, Arm], samples: int, repeats: int) -> dict[str, Spread]:
-    """Return the seconds per sample of each arm on one core. The arms take turns, after one unmeasured turn each.
+def measure_speeds(makers: Mapping[str, MakeSample], samples: int, repeats: int) -> dict[str, Spread]:
+    """Return the seconds per sample of each function on one core.
 
-    Args:
-        arms: Functions that make samples, by name.
-        samples: Samples per turn.
-        repeats: Number of measured turns.
+    The functions take turns of `samples` samples: one unmeasured turn each, then `repeats` measured ones.
     """
-    times: dict[str, list[float]] = {name: [] for name in arms}
+    times: dict[str, list[float]] = {name: [] for name in makers}
     with single_thread():
-        for turn, order in enumerate([tuple(arms), *rounds(tuple(arms), repeats)]):
+        for turn, order in enumerate([tuple(makers), *rounds(tuple(makers), repeats)]):
             for name in order:
                 started = time.perf_counter()
                 for number in range(turn * samples, (turn + 1) * samples):
-                    arms[name](number)
+                    makers[name](number)
                 if turn > 0:
                     times[name].append((time.perf_counter() - started) / samples)
     return {name: Spread(tuple(own)) for name, own in times.items()}
@@ -159,58 +149,45 @@ def single_thread() -> Iterator[None]:
         cv2.setNumThreads(before[1])
 
 
-def start_of(data: DetectionDataModule, dataset: TrainingDataset, workers: int) -> WorkerStart:
+def measure_start(data: DetectionDataModule, dataset: TrainingDataset, workers: int) -> WorkerStart:
     """Start workers with the loader settings of `data`; return the time to the first batch and their memory."""
     settings = replace(data.loader, num_workers=workers, timeout_s=FIRST_BATCH_LIMIT_S)
-    order = shuffled(dataset)
-    batches = [
-        [(0, index) for index in order[first : first + data.batch_size]]
-        for first in range(0, len(order), data.batch_size)
-    ]
+    samples: Any = [(0, index) for index in shuffled(dataset)]
+    batches = BatchSampler(samples, data.batch_size, drop_last=False)
     arguments = settings.arguments(on_gpu=False, persistent=False)
     loader = DataLoader(dataset, batch_sampler=batches, collate_fn=collate, **arguments)
-    return watch_start(lambda: loader)
+    return time_first_batch(lambda: loader)
 
 
-def speed_table(speeds: Mapping[str, Spread], title: str, against: Sequence[str] = ()) -> Table:
-    """Return a table of the speed of each arm, with the ratio to the speed of each arm in `against`."""
-    table = Table(title=f"{title}: median (slowest to fastest)", title_justify="left")
-    table.add_column("storage")
-    for heading in ("samples/s per core", "ms per sample", *(f"x {name}" for name in against)):
+def speed_table(speeds: Mapping[str, Spread], title: str, baselines: Sequence[str] = ()) -> Table:
+    """Return a table of samples per second, with the ratio to the speed of each of `baselines`."""
+    table = Table("storage", title=f"{title}: median (slowest to fastest)", title_justify="left")
+    for heading in ("samples/s per core", "ms per sample", *(f"x {name}" for name in baselines)):
         table.add_column(heading, justify="right")
     for name, spread in speeds.items():
-        slow, fast = 1 / spread.maximum_s, 1 / spread.minimum_s
-        ratios = [f"{speeds[other].ratio_to(spread):.2f}" for other in against]
-        cells = [f"{1 / spread.median_s:,.0f} ({slow:,.0f} to {fast:,.0f})", f"{spread.median_s * 1e3:.2f}", *ratios]
-        table.add_row(name, *cells)
+        speed, slow, fast = (1 / time_s for time_s in (spread.median_s, spread.maximum_s, spread.minimum_s))
+        ratios = [f"{speeds[other].ratio_to(spread):.2f}" for other in baselines]
+        table.add_row(name, f"{speed:,.0f} ({slow:,.0f} to {fast:,.0f})", f"{spread.median_s * 1e3:.2f}", *ratios)
     return table
 
 
 def start_table(
-    starts: Mapping[str, Sequence[WorkerStart]], floors: Mapping[str, WorkerStart], data: DetectionDataModule
+    starts: Mapping[str, Sequence[WorkerStart]], bounds: Mapping[str, WorkerStart], data: DetectionDataModule
 ) -> Table:
-    """Return a table of the time to the first batch and the memory per worker, beside the lower bound."""
-    context = data.loader.multiprocessing_context
-    table = Table(
-        title=f"{context} workers, batch {data.batch_size}: median (longest), largest worker",
-        title_justify="left",
-    )
-    table.add_column("loader")
+    """Return a table of the time to the first batch and the memory of the largest worker, beside the lower bound."""
+    title = f"{data.loader.multiprocessing_context} workers, batch {data.batch_size}: median (longest), largest worker"
+    table = Table("loader", title=title, title_justify="left")
     for heading in ("first batch s", "private MiB", "PSS MiB", "import torch s", "its private MiB"):
         table.add_column(heading, justify="right")
     for name, own in starts.items():
-        seconds = Spread(tuple(start.first_batch_s for start in own))
-        cells = [
-            f"{seconds.median_s:.2f} ({seconds.maximum_s:.2f})",
-            megabytes(own[-1].private_bytes),
-            megabytes(own[-1].proportional_bytes),
-        ]
-        floor = floors.get(name)
-        cells += [f"{floor.first_batch_s:.2f}", megabytes(floor.private_bytes)] if floor else ["", ""]
+        seconds, last, bound = Spread(tuple(start.first_batch_s for start in own)), own[-1], bounds.get(name)
+        cells = [f"{seconds.median_s:.2f} ({seconds.maximum_s:.2f})"]
+        cells += [largest_mib(last.private_bytes), largest_mib(last.proportional_bytes)]
+        cells += [f"{bound.first_batch_s:.2f}", largest_mib(bound.private_bytes)] if bound else ["", ""]
         table.add_row(name, *cells)
     return table
 
 
-def megabytes(sizes_bytes: Sequence[int]) -> str:
+def largest_mib(sizes_bytes: Sequence[int]) -> str:
     """Return the largest size in MiB, or an empty string if there is none."""
     return f"{max(sizes_bytes) / MIB:.0f}" if any(sizes_bytes) else ""

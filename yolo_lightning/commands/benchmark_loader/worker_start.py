@@ -12,21 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """One start of loader workers.
-
-    Attributes:
-        first_batch_s: Seconds from the start of the workers to the first batch.
-        private_bytes: Private memory of each worker, bytes.
-        proportional_bytes: Proportional set size (PSS) of each worker, bytes: private memory plus a share of the
-            memory that several processes map.
-    """
+    """Time from the start of loader workers to the first batch, and the memory of each worker."""
 
     first_batch_s: float
     private_bytes: tuple[int, ...]
-    proportional_bytes: tuple[int, ...]
+    proportional_bytes: tuple[int, ...]  # PSS: private memory plus a share of the memory that several processes map
 
 
-def watch_start(build: Callable[[], Any]) -> WorkerStart:
+def time_first_batch(build: Callable[[], Any]) -> WorkerStart:
     """Build a loader, wait for its first batch, measure its workers and wait until they have exited."""
     other_processes = {process.pid for process in active_children()}
     started = time.perf_counter()
@@ -41,7 +34,7 @@ def watch_start(build: Callable[[], Any]) -> WorkerStart:
     return start
 
 
-def floor_of(workers: int) -> WorkerStart:
+def measure_bound(workers: int) -> WorkerStart:
     """Start `workers` interpreters at once that only import torch; a lower bound for the start of spawned workers."""
     code = "import torch, sys; print(flush=True); sys.stdin.read()"
     started = time.perf_counter()

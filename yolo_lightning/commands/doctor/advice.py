@@ -1,9 +1,9 @@
 """Recommended settings for this machine, with reasons. Pure functions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from yolo_lightning.commands.doctor.machine import MachineFacts
+from yolo_lightning.commands.doctor.machine import SHARED_MEMORY, MachineFacts
 from yolo_lightning.commands.doctor.machine_findings import OVERRIDE, RDNA1, TINY_SHARED_BYTES
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
 from yolo_lightning.utils.sensors import Vendor
@@ -35,20 +35,11 @@ class Command:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """Everything that is recommended for a machine."""
-
-    options: tuple[Option, ...]
-    commands: tuple[Command, ...] = ()
-
-
-def advise(machine: MachineFacts, results: Sequence[ProbeOutcome]) -> Advice:
-    """Return the recommendations for a machine; without probe results, the safest settings."""
+def recommended_options(machine: MachineFacts, results: Sequence[ProbeOutcome]) -> list[Option]:
+    """Return the recommended configuration of a machine; without probe results, the safest settings."""
     by_probe = {result.probe: result for result in results}
-    device = by_probe.get(Probe.DEVICE)
-    gpu = device if device is not None and device.works else None
-    if gpu is not None and str(gpu.facts.get("device", "cpu")).startswith("cpu"):
+    gpu = by_probe.get(Probe.DEVICE)
+    if gpu is not None and (not gpu.works or str(gpu.facts.get("device", "cpu")).startswith("cpu")):
         gpu = None
     options = [
         Option("trainer.precision", *_precision(machine, gpu, by_probe.get(Probe.MATMUL_BFLOAT16))),
@@ -56,14 +47,11 @@ def advise(machine: MachineFacts, results: Sequence[ProbeOutcome]) -> Advice:
         Option("data.loader.num_workers", *_workers(machine, by_probe.get(Probe.LOADER))),
     ]
     if options[-1].value:
-        options.append(
-            Option("data.loader.multiprocessing_context", "spawn", "forked workers inherit locks and stop ROCm queues")
-        )
+        reason = "forked workers inherit locks and stop ROCm queues"
+        options.append(Option("data.loader.multiprocessing_context", "spawn", reason))
     pins = machine.has(Vendor.AMD) and gpu is not None
     reason = "unmapping pageable batches stops the GPU's queues" if pins else "pinned when training on a GPU"
-    options.append(Option("data.loader.pin_memory", True if pins else None, reason))
-    commands = _commands(machine, device) if machine.has(Vendor.AMD) else ()
-    return Advice(tuple(options), tuple(commands))
+    return [*options, Option("data.loader.pin_memory", True if pins else None, reason)]
 
 
 def _precision(machine: MachineFacts, gpu: ProbeOutcome | None, bfloat16: ProbeOutcome | None) -> tuple[Value, str]:
@@ -93,11 +81,11 @@ def _convolution(gpu: ProbeOutcome | None, by_probe: dict[Probe, ProbeOutcome]) 
 def _workers(machine: MachineFacts, loader: ProbeOutcome | None) -> tuple[int, str]:
     if loader is not None and loader.failed:
         return 0, f"the loader with workers {loader.outcome} here"
-    shared = machine.shared_memory
-    if shared is None or shared.free_bytes is None or shared.free_bytes < TINY_SHARED_BYTES:
+    shared = machine.disks.get(SHARED_MEMORY)
+    if shared is None or shared.free_bytes < TINY_SHARED_BYTES:
         return 0, "/dev/shm is too small for the batches of workers"
     by_cores = max(1, min(MAX_WORKERS, machine.cores - 1))
-    by_memory = max(1, machine.memory.available_bytes // 4 // WORKER_BYTES)
+    by_memory = max(1, machine.memory.free_bytes // 4 // WORKER_BYTES)
     if by_memory < by_cores:
         return by_memory, "each needs about 600 MB of memory"
     if by_cores < MAX_WORKERS:
@@ -105,17 +93,21 @@ def _workers(machine: MachineFacts, loader: ProbeOutcome | None) -> tuple[int, s
     return by_cores, "as in the recipe; use more only if the GPU waits for batches"
 
 
-def _commands(machine: MachineFacts, device: ProbeOutcome | None) -> Iterator[Command]:
-    supported = set(() if device is None else device.facts.get("architectures", ()))
+def recommended_commands(machine: MachineFacts, results: Sequence[ProbeOutcome]) -> list[Command]:
+    """Return the recommended shell commands; only AMD GPUs need any."""
+    if not machine.has(Vendor.AMD):
+        return []
+    supported = {name for result in results for name in result.facts.get("architectures", ())}
     cards = {gpu.architecture for gpu in machine.cards if gpu.vendor is Vendor.AMD and gpu.architecture}
-    lacking, has_override = cards - supported, OVERRIDE in machine.environment
+    lacking, has_override, commands = cards - supported, OVERRIDE in machine.environment, []
     if supported and cards and not lacking and has_override:
-        yield Command(f"unset {OVERRIDE}", f"this torch build supports {' and '.join(sorted(cards))}")
+        commands.append(Command(f"unset {OVERRIDE}", f"this torch build supports {' and '.join(sorted(cards))}"))
     elif lacking & RDNA1 and not has_override and "gfx1030" in supported:
         reason = f"this torch build does not support {' and '.join(sorted(lacking))}; prefer one that does"
-        yield Command(f"export {OVERRIDE}=10.3.0", reason)
+        commands.append(Command(f"export {OVERRIDE}=10.3.0", reason))
     reason = "fewer pages move under registered buffers"
     if machine.kernel.huge_pages == "always":
-        yield Command("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled", reason)
+        commands.append(Command("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled", reason))
     if machine.kernel.numa_balancing:
-        yield Command("sudo sysctl kernel.numa_balancing=0", reason)
+        commands.append(Command("sudo sysctl kernel.numa_balancing=0", reason))
+    return commands

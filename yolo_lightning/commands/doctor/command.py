@@ -1,19 +1,28 @@
 """`python -m yolo_lightning doctor`: inspects this machine and recommends settings."""
 
+import json as json_format
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+import yaml
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from yolo_lightning.commands.doctor.advice import advise
-from yolo_lightning.commands.doctor.doctor_report import PIPE_COLUMNS, json_text, show
-from yolo_lightning.commands.doctor.finding import Severity, worst
-from yolo_lightning.commands.doctor.inspection import inspect_machine
-from yolo_lightning.commands.doctor.machine_findings import machine_findings
+from yolo_lightning.commands.command_line import wide_console
+from yolo_lightning.commands.doctor.advice import Command, Option, recommended_commands, recommended_options
+from yolo_lightning.commands.doctor.machine import MachineFacts, inspect_machine
+from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, machine_findings, worst
 from yolo_lightning.commands.doctor.probes import probe_findings, run_probes
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, by shell convention."""
+
+STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.BAD: "bold red"}
+REASON_COLUMN = 34
 
 
 def doctor(
@@ -49,17 +58,23 @@ def doctor(
         raise ValueError(f"--data_root must be an existing folder, got '{data}'.")
     machine = inspect_machine(Path(run).expanduser(), data)
     try:
-        results = run_probes(device, probe_timeout_s, report_test) if probes else []
+        results = run_probes(device, probe_timeout_s) if probes else []
     except KeyboardInterrupt:
         print("interrupted: the running test was ended", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     found = [*machine_findings(machine), *probe_findings(results)]
-    advice = advise(machine, results)
+    options, commands = recommended_options(machine, results), recommended_commands(machine, results)
     if json:
-        print(json_text(machine, results, found, advice))
+        content = {
+            "verdict": worst(found),
+            "findings": [asdict(finding) for finding in found],
+            "recommended": {"options": [asdict(one) for one in options], "commands": [asdict(one) for one in commands]},
+            "machine": asdict(machine),
+            "probes": [asdict(result) for result in results],
+        }
+        print(json_format.dumps(content, indent=2))
     else:
-        terminal = Console()
-        show(terminal if terminal.is_terminal else Console(width=PIPE_COLUMNS), machine, found, advice)
+        show(wide_console(), machine, found, options, commands)
     if worst(found) is Severity.BAD:
         raise SystemExit(1)
 
@@ -75,6 +90,48 @@ def check_device(device: str) -> None:
         raise ValueError(f"--device must be auto, cpu, cuda or cuda:N with a number N, got {device!r}.")
 
 
-def report_test(title: str) -> None:
-    """Print the running test to stderr, which keeps stdout free for JSON."""
-    print(f"testing: {title}", file=sys.stderr, flush=True)
+def show(
+    console: Console,
+    machine: MachineFacts,
+    found: Sequence[Finding],
+    options: Sequence[Option],
+    commands: Sequence[Command],
+) -> None:
+    """Print the table of findings, the number of findings per severity and the recommended settings."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("check")
+    table.add_column("finding", ratio=1)
+    table.add_column("severity", no_wrap=True)
+    for finding in found:
+        style = STYLES[finding.verdict]
+        advice = f"\n[dim]> {escape(finding.advice)}[/dim]" if finding.advice else ""
+        table.add_row(escape(finding.check), escape(finding.found) + advice, f"[{style}]{finding.verdict}[/{style}]")
+    counts = [(severity, sum(finding.verdict is severity for finding in found)) for severity in reversed(Severity)]
+    summary = ", ".join(f"{severity}: {count}" for severity, count in counts if count)
+    console.print(f"{machine.system}, {machine.processor}", highlight=False, markup=False)
+    console.print(table)
+    console.print(summary, style=STYLES[worst(found)], highlight=False)
+    lines = "\n".join(f"# {command.reason}\n{command.text}" for command in commands)
+    for title, text in (
+        ("save as a configuration file, give it with a further --config", yaml_text(options, console.width)),
+        ("run in the shell before training", lines),
+    ):
+        if text:
+            console.print(f"\n# {title}", style="dim", highlight=False)
+            console.print(text, highlight=False, markup=False, soft_wrap=True)  # unchanged, to be copied
+
+
+def yaml_text(options: Sequence[Option], columns: int) -> str:
+    """Return nested YAML; the reason of a value is a comment behind it, or above it if the line would be too wide."""
+    lines: list[str] = []
+    before: list[str] = []
+    for option in options:
+        *parents, name = option.key.split(".")
+        for depth, parent in enumerate(parents):
+            if before[: depth + 1] != parents[: depth + 1]:
+                lines.append(f"{'  ' * depth}{parent}:")
+        before, indent = parents, "  " * len(parents)
+        value = yaml.safe_dump(option.value, default_flow_style=True).removesuffix("\n...\n").strip()
+        line = f"{indent}{name}: {value}".ljust(REASON_COLUMN) + f"# {option.reason}"
+        lines += [line] if len(line) <= columns else [f"{indent}# {option.reason}", f"{indent}{name}: {value}"]
+    return "\n".join(lines)

@@ -1,14 +1,37 @@
-"""Facts about a machine as plain data, so that the rules can be tested without that machine."""
+"""Facts about this machine from files and package metadata; no package is imported and nothing is computed.
 
+Reads that can block for ever (a network file system, a GPU driver) run in a child process with a time limit.
+"""
+
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import os
+import platform
 import re
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from yolo_lightning.utils.sensors import KernelSettings, PciGpu, Vendor
+from yolo_lightning.supervision.bounded import bounded
+from yolo_lightning.supervision.evidence import SECRET
+from yolo_lightning.utils import sensors
+from yolo_lightning.utils.host import available_cores
+from yolo_lightning.utils.sensors import Capacity, KernelSettings, PciGpu, Vendor
 
 INTEGRATED_BYTES = 3 << 30
 """A GPU with less dedicated memory counts as integrated graphics and is ignored."""
 
 OPENCV = ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless")
+PACKAGES = ("torch", "torchvision", "lightning", "pytorch-lightning", "ultralytics", "py-spy", *OPENCV)
+ENVIRONMENT = re.compile(r"(OMP|MKL|HSA|HIP|ROCR?|GPU|CUDA|NVIDIA|PYTORCH|TORCH|MIOPEN|AMD)_\w+")
+ASSIGNMENT = re.compile(r"^(__version__|hip|cuda)\b[^=\n]*= *['\"](.+)['\"]", re.MULTILINE)
+ANSWER_S = 5.0
+"""Time limit for a driver or a file system, in seconds."""
+
+SHARED_MEMORY, RUN_DISK, DATA_DISK = "/dev/shm", "disk for runs", "disk for data"
+"""Names of the checks of free space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +53,15 @@ class TorchBuild:
 
 
 @dataclass(frozen=True, slots=True)
-class FileSystem:
-    """The file system that contains a folder; sizes are None if it did not answer within the time limit."""
-
-    path: str  # need not exist
-    total_bytes: int | None
-    free_bytes: int | None  # available to this user
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Main memory, limited to that of the container."""
-
-    total_bytes: int
-    available_bytes: int  # available without swapping
-    swap_bytes: int  # size of the swap space
-
-
-@dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Everything that is known about a machine before probes run."""
+    """Everything that is known about a machine before probes run; plain data, so that the rules can be tested."""
 
     system: str  # kernel name and release
     processor: str
     cores: int  # cores that this process can use
-    memory: Memory
-    shared_memory: FileSystem | None  # /dev/shm; None if it does not exist
-    run_disk: FileSystem
-    data_disk: FileSystem | None  # None without --data_root
+    memory: Capacity  # main memory, limited to that of the container
+    swap_bytes: int  # size of the swap space
+    disks: dict[str, Capacity | None]  # by check; None if there is no such folder or it does not answer
     gpus: tuple[PciGpu, ...] = ()
     nvidia_driver: str = ""  # version; empty if the driver is not loaded
     kfd_opens: bool | None = None  # whether this user can open /dev/kfd (AMD GPUs); None if it does not exist
@@ -89,3 +93,74 @@ def version_numbers(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version, for example (6, 2, 41133) for 6.2.41133-dd7f95766."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> MachineFacts:
+    """Return the facts about this machine.
+
+    Args:
+        run: Parent folder of run folders; it need not exist.
+        data: Dataset folder, or None.
+        root: Folder that contains proc, sys, dev and opt; tests pass another one.
+    """
+    shared, kfd, torchvision = root / "dev/shm", root / "dev/kfd", find_build("torchvision")
+    packages = {} if torchvision is None else {"torchvision": torchvision.version}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            packages.setdefault(name, importlib.metadata.version(name))
+    return MachineFacts(
+        system=f"{platform.system()} {platform.release()}",
+        processor=sensors.processor_name(root) or platform.processor() or platform.machine(),
+        cores=available_cores(),
+        memory=sensors.memory(root) or Capacity(0, 0),
+        swap_bytes=sensors.swap_bytes(root),
+        disks={
+            SHARED_MEMORY: disk(shared) if shared.is_dir() else None,
+            RUN_DISK: disk(run),
+            **({} if data is None else {DATA_DISK: disk(data)}),
+        },
+        gpus=bounded(lambda: sensors.pci_gpus(root), ANSWER_S) or (),
+        nvidia_driver=sensors.nvidia_driver_version(root),
+        # Permissions only: opening the device would create a GPU context.
+        kfd_opens=os.access(kfd, os.R_OK | os.W_OK) if kfd.exists() else None,
+        rocm=sensors.text(root / "opt/rocm/.info/version"),
+        torch=find_build("torch"),
+        packages=packages,
+        environment={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if ENVIRONMENT.fullmatch(name) and not SECRET.search(name)
+        },
+        python=sys.version_info[:3],
+        start_method=multiprocessing.get_all_start_methods()[0],  # the default; get_start_method() would fix it
+        kernel=sensors.kernel_settings(root),
+        is_root=os.geteuid() == 0,
+    )
+
+
+def disk(path: Path) -> Capacity | None:
+    """Return the usage of the file system of the nearest existing parent of `path`; None if it does not answer."""
+
+    def usage() -> Capacity | None:
+        return sensors.disk(next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()))
+
+    return bounded(usage, ANSWER_S)
+
+
+def find_build(package: str) -> TorchBuild | None:
+    """Return the build of torch or torchvision that an import would load, or None."""
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            return read_build(Path(spec.origin).with_name("version.py"))
+    return None
+
+
+def read_build(version_file: Path) -> TorchBuild | None:
+    """Return the build that a file `version.py` describes, or None if it contains no version.
+
+    Unlike package metadata, the file contains the local part of the version, as in 2.15.0+cu132.
+    """
+    values = dict(ASSIGNMENT.findall(sensors.text(version_file)))
+    version = values.get("__version__")
+    return None if version is None else TorchBuild(version, values.get("hip"), values.get("cuda"))

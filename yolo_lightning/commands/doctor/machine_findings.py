@@ -1,10 +1,44 @@
-"""Rules that judge a machine from its facts, before anything runs on it. Pure functions."""
+"""Findings: the rules that judge a machine from its facts, before anything runs on it. Pure functions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 
-from yolo_lightning.commands.doctor.finding import Finding, Severity
-from yolo_lightning.commands.doctor.machine import OPENCV, FileSystem, MachineFacts, is_integrated, version_numbers
-from yolo_lightning.utils.sensors import PciGpu, Vendor
+from yolo_lightning.commands.doctor.machine import (
+    DATA_DISK,
+    OPENCV,
+    RUN_DISK,
+    SHARED_MEMORY,
+    MachineFacts,
+    is_integrated,
+    version_numbers,
+)
+from yolo_lightning.utils.sensors import Capacity, PciGpu, Vendor
+
+
+class Severity(StrEnum):
+    """Severity of a finding, in ascending order."""
+
+    OK = "ok"
+    NOTE = "note"  # worth knowing
+    WARNING = "warning"  # makes trouble likely
+    BAD = "bad"  # training does not run, computes wrong results or is unsafe
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check: a row of the report."""
+
+    check: str  # name of the check
+    found: str
+    verdict: Severity = Severity.OK
+    advice: str = ""  # what to do; empty if nothing needs to be done
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """Return the highest severity, or OK for no findings."""
+    return max((finding.verdict for finding in findings), key=list(Severity).index, default=Severity.OK)
+
 
 RDNA1 = frozenset({"gfx1010", "gfx1011", "gfx1012", "gfx1013"})
 """Architectures on which vendor convolutions hang or crash, and float16 convolutions fail."""
@@ -24,22 +58,28 @@ SCORING_BYTES = 6 * GIB
 """Memory for scoring the 43,850 validation frames of LTDv2 with 100 detections per frame."""
 
 TINY_SHARED_BYTES = 64 * MIB
-SHARED_LIMITS = {
-    TINY_SHARED_BYTES: (Severity.WARNING, "workers that fill it crash with a bus error"),
-    256 * MIB: (Severity.NOTE, "sufficient for batches of 8, not for much larger ones"),
-}
-"""4 workers with 2 prefetched batches of 8 frames of 640 x 640 bytes each need 40 MiB. Docker's default is 64 MiB."""
-
 RUN_NEED = "a run with its predictions needs up to 6 GB"
-RUN_LIMITS = {GIB: (Severity.BAD, RUN_NEED), 5 * GIB: (Severity.WARNING, RUN_NEED)}
-"""The checkpoints of YOLOv8n need about 200 MB, the predictions of all splits 6 GB."""
-
-DATA_LIMITS = {46_500_000_000: (Severity.NOTE, "`prepare` needs 43.3 GiB for LTDv2")}
-"""`prepare` writes the packed store beside the frames."""
-
-NO_WORKERS = "start the container with --shm-size 1g or --ipc host; otherwise data.loader.num_workers: 0"
-NO_SWAP = "sudo swapoff -a, if memory is sufficient"
-UNSUPPORTED = "not supported by this kernel"
+DISK_RULES = {
+    # 4 workers with 2 prefetched batches of 8 frames of 640 x 640 bytes each need 40 MiB. Docker's default is 64 MiB.
+    SHARED_MEMORY: (
+        {
+            TINY_SHARED_BYTES: (Severity.WARNING, "workers that fill it crash with a bus error"),
+            256 * MIB: (Severity.NOTE, "sufficient for batches of 8, not for much larger ones"),
+        },
+        "start the container with --shm-size 1g or --ipc host; otherwise data.loader.num_workers: 0",
+    ),
+    # The checkpoints of YOLOv8n need about 200 MB, the predictions of all splits 6 GB.
+    RUN_DISK: (
+        {GIB: (Severity.BAD, RUN_NEED), 5 * GIB: (Severity.WARNING, RUN_NEED)},
+        "choose another folder with --run",
+    ),
+    # `prepare` writes the packed store beside the frames.
+    DATA_DISK: (
+        {46_500_000_000: (Severity.NOTE, "`prepare` needs 43.3 GiB for LTDv2")},
+        "move the dataset to another disk",
+    ),
+}
+"""By check: severity and reason for less free space than the key, and the advice."""
 
 
 def machine_findings(machine: MachineFacts) -> list[Finding]:
@@ -96,14 +136,14 @@ def _torch_build(machine: MachineFacts) -> Finding:
 
 
 def _amd_access(kfd_opens: bool | None) -> Finding:
-    check = "access to the card"
-    if kfd_opens is None:
-        advice = "load the amdgpu driver; start a container with --device /dev/kfd --device /dev/dri"
-        return Finding(check, "/dev/kfd does not exist", Severity.BAD, advice)
-    if not kfd_opens:
-        advice = "add the user to the groups render and video, and log in again"
-        return Finding(check, "this user has no permission to open /dev/kfd", Severity.BAD, advice)
-    return Finding(check, "this user can open /dev/kfd")
+    load = "load the amdgpu driver; start a container with --device /dev/kfd --device /dev/dri"
+    join = "add the user to the groups render and video, and log in again"
+    found, severity, advice = {
+        None: ("/dev/kfd does not exist", Severity.BAD, load),
+        False: ("this user has no permission to open /dev/kfd", Severity.BAD, join),
+        True: ("this user can open /dev/kfd", Severity.OK, ""),
+    }[kfd_opens]
+    return Finding("access to the card", found, severity, advice)
 
 
 def _rocm(machine: MachineFacts) -> Finding:
@@ -158,17 +198,13 @@ def software_findings(machine: MachineFacts) -> Iterator[Finding]:
     yield _torchvision(machine)
     yield _opencv(*_versions(machine, *OPENCV))
     yield _py_spy(machine)
-    if machine.environment:
-        found = ", ".join(f"{name}={value[:60]}" for name, value in machine.environment.items())
-        hiding = [
-            name
-            for name, value in machine.environment.items()
-            if name.endswith("_VISIBLE_DEVICES") and value.strip() in ("", "-1")
-        ]
-        if hiding:
-            yield Finding("environment", f"{found}: hides all GPUs", Severity.WARNING, f"unset {' '.join(hiding)}")
-        else:
-            yield Finding("environment", found)
+    variables = machine.environment
+    found = ", ".join(f"{name}={value[:60]}" for name, value in variables.items())
+    hiding = [name for name in variables if name.endswith("_VISIBLE_DEVICES") and variables[name].strip() in ("", "-1")]
+    if hiding:
+        yield Finding("environment", f"{found}: hides all GPUs", Severity.WARNING, f"unset {' '.join(hiding)}")
+    elif variables:
+        yield Finding("environment", found)
 
 
 def _versions(machine: MachineFacts, *names: str) -> tuple[dict[str, str], str]:
@@ -221,10 +257,9 @@ def _py_spy(machine: MachineFacts) -> Finding:
         advice = "pip install py-spy: without it a blocked worker cannot be distinguished from an idle one"
         return Finding(check, "not installed", Severity.WARNING, advice)
     found = version if scope is None else f"{version}, ptrace_scope {scope}"
-    if scope in (None, 0) or (scope in (1, 2) and machine.is_root):
+    if scope in (None, 0, 1) or (scope == 2 and machine.is_root):
+        # Scope 1 restricts a process to its descendants, which include the workers.
         return Finding(check, f"{found}: the supervisor can read the stacks of blocked processes")
-    if scope == 1:
-        return Finding(check, f"{found}: a process can read the stacks of its descendants (sufficient for `fit`)")
     if scope == 2:
         advice = "sudo sysctl kernel.yama.ptrace_scope=1 adds the stacks of blocked workers to incident reports"
         return Finding(check, f"{found}: only root can read the stacks of processes", Severity.WARNING, advice)
@@ -239,28 +274,27 @@ def system_findings(machine: MachineFacts) -> Iterator[Finding]:
         yield Finding("processor", f"{found}: workers and training share one core", Severity.WARNING)
     else:
         yield Finding("processor", found, Severity.NOTE if machine.cores < 4 else Severity.OK)
-    found = f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} free"
-    if memory.available_bytes < SCORING_BYTES:
+    found = f"{gib(memory.free_bytes)} of {gib(memory.total_bytes)} free"
+    if memory.free_bytes < SCORING_BYTES:
         found += f": scoring LTDv2's validation frames needs {gib(SCORING_BYTES)}"
         yield Finding("memory", found, Severity.WARNING, "lower model.max_detections, or free memory")
     else:
         yield Finding("memory", found)
-    numa_balancing = {None: UNSUPPORTED, True: "on", False: "off"}[kernel.numa_balancing]
+    numa_balancing = {None: "not supported by this kernel", True: "on", False: "off"}[kernel.numa_balancing]
+    huge_pages, swap = kernel.huge_pages or "not supported by this kernel", machine.swap_bytes
     for check, found, moves_pages, advice in (
-        ("swap", gib(memory.swap_bytes) if memory.swap_bytes else "none", memory.swap_bytes > 0, NO_SWAP),
-        ("huge pages", kernel.huge_pages or UNSUPPORTED, kernel.huge_pages == "always", "see the commands below"),
+        ("swap", gib(swap) if swap else "none", swap > 0, "sudo swapoff -a, if memory is sufficient"),
+        ("huge pages", huge_pages, kernel.huge_pages == "always", "see the commands below"),
         ("NUMA balancing", numa_balancing, kernel.numa_balancing, "see the commands below"),
     ):
         if moves_pages and machine.has(Vendor.AMD):
             yield Finding(check, f"{found}: moving pages can stop the queues of an AMD GPU", Severity.NOTE, advice)
         else:
             yield Finding(check, found)
-    yield _free_space("/dev/shm", machine.shared_memory, SHARED_LIMITS, NO_WORKERS)
-    yield _free_space("disk for runs", machine.run_disk, RUN_LIMITS, "choose another folder with --run")
-    if machine.data_disk is not None:
-        yield _free_space("disk for data", machine.data_disk, DATA_LIMITS, "move the dataset to another disk")
+    for check, space in machine.disks.items():
+        yield _free_space(check, space)
+    advice = "sudo sysctl kernel.dmesg_restrict=0 adds lines of the kernel log to incident reports"
     if kernel.log_restricted and not machine.is_root:
-        advice = "sudo sysctl kernel.dmesg_restrict=0 adds lines of the kernel log to incident reports"
         yield Finding("kernel log", "readable by root only", Severity.NOTE, advice)
     else:
         yield Finding("kernel log", "readable")
@@ -271,15 +305,11 @@ def gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
 
 
-def _free_space(
-    check: str, space: FileSystem | None, limits: Mapping[int, tuple[Severity, str]], advice: str
-) -> Finding:
-    """Judge the free space of a file system: `limits` has severity and reason for less free space than the key."""
+def _free_space(check: str, space: Capacity | None) -> Finding:
+    limits, advice = DISK_RULES[check]
     if space is None:
-        return Finding(check, "does not exist", Severity.BAD, advice)
-    if space.free_bytes is None or space.total_bytes is None:
-        return Finding(check, f"{space.path} does not answer", Severity.BAD, advice)
-    found = f"{gib(space.free_bytes)} of {gib(space.total_bytes)} free at {space.path}"
+        return Finding(check, "does not exist or does not answer", Severity.BAD, advice)
+    found = f"{gib(space.free_bytes)} of {gib(space.total_bytes)} free"
     for limit_bytes, (severity, reason) in limits.items():
         if space.free_bytes < limit_bytes:
             return Finding(check, f"{found}: {reason}", severity, advice)

@@ -24,8 +24,7 @@ TOLERANCE = {Probe.MATMUL_FLOAT32: 1e-3, Probe.MATMUL_FLOAT16: 1e-2, Probe.MATMU
 """Largest error relative to the largest value. TF32 meets the first; kernels for another architecture exceed it."""
 
 LAYER_TOLERANCE = 0.01
-LAYERS = ((32, 32, 3, 1, 80), (64, 128, 3, 2, 40), (128, 64, 1, 1, 40))
-"""Input channels, output channels, kernel size, stride, and height and width of the input."""
+"""Largest error of a layer, relative to the largest value of an output or gradient."""
 
 LOADER_WORKERS, LOADER_BATCHES, LOADER_BATCH_SIZE = 2, 4, 8
 
@@ -109,56 +108,30 @@ def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
     right = torch.randn(batch, inner, columns, generator=generator).to(dtype)
     announce(f"{dtype} product on {device}")
     found = torch.matmul(left.to(device), right.to(device)).double().cpu()
-    return compare({"product": (found, torch.matmul(left.double(), right.double()))}, TOLERANCE[probe])
+    expected = torch.matmul(left.double(), right.double())
+    return judge_error(((found - expected).abs().max() / expected.abs().max()).item(), TOLERANCE[probe])
 
 
 def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
     """Compare forward and backward of BatchNorm, or of our convolution with BatchNorm, with float64 on the CPU."""
-    import torch
-    from torch import nn
-
     from yolo_lightning.conv import swap_convs
+    from yolo_lightning.conv.probe_trial import largest_error, make_layers
 
-    torch.manual_seed(0)
-    answer = Answer(Outcome.WORKS, "")
-    for channels, outputs, kernel, stride, size in LAYERS:
-        reference: nn.Module = nn.BatchNorm2d(outputs)
-        input = torch.randn(4, outputs if probe is Probe.BATCH_NORM else channels, size, size)
-        if probe is Probe.OWN_CONVOLUTION:
-            convolution = nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, bias=False)
-            reference = nn.Sequential(convolution, reference)
-        tested = copy.deepcopy(reference).to(device)
-        if probe is Probe.OWN_CONVOLUTION:
-            swap_convs(tested)
-        announce(f"{tuple(input.shape)} to {outputs} channels, {kernel}x{kernel}, stride {stride} on {device}")
-        found = gradients(tested, input.to(device))
-        expected = gradients(reference.double(), input.double())
-        answer = compare({name: (found[name].double().cpu(), expected[name]) for name in expected}, LAYER_TOLERANCE)
-        if answer.outcome is not Outcome.WORKS:
-            break
-    return answer
+    layers, inputs = make_layers()
+    references: list[Any] = [*layers]
+    if probe is Probe.BATCH_NORM:
+        inputs = [layer[0](input).detach() for layer, input in zip(layers, inputs, strict=True)]
+        references = [layer[1] for layer in layers]
+    tested = [copy.deepcopy(reference).to(device) for reference in references]
+    if probe is Probe.OWN_CONVOLUTION:
+        tested = [swap_convs(one) for one in tested]
+    return judge_error(largest_error(f"{probe} on {device}", tested, references, inputs), LAYER_TOLERANCE)
 
 
-def gradients(module: Any, input: Any) -> dict[str, Any]:
-    """Return the output of a module and the gradients of its input and parameters, by name."""
-    import torch
-
-    leaf = input.clone().requires_grad_()
-    output = module(leaf)
-    names = ["gradient of the input", *(f"gradient of {name}" for name, _ in module.named_parameters())]
-    # A weighted sum, because the gradient of the plain sum of a normalised output is zero.
-    weight = torch.linspace(-1, 1, output.numel()).reshape(output.shape).to(output)
-    found = torch.autograd.grad((output.square() * weight).sum(), [leaf, *module.parameters()])
-    return {"output": output.detach(), **dict(zip(names, found, strict=True))}
-
-
-def compare(pairs: dict[str, tuple[Any, Any]], tolerance: float) -> Answer:
-    """Compare (found, expected) pairs; the tolerance is relative to the largest expected value."""
-    errors = {name: ((found - right).abs().max() / right.abs().max()).item() for name, (found, right) in pairs.items()}
-    for name, error in errors.items():
-        if not error <= tolerance:  # true for NaN
-            return Answer(Outcome.WRONG, f"{name} is off by {error:.2g} of its largest value")
-    return Answer(Outcome.WORKS, f"error {max(errors.values()):.1g} of the largest value")
+def judge_error(error: float, tolerance: float) -> Answer:
+    """Return the answer for an error relative to the largest value; the comparison is false for NaN."""
+    outcome = Outcome.WORKS if error <= tolerance else Outcome.WRONG
+    return Answer(outcome, f"error {error:.2g} of the largest value")
 
 
 def convolution(probe: Probe, device: str, timeout_s: float) -> Answer:

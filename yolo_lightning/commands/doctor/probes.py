@@ -2,13 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from yolo_lightning.commands.doctor.child import Ended, run_child
-from yolo_lightning.commands.doctor.finding import Finding, Severity
+from yolo_lightning.commands.doctor.machine_findings import Finding, Severity
 
 PHASE = "probe: "
 """Prefix of the lines on stderr by which a child process names its next operation."""
@@ -78,13 +78,14 @@ class ProbeOutcome:
         return not self.works and self.outcome is not Outcome.NOT_TRIED
 
 
-def run_probes(device: str, timeout_s: float, report: Callable[[str], None]) -> list[ProbeOutcome]:
+def run_probes(device: str, timeout_s: float) -> list[ProbeOutcome]:
     """Run all probes one after another; after a hang of the GPU, no further probe uses the GPU.
+
+    The title of the running probe is printed to stderr, which keeps stdout free for JSON.
 
     Args:
         device: Device name of torch, or auto for the GPU that torch finds, else the CPU.
         timeout_s: Time limit of each probe in seconds, process start included.
-        report: Called with the title of each probe before it runs.
     """
     results: list[ProbeOutcome] = []
     stop = ""
@@ -93,7 +94,7 @@ def run_probes(device: str, timeout_s: float, report: Callable[[str], None]) -> 
             results.append(ProbeOutcome(probe, Outcome.NOT_TRIED, stop))
             continue
         title = MEANING[probe][0]
-        report(title)
+        print(f"testing: {title}", file=sys.stderr, flush=True)
         result = run_probe(probe, device, timeout_s)
         results.append(result)
         if probe is Probe.DEVICE:
@@ -105,14 +106,7 @@ def run_probes(device: str, timeout_s: float, report: Callable[[str], None]) -> 
 
 
 def run_probe(probe: Probe, device: str, timeout_s: float, command: Sequence[str] | None = None) -> ProbeOutcome:
-    """Run one probe.
-
-    Args:
-        probe: The probe.
-        device: Device name of torch, or auto.
-        timeout_s: Time limit in seconds.
-        command: Command of the child process; tests pass another one.
-    """
+    """Run one probe in a child process, whose command tests replace."""
     work = [sys.executable, "-m", "yolo_lightning.commands.doctor.probe_work", probe, device, f"{timeout_s:g}"]
     try:
         return judge_end(probe, run_child(command or work, timeout_s), timeout_s)
@@ -142,18 +136,14 @@ def judge_end(probe: Probe, ended: Ended, timeout_s: float) -> ProbeOutcome:
 
 def probe_findings(results: Sequence[ProbeOutcome]) -> list[Finding]:
     """Return one finding per result; a failed convolution is bad if the other implementation failed, too."""
-    failed_convolutions = {
-        result.probe
-        for result in results
-        if result.failed and result.probe in (Probe.OWN_CONVOLUTION, Probe.CONVOLUTION)
-    }
-    found = []
+    convolutions, found = {Probe.OWN_CONVOLUTION, Probe.CONVOLUTION}, []
+    none_works = convolutions <= {result.probe for result in results if result.failed}
     for result in results:
         text = f"{result.outcome}: {result.detail}" if result.detail else f"{result.outcome}"
         title, severity, advice = MEANING[result.probe]
         if not result.failed:
             severity, advice = Severity.OK if result.outcome is Outcome.WORKS else Severity.NOTE, ""
-        elif result.probe in failed_convolutions and len(failed_convolutions) == 2:
+        elif result.probe in convolutions and none_works:
             severity, advice = Severity.BAD, NO_TRAINING
         found.append(Finding(title, text, severity, advice))
     return found

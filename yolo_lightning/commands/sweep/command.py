@@ -10,7 +10,7 @@ from rich.console import Console
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
-from yolo_lightning.commands.benchmark_loader.command import wide_console
+from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.commands.console import counter, gigabytes
 from yolo_lightning.commands.predict.detector import folded_network
 from yolo_lightning.commands.sweep.candidates import Candidates, size_bytes

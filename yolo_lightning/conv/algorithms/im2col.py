@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, items_per_tile, pad
+from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, items_per_tile, pad, windows
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -49,25 +49,12 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
 
 def _column_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of samples and their columns `(samples, groups, C / groups * kernel taps, output pixels)`."""
-    padded = pad(input, problem)
-    (kernel_height, kernel_width), (_, _, height, width) = problem.kernel, problem.output_size
-    samples, channels, _, _ = problem.input_size
-    by_sample, by_channel, by_row, by_column = padded.stride()
-    windows = padded.as_strided(
-        (samples, channels, kernel_height, kernel_width, height, width),
-        (
-            by_sample,
-            by_channel,
-            by_row * problem.dilation[0],
-            by_column * problem.dilation[1],
-            by_row * problem.stride[0],
-            by_column * problem.stride[1],
-        ),
-    )
+    seen = windows(pad(input, problem), problem)
+    samples, channels, kernel_height, kernel_width, height, width = seen.shape
     depth = channels // problem.groups * kernel_height * kernel_width
     step = items_per_tile(problem.groups * depth * height * width, samples, input.device)
     for start in range(0, samples, step):
-        run = windows[start : start + step]
+        run = seen[start : start + step]
         yield slice(start, start + step), run.reshape(run.size(0), problem.groups, depth, height * width)
 
 

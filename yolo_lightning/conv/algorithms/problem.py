@@ -15,25 +15,15 @@ SUPPORTED_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes and arguments of one convolution, without data; the key for the selection of an algorithm.
+    """Sizes and arguments of one convolution, without data; the key for the selection of an algorithm."""
 
-    Attributes:
-        input_size: `(N, C, H, W)` of the unpadded input.
-        weight_size: `(O, C / groups, kernel height, kernel width)`.
-        stride: Step between outputs, in input pixels, `(vertical, horizontal)`.
-        padding: Zeros around the input, in pixels, `(top, bottom, left, right)`.
-        dilation: Distance between kernel taps, in input pixels, `(vertical, horizontal)`.
-        groups: Number of independent channel groups.
-        channels_last: Whether the results have the memory format channels_last (NHWC).
-    """
-
-    input_size: tuple[int, int, int, int]
-    weight_size: tuple[int, int, int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
-    groups: int
-    channels_last: bool
+    input_size: tuple[int, int, int, int]  # `(N, C, H, W)` of the unpadded input
+    weight_size: tuple[int, int, int, int]  # `(O, C / groups, kernel height, kernel width)`
+    stride: tuple[int, int]  # step between outputs, in input pixels, `(vertical, horizontal)`
+    padding: tuple[int, int, int, int]  # zeros around the input, in pixels, `(top, bottom, left, right)`
+    dilation: tuple[int, int]  # distance between kernel taps, in input pixels, `(vertical, horizontal)`
+    groups: int  # number of independent channel groups
+    channels_last: bool  # whether the results have the memory format channels_last (NHWC)
 
     @property
     def kernel(self) -> tuple[int, int]:
@@ -81,17 +71,7 @@ def make_problem(
     groups: int,
     memory_format: torch.memory_format | None = None,
 ) -> Problem:
-    """Check the arguments of a batched convolution and return its problem.
-
-    Args:
-        input: `(N, C, H, W)`.
-        weight: `(O, C / groups, kernel height, kernel width)`, dtype and device of the input.
-        bias: `(O,)` or None, dtype and device of the input.
-        stride: > 0, one value or `(vertical, horizontal)`.
-        padding: >= 0, one value or `(vertical, horizontal)`, or `"same"` or `"valid"`.
-        dilation: > 0, one value or `(vertical, horizontal)`.
-        groups: > 0; must divide both channel counts.
-        memory_format: Layout of the results; None selects channels_last if the input or the weight has this layout.
+    """Check the arguments of `conv2d` for a batched input and return the problem.
 
     Raises:
         ValueError: If an argument is not allowed.

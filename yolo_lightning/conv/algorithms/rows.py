@@ -7,7 +7,6 @@ modulo `s`; every tap reads the rows of one remainder.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,24 +15,15 @@ from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import crop, items_per_tile, pad, tap
 
 
-@dataclass(frozen=True)
-class _VerticalTap:
-    """A vertical kernel tap: its index and the pixels of the lowered image that it reads."""
-
-    index: int
-    pixels: slice
-
-
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     """Return the output, `problem.output_size`."""
     matrices = _matrices(weight)
     samples, outputs, height, width = problem.output_size
     output = input.new_empty(samples, outputs, height * width)
     for run, lowered, taps, first in _lowered_tiles(input, problem):
-        for number, vertical in enumerate(taps):
-            matrix = matrices[vertical.index].expand(lowered.size(0), -1, -1)
+        for number, (index, pixels) in enumerate(taps):
             beta = 0 if first and number == 0 else 1
-            output[run].baddbmm_(matrix, lowered[:, :, vertical.pixels], beta=beta)
+            output[run].baddbmm_(matrices[index].expand(lowered.size(0), -1, -1), lowered[:, :, pixels], beta=beta)
     return output.view(problem.output_size)
 
 
@@ -51,8 +41,8 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Ten
             run = slice(start, start + step)
             part = grads[run]
             lowered = part.new_zeros(part.size(0), problem.kernel[1] * channels, rows * width)
-            for vertical in taps:
-                lowered[:, :, vertical.pixels].baddbmm_(matrices[vertical.index].expand(part.size(0), -1, -1), part)
+            for index, pixels in taps:
+                lowered[:, :, pixels].baddbmm_(matrices[index].expand(part.size(0), -1, -1), part)
             images = lowered.view(part.size(0), problem.kernel[1], channels, rows, width)
             target = grad_padded[run, :, remainder :: problem.stride[0]]
             for column in range(problem.kernel[1]):
@@ -68,14 +58,13 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
     grads = grad_output.reshape(samples, outputs, height * width)
     total = input.new_zeros(kernel_height, outputs, kernel_width * channels)
     for run, lowered, taps, _ in _lowered_tiles(input, problem):
-        for vertical in taps:
-            products = torch.bmm(grads[run], lowered[:, :, vertical.pixels].transpose(1, 2))
-            total[vertical.index] += products.sum(0)
+        for index, pixels in taps:
+            total[index] += torch.bmm(grads[run], lowered[:, :, pixels].transpose(1, 2)).sum(0)
     grad_weight = total.view(kernel_height, outputs, kernel_width, channels).permute(1, 3, 0, 2)
     return grad_weight.contiguous()
 
 
-def _lowered_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Tensor, list[_VerticalTap], bool]]:
+def _lowered_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Tensor, list[tuple[int, slice]], bool]]:
     """Yield slices of samples, their lowered images, the vertical taps that read them, and whether the slice is new."""
     padded = pad(input, problem)
     samples, channels, _, _ = problem.input_size
@@ -92,12 +81,13 @@ def _lowered_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Ten
             yield slice(start, start + step), lowered.flatten(3).flatten(1, 2), taps, number == 0
 
 
-def _taps_by_remainder(problem: Problem) -> dict[int, list[_VerticalTap]]:
+def _taps_by_remainder(problem: Problem) -> dict[int, list[tuple[int, slice]]]:
+    """Return the vertical taps by remainder: their indices and the pixels of the lowered image that they read."""
     _, _, height, width = problem.output_size
-    taps: dict[int, list[_VerticalTap]] = {}
+    taps: dict[int, list[tuple[int, slice]]] = {}
     for index in range(problem.kernel[0]):
         row, remainder = divmod(index * problem.dilation[0], problem.stride[0])
-        taps.setdefault(remainder, []).append(_VerticalTap(index, slice(row * width, (row + height) * width)))
+        taps.setdefault(remainder, []).append((index, slice(row * width, (row + height) * width)))
     return taps
 
 

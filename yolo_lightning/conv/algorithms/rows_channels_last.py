@@ -31,19 +31,12 @@ class _Tap:
 
 @dataclass(frozen=True)
 class Remainder:
-    """Input positions with one remainder modulo the stride, along one axis.
+    """Input positions with one remainder modulo the stride, along one axis."""
 
-    Attributes:
-        taps: Taps that read these positions. A tap reads position `q`, counted in strides, for output `q - shift`.
-        first: First position inside the input, counted in strides.
-        pixels: The positions as input pixels.
-        count: Number of positions.
-    """
-
-    taps: tuple[_Tap, ...]
-    first: int
-    pixels: slice
-    count: int
+    taps: tuple[_Tap, ...]  # taps that read these positions: position `q`, counted in strides, for output `q - shift`
+    first: int  # first position inside the input, counted in strides
+    pixels: slice  # the positions as input pixels
+    count: int  # number of positions
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:

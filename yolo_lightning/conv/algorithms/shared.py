@@ -5,15 +5,29 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from yolo_lightning.conv.algorithms.problem import Problem
+from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 
 # Lowered elements per CPU thread that stay in the cache until the matrix product reads them.
 CPU_TILE_ELEMENTS = 1 << 18
 # Limit of the scratch memory on an accelerator (256 MiB in float32); smaller tiles have no advantage there.
 ACCELERATOR_TILE_ELEMENTS = 1 << 26
+
+
+def have_data(tensors: Tensors) -> bool:
+    """Return whether tensors have data in memory, which excludes subclasses and traced tensors."""
+    return (
+        all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not torch.compiler.is_compiling()
+    )
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Return whether the current stream records a CUDA graph instead of computing."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def pad(input: Tensor, problem: Problem) -> Tensor:
@@ -24,6 +38,14 @@ def pad(input: Tensor, problem: Problem) -> Tensor:
     top, bottom, left, right = problem.padding
     padded = F.pad(input, (left, right, top, bottom)) if any(problem.padding) else input
     return padded.contiguous(memory_format=problem.memory_format)
+
+
+def windows(padded: Tensor, problem: Problem) -> Tensor:
+    """Return the windows of the padded input as a view `(N, C, kernel height, kernel width, output height, width)`."""
+    by_sample, by_channel, *by_axis = padded.stride()
+    taps, places = ([by_axis[axis] * steps[axis] for axis in (0, 1)] for steps in (problem.dilation, problem.stride))
+    size = (*problem.input_size[:2], *problem.kernel, *problem.output_size[2:])
+    return padded.as_strided(size, (by_sample, by_channel, *taps, *places))
 
 
 def crop(grad_padded: Tensor, problem: Problem) -> Tensor:

@@ -45,17 +45,11 @@ class Operation(StrEnum):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute an operation of one problem.
+    """One way to compute an operation of one problem."""
 
-    Attributes:
-        name: Unique among the candidates of the operation and problem.
-        compute: Returns the products in the memory format of the problem.
-        may_refuse: Whether any `RuntimeError`, not only out-of-memory, allows a fallback to the next candidate.
-    """
-
-    name: str
-    compute: Compute
-    may_refuse: bool = False
+    name: str  # unique among the candidates of the operation and problem
+    compute: Compute  # returns the products in the memory format of the problem
+    may_refuse: bool = False  # any `RuntimeError`, not only out-of-memory, allows a fallback to the next candidate
 
 
 @dataclass(frozen=True)

@@ -46,32 +46,29 @@ def gradients(input: Tensor, grad_output: Tensor, weight: Tensor, problem: Probl
     The input gradient is a convolution of the output gradient with the mirrored weight. In that convolution the input
     has the role of the output gradient.
     """
-    grad_input, total = _convolve(grad_output, transform_mirrored_weight(weight), input, correlation(problem))
-    return grad_input, mirrored_weight_gradient_of(total)
+    grad_input, total = _convolve(grad_output, transform_weight(weight, mirrored=True), input, correlation(problem))
+    return grad_input, weight_gradient_of(total, mirrored=True)
 
 
-def transform_weight(weight: Tensor) -> Tensor:
-    """Return the transformed weight, `(36, O, C)`."""
-    return _matrices(weight, _transform(weight))
+def transform_weight(weight: Tensor, mirrored: bool = False) -> Tensor:
+    """Return the transformed weight, `(36, O, C)`; `mirrored` rotates the weight by 180 degrees first."""
+    outputs, channels = weight.shape[:2]
+    taps = weight.permute(2, 3, 0, 1).reshape(9, -1)
+    return (_transform(weight, mirrored) @ taps).view(PATCH_VALUES, outputs, channels)
 
 
-def weight_gradient_of(total: Tensor) -> Tensor:
-    """Return the weight gradient `(O, C, 3, 3)` from that of the transformed weight, `(36, C, O)`."""
-    return _taps(total, _transform(total)).permute(3, 2, 0, 1).contiguous()
+def weight_gradient_of(total: Tensor, mirrored: bool = False) -> Tensor:
+    """Return the weight gradient `(O, C, 3, 3)` from that of the transformed weight.
+
+    The latter is `(36, C, O)`, or `(36, O, C)` for a mirrored weight.
+    """
+    taps = (_transform(total, mirrored).t() @ total.view(PATCH_VALUES, -1)).view(3, 3, *total.shape[1:])
+    return taps.permute(2, 3, 0, 1).contiguous() if mirrored else taps.permute(3, 2, 0, 1).contiguous()
 
 
-def transform_mirrored_weight(weight: Tensor) -> Tensor:
-    """Return the transform of the weight rotated by 180 degrees, `(36, O, C)`."""
-    return _matrices(weight, _transform(weight).flip(1))
-
-
-def mirrored_weight_gradient_of(total: Tensor) -> Tensor:
-    """Return the weight gradient `(O, C, 3, 3)` from that of `transform_mirrored_weight`, `(36, O, C)`."""
-    return _taps(total, _transform(total).flip(1)).permute(2, 3, 0, 1).contiguous()
-
-
-def _transform(like: Tensor) -> Tensor:
-    return like.new_tensor(KERNEL_TRANSFORM)
+def _transform(like: Tensor, mirrored: bool) -> Tensor:
+    transform = like.new_tensor(KERNEL_TRANSFORM)
+    return transform.flip(1) if mirrored else transform
 
 
 def _convolve(
@@ -126,17 +123,3 @@ def _tiles_with_workspace(images: Tensor, problem: Problem) -> Iterator[tuple[Ti
             used[shape] = scratch.prepared(key, make)
             used[shape].clear_borders()
         yield tile, used[shape]
-
-
-def _matrices(weight: Tensor, transform: Tensor) -> Tensor:
-    """Return the transformed weight `(36, O, C)`."""
-    outputs, channels = weight.shape[:2]
-    return (transform @ weight.permute(2, 3, 0, 1).reshape(9, -1)).view(PATCH_VALUES, outputs, channels)
-
-
-def _taps(total: Tensor, transform: Tensor) -> Tensor:
-    """Return the gradient of the taps `(3, 3, C, O)` from that of the transformed weight `(36, C, O)`.
-
-    C and O may be exchanged.
-    """
-    return (transform.t() @ total.view(PATCH_VALUES, -1)).view(3, 3, *total.shape[1:])

@@ -3,33 +3,40 @@
 The algorithms are those of `winograd` and `im2col_channels_last`. With PyTorch operations, each tile needs dozens of
 small operations, and the threads synchronize after each of them. Here each thread computes whole tiles.
 
-The loops are disabled until `enable` is called, and compiled when a problem first uses them.
+The loops are disabled until `enable` is called. The sources do not include torch headers, so that any C++17 compiler
+with OpenMP compiles them in seconds. They call `sgemm_` of the BLAS library that torch uses (MKL, OpenBLAS or
+Accelerate), with 32-bit sizes.
 """
 
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import torch
 
 from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.kernels import compiled_build, compiled_launch
+from yolo_lightning.conv.kernels import compiled_launch
 from yolo_lightning.conv.kernels.compiled_launch import Loops
-from yolo_lightning.conv.kernels.verified import OptionalKernels, product_of
+from yolo_lightning.conv.kernels.fused_build import file_lock
+from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels
 
-PRODUCTS = tuple(
-    product_of(name, compiled_launch, rows_channels_last)
-    for name in ("forward", "input_gradient", "weight_gradient", "gradients")
-)
-_LOOPS: OptionalKernels[Loops] = OptionalKernels("compiled convolution loops", PRODUCTS)
+SOURCES = ("winograd.cpp", "windows.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+BUILD_TIMEOUT_S = 300.0
+"""Time limit for the compiler and for the lock of another process, seconds; a build takes about 5 s."""
+
+_LOOPS = OptionalKernels("compiled convolution loops", compiled_launch, rows_channels_last)
 
 
 def enable(build_folder: Path) -> None:
-    """Enable the loops, also after an earlier failure, without compiling them yet.
-
-    Args:
-        build_folder: Folder for the compiled library; several processes may share it.
-    """
-    _LOOPS.enable(lambda device: compiled_build.build(build_folder))
+    """Enable the loops, without compiling them yet; several processes may share the folder of the compiled library."""
+    _LOOPS.enable(lambda device: build(build_folder))
 
 
 disable = _LOOPS.disable
@@ -54,3 +61,63 @@ def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
         and problem.groups == 1
         and min(min(size) for size in sizes) > 0
     )
+
+
+def build(build_folder: Path) -> Loops:
+    """Return the compiled loops; compile them if there is no earlier build. One process compiles at a time.
+
+    Args:
+        build_folder: Parent of one folder per source text, compiler and CPU; created if it is missing.
+
+    Raises:
+        BuildError: If there is no compiler, the compiler fails, or the BLAS library of torch has no `sgemm_`.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise BuildError("no C++ compiler found: install c++, g++ or clang++, or set the environment variable CXX")
+    here = Path(__file__).parent
+    sources = [here / name for name in SOURCES]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in (*sources, here / "compiled.h"))
+    key = hashlib.sha256("\n".join((text, compiler, *FLAGS, _processor())).encode()).hexdigest()[:16]
+    try:
+        folder = build_folder / f"yolo_lightning_compiled_{key}"
+        folder.mkdir(parents=True, exist_ok=True)
+        library = folder / "compiled.so"
+        with file_lock(folder / "building", BUILD_TIMEOUT_S):
+            if not library.exists():
+                _compile(compiler, sources, library)
+        return Loops(ctypes.CDLL(str(library)), _sgemm())
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{type(error).__name__}: {error}") from error
+
+
+def _compile(compiler: str, sources: list[Path], library: Path) -> None:
+    made = library.with_suffix(".new")
+    words = [*shlex.split(compiler), *FLAGS, *map(str, sources), "-o", str(made)]
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S)
+    if done.returncode != 0:
+        raise BuildError(f"{compiler} failed with exit code {done.returncode}: {done.stderr.strip()[:500]}")
+    made.replace(library)
+
+
+def _processor() -> str:
+    """Return a description of the CPU; -march=native makes a library specific to its instruction set."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {platform.processor()} {features}"
+
+
+def _sgemm() -> int:
+    libraries = sorted((Path(torch.__file__).parent / "lib").glob("*torch_cpu.*"))
+    for library in libraries:
+        try:
+            function = ctypes.CDLL(str(library)).sgemm_
+        except (OSError, AttributeError):
+            continue
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        assert address is not None
+        return address
+    raise BuildError(f"no sgemm_ in {', '.join(file.name for file in libraries) or 'torch/lib'}")

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -36,15 +37,10 @@ class KernelSizes(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Loops:
-    """The compiled functions.
+    """The compiled functions."""
 
-    Attributes:
-        library: Library with the functions of winograd.cpp and windows.cpp.
-        sgemm: Address of the BLAS function that the loops call.
-    """
-
-    library: ctypes.CDLL
-    sgemm: int
+    library: ctypes.CDLL  # library with the functions of winograd.cpp and windows.cpp
+    sgemm: int  # address of the BLAS function that the loops call
 
     def __post_init__(self) -> None:
         self.library.winograd_scratch.restype = ctypes.c_long
@@ -73,9 +69,9 @@ def input_gradient(loops: Loops, grad_output: Tensor, weight: Tensor, problem: P
     """Return the input gradient, `problem.input_size`, channels_last."""
     if problem.stride == (1, 1):
         return forward(loops, grad_output, mirrored_weight(weight, 1), correlation(problem))
-    sizes, matrix = _sizes(problem, _pixels_per_tile(problem)), _matrix(weight)
+    sizes, matrix = _sizes(problem, TILE_ELEMENTS // prod(weight.shape[1:])), _matrix(weight)
     images = _empty_images(grad_output, problem.input_size)
-    scratch = _scratch(grad_output, sizes.lanes * max(sizes.tile, sizes.out_width) * matrix.size(0))
+    scratch = scratch_of(grad_output)("compiled", sizes.lanes * max(sizes.tile, sizes.out_width) * matrix.size(0))
     loops("windows_input_gradient", sizes, _dense(grad_output), matrix, images, scratch)
     return images
 
@@ -98,9 +94,9 @@ def gradients(
             input_gradient(loops, grad_output, weight, problem),
             weight_gradient(loops, input, grad_output, problem),
         )
-    numbers = winograd.transform_mirrored_weight(weight)
+    numbers = winograd.transform_weight(weight, mirrored=True)
     grad_input, total = _winograd_loops(loops, grad_output, numbers, False, input, correlation(problem))
-    return grad_input, winograd.mirrored_weight_gradient_of(total)
+    return grad_input, winograd.weight_gradient_of(total, mirrored=True)
 
 
 def _is_winograd(problem: Problem) -> bool:
@@ -123,7 +119,7 @@ def _winograd_loops(
     pixels = _empty_images(input, problem.output_size if matrices is not None else (0, outputs, 0, 0))
     lanes = sizes.lanes if grads is not None else 0
     totals = input.new_zeros(lanes, PATCH_VALUES, channels, outputs)
-    scratch = _scratch(input, sizes.lanes * loops.library.winograd_scratch(ctypes.byref(sizes)))
+    scratch = scratch_of(input)("compiled", sizes.lanes * loops.library.winograd_scratch(ctypes.byref(sizes)))
     dense_grads = None if grads is None else _dense(grads)
     loops("winograd", sizes, _dense(input), matrices, transposed, dense_grads, pixels, totals, scratch)
     return pixels, totals if grads is None else totals.sum(0)
@@ -133,12 +129,12 @@ def _window_loops(
     loops: Loops, input: Tensor, matrix: Tensor | None, grads: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the gradient of the matrix; empty if `matrix` or `grads` is None."""
-    outputs, window = problem.output_size[1], _window(problem)
-    sizes = _sizes(problem, _pixels_per_tile(problem))
+    outputs, window = problem.output_size[1], prod(problem.weight_size[1:])
+    sizes = _sizes(problem, TILE_ELEMENTS // window)
     pixels = _empty_images(input, problem.output_size if matrix is not None else (0, outputs, 0, 0))
     lanes = sizes.lanes if grads is not None else 0
     totals = input.new_zeros(lanes, window, outputs)
-    scratch = _scratch(input, sizes.lanes * sizes.tile * window)
+    scratch = scratch_of(input)("compiled", sizes.lanes * sizes.tile * window)
     dense_grads = None if grads is None else _dense(grads)
     loops("windows", sizes, _dense(input), matrix, dense_grads, pixels, totals, scratch)
     return pixels, totals if grads is None else totals.sum(0)
@@ -159,14 +155,6 @@ def _sizes(problem: Problem, most: int, items: int = 0) -> KernelSizes:
     )
 
 
-def _window(problem: Problem) -> int:
-    return problem.kernel[0] * problem.kernel[1] * problem.input_size[1]
-
-
-def _pixels_per_tile(problem: Problem) -> int:
-    return TILE_ELEMENTS // _window(problem)
-
-
 def _matrix(weight: Tensor) -> Tensor:
     """Return the weight as `(kernel taps * C, O)`."""
     return weight.permute(2, 3, 1, 0).reshape(-1, weight.size(0)).contiguous()
@@ -179,7 +167,3 @@ def _dense(images: Tensor) -> Tensor:
 def _empty_images(like: Tensor, size: Sequence[int]) -> Tensor:
     samples, channels, height, width = size
     return like.new_empty(samples, height, width, channels).permute(0, 3, 1, 2)
-
-
-def _scratch(like: Tensor, elements: int) -> Tensor:
-    return scratch_of(like)("compiled", elements)

@@ -14,22 +14,14 @@ import torch
 from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels import fused_build, fused_launch
-from yolo_lightning.conv.kernels.fused_kernels import Launcher
 from yolo_lightning.conv.kernels.fused_launch import MOST_ELEMENTS
-from yolo_lightning.conv.kernels.verified import OptionalKernels, product_of
+from yolo_lightning.conv.kernels.verified import OptionalKernels
 
-PRODUCTS = tuple(
-    product_of(name, fused_launch, rows_channels_last) for name in ("forward", "input_gradient", "weight_gradient")
-)
-_KERNELS: OptionalKernels[Launcher] = OptionalKernels("fused convolution kernels", PRODUCTS)
+_KERNELS = OptionalKernels("fused convolution kernels", fused_launch, rows_channels_last)
 
 
 def enable(build_folder: Path) -> None:
-    """Enable the fused kernels, also after an earlier failure, without compiling them yet.
-
-    Args:
-        build_folder: Folder for builds with a toolkit if the runtime compiler fails; several processes may share it.
-    """
+    """Enable the kernels, without compiling them yet; builds with a toolkit are stored in the folder."""
     _KERNELS.enable(lambda device: fused_build.make_launcher(device, build_folder))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv.kernels.fused_kernels import THREADS, Grid, Launcher, instances
+from yolo_lightning.conv.kernels.fused_launch import THREADS, Grid, Launcher, instances
 from yolo_lightning.conv.kernels.verified import BuildError
 
 # Time limit for the lock of another process that builds; a build takes about a minute.

@@ -1,4 +1,4 @@
-"""Launches of the kernels in fused.cu for a convolution: tile size, windows and grid.
+"""Launches of the kernels in fused.cu for a convolution: kernel name, tile size, windows and grid.
 
 The device depends on the `Launcher` only; the tests use an emulation on the CPU.
 """
@@ -6,14 +6,20 @@ The device depends on the `Launcher` only; the tests use an emulation on the CPU
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.rows_channels_last import Remainder, remainders_of
-from yolo_lightning.conv.kernels.fused_kernels import DEPTH, TILES, Launcher
+
+Grid = tuple[int, int, int]
+
+THREADS = 256
+"""Threads of a block; equal to THREADS in fused.cu."""
+DEPTH = 16
+"""Terms of each sum in shared memory at once; equal to DEPTH in fused.cu."""
 
 # Blocks that occupy a device: 4 on each of 40 compute units. The value, and therefore the order of the sums, is equal
 # on every device.
@@ -23,6 +29,58 @@ PIXELS_PER_SPLIT = 256
 PARTIAL_ELEMENTS = 1 << 24
 # Offsets in the kernels are 32-bit and exceed the last element by up to one tile.
 MOST_ELEMENTS = (1 << 31) - (1 << 20)
+
+
+class Launcher(Protocol):
+    """Launches a kernel of `instances` on the current stream of the device of the tensors."""
+
+    def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        """Launch `grid` blocks; the arguments are the addresses of the tensors, followed by the numbers.
+
+        Raises:
+            RuntimeError: If the kernel cannot be compiled or launched.
+        """
+
+
+class KernelTile(NamedTuple):
+    """Part of a result that one block computes; each thread computes `rows_each` x 4 elements."""
+
+    rows: int
+    columns: int
+    rows_each: int
+
+    def kernel(self, product: str, by_four: bool) -> str:
+        """Return the name of the kernel for `correlate` or `sum_products`; `by_four` selects aligned float4 loads."""
+        return f"{product}_{self.rows}x{self.columns}_{'by_four' if by_four else 'by_one'}"
+
+    def blocks(self, rows: int, columns: int) -> tuple[int, int]:
+        """Return the number of tiles along the rows and columns of a result."""
+        return -(-rows // self.rows), -(-columns // self.columns)
+
+    def cost(self, rows: int, columns: int, least_blocks: int) -> float:
+        """Return the relative number of reads from shared memory, for at least `least_blocks` blocks."""
+        blocks = max(math.prod(self.blocks(rows, columns)), least_blocks)
+        return blocks * self.rows * self.columns * (1 / self.rows_each + 1 / 4)
+
+
+TILES = (
+    KernelTile(128, 64, 8),
+    KernelTile(256, 32, 8),
+    KernelTile(64, 64, 4),
+    KernelTile(128, 32, 4),
+    KernelTile(256, 16, 4),
+)
+
+
+def instances() -> dict[str, str]:
+    """Return the C++ line that defines each kernel, by kernel name."""
+    return {
+        tile.kernel(product, by_four): f"{product.upper()}({tile.kernel(product, by_four)}, {tile.rows}, "
+        f"{tile.columns}, {tile.rows_each}, {str(by_four).lower()})"
+        for product in ("correlate", "sum_products")
+        for tile in TILES
+        for by_four in (True, False)
+    }
 
 
 @dataclass(frozen=True)
@@ -51,17 +109,11 @@ class _Windows:
 
 
 class _Spacing(NamedTuple):
-    """Evenly spaced taps of a `Remainder`, and the outputs of its first position.
+    """Evenly spaced taps of a `Remainder`, and the outputs of its first position."""
 
-    Attributes:
-        taps: Slice of the kernel.
-        first: Output for which the first tap reads the position.
-        step: Distance from there to the output of the next tap.
-    """
-
-    taps: slice
-    first: int
-    step: int
+    taps: slice  # slice of the kernel
+    first: int  # output for which the first tap reads the position
+    step: int  # distance from there to the output of the next tap
 
 
 def forward(launch: Launcher, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:

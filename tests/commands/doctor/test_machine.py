@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.commands.doctor.machines import GIB, write
-from yolo_lightning.commands.doctor.inspection import inspect_machine, read_build
-from yolo_lightning.commands.doctor.machine import Memory, TorchBuild, version_numbers
-from yolo_lightning.utils.sensors import KernelSettings, PciGpu, Vendor
+from yolo_lightning.commands.doctor.machine import (
+    RUN_DISK,
+    SHARED_MEMORY,
+    TorchBuild,
+    inspect_machine,
+    read_build,
+    version_numbers,
+)
+from yolo_lightning.utils.sensors import Capacity, KernelSettings, PciGpu, Vendor
 
 NVIDIA_CARD = {
     "sys/bus/pci/devices/0000:65:00.0/vendor": "0x10de",
@@ -31,19 +37,22 @@ def test_a_machine_of_which_nothing_can_be_read_is_still_a_machine(tmp_path: Pat
     machine = inspect_machine(tmp_path / "not" / "there", None, tmp_path)
     assert machine.gpus == ()
     assert machine.kfd_opens is None
-    assert machine.shared_memory is None
-    assert machine.memory == Memory(0, 0, 0)
+    assert machine.disks[SHARED_MEMORY] is None
+    assert (machine.memory, machine.swap_bytes) == (Capacity(0, 0), 0)
     assert machine.kernel == KernelSettings()
-    assert machine.run_disk.free_bytes, "the space of the nearest folder that is there"
+    space = machine.disks[RUN_DISK]
+    assert space is not None, "the space of the nearest folder that is there"
+    assert space.total_bytes > 0
 
 
 def test_memory_is_that_of_the_container(tmp_path: Path) -> None:
     lines = "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\nSwapTotal: 2097152 kB"
     write(tmp_path, {"proc/meminfo": lines})
-    assert inspect_machine(tmp_path, None, tmp_path).memory == Memory(32 * GIB, 24 * GIB, 2 * GIB)
+    machine = inspect_machine(tmp_path, None, tmp_path)
+    assert (machine.memory, machine.swap_bytes) == (Capacity(8 * GIB, 32 * GIB), 2 * GIB)
     limit = {"sys/fs/cgroup/memory.max": str(8 * GIB), "sys/fs/cgroup/memory.current": str(3 * GIB)}
     write(tmp_path, limit | {"sys/fs/cgroup/memory.stat": f"inactive_file {GIB}"})
-    assert inspect_machine(tmp_path, None, tmp_path).memory == Memory(8 * GIB, 6 * GIB, 2 * GIB)
+    assert inspect_machine(tmp_path, None, tmp_path).memory == Capacity(2 * GIB, 8 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,7 @@ def test_the_doctors_own_process_loads_no_torch() -> None:
 import sys
 from pathlib import Path
 import yolo_lightning.commands.doctor.command
-from yolo_lightning.commands.doctor.inspection import inspect_machine
+from yolo_lightning.commands.doctor.machine import inspect_machine
 assert inspect_machine(Path("."), None).torch is not None
 print(sorted({"torch", "lightning", "cv2", "numpy"} & set(sys.modules)))
 """

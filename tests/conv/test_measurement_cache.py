@@ -1,4 +1,4 @@
-"""Cache file of `TimedPlan`: stored timings, ignored files, corrupt content, concurrent writers."""
+"""Cache file of `AutotunedPlan`: stored timings, ignored files, corrupt content, concurrent writers."""
 
 import errno
 import json
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tests.conv.test_plan import OTHER, PROBLEM, Table
-from yolo_lightning.conv import TimedPlan, autotune_cache
-from yolo_lightning.conv.autotune_cache import PlanCache, TimingEnvironment, describe_environment, read_tables
+from yolo_lightning.conv import AutotunedPlan, autotune, measurement_cache
+from yolo_lightning.conv.measurement_cache import MeasurementCache, describe_environment, read_entries
 
 CPU = torch.device("cpu")
 
@@ -30,13 +30,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "made" / "on" / "demand" / "plan.json"
 
 
-def move(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
-    """Change the reported environment."""
-    original = describe_environment
-    monkeypatch.setattr(autotune_cache, "describe_environment", lambda device: original(device)._replace(**changes))
-
-
-def warnings_of(table: Table, plan: TimedPlan) -> list[str]:
+def warnings_of(table: Table, plan: AutotunedPlan) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for problem in (PROBLEM, OTHER, PROBLEM):
@@ -45,10 +39,10 @@ def warnings_of(table: Table, plan: TimedPlan) -> list[str]:
 
 
 def test_another_process_chooses_the_same_without_timing(table: Table, file: Path) -> None:
-    table.run(TimedPlan(100, file))
+    table.run(AutotunedPlan(100, file))
     table.seconds = {"slow": 0.1, "quick": 9.0, "middling": 0.1}
     for budget_s in (100, 0):
-        plan = TimedPlan(budget_s, file)
+        plan = AutotunedPlan(budget_s, file)
         assert table.run(plan) == ["quick"]
         assert plan.spent_s == 0
         assert dict(plan.describe()[0].seconds) == {"slow": 3.0, "quick": 1.0, "middling": 2.0}
@@ -58,10 +52,10 @@ def test_another_process_chooses_the_same_without_timing(table: Table, file: Pat
 TRAIN_A_STEP = """
 import sys
 import torch
-from yolo_lightning.conv import TimedPlan, conv2d
+from yolo_lightning.conv import AutotunedPlan, conv2d
 
 def step(file):
-    plan = TimedPlan(60, file)
+    plan = AutotunedPlan(60, file)
     leaves = [torch.ones(1, 2, 6, 6, requires_grad=True), torch.ones(2, 2, 3, 3, requires_grad=True)]
     conv2d(*leaves, plan=plan).sum().backward()
     return {entry.problem: entry.algorithm for entry in plan.describe()}, plan.spent_s
@@ -81,46 +75,29 @@ def test_a_real_second_process(tmp_path: Path) -> None:
     assert spent_here_s == 0
 
 
-@pytest.mark.parametrize("field", TimingEnvironment._fields)
-def test_a_changed_environment_is_named_in_one_warning_and_timed_anew(
+@pytest.mark.parametrize("field", describe_environment(CPU))
+def test_a_changed_environment_is_timed_anew(
     field: str, table: Table, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table.run(TimedPlan(100, file))
-    move(monkeypatch, **{field: "changed"})
-    plan = TimedPlan(1000, file)
-    messages = warnings_of(table, plan)
+    table.run(AutotunedPlan(100, file))
+    monkeypatch.setattr(autotune, "describe_environment", lambda device: describe_environment(device) | {field: "new"})
+    plan = AutotunedPlan(1000, file)
+    assert warnings_of(table, plan) == []
     assert plan.spent_s > 0
-    if field == "device_type":
-        assert messages == [], "another kind of device has a table of its own beside the first"
-        assert len(read_tables(file)) == 2
-    else:
-        assert len(messages) == 1
-        assert f"{file} is ignored" in messages[0]
-        assert f"{field} is 'changed', was" in messages[0]
-        assert len(read_tables(file)) == 1, "the old timings are replaced"
-    assert warnings_of(table, TimedPlan(0, file)) == []
+    assert len(read_entries(file)) == 2, "both environments are stored"
+    table.run(again := AutotunedPlan(1000, file))
+    assert again.spent_s == 0
 
 
-FIELDS = {field: "x" for field in TimingEnvironment._fields}
 BROKEN = {
     "empty": b"",
-    "torn": b'{"format": 1, "tables": [{"envi',
+    "torn": b'{"format": 2, "environments": {"cp',
     "binary": bytes(range(256)),
     "a list": b"[]",
-    "another format": b'{"format": 2, "tables": []}',
-    "no tables": b'{"format": 1}',
-    "tables of another kind": b'{"format": 1, "tables": [7]}',
-    "another environment": b'{"format": 1, "tables": [{"environment": {"torch": "2"}, "seconds": {}}]}',
+    "another format": b'{"format": 1, "environments": {}}',
+    "no environments": b'{"format": 2}',
+    "an environment of another kind": b'{"format": 2, "environments": {"cpu": 7}}',
     "deep": b"[" * 200_000,
-    "seconds of another kind": json.dumps(
-        {"format": 1, "tables": [{"environment": FIELDS, "seconds": {"p": {"slow": "fast"}}}]}
-    ).encode(),
-    "not a number": b'{"format": 1, "tables": [{"environment": %s, "seconds": {"p": {"slow": NaN}}}]}'
-    % json.dumps(FIELDS).encode(),
-    "endless": b'{"format": 1, "tables": [{"environment": %s, "seconds": {"p": {"slow": Infinity}}}]}'
-    % json.dumps(FIELDS).encode(),
-    "unhashable": b'{"format": 1, "tables": [{"environment": %s, "seconds": {}}]}'
-    % json.dumps({field: [] for field in TimingEnvironment._fields}).encode(),
 }
 
 
@@ -128,41 +105,36 @@ BROKEN = {
 def test_a_corrupt_file_is_ignored_with_one_warning_and_replaced(content: bytes, table: Table, file: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_bytes(content)
-    messages = warnings_of(table, TimedPlan(1000, file))
+    messages = warnings_of(table, AutotunedPlan(1000, file))
     assert len(messages) == 1
     assert f"{file} is ignored and will be replaced" in messages[0]
-    assert warnings_of(table, TimedPlan(0, file)) == []
-    assert table.run(TimedPlan(0, file)) == ["quick"]
+    assert warnings_of(table, AutotunedPlan(0, file)) == []
+    assert table.run(AutotunedPlan(0, file)) == ["quick"]
 
 
-def test_one_warning_for_all_devices(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = describe_environment
-    monkeypatch.setattr(
-        autotune_cache, "describe_environment", lambda device: original(CPU)._replace(device_type=device.type)
-    )
-    file.parent.mkdir(parents=True)
-    file.write_text("torn")
-    cache = PlanCache(file)
-    with pytest.warns(UserWarning, match="ignored"):
-        assert cache.lookup(CPU, "problem") == {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert cache.lookup(torch.device("cuda"), "problem") == {}
+@pytest.mark.parametrize("seconds", ["fast", None, 7, {"slow": "fast", "quick": None}, {"slow": float("nan")}], ids=str)
+def test_damaged_timings_are_measured_again(seconds: object, table: Table, file: Path) -> None:
+    table.run(AutotunedPlan(100, file))
+    ((environment, problems),) = read_entries(file).items()
+    MeasurementCache(file).store(environment, dict.fromkeys(problems, seconds))
+    plan = AutotunedPlan(100, file)
+    assert table.run(plan)[-1] == "quick"
+    assert plan.spent_s > 0
 
 
 def test_timings_of_unknown_algorithms_do_not_count(table: Table, file: Path) -> None:
-    table.run(TimedPlan(100, file))
+    table.run(AutotunedPlan(100, file))
     content = file.read_text().replace('"quick"', '"of another house"')
     file.write_text(content)
-    assert table.run(TimedPlan(0, file)) == ["middling"]
+    assert table.run(AutotunedPlan(0, file)) == ["middling"]
 
 
 def test_a_disk_that_is_full_costs_one_warning(table: Table, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(autotune_cache.os, "replace", full)
-    plan = TimedPlan(1000, file)
+    monkeypatch.setattr(measurement_cache.os, "replace", full)
+    plan = AutotunedPlan(1000, file)
     messages = warnings_of(table, plan)
     assert len(messages) == 1
     assert f"cannot write {file}" in messages[0]
@@ -172,19 +144,18 @@ def test_a_disk_that_is_full_costs_one_warning(table: Table, file: Path, monkeyp
 
 
 def test_a_path_that_cannot_be_a_file_costs_one_warning_each_way(table: Table, tmp_path: Path) -> None:
-    messages = warnings_of(table, TimedPlan(1000, tmp_path))
+    messages = warnings_of(table, AutotunedPlan(1000, tmp_path))
     assert ["ignored" in messages[0], "cannot write" in messages[1]] == [True, True]
     assert len(messages) == 2
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_another_process_wrote_in_the_meantime_stays(file: Path) -> None:
-    one, two = PlanCache(file), PlanCache(file)
-    assert [cache.lookup(CPU, "first") for cache in (one, two)] == [{}, {}]
-    one.store(CPU, "first", {"slow": 1.0})
-    two.store(CPU, "second", {"slow": 2.0})
-    later = PlanCache(file)
-    assert [later.lookup(CPU, problem) for problem in ("first", "second")] == [{"slow": 1.0}, {"slow": 2.0}]
+    one, two = MeasurementCache(file), MeasurementCache(file)
+    assert [cache.load("cpu") for cache in (one, two)] == [{}, {}]
+    one.store("cpu", {"first": {"slow": 1.0}})
+    two.store("cpu", {"second": {"slow": 2.0}})
+    assert MeasurementCache(file).load("cpu") == {"first": {"slow": 1.0}, "second": {"slow": 2.0}}
 
 
 def test_many_writers_never_tear_the_file(file: Path) -> None:
@@ -192,10 +163,10 @@ def test_many_writers_never_tear_the_file(file: Path) -> None:
 
     def write(number: int) -> None:
         try:
-            cache = PlanCache(file)
+            cache = MeasurementCache(file)
             for step in range(20):
-                cache.store(CPU, f"{number} {step}", {"slow": 1.0})
-                read_tables(file)
+                cache.store("cpu", {f"{number} {step}": 1.0})
+                read_entries(file)
         except BaseException as error:
             failures.append(error)
 
@@ -206,13 +177,12 @@ def test_many_writers_never_tear_the_file(file: Path) -> None:
         thread.join()
     assert failures == []
     assert os.listdir(file.parent) == [file.name]
-    # A writer may overwrite what another added at the same moment, never what it knows itself.
-    assert len(next(iter(read_tables(file).values()))) >= 20
+    assert read_entries(file)["cpu"], "writers at the same moment may overwrite each other"
 
 
 def test_no_file_keeps_timings_in_memory(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = TimedPlan(100)
+    plan = AutotunedPlan(100)
     table.run(plan)
     assert table.run(plan) == ["quick"]
     assert list(tmp_path.iterdir()) == []
@@ -220,11 +190,11 @@ def test_no_file_keeps_timings_in_memory(table: Table, tmp_path: Path, monkeypat
 
 def test_the_environment_of_a_cpu_names_model_threads_torch_and_algorithms() -> None:
     environment = describe_environment(CPU)
-    assert environment.device_type == "cpu"
-    assert environment.device.endswith(f"{torch.get_num_threads()} threads")
-    assert environment.torch == torch.__version__
-    assert "im2col" in environment.algorithms
-    assert all(environment)
+    assert environment["device_type"] == "cpu"
+    assert environment["device"].endswith(f"{torch.get_num_threads()} threads")
+    assert environment["torch"] == torch.__version__
+    assert "im2col" in environment["algorithms"]
+    assert all(environment.values())
 
 
 def test_the_environment_of_an_accelerator_names_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,5 +209,5 @@ def test_the_environment_of_an_accelerator_names_its_architecture(monkeypatch: p
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: Device)
     environment = describe_environment(torch.device("cuda", 0))
-    assert environment.device == "AMD Radeon RX 5600 XT gfx1010:xnack-"
-    assert "CUDA" in environment.driver or "ROCm" in environment.driver
+    assert environment["device"] == "AMD Radeon RX 5600 XT gfx1010:xnack-"
+    assert "CUDA" in environment["driver"] or "ROCm" in environment["driver"]
