@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
-from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_CONFIDENCE
+from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,7 +90,7 @@ def read_detections(path: Path) -> Detections:
         scores=matches.scores.numpy().astype(np.float64),
         right=(matches.hits.numpy() & 1) > 0,  # the lowest bit is IoU 0.5
         drift=drift_scores(matches),
-        confusion=Confusion(record.class_names, by_annotated_class, CONFUSION_CONFIDENCE),
+        confusion=Confusion(record.class_names, by_annotated_class, CONFUSION_SCORE_THRESHOLD),
         epoch=record.epoch,
         steps=record.steps,
     )
