@@ -36,7 +36,7 @@ def number_table(first: str, headings: Iterable[str], caption: str | None = None
 
 def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table:
     """Return one row for all frames and one per month, with the remaining scores below."""
-    table = number_table("", ("frames", "objects", "map", "map_50", *class_names), summary(scores))
+    table = number_table("", ("frames", "objects", "map", "map_50", *class_names), drift_summary(scores))
     table.add_row("all", *cells(scores.overall))
     for month, part in scores.monthly.items():
         table.add_row(month_name(month), *cells(part))
@@ -72,7 +72,7 @@ def score_text(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) or value == NO_GROUND_TRUTH else f"{value:.4f}"
 
 
-def summary(scores: DriftScores) -> str:
+def drift_summary(scores: DriftScores) -> str:
     """Return the scores without a column, and the variation over the months."""
     scalars = scores.overall.scalars()
     first = ", ".join(f"{name} {score_text(scalars[name])}" for name in ("map_75", "mar_1", "mar_10", "mar_100"))
