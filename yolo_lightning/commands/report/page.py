@@ -9,7 +9,8 @@ from string import Template
 
 from matplotlib import rc_context
 
-from yolo_lightning.commands.monitor.wording import duration, size
+from yolo_lightning.commands.console import gigabytes
+from yolo_lightning.commands.monitor.wording import duration
 from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.html_elements import (
     confusion_table,
@@ -214,7 +215,7 @@ def checkpoint_table(contents: Contents) -> str:
             one.name,
             timestamp(contents.read_s - one.age_s),
             "-" if one.steps is None else f"{one.steps:,}",
-            size(one.size_bytes),
+            gigabytes(one.size_bytes),
         ]
         for one in contents.checkpoints
     )
