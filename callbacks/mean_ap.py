@@ -9,9 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.checkpoints.run_folder import CHALLENGE_SCORES, SCORES
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
-from yolo_lightning.evaluation.evaluation_files import draw_record, write_record
 from yolo_lightning.evaluation.metric import Collected, EvaluationCollection
-from yolo_lightning.evaluation.record import EvaluationRecord, Stage
+from yolo_lightning.evaluation.record import EvaluationRecord, Stage, write_record
+from yolo_lightning.evaluation.score_pictures import draw_record
 from yolo_lightning.evaluation.score_table import class_table, score_table
 from yolo_lightning.evaluation.ultralytics_metrics import (
     UltralyticsScores,

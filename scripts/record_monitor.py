@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from yolo_lightning.commands.monitor.machine_sensors import read_machine
+from yolo_lightning.commands.monitor.command import read_machine
 from yolo_lightning.commands.monitor.read_run import read_run
 from yolo_lightning.commands.monitor.run_state import RunState, RunVerdict
 from yolo_lightning.commands.monitor.screen import screen
@@ -93,7 +93,7 @@ def wait_for(folder: Path, condition: Callable[[RunState], bool]) -> RunState:
         except (ValueError, OSError):  # the folder contains no run yet
             continue
         if condition(state):
-            return read_run(folder, read_machine(folder, state.trainer.pid if state.trainer else None))
+            return read_run(folder, read_machine(folder))
     raise SystemExit(f"the run in {folder} did not reach the expected state within {LIMIT_S:g} s")
 
 

@@ -11,8 +11,15 @@ from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import FrameGallery
 from yolo_lightning.checkpoints.run_folder import FRAMES
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.frame_pictures import GAP, enlargement, side_by_side
-from yolo_lightning.evaluation.frame_scores import SIZE_EDGES, SizeCounts, above, frame_scores
+from yolo_lightning.evaluation.gallery import (
+    GAP,
+    SIZE_EDGES,
+    SizeCounts,
+    above,
+    enlargement,
+    frame_scores,
+    side_by_side,
+)
 
 
 def right(number: int) -> tuple[Prediction, Target]:

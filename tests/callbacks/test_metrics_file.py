@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import AccumulatingModule, Interrupt, StopAt, TinyModule, fit
 from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
-from yolo_lightning.commands.report.curves import loss_figure, rate_figure
+from yolo_lightning.commands.report.figures import loss_figure, rate_figure
 from yolo_lightning.commands.report.metrics_curves import read_metrics
 
 pytestmark = pytest.mark.usefixtures("any_uptime")

@@ -28,7 +28,7 @@ from yolo_lightning.evaluation.drift import (
     organisers_scores,
 )
 from yolo_lightning.evaluation.matching import match
-from yolo_lightning.evaluation.metric import DetectionScores
+from yolo_lightning.evaluation.metric import EvaluationCollection
 
 EIGHT = list(CHALLENGE_MONTHS.values())
 SEPTEMBER = 202009
@@ -179,20 +179,20 @@ def test_month_is_named_as_iso_names_it() -> None:
 
 def test_metric_collects_batches_and_counts_repeated_frames_once() -> None:
     frames = random_frames(9, frames=20, months=EIGHT)
-    metric = DetectionScores(len(CLASS_NAMES))
+    metric = EvaluationCollection(len(CLASS_NAMES))
     for start in (0, 6, 12, 10):  # the last batch repeats frames, as a distributed sampler does
         part = frames[start : start + 6] if start != 12 else frames[12:]
         metric.update([one for one, _ in part], [one for _, one in part])
-    assert named_scores(metric.compute(), CLASS_NAMES) == named_scores(score(frames), CLASS_NAMES)
+    assert named_scores(drift_scores(metric.compute().matches), CLASS_NAMES) == named_scores(score(frames), CLASS_NAMES)
 
 
 def test_metric_scores_states_that_were_gathered() -> None:
     """After a synchronisation torchmetrics leaves one tensor for each state, instead of a list."""
     frames = random_frames(9, frames=8, months=EIGHT)
-    metric = DetectionScores(len(CLASS_NAMES), distributed_available_fn=lambda: True, dist_sync_fn=twice)
+    metric = EvaluationCollection(len(CLASS_NAMES), distributed_available_fn=lambda: True, dist_sync_fn=twice)
     metric.update([one for one, _ in frames], [one for _, one in frames])
-    assert named_scores(metric.compute(), CLASS_NAMES) == named_scores(score(frames), CLASS_NAMES)
-    assert calls == {"gathers": 9}
+    assert named_scores(drift_scores(metric.compute().matches), CLASS_NAMES) == named_scores(score(frames), CLASS_NAMES)
+    assert calls == {"gathers": 8 + 7 + 3 + 1}
 
 
 calls = {"gathers": 0}
@@ -205,6 +205,6 @@ def twice(state: torch.Tensor, group: Any) -> list[torch.Tensor]:
 
 
 def test_metric_without_a_frame_is_minus_one() -> None:
-    metric = DetectionScores(len(CLASS_NAMES))
+    metric = EvaluationCollection(len(CLASS_NAMES))
     metric.update([], [])
-    assert metric.compute().overall.scalars() == dict.fromkeys(SCALARS, -1.0)
+    assert drift_scores(metric.compute().matches).overall.scalars() == dict.fromkeys(SCALARS, -1.0)

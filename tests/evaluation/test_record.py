@@ -67,7 +67,7 @@ def test_missing_file_is_no_damaged_one(tmp_path: Path) -> None:
 def test_torn_file_is_refused(saved: Path, share: float) -> None:
     content = saved.read_bytes()
     saved.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ValueError, match=r"test.npz is not a whole evaluation record"):
+    with pytest.raises(ValueError, match=r"test.npz is not a complete evaluation record"):
         EvaluationRecord.load(saved)
 
 
@@ -108,7 +108,7 @@ def changed(path: Path, name: str, content: np.ndarray) -> None:  # type: ignore
 )
 def test_file_of_another_content_is_refused(saved: Path, name: str, content: np.ndarray) -> None:  # type: ignore[type-arg]
     changed(saved, name, content)
-    with pytest.raises(ValueError, match=r"test.npz is not a whole evaluation record"):
+    with pytest.raises(ValueError, match=r"test.npz is not a complete evaluation record"):
         EvaluationRecord.load(saved)
 
 
@@ -117,7 +117,7 @@ def test_file_that_lacks_an_array_is_refused(saved: Path, tmp_path: Path) -> Non
         for name in whole.namelist():
             if name != "ultralytics.found.npy":
                 part.writestr(name, whole.read(name))
-    with pytest.raises(ValueError, match=r"a.npz is not a whole evaluation record: .*ultralytics.found"):
+    with pytest.raises(ValueError, match=r"a.npz is not a complete evaluation record: .*ultralytics.found"):
         EvaluationRecord.load(tmp_path / "a.npz")
 
 

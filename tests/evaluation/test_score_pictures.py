@@ -9,10 +9,10 @@ from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, prediction, 
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_pictures import (
-    confidence_figure,
     confusion_figure,
     draw_evaluation,
     precision_recall_figure,
+    score_threshold_figure,
     shares,
 )
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
@@ -55,11 +55,13 @@ def test_without_ground_truth_there_are_no_curves(tmp_path: Path, frames: list[F
 def test_curves_are_named_with_their_scores() -> None:
     scores = ultralytics_scores(record_of(random_frames(2)).ultralytics)
     at_50 = scores.scalars()["ultralytics_map_50"]
-    named = texts(precision_recall_figure(scores, CLASS_NAMES))
-    assert f"all {at_50:.3f} ultralytics_map_50" in named
+    figure = precision_recall_figure(scores, CLASS_NAMES)
+    named = texts(figure)
+    assert figure.legends[0].get_title().get_text() == "ultralytics_map_50"
+    assert f"all {at_50:.3f}" in named
     assert f"person {scores.of_class(0)['ultralytics_map_50']:.3f}" in named
     assert not any(name.startswith("motorcycle") for name in named), "never annotated"
-    of_f1 = confidence_figure(scores.f1_by_confidence(), scores, CLASS_NAMES, "F1")
+    of_f1 = score_threshold_figure(scores.f1_by_score(), scores, CLASS_NAMES, "F1")
     assert {"person", "bicycle", "vehicle"} < texts(of_f1)
 
 
@@ -83,4 +85,4 @@ def test_many_classes_are_neither_numbered_nor_named_in_the_curves() -> None:
     assert texts(figure) == set()
     assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == [*names, "background"]
     named = texts(precision_recall_figure(ultralytics_scores(matches), names))
-    assert named == {"80 classes", "all 0.995 ultralytics_map_50"}
+    assert named == {"80 classes", "all 0.995"}

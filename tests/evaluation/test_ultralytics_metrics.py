@@ -45,9 +45,9 @@ def assert_as_theirs(matches: UltralyticsMatches) -> UltralyticsScores:
     assert ours.labels.tolist() == labels.tolist()
     close(GRID, grid)
     close(ours.average_precision, ap)
-    close(ours.precision_by_confidence, p_curve)
-    close(ours.recall_by_confidence, r_curve)
-    close(ours.f1_by_confidence(), f1_curve)
+    close(ours.precision_by_score, p_curve)
+    close(ours.recall_by_score, r_curve)
+    close(ours.f1_by_score(), f1_curve)
     if len(labels):
         close(ours.precision_by_recall, by_recall)
     for row, label in enumerate(labels.tolist()):

@@ -34,8 +34,8 @@ from yolo_lightning.callbacks.submission_writer import apart, compact  # noqa: E
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO  # noqa: E402
 from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.global_batches import GlobalBatches  # noqa: E402
-from yolo_lightning.evaluation.drift import named_scores  # noqa: E402
-from yolo_lightning.evaluation.metric import DetectionScores  # noqa: E402
+from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
+from yolo_lightning.evaluation.metric import EvaluationCollection  # noqa: E402
 from yolo_lightning.training.guarded_step import Processes  # noqa: E402
 from yolo_lightning.utils.distributed import gather, gather_on_first  # noqa: E402
 from yolo_lightning.utils.loop_position import steps_begun  # noqa: E402
@@ -82,18 +82,17 @@ def gradients_of_share(batch: Batch) -> dict[str, Any]:
 def scores_of_share() -> dict[str, Any]:
     """Scores of frames that are dealt to the processes, and what a gather in their order holds."""
     frames = random_frames(9, frames=FRAMES, months=(202005, 202101), digits=1)  # many ties: their order counts
-    metric = DetectionScores(len(CLASS_NAMES), dist_sync_fn=gather)
+    metric = EvaluationCollection(len(CLASS_NAMES), dist_sync_fn=gather)
     deal = GlobalBatches(FRAMES_PER_BATCH, dist.get_rank(), dist.get_world_size())
     predictions = []
     for own in deal.slices(0, FRAMES):
         metric.update([one for one, _ in frames[own]], [one for _, one in frames[own]])
         predictions += [one for one, _ in frames[own]]
     gathered = gather_on_first(compact(predictions))
-    with metric.sync_context(dist_sync_fn=gather):
-        keys = metric.table("matches").keys
+    matches = metric.compute().matches
     return {
-        "scores": named_scores(metric.compute(), CLASS_NAMES),
-        "keys": keys,
+        "scores": named_scores(drift_scores(matches), CLASS_NAMES),
+        "keys": matches.keys,
         "ids": None if gathered is None else [one.image_id for share in gathered for one in apart(share)],
         "uneven": gather(torch.arange(3 * dist.get_rank(), dtype=torch.int16).view(-1, 3)),
     }

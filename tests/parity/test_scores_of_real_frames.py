@@ -23,7 +23,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.evaluation.record import EvaluationRecord
-from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_CONFIDENCE
+from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
 from yolo_lightning.model.layers import restore
 from yolo_lightning.module import YOLOModule
 
@@ -130,6 +130,6 @@ def test_scores_are_those_of_ultralytics_val(real_frames: Path, index_root: Path
         assert ours[name] == pytest.approx(theirs.results_dict[column], abs=1e-4), name
     assert ours["val/f1"] == pytest.approx(theirs.box.f1.mean(), abs=1e-4)
     assert ours["val/map_50"] > ours["val/ultralytics_map_50"] + 0.005, "no box overhangs a tile"
-    matrix = their_scores(module, description, tmp_path, conf=CONFUSION_CONFIDENCE).confusion_matrix.matrix
+    matrix = their_scores(module, description, tmp_path, conf=CONFUSION_SCORE_THRESHOLD).confusion_matrix.matrix
     record = EvaluationRecord.load(tmp_path / "evaluations" / "val.npz")
     assert record.ultralytics.confusion().tolist() == matrix.tolist()

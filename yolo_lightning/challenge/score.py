@@ -8,8 +8,8 @@ import torch
 
 from yolo_lightning.challenge.content import CATEGORY_IDS, FIRST_CATEGORY_ID, Content, Truth
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.drift import DriftScores, month_of_id
-from yolo_lightning.evaluation.metric import DetectionScores
+from yolo_lightning.evaluation.drift import DriftScores, drift_scores, month_of_id
+from yolo_lightning.evaluation.matching import Matches, match
 
 FRAMES_AT_ONCE = 256
 """Frames matched together."""
@@ -25,13 +25,12 @@ def score_submission(content: Content, truth: Truth) -> DriftScores:
         content: Boxes xyxy in pixels, labels 1 to 4, all numbers finite.
         truth: The split. A frame's month stands in its id.
     """
-    metric = DetectionScores(len(CATEGORY_IDS))
-    frames = list(paired_frames(content, truth))
-    for start in range(0, len(frames), FRAMES_AT_ONCE):
+    frames, matches = list(paired_frames(content, truth)), []
+    for start in range(0, max(1, len(frames)), FRAMES_AT_ONCE):
         part = frames[start : start + FRAMES_AT_ONCE]
-        metric.update([prediction for prediction, _ in part], [target for _, target in part])
-    scores: DriftScores = metric.compute()
-    return scores
+        predictions, targets = [one for one, _ in part], [one for _, one in part]
+        matches.append(match(predictions, targets, len(CATEGORY_IDS)))
+    return drift_scores(Matches.join(matches))
 
 
 def paired_frames(content: Content, truth: Truth) -> Iterator[tuple[Prediction, Target]]:

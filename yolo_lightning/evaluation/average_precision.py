@@ -1,10 +1,9 @@
-"""Average precision and recall of any part of the matched frames, as COCO accumulates them.
+"""COCO's average precision and recall of any subset of the matched frames.
 
-Source: `COCOeval.accumulate` and `summarize` of pycocotools, as torchmetrics' `MeanAveragePrecision` calls them:
-precision is made falling from the right and read at 101 recalls; a class counts where it was annotated.
+Source: `COCOeval.accumulate` and `summarize` of pycocotools with the arguments of torchmetrics' `MeanAveragePrecision`:
+precision is made monotonically decreasing and sampled at 101 recalls; classes without annotations are excluded.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,27 +13,27 @@ import torch
 from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS, IOU_THRESHOLDS, Matches
 
 NO_GROUND_TRUTH = -1.0
-"""What COCO evaluation answers where nothing was annotated."""
+"""COCO's score of a class or subset without annotated objects."""
 
 DETECTION_LIMITS = (1, 10, COUNTED_PER_CLASS)
-"""Detections per frame and class that `mar_1`, `mar_10` and `mar_100` look at."""
+"""Maximum number of detections per frame and class in `mar_1`, `mar_10` and `mar_100`."""
 
 RECALLS = np.array(torch.linspace(0.0, 1.0, 101).tolist())
-"""Where precision is read; rounded to float32, as in torchmetrics."""
+"""Recalls at which precision is sampled; rounded to float32, as in torchmetrics."""
 
 AT_50, AT_75 = IOU_THRESHOLDS.index(0.5), IOU_THRESHOLDS.index(0.75)
 
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """Scores of a part of the frames.
+    """Scores of a subset of the frames.
 
     Attributes:
-        frames: How many frames.
-        annotated: `(C,)` objects of each class.
+        frames: Number of frames.
+        annotated: `(C,)` number of objects per class.
         observed: `(C,)` whether the class was annotated or detected.
-        precision: `(10, C)` average precision per IoU threshold, 0 to 1, -1 for classes without ground truth.
-        recall: `(3, 10, C)` largest recall per `DETECTION_LIMITS` and IoU threshold, likewise.
+        precision: `(10, C)` average precision per IoU threshold, 0 to 1; -1 for classes without ground truth.
+        recall: `(3, 10, C)` maximum recall per `DETECTION_LIMITS` and IoU threshold, 0 to 1; -1 likewise.
     """
 
     frames: int
@@ -44,9 +43,9 @@ class PartScores:
     recall: npt.NDArray[np.float64]
 
     def scalars(self) -> dict[str, float]:
-        """`map` (IoU 0.50 to 0.95), `map_50`, `map_75`, `mar_1`, `mar_10`, `mar_100`, 0 to 1; -1 without ground truth.
+        """Return `map`, `map_50`, `map_75`, `mar_1`, `mar_10`, `mar_100`, 0 to 1; -1 without ground truth.
 
-        Classes without ground truth are left out of the means.
+        Classes without ground truth are excluded from the means.
         """
         classes = self.annotated > 0
         values = {
@@ -58,14 +57,14 @@ class PartScores:
         return {name: float(part.mean()) if part.size else NO_GROUND_TRUTH for name, part in values.items()}
 
     def of_class(self, label: int) -> dict[str, float]:
-        """`map` and `map_50` of a class, -1 without ground truth."""
+        """Return `map` and `map_50` of a class, 0 to 1; -1 without ground truth."""
         return {"map": float(self.precision[:, label].mean()), "map_50": float(self.precision[AT_50, label])}
 
 
 class RankedDetections:
-    """The detections of all frames from best to worst, from which any part of the frames is scored.
+    """The detections of all frames, sorted once by class and descending score, to score any subset of the frames.
 
-    Sorted once; detections of equal score keep the order of the frames, so a part of them is in order, too.
+    Detections of equal scores keep the order of the frames.
     """
 
     def __init__(self, matches: Matches) -> None:
@@ -77,7 +76,7 @@ class RankedDetections:
         self._hits = matches.hits.numpy()[order]
 
     def scores(self, frames: npt.NDArray[np.bool_] | None = None) -> PartScores:
-        """Scores of the frames where `frames`, `(F,)` bool, is true; of all where it is null."""
+        """Return the scores of the frames selected by `frames`, `(F,)`, or of all frames."""
         chosen = np.ones(len(self._annotated), dtype=np.bool_) if frames is None else frames
         of_part = chosen[self._frames]
         labels, ranks, hits = self._labels[of_part], self._ranks[of_part], self._hits[of_part]
@@ -89,26 +88,22 @@ class RankedDetections:
         for label in np.flatnonzero(annotated):
             own = slice(limits[label], limits[label + 1])
             for threshold in range(len(IOU_THRESHOLDS)):
-                right = np.flatnonzero((hits[own] >> threshold) & 1)
-                precision[threshold, label] = average_precision(right, int(annotated[label]))
-                recall[:, threshold, label] = recalls(ranks[own][right], int(annotated[label]), DETECTION_LIMITS)
+                correct = np.flatnonzero((hits[own] >> threshold) & 1)
+                precision[threshold, label] = average_precision(correct, int(annotated[label]))
+                for row, limit in enumerate(DETECTION_LIMITS):
+                    recall[row, threshold, label] = (ranks[own][correct] < limit).sum() / annotated[label]
         observed = (annotated > 0) | (np.diff(limits) > 0)
         return PartScores(int(chosen.sum()), annotated, observed, precision, recall)
 
 
-def average_precision(right: npt.NDArray[np.int64], annotated: int) -> float:
-    """Mean of the falling envelope of precision over `RECALLS`, 0 to 1.
+def average_precision(correct: npt.NDArray[np.int64], annotated: int) -> float:
+    """Return the mean of the decreasing envelope of precision at `RECALLS`, 0 to 1.
 
     Args:
-        right: Positions of the right detections among all of the class, from best to worst, ascending.
-        annotated: Objects of the class, 1 or more.
+        correct: Ascending ranks of the correct detections among all detections of the class.
+        annotated: Number of objects of the class, >= 1.
     """
-    found = np.arange(1, len(right) + 1)
-    envelope = np.maximum.accumulate((found / (right + 1))[::-1])[::-1]
+    found = np.arange(1, len(correct) + 1)
+    envelope = np.maximum.accumulate((found / (correct + 1))[::-1])[::-1]
     first = np.searchsorted(found / annotated, RECALLS)
     return float(np.append(envelope, 0.0)[first].mean())
-
-
-def recalls(ranks: npt.NDArray[np.uint8], annotated: int, limits: Sequence[int]) -> list[float]:
-    """Share of the objects found by the best 1, 10, ... detections of each frame; `ranks` are of the right ones."""
-    return [float((ranks < limit).sum() / annotated) for limit in limits]

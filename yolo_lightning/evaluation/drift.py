@@ -1,14 +1,15 @@
-"""How evenly a detector works over the months: monthly scores, coefficient of variation, balanced score.
+"""Monthly scores, their coefficient of variation, and the balanced score of the challenge.
 
-Source: the evaluation script of the RTIOD challenge (6th RWS workshop at WACV 2026, starting kit, 1c27e3b), which calls
-torchmetrics' `MeanAveragePrecision` for all frames and again for each of eight months.
+Source: evaluation script of the RTIOD challenge (6th RWS workshop at WACV 2026, starting kit, commit 1c27e3b), which
+calls torchmetrics' `MeanAveragePrecision` for all frames and for each of eight months.
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH, PartScores, RankedDetections
@@ -24,43 +25,42 @@ CHALLENGE_MONTHS = {
     "jul": 202007,
     "aug": 202008,
 }
-"""The months whose scores are compared, by their name in `scores.json`. September counts in the global score alone."""
-
+"""Compared months (YYYYMM) by their names in `scores.json`. September enters the global score only."""
 
 ID_DIGITS = 17
 """Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS."""
 
 
-class DriftScores(msgspec.Struct, frozen=True, eq=False):
-    """Scores of a split. Not a dataclass: torchmetrics refuses frozen ones as results.
+@dataclass(frozen=True, slots=True, eq=False)
+class DriftScores:
+    """Scores of a split.
 
     Attributes:
-        overall: Of all frames.
-        monthly: By month as YYYYMM, ascending, of all months that are known and have frames.
+        overall: Scores of all frames.
+        monthly: Scores by month (YYYYMM, ascending) of all known months with frames.
     """
 
     overall: PartScores
     monthly: dict[int, PartScores]
 
     def compared(self) -> dict[int, float]:
-        """`map_50` of those of the challenge's months that have ground truth."""
+        """Return `map_50` of the challenge's months that have ground truth."""
         values = {month: part.scalars()["map_50"] for month, part in self.monthly.items()}
         allowed = CHALLENGE_MONTHS.values()
         return {month: value for month, value in values.items() if month in allowed and value != NO_GROUND_TRUTH}
 
     def variation(self) -> float | None:
-        """Coefficient of variation of the compared months' `map_50`, 0 and more; null for fewer than two months."""
+        """Return the coefficient of variation of `map_50` over the compared months, None for fewer than two months."""
         values = list(self.compared().values())
         return coefficient_of_variation(values) if len(values) > 1 else None
 
     def balanced(self) -> float:
-        """`(1 - CoV) * map_50`, at most 1; `map_50` itself where fewer than two months can be compared."""
+        """Return `(1 - CoV) * map_50`, or `map_50` if fewer than two months can be compared."""
         map_50, variation = self.overall.scalars()["map_50"], self.variation()
         return map_50 if variation is None else balanced_score(map_50, variation)
 
 
 def drift_scores(matches: Matches) -> DriftScores:
-    """Scores of all frames and of each month."""
     ranked = RankedDetections(matches)
     months = matches.months.numpy()
     known = np.unique(months[months > 0]).tolist()
@@ -68,42 +68,33 @@ def drift_scores(matches: Matches) -> DriftScores:
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float:
-    """Sample standard deviation (n - 1) over mean; NaN where the mean is 0.
-
-    Args:
-        values: Two or more.
-    """
+    """Return the sample standard deviation (n - 1) of >= 2 values over their mean; NaN if the mean is 0."""
     mean = statistics.fmean(values)
     return statistics.stdev(values) / mean if mean else math.nan
 
 
 def balanced_score(map_50: float, variation: float) -> float:
-    """The challenge's ranking score; negative where the months vary by more than their mean."""
+    """Return the challenge's ranking score; negative if the coefficient of variation exceeds 1."""
     return (1 - variation) * map_50
 
 
 def month_of_id(image_id: str) -> int:
-    """YYYYMM, with which LTDv2's ids begin; 0 for other ids."""
+    """Return the month YYYYMM at the start of an LTDv2 image id; 0 for other ids."""
     month = int(image_id[:6]) if image_id[:6].isdecimal() and len(image_id) == ID_DIGITS else 0
     return month if 1 <= month % 100 <= 12 else 0
 
 
 def month_name(month: int) -> str:
-    """YYYYMM as 2020-05."""
+    """Return YYYYMM as `2020-05`."""
     return f"{month // 100}-{month % 100:02d}"
 
 
 def named_scores(scores: DriftScores, class_names: Sequence[str]) -> dict[str, float]:
-    """The scores to log, by name.
+    """Return the scores to log by name, as listed in docs/scores.md.
 
-    Args:
-        scores: Of a split.
-        class_names: Index 0 first.
-
-    Returns:
-        `map`, `map_50`, `map_75`, `mar_1`, `mar_10`, `mar_100`, -1 without ground truth; `balanced`; `cov` where two
-        months can be compared; `map` and `map_50` of each annotated class (`map_50/person`) and month
-        (`map_50/2020-05`), and `map_50` of each annotated class in each month (`map_50/2020-05/person`).
+    The names are those of `PartScores.scalars`; `balanced`; `cov` if two months can be compared; `map` and `map_50` of
+    each annotated class (`map_50/person`) and month (`map_50/2020-05`); `map_50` of each annotated class in each month
+    (`map_50/2020-05/person`).
     """
     values = scores.overall.scalars() | {"balanced": scores.balanced()}
     if (variation := scores.variation()) is not None:
@@ -119,37 +110,23 @@ def named_scores(scores: DriftScores, class_names: Sequence[str]) -> dict[str, f
     return values
 
 
-def organisers_scores(scores: DriftScores) -> dict[str, float | list[float] | None]:
-    """The content of the organisers' `scores.json`, with their keys in their order.
+def organisers_scores(scores: DriftScores) -> dict[str, Any]:
+    """Return the content of the organisers' `scores.json`, with their keys in their order.
 
-    As in their script, a month without ground truth enters the coefficient of variation as -1, so that the last two
-    values mean something only where all eight months were annotated; a month without frames has no scores per class;
-    and scores per class are those of the classes that were annotated or detected, by category id.
-
-    Returns:
-        Scores; null where the script writes NaN, which is not JSON.
+    As in their script, a month without ground truth enters the coefficient of variation as -1, so the last two values
+    are meaningful only if all eight months are annotated; a month without frames has no scores per class; scores per
+    class are those of the annotated or detected classes, by category id. NaN, which is not JSON, becomes None.
     """
-    content: dict[str, float | list[float] | None] = dict(prefixed("global", scores.overall))
-    nothing = dict.fromkeys(scores.overall.scalars(), NO_GROUND_TRUTH)
-    map_50 = []
-    for name, month in CHALLENGE_MONTHS.items():
-        part = scores.monthly.get(month)
-        values = {f"{name}_{key}": value for key, value in nothing.items()} if part is None else prefixed(name, part)
-        content |= values
-        map_50.append(scores.monthly[month].scalars()["map_50"] if part else NO_GROUND_TRUTH)
-    variation = coefficient_of_variation(map_50)
-    content["global_map_con"] = finite(variation)
-    content["global_map_bal"] = finite(balanced_score(scores.overall.scalars()["map_50"], variation))
+    parts = {"global": scores.overall} | {name: scores.monthly.get(month) for name, month in CHALLENGE_MONTHS.items()}
+    content: dict[str, Any] = {}
+    for name, part in parts.items():
+        scalars = dict.fromkeys(scores.overall.scalars(), NO_GROUND_TRUTH) if part is None else part.scalars()
+        content |= {f"{name}_{key}": value for key, value in scalars.items()}
+        if part is not None:
+            observed = np.flatnonzero(part.observed).tolist()
+            content[f"{name}_map_per_class"] = [part.of_class(label)["map"] for label in observed]
+    variation = coefficient_of_variation([content[f"{name}_map_50"] for name in CHALLENGE_MONTHS])
+    balanced = balanced_score(content["global_map_50"], variation)
+    for name, value in {"global_map_con": variation, "global_map_bal": balanced}.items():
+        content[name] = None if math.isnan(value) else value
     return content
-
-
-def prefixed(name: str, part: PartScores) -> Mapping[str, float | list[float]]:
-    """One part's scores under the organisers' keys."""
-    per_class = [part.of_class(label)["map"] for label in np.flatnonzero(part.observed).tolist()]
-    scalars = {f"{name}_{key}": value for key, value in part.scalars().items()}
-    return {**scalars, f"{name}_map_per_class": per_class}
-
-
-def finite(value: float) -> float | None:
-    """None for NaN."""
-    return None if math.isnan(value) else value

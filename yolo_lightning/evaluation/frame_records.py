@@ -1,7 +1,8 @@
-"""Tables of frames, each with a number of items (its detections, say), that several processes can gather."""
+"""Tables of frames, each frame with a number of items (for example detections), which ranks can gather."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from typing import ClassVar, Self
 
 import numpy as np
@@ -11,48 +12,83 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class FrameRecords:
-    """F frames and all their items, as plain CPU tensors. Derived dataclasses add fields.
+    """F frames and all their items, as CPU tensors. Derived dataclasses add fields.
 
     Attributes:
-        keys: `(F,)` int64, names the frame; see `frame_key`.
-        counts: `(F,)` int32, how many of the items belong to the frame; the items go by frame.
+        keys: `(F,)` int64, `frame_key` of the image id.
+        counts: `(F,)` int32, number of items of the frame; items are sorted by frame.
     """
 
     BY_FRAME: ClassVar[frozenset[str]] = frozenset({"keys", "counts"})
-    """Fields that hold one entry per frame; the others hold one per item."""
+    """Fields with one entry per frame; all others have one entry per item."""
 
     keys: Tensor
     counts: Tensor
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Of the fields."""
         return tuple(field.name for field in fields(cls))
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """All frames of one or more parts, in their order."""
+        """Concatenate one or more tables."""
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in cls.names()})
 
     def in_order(self, order: Tensor) -> Self:
-        """The frames rearranged: `order` is `(F,)` int64, the present place of each."""
+        """Return the table with its frames permuted by `order`, `(F,)` int64 positions in this table."""
         ends = self.counts.cumsum(0)
         counts = self.counts[order]
-        # Of each item: where those of its frame began, and how many of them come before it.
+        # For each item: position of the first item of its frame, and number of items of its frame before it.
         begin = (ends - self.counts)[order].repeat_interleave(counts)
         before = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-        return self._chosen(order, begin + before)
+        return self.chosen(order, begin + before)
 
     def without_repeats(self) -> Self:
-        """Each frame once, where it came first: samplers of several processes repeat frames to share them evenly."""
+        """Return each frame once, at its first position: distributed samplers repeat frames to pad the last batch."""
         _, first = np.unique(self.keys.numpy(), return_index=True)
         if len(first) == len(self.keys):
             return self
         frames = torch.zeros(len(self.keys), dtype=torch.bool)
         frames[first] = True
-        return self._chosen(frames, frames.repeat_interleave(self.counts))
+        return self.chosen(frames, frames.repeat_interleave(self.counts))
 
-    def _chosen(self, frames: Tensor, items: Tensor) -> Self:
+    def chosen(self, frames: Tensor, items: Tensor) -> Self:
+        """Index the fields by frame with `frames`, all other fields with `items`."""
         return type(self)(
             **{name: getattr(self, name)[frames if name in self.BY_FRAME else items] for name in self.names()}
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FrameNames(FrameRecords):
+    """Image ids of F frames. Items are the UTF-8 bytes of the ids.
+
+    Attributes:
+        characters: `(N,)` uint8, concatenated ids.
+    """
+
+    characters: Tensor
+
+    @classmethod
+    def of(cls, image_ids: Sequence[str]) -> Self:
+        encoded = [image_id.encode() for image_id in image_ids]
+        return cls(
+            keys=frame_keys(image_ids),
+            counts=torch.tensor([len(one) for one in encoded], dtype=torch.int32),
+            characters=torch.from_numpy(np.frombuffer(b"".join(encoded), np.uint8).copy()),
+        )
+
+    def image_ids(self) -> tuple[str, ...]:
+        text = self.characters.numpy().tobytes()
+        ends = self.counts.cumsum(0).tolist()
+        return tuple(text[end - count : end].decode() for end, count in zip(ends, self.counts.tolist(), strict=True))
+
+
+def frame_key(image_id: str) -> int:
+    """Return 63 bits of a hash of an image id, which may be any text."""
+    return int.from_bytes(blake2b(image_id.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def frame_keys(image_ids: Sequence[str]) -> Tensor:
+    """Return the `frame_key` of each image id, `(F,)` int64."""
+    return torch.tensor([frame_key(image_id) for image_id in image_ids], dtype=torch.int64)

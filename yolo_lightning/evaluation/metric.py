@@ -1,7 +1,7 @@
-"""Collects matched frames during a validation; torchmetrics brings the states of several processes together."""
+"""Collects the matched frames of a validation; torchmetrics gathers the states of several ranks."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -9,29 +9,32 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.drift import DriftScores, drift_scores
-from yolo_lightning.evaluation.frame_names import FrameNames
-from yolo_lightning.evaluation.frame_records import FrameRecords
+from yolo_lightning.evaluation.frame_records import FrameNames, FrameRecords
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 
-MakeTable = Callable[[Sequence[Prediction], Sequence[Target], int], FrameRecords]
-"""Makes a table of some frames: predictions, targets, number of classes."""
+Records = TypeVar("Records", bound=FrameRecords)
 
 
-class FrameCollection(Metric):
-    """Tables of all frames that were added, each frame once; derived classes say which, and what follows from them.
+class Collected(msgspec.Struct, frozen=True, eq=False):
+    """The frames of an evaluation. Not a dataclass, because torchmetrics rejects frozen dataclasses as results."""
 
-    A batch is matched when it is added, and only what scoring needs is kept. Each field of a table is a state of
-    concatenated tensors, which is one gather per field among several processes. After that the frames stand as one
-    process would have met them, if each update was dealt to the processes in slices, the first to the first: detections
-    of equal scores rank by it.
+    matches: Matches
+    ultralytics: UltralyticsMatches
+    image_ids: tuple[str, ...]
+
+
+class EvaluationCollection(Metric):
+    """Matched frames for the scores of COCO and Ultralytics, without repeated frames; 17 bytes per detection.
+
+    A batch is matched in `update`. Each field of a table is a state of concatenated tensors, so that ranks gather once
+    per field. Gathered frames are restored to the order of a single process, given that each update is split over the
+    ranks in slices, the first slice to rank 0: detections of equal scores are ranked by this order.
 
     Args:
-        classes: Number of classes; labels are below it.
+        classes: Number of classes; labels are smaller.
     """
 
-    TABLES: ClassVar[Mapping[str, MakeTable]]
     turns: list[Tensor] | Tensor
     full_state_update = False
     is_differentiable = False
@@ -40,17 +43,16 @@ class FrameCollection(Metric):
     def __init__(self, classes: int, **options: Any) -> None:
         super().__init__(**options)
         self.classes = classes
-        self._empty = {name: make([], [], classes) for name, make in self.TABLES.items()}
-        for table, empty in self._empty.items():
+        self._empty = self._tables([], [])
+        for name, empty in self._empty.items():
             for field in empty.names():
-                self.add_state(f"{table}_{field}", default=[], dist_reduce_fx="cat")
+                self.add_state(f"{name}_{field}", default=[], dist_reduce_fx="cat")
         self.add_state("turns", default=[], dist_reduce_fx="cat")
         self._turn = 0
 
     def update(self, predictions: Sequence[Prediction], targets: Sequence[Target]) -> None:
-        """Add frames; both sequences are of the same frames in the same order."""
-        for name, make in self.TABLES.items():
-            table = make(predictions, targets, self.classes)
+        """Add frames; both sequences contain the same frames in the same order."""
+        for name, table in self._tables(predictions, targets).items():
             for field in table.names():
                 getattr(self, f"{name}_{field}").append(getattr(table, field))
         assert isinstance(self.turns, list)
@@ -58,57 +60,32 @@ class FrameCollection(Metric):
         self._turn += 1
 
     def reset(self) -> None:
-        """Forget all frames."""
         super().reset()
         self._turn = 0
 
-    def table(self, name: str) -> FrameRecords:
-        """What was collected; states are lists of tensors, or one tensor each after a gather."""
+    def compute(self) -> Collected:
+        """Return the frames added so far."""
+        names = self._joined("names", FrameNames)
+        matches, ultralytics = self._joined("matches", Matches), self._joined("ultralytics", UltralyticsMatches)
+        return Collected(matches, ultralytics, names.image_ids())
+
+    def _tables(self, predictions: Sequence[Prediction], targets: Sequence[Target]) -> dict[str, FrameRecords]:
+        return {
+            "matches": match(predictions, targets, self.classes),
+            "ultralytics": match_as_ultralytics(predictions, targets, self.classes),
+            "names": FrameNames.of([one.image_id for one in targets]),
+        }
+
+    def _joined(self, name: str, kind: type[Records]) -> Records:
+        """Concatenate the states of a table: lists of tensors, or one tensor each after a gather."""
         empty = self._empty[name]
         states = {field: getattr(self, f"{name}_{field}") for field in empty.names()}
-        table = type(empty)(
+        table = kind(
             **{
                 field: torch.cat([getattr(empty, field), *([state] if isinstance(state, Tensor) else state)])
                 for field, state in states.items()
             }
         )
-        table = table.in_order(self.turns.argsort(stable=True)) if isinstance(self.turns, Tensor) else table
+        if isinstance(self.turns, Tensor):
+            table = table.in_order(self.turns.argsort(stable=True))
         return table.without_repeats()
-
-
-class DetectionScores(FrameCollection):
-    """Global and monthly scores; 8 bytes are kept per detection."""
-
-    TABLES: ClassVar[Mapping[str, MakeTable]] = {"matches": match}
-
-    def compute(self) -> DriftScores:
-        """Scores of the frames added so far."""
-        matches = self.table("matches")
-        assert isinstance(matches, Matches)
-        return drift_scores(matches)
-
-
-class Collected(msgspec.Struct, frozen=True, eq=False):
-    """What an `EvaluationRecord` keeps of the frames. Not a dataclass: torchmetrics refuses frozen ones as results."""
-
-    matches: Matches
-    ultralytics: UltralyticsMatches
-    image_ids: tuple[str, ...]
-
-
-class EvaluationCollection(FrameCollection):
-    """Frames for COCO's scores and for Ultralytics'; 17 bytes are kept per detection."""
-
-    TABLES: ClassVar[Mapping[str, MakeTable]] = {
-        "matches": match,
-        "ultralytics": match_as_ultralytics,
-        "names": lambda predictions, targets, classes: FrameNames.of([one.image_id for one in targets]),
-    }
-
-    def compute(self) -> Collected:
-        """The frames added so far."""
-        matches, ultralytics, names = (self.table(name) for name in self.TABLES)
-        assert isinstance(matches, Matches)
-        assert isinstance(ultralytics, UltralyticsMatches)
-        assert isinstance(names, FrameNames)
-        return Collected(matches, ultralytics, names.image_ids())

@@ -1,4 +1,4 @@
-"""Pictures of predictions on frames."""
+"""Contact sheets of frames with predictions and annotations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -15,10 +14,10 @@ from matplotlib.patches import Rectangle
 from yolo_lightning.data.batch import Prediction, Target
 
 COLOURS = ("#4cc9f0", "#f9c74f", "#f94144", "#90be6d", "#c77dff", "#f8961e", "#43aa8b", "#ff70a6")
-"""One per class, readable on gray."""
+"""Colours of the classes, readable on gray."""
 
 SHOWN_SCORE = 0.25
-"""Predictions scoring less than this are not drawn."""
+"""Minimum score of a drawn prediction."""
 
 FRAME_WIDTH_INCHES = 4.2
 DOTS_PER_INCH = 120
@@ -31,7 +30,7 @@ class LabelledImage:
     Attributes:
         frame: `(H, W)` uint8, gray, or `(H, W, 3)`, RGB.
         prediction: Boxes in pixels of `frame`, drawn as solid lines with class and score.
-        target: Boxes in pixels of `frame`, drawn as dashed white lines, or None where nothing is known.
+        target: Boxes in pixels of `frame`, drawn as dashed white lines; None without annotations.
     """
 
     frame: npt.NDArray[np.uint8]
@@ -40,14 +39,7 @@ class LabelledImage:
 
 
 def draw_pictures(pictures: Sequence[LabelledImage], class_names: Sequence[str], path: Path, columns: int = 3) -> None:
-    """Draw frames with their boxes as a contact sheet.
-
-    Args:
-        pictures: At least one.
-        class_names: Index 0 first.
-        path: PNG file to write.
-        columns: Frames per row.
-    """
+    """Draw one or more frames with their boxes into a PNG file, `columns` frames per row."""
     columns = min(columns, len(pictures))
     rows = -(-len(pictures) // columns)
     height, width = pictures[0].frame.shape[:2]
@@ -56,7 +48,6 @@ def draw_pictures(pictures: Sequence[LabelledImage], class_names: Sequence[str],
     per_row = (2, 5, 8)[min(columns, 3) - 1]
     legend_height = 0.25 + 0.25 * -(-len(lines) // per_row)
     figure = Figure(figsize=(FRAME_WIDTH_INCHES * columns, cell_height * rows + legend_height), dpi=DOTS_PER_INCH)
-    FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis in axes:
         axis.set_axis_off()
@@ -70,7 +61,6 @@ def draw_pictures(pictures: Sequence[LabelledImage], class_names: Sequence[str],
 
 
 def draw_picture(axis: Axes, picture: LabelledImage, class_names: Sequence[str]) -> None:
-    """Draw one frame into one cell."""
     height, width = picture.frame.shape[:2]
     axis.imshow(picture.frame, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
     axis.set_title(picture.prediction.image_id, fontsize=8, pad=3)
@@ -80,7 +70,7 @@ def draw_picture(axis: Axes, picture: LabelledImage, class_names: Sequence[str])
     shown = picture.prediction.scores >= SHOWN_SCORE
     boxes, labels = picture.prediction.boxes[shown].tolist(), picture.prediction.labels[shown].tolist()
     scores = picture.prediction.scores[shown].tolist()
-    for box, label, score in reversed(list(zip(boxes, labels, scores, strict=True))):  # the best on top
+    for box, label, score in reversed(list(zip(boxes, labels, scores, strict=True))):  # the highest score on top
         colour = COLOURS[label % len(COLOURS)]
         axis.add_patch(outline(box, colour, "-", 1.2))
         axis.text(
@@ -97,20 +87,14 @@ def draw_picture(axis: Axes, picture: LabelledImage, class_names: Sequence[str])
 
 
 def outline(box: Sequence[float], colour: str, style: str, width: float) -> Rectangle:
-    """The border of one box, xyxy in pixels."""
-    return Rectangle(
-        (box[0], box[1]),
-        box[2] - box[0],
-        box[3] - box[1],
-        fill=False,
-        edgecolor=colour,
-        linestyle=style,
-        linewidth=width,
-    )
+    """Return the outline of a box, xyxy in pixels."""
+    left, top, right, bottom = box
+    size = right - left, bottom - top
+    return Rectangle((left, top), *size, fill=False, edgecolor=colour, linestyle=style, linewidth=width)
 
 
 def legend_lines(pictures: Sequence[LabelledImage], class_names: Sequence[str]) -> list[Line2D]:
-    """What the colours mean; the truth is named only where it is drawn."""
+    """Return the legend: a line per class, and one for annotations if there are any."""
     lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], label=name) for i, name in enumerate(class_names)]
     if any(picture.target is not None for picture in pictures):
         lines.append(Line2D([], [], color="black", linestyle="--", label="annotated (white in the frames)"))

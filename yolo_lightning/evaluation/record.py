@@ -1,7 +1,7 @@
-"""All that is needed to score and draw an evaluation anew, in one file.
+"""A file with everything needed to recompute the scores and plots of an evaluation.
 
-The file is a NumPy `.npz` without pickle: the arrays of the matches, named `matches.scores` and so on, and `header`,
-JSON as bytes, with the rest.
+The file is a NumPy `.npz` without pickle: the arrays of the matches, named `matches.scores` and so on, and the other
+attributes as JSON bytes in `header`.
 """
 
 import struct
@@ -15,34 +15,37 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 import numpy as np
 import torch
+from lightning.pytorch import Trainer
 
+from yolo_lightning.checkpoints.run_folder import evaluation_record
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.optional_file import OptionalFile
 
 Stage = Literal["val", "test"]
 Records = TypeVar("Records", bound=FrameRecords)
 
 FORMAT = 1
-"""Raised when a file of another content would be misread."""
+"""Version of the file format."""
 
 COMPRESSION_LEVEL = 1
-"""Of zlib, 1 to 9: higher ones take several times as long and save little."""
+"""Level of zlib, 1 to 9. Higher levels take several times as long and save little."""
 
 HEADER = "header"
-TABLES = ("matches", "ultralytics")
-"""Attributes of `EvaluationRecord` that are tables."""
 
 DAMAGE = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, OverflowError, MemoryError),
     *(zipfile.BadZipFile, zlib.error, struct.error, msgspec.MsgspecError),
 )
-"""What reading a torn or foreign file may raise: `zipfile` takes flipped bits for encryption, for one."""
+"""Exceptions from reading a truncated or foreign file; for example, `zipfile` takes flipped bits for encryption."""
+
+RECORD_FILE = OptionalFile()
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What is not an array; fields as in `EvaluationRecord`."""
+    """The attributes of `EvaluationRecord` that are not arrays."""
 
     format: int
     stage: Stage
@@ -57,13 +60,13 @@ class EvaluationRecord:
     """One validation or test of F frames with C classes.
 
     Attributes:
-        stage: What the frames are of.
-        class_names: C names, index 0 first.
+        stage: Split of the frames.
+        class_names: C names.
         image_ids: F ids, in the order of the matches.
-        matches: As COCO matches.
-        ultralytics: As Ultralytics matches, with the confusions; frames in the same order.
-        epoch: In which the weights were trained last, from 0; None where it is not known.
-        steps: Batches that the weights were trained with; None where it is not known.
+        matches: COCO's matching.
+        ultralytics: Ultralytics' matching of the same frames in the same order.
+        epoch: Last epoch in which the weights were trained, from 0; None if unknown.
+        steps: Number of batches with which the weights were trained; None if unknown.
     """
 
     stage: Stage
@@ -75,15 +78,15 @@ class EvaluationRecord:
     steps: int | None = None
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all.
+        """Write the file atomically.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the file cannot be written.
         """
         header = Header(FORMAT, self.stage, self.epoch, self.steps, self.class_names, self.image_ids)
         arrays = {HEADER: np.frombuffer(msgspec.json.encode(header), np.uint8)}
-        for name in TABLES:
-            table: FrameRecords = getattr(self, name)
+        tables: dict[str, FrameRecords] = {"matches": self.matches, "ultralytics": self.ultralytics}
+        for name, table in tables.items():
             arrays |= {f"{name}.{field}": getattr(table, field).numpy() for field in table.names()}
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
@@ -96,18 +99,18 @@ class EvaluationRecord:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file that `save` has written.
+        """Read a file written by `save`.
 
         Raises:
-            FileNotFoundError: If there is none.
-            ValueError: If it is damaged, or of another version.
+            FileNotFoundError: If the file does not exist.
+            ValueError: If the file is damaged or of another version.
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 content = arrays[HEADER].tobytes()
                 version = msgspec.json.decode(content)["format"]
                 if version != FORMAT:
-                    raise ValueError(f"its format is {version}, allowed is {FORMAT}")
+                    raise ValueError(f"format must be {FORMAT}, got {version}")
                 header = msgspec.json.decode(content, type=Header)
                 classes, frames = len(header.class_names), len(header.image_ids)
                 matches = read_table(arrays, "matches", match([], [], classes), frames)
@@ -115,22 +118,16 @@ class EvaluationRecord:
         except FileNotFoundError:
             raise
         except DAMAGE as error:
-            raise ValueError(f"{path} is not a whole evaluation record: {error}") from error
+            raise ValueError(f"{path} is not a complete evaluation record: {error}") from error
         return cls(header.stage, header.class_names, header.image_ids, matches, ultralytics, header.epoch, header.steps)
 
 
 def read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: int) -> Records:
-    """One table of the file.
-
-    Args:
-        arrays: By name.
-        name: Of the table.
-        empty: A table without frames, of the same dtypes and numbers of classes.
-        frames: How many there must be.
+    """Return a table of `frames` frames with the dtypes and numbers of classes of `empty`.
 
     Raises:
         KeyError: If an array is missing.
-        ValueError: If one is of another dtype or size.
+        ValueError: If an array has another dtype or shape.
     """
     columns = {field: torch.from_numpy(arrays[f"{name}.{field}"]) for field in empty.names()}
     items = int(columns["counts"].sum())
@@ -138,5 +135,13 @@ def read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: int
         like = getattr(empty, field)
         shape = (frames if field in empty.BY_FRAME else items, *like.shape[1:])
         if column.dtype != like.dtype or tuple(column.shape) != shape:
-            raise ValueError(f"{name}.{field} is {column.dtype} {tuple(column.shape)}, not {like.dtype} {shape}")
+            raise ValueError(f"{name}.{field} must be {like.dtype} {shape}, got {column.dtype} {tuple(column.shape)}")
     return type(empty)(**columns)
+
+
+def write_record(trainer: Trainer, record: EvaluationRecord) -> bool:
+    """Write a record into the run folder; call on rank 0. Return False, after a warning, if the disk is full."""
+    path = Path(trainer.default_root_dir) / evaluation_record(record.stage)
+    with RECORD_FILE.attempt(path, "the run continues"):
+        record.save(path)
+    return not RECORD_FILE.failed

@@ -1,8 +1,8 @@
-"""Precision, recall, F1 and mean average precision under Ultralytics' definitions.
+"""Precision, recall, F1 and mean average precision as defined by Ultralytics.
 
-Source: `ap_per_class` of Ultralytics 8.4.190. Its average precision is the area below the falling envelope of
-precision, interpolated at 101 recalls, where COCO takes the mean of the envelope's own values. Detections of equal
-scores rank here by frame, there as the sort happens to leave them.
+Source: `ap_per_class` of Ultralytics 8.4.190. Its average precision is the area under the decreasing envelope of
+precision, interpolated at 101 recalls; COCO's is the mean of the envelope's own values. Detections of equal scores are
+ranked by frame here; in Ultralytics their order is undefined.
 """
 
 from collections.abc import Sequence
@@ -19,60 +19,58 @@ Floats = npt.NDArray[np.float64]
 
 CURVE_POINTS = 1000
 GRID = np.linspace(0.0, 1.0, CURVE_POINTS)
-"""Confidences, or recalls, at which curves are read."""
+"""Score thresholds, or recalls, at which curves are sampled."""
 
 RECALLS = np.linspace(0.0, 1.0, 101)
-"""Where the envelope of precision is read."""
+"""Recalls at which the envelope of precision is sampled."""
 
 SMOOTHED_POINTS = CURVE_POINTS // 10 + 1
-"""Width of the mean that runs over the F1 curve before its peak is looked for; odd."""
+"""Width of the running mean over the F1 curve whose maximum is the best score threshold; odd."""
 
-TINY = 1e-16
-"""Keeps a ratio of nothing to nothing finite."""
+EPSILON = 1e-16
+"""Avoids a division by zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class UltralyticsScores:
-    """Scores and curves of the K classes that were annotated, of C.
+    """Scores and curves of the K annotated classes.
 
     Attributes:
-        labels: `(K,)` their class indices, ascending.
-        annotated: `(K,)` objects of each.
+        labels: `(K,)` class indices, ascending.
         average_precision: `(K, 10)` per `IOU_THRESHOLDS`, 0 to 1.
-        precision_by_recall: `(K, 1000)` falling envelope at IoU 0.5, at recalls `GRID`.
-        precision_by_confidence: `(K, 1000)` at IoU 0.5, of the detections that score `GRID` and more.
-        recall_by_confidence: `(K, 1000)`, likewise.
+        precision_by_recall: `(K, 1000)` decreasing envelope at IoU 0.5 and the recalls `GRID`.
+        precision_by_score: `(K, 1000)` at IoU 0.5, of the detections with a score >= `GRID`.
+        recall_by_score: `(K, 1000)` of the same detections.
     """
 
     labels: npt.NDArray[np.int64]
-    annotated: npt.NDArray[np.int64]
     average_precision: Floats
     precision_by_recall: Floats
-    precision_by_confidence: Floats
-    recall_by_confidence: Floats
+    precision_by_score: Floats
+    recall_by_score: Floats
 
-    def f1_by_confidence(self) -> Floats:
-        """`(K, 1000)` harmonic mean of precision and recall."""
-        precision, recall = self.precision_by_confidence, self.recall_by_confidence
-        f1: Floats = 2 * precision * recall / (precision + recall + TINY)
+    def f1_by_score(self) -> Floats:
+        """Return the harmonic mean of precision and recall, `(K, 1000)`."""
+        precision, recall = self.precision_by_score, self.recall_by_score
+        f1: Floats = 2 * precision * recall / (precision + recall + EPSILON)
         return f1
 
     def best_point(self) -> int:
-        """Index into `GRID` where the smoothed mean of the classes' F1 is highest; 0 without ground truth."""
+        """Return the index into `GRID` of the maximum of the smoothed mean F1; 0 without ground truth."""
         if not len(self.labels):
             return 0
-        return int(running_mean(self.f1_by_confidence().mean(axis=0), SMOOTHED_POINTS).argmax())
+        return int(running_mean(self.f1_by_score().mean(axis=0), SMOOTHED_POINTS).argmax())
 
     def scalars(self) -> dict[str, float]:
-        """`precision`, `recall`, `f1`, `ultralytics_map_50`, `ultralytics_map`, 0 to 1; -1 without ground truth.
+        """Return `precision`, `recall`, `f1`, `ultralytics_map_50`, `ultralytics_map`, 0 to 1; -1 without ground truth.
 
-        Means over the annotated classes; the first three at the confidence of the best mean F1.
+        Means over the annotated classes; the first three at the score threshold with the best mean F1.
         """
         per_class = self._per_class()
         return {name: float(own.mean()) if len(own) else NO_GROUND_TRUTH for name, own in per_class.items()}
 
     def of_class(self, label: int) -> dict[str, float]:
-        """The same of a class that was annotated."""
+        """Return the scalars of an annotated class."""
         row = int(np.searchsorted(self.labels, label))
         assert self.labels[row] == label
         return {name: float(own[row]) for name, own in self._per_class().items()}
@@ -80,78 +78,52 @@ class UltralyticsScores:
     def _per_class(self) -> dict[str, Floats]:
         at = self.best_point()
         return {
-            "precision": self.precision_by_confidence[:, at],
-            "recall": self.recall_by_confidence[:, at],
-            "f1": self.f1_by_confidence()[:, at],
+            "precision": self.precision_by_score[:, at],
+            "recall": self.recall_by_score[:, at],
+            "f1": self.f1_by_score()[:, at],
             "ultralytics_map_50": self.average_precision[:, AT_50],
             "ultralytics_map": self.average_precision.mean(axis=1),
         }
 
 
 def ultralytics_scores(matches: UltralyticsMatches) -> UltralyticsScores:
-    """Scores of all frames."""
     annotated = matches.annotated.numpy().sum(axis=0, dtype=np.int64)
     present = np.flatnonzero(annotated)
     labels, scores, hits = matches.labels.numpy(), matches.scores.numpy(), matches.hits.numpy()
     order = np.lexsort((-scores, labels))
     labels, scores, hits = labels[order], scores[order], hits[order]
     limits = np.searchsorted(labels, np.arange(len(annotated) + 1))
-    result = UltralyticsScores(
-        labels=present,
-        annotated=annotated[present],
-        average_precision=np.zeros((len(present), len(IOU_THRESHOLDS))),
-        precision_by_recall=np.zeros((len(present), CURVE_POINTS)),
-        precision_by_confidence=np.zeros((len(present), CURVE_POINTS)),
-        recall_by_confidence=np.zeros((len(present), CURVE_POINTS)),
-    )
+    average_precision = np.zeros((len(present), len(IOU_THRESHOLDS)))
+    by_recall, precision_by_score, recall_by_score = np.zeros((3, len(present), CURVE_POINTS))
     for row, label in enumerate(present.tolist()):
         own = slice(limits[label], limits[label + 1])
         if own.start == own.stop:
             continue
         for threshold in range(len(IOU_THRESHOLDS)):
-            right = np.cumsum((hits[own] >> threshold) & 1, dtype=np.int64)
-            recall, precision = right / annotated[label], right / np.arange(1, len(right) + 1)
-            recalls, envelope = falling_envelope(recall, precision)
-            result.average_precision[row, threshold] = area(np.interp(RECALLS, recalls, envelope))
+            correct = np.cumsum((hits[own] >> threshold) & 1, dtype=np.int64)
+            recall, precision = correct / annotated[label], correct / np.arange(1, len(correct) + 1)
+            # Decreasing envelope of the curve from recall 0 to 1; 0 beyond the last detection.
+            recalls = np.concatenate(([0.0], recall, [recall[-1], 1.0]))
+            envelope = np.maximum.accumulate(np.concatenate(([1.0], precision, [0.0, 0.0]))[::-1])[::-1]
+            sampled = np.interp(RECALLS, recalls, envelope)
+            average_precision[row, threshold] = ((sampled[1:] + sampled[:-1]) / 2 * np.diff(RECALLS)).sum()
             if threshold == AT_50:
-                falling = -scores[own].astype(np.float64)  # np.interp wants rising positions
-                result.precision_by_recall[row] = np.interp(GRID, recalls, envelope)
-                result.precision_by_confidence[row] = np.interp(-GRID, falling, precision, left=1.0)
-                result.recall_by_confidence[row] = np.interp(-GRID, falling, recall, left=0.0)
-    return result
+                ascending = -scores[own].astype(np.float64)  # np.interp needs ascending positions
+                by_recall[row] = np.interp(GRID, recalls, envelope)
+                precision_by_score[row] = np.interp(-GRID, ascending, precision, left=1.0)
+                recall_by_score[row] = np.interp(-GRID, ascending, recall, left=0.0)
+    return UltralyticsScores(present, average_precision, by_recall, precision_by_score, recall_by_score)
 
 
 def named_ultralytics_scores(scores: UltralyticsScores, class_names: Sequence[str]) -> dict[str, float]:
-    """The scores to log, by name: of all classes, and of each annotated one, as in `precision/person`."""
+    """Return the scores to log by name: of all classes, and of each annotated class (`precision/person`)."""
     values = scores.scalars()
     for label in scores.labels.tolist():
         values |= {f"{name}/{class_names[label]}": value for name, value in scores.of_class(label).items()}
     return values
 
 
-def falling_envelope(recall: Floats, precision: Floats) -> tuple[Floats, Floats]:
-    """The curve of a class, from recall 0 to 1, precision never rising; it drops to 0 where the detections end.
-
-    Args:
-        recall: `(D,)` of the best 1, 2, ... detections.
-        precision: `(D,)` likewise.
-
-    Returns:
-        Recalls and precisions, `(D + 3,)` each.
-    """
-    recalls = np.concatenate(([0.0], recall, [recall[-1], 1.0]))
-    precisions = np.concatenate(([1.0], precision, [0.0, 0.0]))
-    return recalls, np.maximum.accumulate(precisions[::-1])[::-1]
-
-
-def area(values: Floats) -> float:
-    """Of the trapezoids below values at `RECALLS`."""
-    return float(((values[1:] + values[:-1]) / 2 * np.diff(RECALLS)).sum())
-
-
 def running_mean(values: Floats, width: int) -> Floats:
-    """`(N,)` mean over `width` neighbours, an odd number; both ends of `(N,)` values are continued as they are."""
-    reach = width // 2
-    padded = np.concatenate([np.full(reach, values[0]), values, np.full(reach, values[-1])])
-    mean: Floats = np.convolve(padded, np.full(width, 1 / width), mode="valid")
+    """Return the mean of `(N,)` values over `width` neighbours, an odd number; the ends are padded with edge values."""
+    mean: Floats = np.convolve(np.pad(values, width // 2, mode="edge"), np.full(width, 1 / width), mode="valid")
     return mean

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.cli import main
-from yolo_lightning.commands.monitor.command import read_all
-from yolo_lightning.commands.monitor.machine_sensors import MachineReader
+from yolo_lightning.commands.monitor.command import MachineReader
+from yolo_lightning.commands.monitor.read_run import read_run
 from yolo_lightning.commands.monitor.run_state import SensorReadings
 from yolo_lightning.supervision.heartbeat import Phase, ProgressWriter
 from yolo_lightning.utils.sensors import Capacity
@@ -62,15 +62,15 @@ def test_mistake_is_named(
 
 def test_looking_changes_nothing_in_the_folder(running: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in running.rglob("*")}
-    read_all(running, MachineReader(running, 1.0), 5.0)
+    read_run(running, MachineReader(running, 1.0).latest(5.0))
     assert {path: path.stat().st_mtime_ns for path in running.rglob("*")} == before
 
 
 def test_driver_that_hangs_holds_up_nothing_and_is_reported(running: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yolo_lightning.commands.monitor.machine_sensors.SILENT_AFTER_S", 0.1)
+    monkeypatch.setattr("yolo_lightning.commands.monitor.command.SILENT_AFTER_S", 0.1)
     asked = threading.Event()
 
-    def read(folder: Path, trainer: int | None) -> SensorReadings:
+    def read(folder: Path) -> SensorReadings:
         if asked.is_set():
             time.sleep(60)
         asked.set()
@@ -80,7 +80,7 @@ def test_driver_that_hangs_holds_up_nothing_and_is_reported(running: Path, monke
     assert reader.latest(5.0).disk == Capacity(1, 2)
     wait_until(lambda: reader.latest().silent_s > 0)
     began_s = time.monotonic()
-    state = read_all(running, reader, 0.0)
+    state = read_run(running, reader.latest())
     assert time.monotonic() - began_s < 5
     assert state.machine.disk == Capacity(1, 2)  # the last that is known
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from yolo_lightning.commands.monitor.wording import DAY_S, HOUR_S, duration, moment, rate, share, size
+from yolo_lightning.commands.monitor.wording import DAY_S, HOUR_S, duration, moment, rate, share
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,6 @@ def test_moment_of_another_day_has_its_date() -> None:
     assert moment(noon_s + 60 * DAY_S, noon_s) == "19 Jan 2027 12:00"
 
 
-def test_sizes_shares_and_rates() -> None:
-    assert (size(36_500_000), size(1_500_000_000)) == ("36.5 MB", "1.5 GB")
+def test_shares_and_rates() -> None:
     assert (share(None), share(0.254)) == ("?", "25 %")
     assert (rate(0.4), rate(12.34)) == ("2.50 it/s", "12.3 s/it")

@@ -40,5 +40,5 @@ def test_value_with_two_names_is_drawn_once() -> None:
 def test_rows_of_a_file_that_is_none_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_bytes(b"\xff\xfe\0\0garbage\nmore\n")
-    assert (len(read_metrics(path)), read_metrics(path).unreadable) == (0, 2)
-    assert len(read_metrics(tmp_path / "nothing.csv")) == 0
+    metrics = read_metrics(path)
+    assert (metrics.is_empty, metrics.unreadable) == (True, 2)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from yolo_lightning.commands.sweep.candidates import CANDIDATE_BYTES, keep_candidates, rebuilt, size_bytes, suppressed
+from yolo_lightning.commands.sweep.candidates import keep_candidates, rebuilt, suppressed
 from yolo_lightning.data.batch import Batch, Prediction, Sample, collate
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.model.postprocess import predictions
@@ -47,10 +47,8 @@ def assert_same(found: list[Prediction], expected: list[Prediction]) -> None:
 def test_suppression_equals_that_of_the_whole_output(iou_threshold: float, class_agnostic: bool) -> None:
     batch, output = batch_of(4), decoded(4)
     options = {"iou_threshold": iou_threshold, "max_detections": 12, "class_agnostic": class_agnostic}
-    kept = keep_candidates(output, batch, floor=0.05, limit=10_000)
-    found = suppressed(
-        kept, CLASSES, floor=0.05, iou_threshold=iou_threshold, max_detections=12, class_agnostic=class_agnostic
-    )
+    kept = keep_candidates(output, batch, score_threshold=0.05, limit=10_000)
+    found = suppressed(kept, CLASSES, score_threshold=0.05, **options)
     assert_same(found, predictions((output,), batch, score_threshold=0.05, **options))  # type: ignore[arg-type]
     assert [one.image_id for one in found] == ["0", "2", "3"]
 
@@ -58,7 +56,7 @@ def test_suppression_equals_that_of_the_whole_output(iou_threshold: float, class
 def test_the_best_are_kept_and_frames_that_lose_some_are_counted() -> None:
     output = decoded(3)
     output[2, 4:, 5:] = 0
-    kept = keep_candidates(output, batch_of(3), floor=0.0, limit=20)
+    kept = keep_candidates(output, batch_of(3), score_threshold=0.0, limit=20)
     assert kept.cut == 2
     assert kept.counts.tolist()[:2] == [20, 20]
     best = output[0, 4:].flatten().sort(descending=True).values[:20]
@@ -68,7 +66,7 @@ def test_the_best_are_kept_and_frames_that_lose_some_are_counted() -> None:
 
 def test_what_is_rebuilt_holds_each_candidate_where_it_belongs() -> None:
     output = decoded(2)
-    kept = keep_candidates(output, batch_of(2), floor=0.3, limit=1000)
+    kept = keep_candidates(output, batch_of(2), score_threshold=0.3, limit=1000)
     again = rebuilt(kept, CLASSES)
     for number in range(2):
         scores = output[number, 4:].flatten()
@@ -77,19 +75,17 @@ def test_what_is_rebuilt_holds_each_candidate_where_it_belongs() -> None:
 
 
 def test_frames_without_any_candidate_are_predicted_empty() -> None:
-    kept = keep_candidates(torch.zeros(1, 4 + CLASSES, ANCHORS), batch_of(1), floor=0.0, limit=10)
-    (found,) = suppressed(kept, CLASSES, floor=0.0, iou_threshold=0.5, max_detections=5, class_agnostic=False)
+    kept = keep_candidates(torch.zeros(1, 4 + CLASSES, ANCHORS), batch_of(1), score_threshold=0.0, limit=10)
+    (found,) = suppressed(kept, CLASSES, score_threshold=0.0, iou_threshold=0.5, max_detections=5, class_agnostic=False)
     assert found.boxes.shape == (0, 4)
 
 
-def test_size_is_that_of_the_tensors() -> None:
-    kept = keep_candidates(decoded(2), batch_of(2), floor=0.1, limit=1000)
-    tensors = (kept.boxes, kept.scores, kept.labels)
-    assert size_bytes([kept, kept]) == 2 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    assert CANDIDATE_BYTES * len(kept.scores) == size_bytes([kept])
+def test_a_candidate_takes_22_bytes() -> None:
+    kept = keep_candidates(decoded(2), batch_of(2), score_threshold=0.1, limit=1000)
+    assert sum(tensor.nbytes for tensor in (kept.boxes, kept.scores, kept.labels)) == 22 * len(kept.scores)
 
 
 def test_targets_are_kept_in_frame_pixels_without_the_image() -> None:
-    kept = keep_candidates(decoded(1), batch_of(1), floor=0.1, limit=10)
+    kept = keep_candidates(decoded(1), batch_of(1), score_threshold=0.1, limit=10)
     assert kept.targets[0].boxes[0].tolist() == pytest.approx([16, 16, 80, 48])
     assert kept.frames.images.numel() == 0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.evaluation.detections import CLASS_NAMES, random_frames
-from yolo_lightning.commands.sweep.operating_points import best_f1, operating_points
+from yolo_lightning.commands.sweep.sweep_scores import best_f1, operating_points
 from yolo_lightning.evaluation.matching import match
 
 

@@ -108,15 +108,15 @@ def test_frames_that_lose_candidates_are_counted(
 ) -> None:
     found = sweep("--checkpoint", str(weights), "--candidates", "100")
     assert found["frames_cut"] == 8
-    assert "8 of 8 frames had more candidates than were kept" in capsys.readouterr().out
+    assert "8 of 8 frames had more candidates than --candidates" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--score_thresholds", "[1.5]"], "score_thresholds are [1.5], allowed are numbers from 0 to 1"),
-        (["--iou_thresholds", "[]"], "iou_thresholds are [], allowed are numbers from 0 to 1, one or more"),
-        (["--candidates", "5"], "candidates is 5, allowed are 100 and more"),
+        (["--score_thresholds", "[1.5]"], "--score_thresholds must contain one or more numbers from 0 to 1, got [1.5]"),
+        (["--iou_thresholds", "[]"], "--iou_thresholds must contain one or more numbers from 0 to 1, got []"),
+        (["--candidates", "5"], "--candidates must be >= 100, got 5"),
         (["--checkpoint", "gone.ckpt"], "checkpoint gone.ckpt cannot be used: it does not exist"),
     ],
 )
@@ -136,7 +136,7 @@ def test_other_classes_are_refused(
     write_checkpoint(changed, tmp_path / "other.ckpt")
     with pytest.raises(SystemExit):
         sweep("--checkpoint", str(tmp_path / "other.ckpt"))
-    assert "knows the classes ['a', 'b', 'c', 'd'], the data" in capsys.readouterr().err
+    assert "The classes of the data must be ['a', 'b', 'c', 'd'], as in checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.whole_run

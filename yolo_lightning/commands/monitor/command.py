@@ -2,9 +2,11 @@
 
 import json as json_format
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from enum import IntEnum
 from pathlib import Path
@@ -13,15 +15,17 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from yolo_lightning.commands.monitor.machine_sensors import MachineReader
+from yolo_lightning.commands.monitor.judgement import red_flags
 from yolo_lightning.commands.monitor.read_run import check_holds_run, read_run
-from yolo_lightning.commands.monitor.red_flags import red_flags
-from yolo_lightning.commands.monitor.run_state import RunState
+from yolo_lightning.commands.monitor.run_state import RunState, SensorReadings
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
-from yolo_lightning.commands.monitor.time_left import parse_deadline
+from yolo_lightning.utils import sensors
 
 FIRST_READING_S, LIVE_READING_S = 5.0, 0.5
 """Seconds to wait for the first readings of the sensors: for a single output, and for the live display."""
+
+SILENT_AFTER_S = 3.0
+"""The sensors count as silent if a reading is so many seconds late."""
 
 
 def monitor(
@@ -48,22 +52,30 @@ def monitor(
     check_holds_run(run)
     machine, console = MachineReader(run, interval_s), Console()
     if json:
-        print(json_format.dumps(as_json(read_all(run, machine, FIRST_READING_S), until), indent=2))
+        print(json_format.dumps(as_json(read_run(run, machine.latest(FIRST_READING_S)), until), indent=2))
     elif once or not sys.stdout.isatty():
-        console.print(screen(read_all(run, machine, FIRST_READING_S), until))
+        console.print(screen(read_run(run, machine.latest(FIRST_READING_S)), until))
     else:
         # The alternate screen: the previous content of the terminal is restored at the end.
         with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(screen(read_all(run, machine, LIVE_READING_S), until), refresh=True)
+                live.update(screen(read_run(run, machine.latest(LIVE_READING_S)), until), refresh=True)
                 time.sleep(interval_s)
 
 
-def read_all(run: Path, machine: MachineReader, wait_s: float) -> RunState:
-    """Return the state with the latest sensor readings; wait at most `wait_s` seconds for the first ones."""
-    state = read_run(run)
-    machine.trainer = state.trainer.pid if state.trainer is not None else None
-    return read_run(run, machine.latest(wait_s))
+def parse_deadline(text: str) -> datetime:
+    """Return a date and time with time zone; a date alone means the end of that day, the default zone is local.
+
+    Raises:
+        ValueError: If `text` is not in ISO format.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"--deadline must be YYYY-MM-DD or YYYY-MM-DDTHH:MM, got {text!r}.") from error
+    if len(text) == len("YYYY-MM-DD"):
+        moment = moment.replace(hour=23, minute=59, second=59)
+    return moment.astimezone()
 
 
 def as_json(state: RunState, deadline: datetime | None) -> dict[str, Any]:
@@ -76,3 +88,33 @@ def as_json(state: RunState, deadline: datetime | None) -> dict[str, Any]:
     content["red_flags"] = red_flags(state)
     content["buffer_s"] = buffer_s(state, deadline) if deadline is not None else None
     return content
+
+
+def read_machine(folder: Path) -> SensorReadings:
+    """Read all sensors once, and the file system of `folder`."""
+    gpus = tuple(sensors.amd_gpus() + sensors.nvidia_gpus())
+    return SensorReadings(gpus, sensors.memory(), sensors.disk(folder))
+
+
+class MachineReader:
+    """Daemon thread that reads the sensors every `interval_s` seconds, because a read blocks while a driver hangs."""
+
+    def __init__(self, folder: Path, interval_s: float, read: Callable[[Path], SensorReadings] = read_machine) -> None:
+        self.folder, self.interval_s, self._read = folder, interval_s, read
+        self._latest = SensorReadings()
+        self._at_s = time.monotonic()
+        self._has_any = threading.Event()
+        threading.Thread(target=self._work, name="sensors", daemon=True).start()
+
+    def latest(self, wait_s: float = 0.0) -> SensorReadings:
+        """Return the latest readings; wait at most `wait_s` seconds for the first ones."""
+        self._has_any.wait(wait_s)
+        late_s = time.monotonic() - self._at_s - self.interval_s
+        return replace(self._latest, silent_s=late_s if late_s > SILENT_AFTER_S else 0.0)
+
+    def _work(self) -> None:
+        while True:
+            self._latest = self._read(self.folder)
+            self._at_s = time.monotonic()
+            self._has_any.set()
+            time.sleep(self.interval_s)

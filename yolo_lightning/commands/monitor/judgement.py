@@ -1,11 +1,14 @@
-"""Derives the state of a run from what was found. Pure functions."""
+"""Derives the state of a run, its remaining time and warnings from what was found. Pure functions."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from yolo_lightning.commands.monitor.run_state import Judgement, RunVerdict
+from yolo_lightning.commands.monitor.run_state import ALIVE, Judgement, Remaining, RunState, RunVerdict
+from yolo_lightning.commands.monitor.wording import duration, share
 from yolo_lightning.supervision.heartbeat import Blind, Phase, Progress
 from yolo_lightning.supervision.incident import phase_name
 from yolo_lightning.supervision.phase_timeouts import Allowances
+from yolo_lightning.supervision.run_status import Status, validations_after, validations_left
 from yolo_lightning.supervision.state_file import Standing, SupervisorState
 
 SETTING_UP = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY})
@@ -18,6 +21,13 @@ ENDS = {
 }
 LATER_S = 60.0
 """A trainer that was active so many seconds after its supervisor ended was started without that supervisor."""
+
+TRAINING = frozenset({Phase.FIRST_BATCH, Phase.FETCH, Phase.STEP})
+WORKER_STATES = {"T": "stopped", "t": "held by a debugger", "D": "waiting in the kernel", "Z": "dead", "X": "dead"}
+MAX_BATCH_S = 120.0
+MAX_TEMPERATURE_C = 80.0
+MAX_MEMORY_SHARE, MAX_GPU_MEMORY_SHARE = 0.9, 0.97
+MIN_DISK_FREE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +88,66 @@ def judge_between_attempts(standing: Standing) -> Judgement:
     return Judgement(
         RunVerdict.RESTARTING, standing.since_s, f"attempt {standing.attempt} of {standing.attempts}{reason}"
     )
+
+
+def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Remaining:
+    """Return the estimated remaining time from a position of the training loop.
+
+    Args:
+        status: Measurements of the training.
+        epoch: Epoch, from 0.
+        batch: Batches trained in the epoch.
+        phase: Phase of the loop. After the last batch of an epoch, its validation follows.
+    """
+    if status.step_s is None or not status.batches_per_epoch:
+        return Remaining()
+    steps = max(0, status.batches_per_epoch - batch)
+    is_validation_done = phase is Phase.EPOCH_END and steps == 0
+    validations = 0 if is_validation_done else validations_left(status, epoch, steps)
+    is_measured = status.validation_s is not None
+    validation_s = status.validation_s or 0.0
+    epoch_s = steps * status.step_s + validations * validation_s if is_measured or not validations else None
+    if status.epochs is None:
+        return Remaining(epoch_s)
+    steps += max(0, status.epochs - epoch - 1) * status.batches_per_epoch
+    validations += validations_after(status, epoch)
+    run_s = steps * status.step_s + validations * validation_s
+    return Remaining(epoch_s, run_s, unmeasured_validations=0 if is_measured else validations)
+
+
+def red_flags(state: RunState) -> list[str]:
+    """Return one line per warning: first about the training, then about the machine."""
+    return [*training_flags(state), *machine_flags(state)]
+
+
+def training_flags(state: RunState) -> Iterator[str]:
+    """Yield warnings about missing progress, losses and loader workers."""
+    is_waiting = state.judgement.verdict in ALIVE and state.phase in TRAINING
+    if is_waiting and state.phase_s is not None and state.phase_s > MAX_BATCH_S:
+        yield f"no batch for {duration(state.phase_s)}"
+    if state.status is not None and (names := state.status.not_finite()):
+        yield f"loss not finite: {', '.join(names)}"
+    for worker in state.workers:
+        if worker.state in WORKER_STATES:
+            yield f"loader worker {worker.pid} is {WORKER_STATES[worker.state]} ({worker.state})"
+
+
+def machine_flags(state: RunState) -> Iterator[str]:
+    """Yield warnings about sensors, GPUs, memory and disk."""
+    machine = state.machine
+    if machine.silent_s:
+        yield f"the sensors have not answered for {duration(machine.silent_s)}"
+    uses_gpu = state.status is not None and state.status.device.startswith("cuda")
+    is_training = state.judgement.verdict in (RunVerdict.RUNNING, RunVerdict.STALLED)
+    busy = [gpu.busy_share for gpu in machine.gpus if gpu.busy_share is not None]
+    if uses_gpu and is_training and state.phase in (Phase.FETCH, Phase.STEP) and busy and not any(busy):
+        yield "GPU at 0 %"
+    for gpu in machine.gpus:
+        if gpu.temperature_c is not None and gpu.temperature_c > MAX_TEMPERATURE_C:
+            yield f"{gpu.name} at {gpu.temperature_c:.0f} °C"
+        if gpu.memory_bytes and (gpu.memory_used_bytes or 0) > MAX_GPU_MEMORY_SHARE * gpu.memory_bytes:
+            yield f"memory of {gpu.name} {share((gpu.memory_used_bytes or 0) / gpu.memory_bytes)} full"
+    if machine.memory is not None and 1 - machine.memory.free_share > MAX_MEMORY_SHARE:
+        yield f"memory {share(1 - machine.memory.free_share)} full"
+    if machine.disk is not None and machine.disk.free_share < MIN_DISK_FREE_SHARE:
+        yield f"disk {share(1 - machine.disk.free_share)} full"

@@ -8,9 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from yolo_lightning.checkpoints.run_folder import CHECKPOINTS, INCIDENTS, LAST_CHECKPOINT, METRICS
-from yolo_lightning.commands.monitor.judgement import Facts, judge
+from yolo_lightning.commands.monitor.judgement import Facts, judge, remaining
 from yolo_lightning.commands.monitor.run_state import Checkpoint, Remaining, RunState, SensorReadings
-from yolo_lightning.commands.monitor.time_left import remaining
 from yolo_lightning.supervision.heartbeat import (
     ALLOWANCES_FILE,
     FINISHED_FILE,
@@ -41,11 +40,7 @@ MISSED_WRITINGS = 3
 
 
 def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
-    """Return everything that is known about a run now.
-
-    Args:
-        folder: Run folder.
-        machine: Readings of the sensors.
+    """Return the state of the run in `folder`, with the given readings of the sensors.
 
     Raises:
         ValueError: If the folder does not exist or contains no run.

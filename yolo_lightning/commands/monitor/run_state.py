@@ -67,7 +67,6 @@ class SensorReadings:
     gpus: tuple[GpuReading, ...] = ()
     memory: Capacity | None = None
     disk: Capacity | None = None
-    evicted_ms: int | None = None  # time for which the driver has stopped the trainer's GPU queues; AMD only
     silent_s: float = 0.0  # seconds without an answer of the sensors; 0 if they answer
 
 

@@ -9,12 +9,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from yolo_lightning.commands.monitor.red_flags import red_flags
+from yolo_lightning.commands.console import gigabytes
+from yolo_lightning.commands.monitor.judgement import red_flags
 from yolo_lightning.commands.monitor.run_state import ALIVE, RunState, RunVerdict
-from yolo_lightning.commands.monitor.wording import duration, moment, rate, share, size
+from yolo_lightning.commands.monitor.wording import duration, moment, rate, share
 from yolo_lightning.supervision.incident import IncidentReport, phase_name
 from yolo_lightning.supervision.run_status import Status
-from yolo_lightning.utils.sensors import GpuReading
 
 COLOURS = {
     RunVerdict.STARTING: "cyan",
@@ -90,12 +90,11 @@ def progress_rows(state: RunState) -> Rows:
     status = state.status
     if status is None or state.epoch is None:
         return
-    batch, per_epoch = state.batch or 0, status.batches_per_epoch
-    epochs = f" of {status.epochs}" if status.epochs else ""
-    epoch = min(state.epoch + 1, status.epochs or state.epoch + 1)
-    yield "epoch", bar(batch, per_epoch, f"{epoch}{epochs}, batch {batch:,} of {per_epoch:,}")
-    if status.epochs:
-        total = status.epochs * per_epoch
+    batch, per_epoch, epochs = state.batch or 0, status.batches_per_epoch, status.epochs
+    epoch = f"{min(state.epoch + 1, epochs)} of {epochs}" if epochs else f"{state.epoch + 1}"
+    yield "epoch", bar(batch, per_epoch, f"{epoch}, batch {batch:,} of {per_epoch:,}")
+    if epochs:
+        total = epochs * per_epoch
         done = min(state.epoch * per_epoch + batch, total)
         yield "run", bar(done, total, f"{share(done / total if total else None)}, step {state.step:,}")
 
@@ -109,12 +108,13 @@ def bar(done: int, total: int, text: str) -> RenderableType:
 
 def time_rows(state: RunState, deadline: datetime | None) -> Rows:
     """Yield speed, estimated time of arrival and deadline."""
-    status, verdict = state.status, state.judgement.verdict
+    status, verdict, left = state.status, state.judgement.verdict, state.remaining
     if status is None:
         return
+    is_running = verdict is RunVerdict.RUNNING
     speed = []
     if status.step_s is not None:
-        speed.append(f"{rate(status.step_s)} {'now' if verdict is RunVerdict.RUNNING else 'last'}")
+        speed.append(f"{rate(status.step_s)} {'now' if is_running else 'last'}")
     if status.step:
         speed.append(f"{rate(status.trained_s / status.step)} on average")
     if status.fetch_share is not None:
@@ -122,28 +122,22 @@ def time_rows(state: RunState, deadline: datetime | None) -> Rows:
     yield "speed", Text(", ".join(speed) or "not timed yet")
     if verdict not in ALIVE:
         return
-    left = state.remaining
-    eta = "epoch " + ("estimating" if left.epoch_s is None else duration(left.epoch_s))
+    epoch = "epoch " + ("estimating" if left.epoch_s is None else duration(left.epoch_s))
     if left.run_s is None:
-        eta = "estimating" if left.epoch_s is None else f"{eta}, run unknown: no trainer.max_epochs"
-    elif left.unmeasured_validations:
-        validations = (
-            "1 validation" if left.unmeasured_validations == 1 else f"{left.unmeasured_validations} validations"
-        )
-        eta += f", run {duration(left.run_s)} + {validations} not yet timed"
-    elif verdict is RunVerdict.RUNNING:
-        eta += f", run {duration(left.run_s)}, done {moment(state.now_s + left.run_s, state.now_s)}"
+        eta = "estimating" if left.epoch_s is None else f"{epoch}, run unknown: no trainer.max_epochs"
     else:
-        eta += f", run {duration(left.run_s)}"
+        eta = f"{epoch}, run {duration(left.run_s)}"
+        if count := left.unmeasured_validations:
+            eta += f" + {count} validation{'s' if count > 1 else ''} not yet timed"
+        elif is_running:
+            eta += f", done {moment(state.now_s + left.run_s, state.now_s)}"
     yield "ETA", Text(eta)
-    if deadline is None:
-        return
-    text = Text(f"deadline {moment(deadline.timestamp(), state.now_s)}")
-    margin_s = buffer_s(state, deadline)
-    if margin_s is not None:
-        words, style = ("to spare", "green") if margin_s >= 0 else ("too late", "bold red")
-        text.append(": ").append(f"{duration(abs(margin_s))} {words}", style=style)
-    yield "", text
+    if deadline is not None:
+        text = Text(f"deadline {moment(deadline.timestamp(), state.now_s)}")
+        if (margin_s := buffer_s(state, deadline)) is not None:
+            words, style = ("to spare", "green") if margin_s >= 0 else ("too late", "bold red")
+            text.append(": ").append(f"{duration(abs(margin_s))} {words}", style=style)
+        yield "", text
 
 
 def buffer_s(state: RunState, deadline: datetime) -> float | None:
@@ -175,44 +169,38 @@ def machine_rows(state: RunState) -> Rows:
     """Yield GPUs, memory, disk, loader workers and checkpoints."""
     machine = state.machine
     for gpu in machine.gpus:
-        yield "GPU", Text(gpu_text(gpu))
-    if machine.evicted_ms is not None:
-        yield "", Text(f"queues stopped by the driver for {machine.evicted_ms / 1e3:.1f} s so far")
+        readings = [
+            None if gpu.busy_share is None else f"{share(gpu.busy_share)} busy",
+            None if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C",
+            None if gpu.power_w is None else f"{gpu.power_w:.0f} W",
+        ]
+        if gpu.memory_used_bytes is not None and gpu.memory_bytes is not None:
+            readings.append(f"{gigabytes(gpu.memory_used_bytes)} of {gigabytes(gpu.memory_bytes)}")
+        yield "GPU", Text(", ".join([gpu.name, *filter(None, readings)]))
     host = []
     if machine.memory is not None:
-        host.append(f"memory {size(machine.memory.used_bytes)} of {size(machine.memory.total_bytes)}")
+        host.append(f"memory {gigabytes(machine.memory.used_bytes)} of {gigabytes(machine.memory.total_bytes)}")
     processes = [one for one in (state.trainer, *state.workers) if one is not None]
     if processes:
-        host.append(f"this run {size(sum(one.memory_bytes for one in processes))}")
+        host.append(f"this run {gigabytes(sum(one.memory_bytes for one in processes))}")
     if machine.disk is not None:
         free_bytes = machine.disk.total_bytes - machine.disk.used_bytes
-        host.append(f"disk {size(free_bytes)} free ({share(machine.disk.free_share)})")
+        host.append(f"disk {gigabytes(free_bytes)} free ({share(machine.disk.free_share)})")
     if host:
         yield "host", Text(", ".join(host))
     if state.trainer is not None and state.status is not None:
         count = len(state.workers)
-        text = Text("1 worker" if count == 1 else f"{count} workers")
+        text = Text(f"{count} worker{'' if count == 1 else 's'}")
         for index, worker in enumerate(state.workers[:WORKERS_SHOWN]):
             style = "" if worker.state in "RSI" else "bold red"
             text.append(", " if index else ": ").append(f"{worker.pid} ({worker.state})", style=style)
         yield "loader", text.append(f" and {count - WORKERS_SHOWN} more" if count > WORKERS_SHOWN else "")
     if state.checkpoints:
-        shown = state.checkpoints[:CHECKPOINTS_SHOWN]
-        yield "saved", Text("; ".join(f"{one.name} {duration(one.age_s)} ago, {size(one.size_bytes)}" for one in shown))
-
-
-def gpu_text(gpu: GpuReading) -> str:
-    """Return the readings of a GPU in one line, without those that its driver does not report."""
-    parts = [gpu.name]
-    if gpu.busy_share is not None:
-        parts.append(f"{share(gpu.busy_share)} busy")
-    if gpu.temperature_c is not None:
-        parts.append(f"{gpu.temperature_c:.0f} °C")
-    if gpu.power_w is not None:
-        parts.append(f"{gpu.power_w:.0f} W")
-    if gpu.memory_used_bytes is not None and gpu.memory_bytes is not None:
-        parts.append(f"{size(gpu.memory_used_bytes)} of {size(gpu.memory_bytes)}")
-    return ", ".join(parts)
+        shown = (
+            f"{one.name} {duration(one.age_s)} ago, {gigabytes(one.size_bytes)}"
+            for one in state.checkpoints[:CHECKPOINTS_SHOWN]
+        )
+        yield "saved", Text("; ".join(shown))
 
 
 def incident_line(one: IncidentReport, now_s: float, *, whole: bool) -> Text:

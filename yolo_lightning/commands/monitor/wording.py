@@ -1,4 +1,4 @@
-"""Times, sizes, shares and rates as text."""
+"""Times, shares and rates as text."""
 
 from datetime import datetime
 
@@ -24,11 +24,6 @@ def moment(time_s: float, now_s: float) -> str:
     if then.date() == now.date():
         return then.strftime("%H:%M:%S" if abs(time_s - now_s) < HOUR_S else "%H:%M")
     return then.strftime("%a %d %b %H:%M" if then.year == now.year else "%d %b %Y %H:%M")
-
-
-def size(size_bytes: float) -> str:
-    """Return a size in GB, or in MB below 1 GB."""
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
 
 
 def share(part: float | None) -> str:

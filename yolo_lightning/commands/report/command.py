@@ -1,4 +1,4 @@
-"""`report`: a run as one HTML file."""
+"""`python -m yolo_lightning report`: a run as one HTML file."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from yolo_lightning.utils.files import replacing
 def report(run: Path, *, output: Path | None = None) -> None:
     """Write a run as one HTML file: curves, scores, months, classes, frames, incidents, configuration, checkpoints.
 
-    Reads the run folder only; works during and after a run. The file refers to nothing outside itself.
+    Reads only the run folder; works during a run and after its end. The file contains no external references.
 
     Args:
         run: Run folder.
-        output: File to write; `report.html` in the run folder where null.
+        output: HTML file to write; null for `report.html` in the run folder.
 
     Raises:
-        ValueError: If the folder holds no run, or the file cannot be written.
+        ValueError: If the folder contains no run, or the file cannot be written.
     """
     page = render(read_contents(run))
     path = run / REPORT if output is None else output
@@ -27,5 +27,5 @@ def report(run: Path, *, output: Path | None = None) -> None:
         with replacing(path) as temporary:
             temporary.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror}): choose another --output") from error
+        raise ValueError(f"Could not write {path}: {error.strerror}. Choose another --output.") from error
     print(f"{path} ({len(page.encode()) / 1e6:.1f} MB)")

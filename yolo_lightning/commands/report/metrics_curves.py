@@ -1,8 +1,9 @@
-"""The curves of `metrics.csv`."""
+"""Curves from `metrics.csv`."""
 
 import csv
 import math
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,14 @@ FIXED_COLUMNS = ("epoch", "step", "time_s")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve of N points.
+    """A curve of N points.
 
     Attributes:
-        steps: `(N,)` batches trained, ascending.
-        times_s: `(N,)` seconds trained.
-        values: `(N,)` finite.
+        steps: `(N,)` number of trained batches, ascending.
+        values: `(N,)` finite values.
     """
 
     steps: Floats
-    times_s: Floats
     values: Floats
 
     def __len__(self) -> int:
@@ -32,21 +31,22 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """R rows of what was logged.
+    """R rows of logged values.
 
     Attributes:
-        columns: `(R,)` each, by logged name; NaN where a row does not have it.
-        unreadable: Lines that could not be understood.
+        columns: `(R,)` values by logged name, sorted by step and time; NaN if a row has no value.
+        unreadable: Number of lines that could not be parsed.
     """
 
-    columns: dict[str, Floats]
+    columns: dict[str, Floats] = field(default_factory=lambda: {name: np.zeros(0) for name in FIXED_COLUMNS})
     unreadable: int = 0
 
-    def __len__(self) -> int:
-        return len(self.columns["step"]) if self.columns else 0
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.columns["step"])
 
     def names(self, prefix: str) -> list[str]:
-        """Logged names that begin with `prefix`, of values with two names the plain one, in the order of the file."""
+        """Return the names that begin with `prefix`, without Lightning's `_step` and `_epoch` copies of other names."""
         return [
             name
             for name in self.columns
@@ -55,30 +55,24 @@ class Metrics:
         ]
 
     def series(self, name: str) -> Series:
-        """The points of one name; empty where there is none."""
-        if name not in self.columns:
-            return Series(np.zeros(0), np.zeros(0), np.zeros(0))
-        values = self.columns[name]
-        there = np.isfinite(values)
-        return Series(self.columns["step"][there], self.columns["time_s"][there], values[there])
+        """Return the finite values of a name; empty if the name was not logged."""
+        values = self.columns.get(name, np.full(len(self.columns["step"]), math.nan))
+        is_finite = np.isfinite(values)
+        return Series(self.columns["step"][is_finite], values[is_finite])
 
     def pace(self) -> Series:
-        """Batches per second since the row before, at the rows of training.
+        """Return batches per second between successive rows.
 
-        A validation has a row of its own, written at its end, so that its time does not count.
+        The duration of a validation does not count, because its row is written at its end.
         """
-        if len(self) < 2:
-            return Series(np.zeros(0), np.zeros(0), np.zeros(0))
-        steps, times_s = self.columns["step"], self.columns["time_s"]
-        batches, seconds = np.diff(steps), np.diff(times_s)
-        there = (batches > 0) & (seconds > 0)
-        rates = np.divide(batches, seconds, out=np.zeros_like(batches), where=there)
-        return Series(steps[1:][there], times_s[1:][there], rates[there])
+        batches, seconds = np.diff(self.columns["step"]), np.diff(self.columns["time_s"])
+        is_training = (batches > 0) & (seconds > 0)
+        return Series(self.columns["step"][1:][is_training], batches[is_training] / seconds[is_training])
 
     def last_scores(self, prefix: str) -> dict[str, float]:
-        """The values of the last row that has any under `prefix`, by name without it."""
+        """Return the finite values under `prefix` in the last row that has any, by name without `prefix`."""
         names = self.names(prefix)
-        for row in range(len(self) - 1, -1, -1):
+        for row in reversed(range(len(self.columns["step"]))):
             found = {name.removeprefix(prefix): float(self.columns[name][row]) for name in names}
             found = {name: value for name, value in found.items() if math.isfinite(value)}
             if found:
@@ -87,39 +81,22 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """The file's curves; empty without one. A line that cannot be understood is counted and left out.
+    """Return the curves of a file. Lines that cannot be parsed are counted and skipped.
 
     Raises:
         OSError: If the file cannot be read.
     """
     rows: list[dict[str, float]] = []
-    unreadable = 0
-    try:
-        lines = path.read_text(errors="replace").replace("\0", "").splitlines()
-    except FileNotFoundError:
-        return Metrics({})
-    reader = csv.reader(lines)
-    header = next(reader, [])
-    if not set(FIXED_COLUMNS) <= set(header):
-        return Metrics({}, len(lines))
-    for cells in reader:
-        row = parsed(header, cells)
-        if row is None:
-            unreadable += 1
-        else:
-            rows.append(row)
+    lines = path.read_text(errors="replace").replace("\0", "").splitlines()
+    table = csv.reader(lines)
+    header = next(table, [])
+    for cells in table:
+        with suppress(ValueError):  # a truncated line
+            row = {name: float(cell) for name, cell in zip(header, cells, strict=True) if cell}
+            if all(math.isfinite(row.get(name, math.nan)) for name in FIXED_COLUMNS):
+                rows.append(row)
     rows.sort(key=lambda row: (row["step"], row["time_s"]))
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    names = dict.fromkeys([*FIXED_COLUMNS, *(name for row in rows for name in row)])
     columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
-    return Metrics(columns, unreadable)
-
-
-def parsed(header: list[str], cells: list[str]) -> dict[str, float] | None:
-    """The numbers of one line by column; None where it is torn or holds something else."""
-    if len(cells) != len(header):
-        return None
-    try:
-        row = {name: float(cell) for name, cell in zip(header, cells, strict=True) if cell}
-    except ValueError:
-        return None
-    return row if all(math.isfinite(row.get(name, math.nan)) for name in FIXED_COLUMNS) else None
+    has_header = set(FIXED_COLUMNS) <= set(header)
+    return Metrics(columns, len(lines) - has_header - len(rows))

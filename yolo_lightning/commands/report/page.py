@@ -1,31 +1,54 @@
-"""The whole page."""
+"""The HTML page of a report."""
 
+import base64
+import re
+import statistics
 from html import escape
 from importlib.resources import files
 from string import Template
 
-from yolo_lightning.commands.report import score_sections, sections
-from yolo_lightning.commands.report.contents import Contents, Evaluation
-from yolo_lightning.commands.report.curves import loss_figure, pace_figure, rate_figure, score_figure, timeline_figure
-from yolo_lightning.commands.report.detections import Detections
-from yolo_lightning.commands.report.score_charts import month_figure, precision_recall_figure, size_figure
+from matplotlib import rc_context
+
+from yolo_lightning.commands.console import gigabytes
+from yolo_lightning.commands.monitor.wording import duration
+from yolo_lightning.commands.report import figures
+from yolo_lightning.commands.report.html_elements import (
+    confusion_table,
+    facts,
+    figure,
+    folded,
+    grid,
+    note,
+    section,
+    table,
+    timestamp,
+)
+from yolo_lightning.commands.report.read_report import Contents, Evaluation, GalleryFrame
+from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH
+from yolo_lightning.evaluation.drift import month_name
+from yolo_lightning.evaluation.plots import COLOURS
+from yolo_lightning.evaluation.score_table import drift_summary, score_text
+from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
+from yolo_lightning.supervision.incident import IncidentReport
 
 STAGE_NAMES = {"val": "Validation", "test": "Test"}
-NO_RECORD = "the run folder keeps no matched detections of this split."
+NO_RECORD = "the run folder contains no matched detections of this split."
+MONTH_SCORE = re.compile(r"map_50/(\d{4}-\d{2})")
 
 
+@rc_context(figures.STYLE)
 def render(contents: Contents) -> str:
-    """The report as one HTML file that refers to nothing outside itself."""
+    """Return the report as one HTML file without external references."""
     parts = [
-        sections.section("summary", "Summary", sections.summary(contents), damaged(contents)),
-        sections.section("curves", "Training", training(contents)),
-        *(of_split(evaluation) for evaluation in contents.evaluations),
+        section("summary", "Summary", summary(contents), damaged_files(contents)),
+        section("curves", "Training", training(contents)),
+        *(split_section(evaluation) for evaluation in contents.evaluations),
     ]
     if not contents.evaluations:
-        parts.append(sections.section("evaluation", "Evaluation", sections.note("No validation and no test yet.")))
-    parts.append(sections.section("events", "Incidents and restarts", events(contents)))
-    parts.append(sections.section("checkpoints", "Checkpoints", saved(contents)))
-    parts.append(sections.section("setup", "Environment and configuration", setup(contents)))
+        parts.append(section("evaluation", "Evaluation", note("No validation and no test yet.")))
+    parts.append(section("events", "Incidents and restarts", events(contents)))
+    parts.append(section("checkpoints", "Checkpoints", checkpoint_table(contents)))
+    parts.append(section("setup", "Environment and configuration", setup(contents)))
     links = {"curves": "training"} | {one.stage: STAGE_NAMES[one.stage].lower() for one in contents.evaluations}
     links |= {"events": "incidents", "checkpoints": "checkpoints", "setup": "environment and configuration"}
     template = Template(files("yolo_lightning.commands.report").joinpath("template.html").read_text(encoding="utf-8"))
@@ -33,12 +56,27 @@ def render(contents: Contents) -> str:
         title=f"Run {escape(contents.name)}",
         links=" ".join(f'<a href="#{name}">{escape(word)}</a>' for name, word in links.items()),
         body="".join(parts),
-        made=sections.moment(contents.read_s),
+        made=timestamp(contents.read_s),
     )
 
 
-def damaged(contents: Contents) -> str:
-    """What could not be read, a line each; nothing where all is well."""
+def summary(contents: Contents) -> str:
+    """Return state, training time, scores, pace and number of incidents."""
+    pairs, metrics = {"state": contents.state}, contents.metrics
+    if not metrics.is_empty:
+        trained_s = duration(metrics.columns["time_s"].max())
+        pairs["trained"] = f"{metrics.columns['step'].max():,.0f} batches, {trained_s}"
+    for evaluation in contents.evaluations:
+        scores = evaluation.scores
+        known = [f"{key} {score_text(scores[key])}" for key in ("map_50", "map", "balanced", "cov") if key in scores]
+        if known:
+            pairs[evaluation.stage] = ", ".join(known)
+    if len(pace := metrics.pace()):
+        pairs["pace"] = f"{statistics.median(pace.values.tolist()):.3g} batches/s (median)"
+    return facts(pairs | {"incidents": str(len(contents.incidents))})
+
+
+def damaged_files(contents: Contents) -> str:
     if not contents.problems:
         return ""
     lines = "".join(f"<li>{escape(problem)}</li>\n" for problem in contents.problems)
@@ -46,122 +84,149 @@ def damaged(contents: Contents) -> str:
 
 
 def training(contents: Contents) -> str:
-    """The curves."""
+    """Return the curves over trained batches."""
     metrics, incidents = contents.metrics, contents.incidents
-    if not len(metrics):
-        return sections.note("Nothing was logged yet.")
-    marked = [incident for incident in incidents if incident.step is not None]
-    return sections.grid(
-        sections.figure(loss_figure(metrics, incidents), "Loss", "none was logged."),
-        sections.figure(score_figure(metrics, incidents), "Scores of the validations", "no validation yet."),
-        sections.figure(rate_figure(metrics, incidents), "Learning rate", "none was logged."),
-        sections.figure(pace_figure(metrics, incidents), "Pace", "too few rows were logged."),
-    ) + (sections.note("Dashed and numbered: incidents, listed below.") if marked else "")
+    if metrics.is_empty:
+        return note("Nothing was logged yet.")
+    has_marks = any(incident.step is not None for incident in incidents)
+    return grid(
+        figure("Loss", figures.loss_figure(metrics, incidents), "not logged."),
+        figure("Validation scores", figures.score_figure(metrics, incidents), "no validation yet."),
+        figure("Learning rate", figures.rate_figure(metrics, incidents), "not logged."),
+        figure("Pace", figures.pace_figure(metrics, incidents), "too few rows were logged."),
+    ) + (note("Numbered dashed lines: incidents, listed below.") if has_marks else "")
 
 
-def of_split(evaluation: Evaluation) -> str:
-    """Scores, figures and frames of one split."""
-    frames = (
-        sections.note("Best and worst frames: none are kept.")
-        if evaluation.gallery is None
-        else score_sections.gallery(evaluation.gallery)
+def split_section(evaluation: Evaluation) -> str:
+    """Return scores, figures and frames of one split."""
+    stage, scores, record, gallery = evaluation.stage, evaluation.scores, evaluation.record, evaluation.gallery
+    months = {
+        match[1]: value
+        for name, value in scores.items()
+        if (match := MONTH_SCORE.fullmatch(name)) and value != NO_GROUND_TRUTH
+    }
+    too_few = f"only {next(iter(months))} has a score." if months else "no month has a score."
+    confusion = (
+        None if record is None else confusion_table(record.class_names, record.ultralytics.confusion().T.tolist())
     )
-    return sections.section(
-        evaluation.stage, STAGE_NAMES[evaluation.stage], scores_of(evaluation), figures_of(evaluation), frames
-    )
-
-
-def scores_of(evaluation: Evaluation) -> str:
-    """The table, and what has no column."""
-    scores = evaluation.scores
-    parts = [sections.note(trained_until(evaluation.detections))] if evaluation.detections is not None else []
-    if not scores:
-        return sections.note("Scores: none are written down.")
-    parts.append(sections.table(*score_sections.score_rows(evaluation)))
-    if "mar_100" in scores:
-        names = ("map_75", "mar_1", "mar_10", "mar_100")
-        parts.append(sections.note(", ".join(f"{name} {sections.score(scores.get(name))}" for name in names)))
-    return "".join([*parts, sections.note(drift_sentence(evaluation))])
-
-
-def figures_of(evaluation: Evaluation) -> str:
-    """Months, precision and recall, confusion, sizes."""
-    stage, detections, gallery = evaluation.stage, evaluation.detections, evaluation.gallery
-    months = score_sections.monthly_scores(evaluation.scores)
-    confusion = "Confusion matrix"
-    return sections.grid(
-        sections.figure(
-            month_figure(stage, months, evaluation.scores.get("map_50")), "mAP50 by month", too_few_months(months)
-        ),
-        sections.figure(
-            precision_recall_figure(stage, detections) if detections is not None else None,
+    charts = grid(
+        figure("mAP50 by month", figures.month_figure(stage, months, scores.get("map_50")), too_few),
+        figure(
             "Precision and recall at IoU 0.5",
-            NO_RECORD if detections is None else "nothing was annotated.",
+            None if record is None else figures.class_curves_figure(stage, record),
+            NO_RECORD if record is None else "there are no annotated objects.",
         ),
-        sections.figure(
-            size_figure(stage, gallery.sizes, gallery.score_threshold) if gallery is not None else None,
-            "Sizes of objects and of detections",
-            "none were kept." if gallery is None else "there are neither objects nor detections.",
+        figure(
+            "Sizes of objects and detections",
+            None if gallery is None else figures.size_figure(stage, gallery),
+            "not stored." if gallery is None else "there are neither objects nor detections.",
         ),
-        sections.figure(None, confusion, NO_RECORD)
-        if detections is None
-        else sections.titled(
-            f"{confusion}, detections that score more than {detections.confusion.score_threshold:g}",
-            score_sections.confusion_table(detections.confusion),
-        ),
+        figure(f"Confusion matrix, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}", confusion, NO_RECORD),
+    )
+    return section(stage, STAGE_NAMES[stage], score_section(evaluation), charts, frame_gallery(evaluation))
+
+
+def score_section(evaluation: Evaluation) -> str:
+    """Return a table of all frames and each month, and the scores without a column."""
+    scores, record, drift = evaluation.scores, evaluation.record, evaluation.drift
+    if not scores:
+        return note("Scores: not stored.")
+    months = sorted(match[1] for name in scores if (match := MONTH_SCORE.fullmatch(name)))
+    classes = [name.removeprefix("map_50/") for name in scores if name.startswith("map_50/") and name.count("/") == 1]
+    classes = [name for name in classes if name not in months]
+    parts = {} if drift is None else {"all": drift.overall} | {month_name(m): p for m, p in drift.monthly.items()}
+    rows = []
+    for row in ("all", *months):
+        of_month = "" if row == "all" else f"/{row}"
+        names = (f"map{of_month}", f"map_50{of_month}", *(f"map_50{of_month}/{name}" for name in classes))
+        counts = [f"{parts[row].frames:,}", f"{parts[row].annotated.sum():,}"] if row in parts else []
+        rows.append([row, *counts, *(score_text(scores.get(name)) for name in names)])
+    weights = ""
+    if record is not None and record.steps is not None:
+        epoch = f", in epoch {record.epoch + 1}" if record.epoch is not None else ""
+        weights = note(f"Weights after {record.steps:,} batches{epoch}.")
+    others = ", ".join(f"{name} {score_text(scores[name])}" for name in ("cov", "balanced") if name in scores)
+    return (
+        weights
+        + table(["", *(("frames", "objects") if parts else ()), "map", "map_50", *classes], rows)
+        + "".join(note(line) for line in (others if drift is None else drift_summary(drift)).splitlines())
     )
 
 
-def trained_until(detections: Detections) -> str:
-    """Which weights were looked at."""
-    if detections.steps is None:
-        return "How long the weights had been trained is not known."
-    epoch = f", in epoch {detections.epoch + 1}" if detections.epoch is not None else ""
-    return f"Of the weights after {detections.steps:,} batches{epoch}."
+def frame_gallery(evaluation: Evaluation) -> str:
+    """Return the best and worst frames, and the colours of the classes."""
+    gallery = evaluation.gallery
+    if gallery is None:
+        return note("Best and worst frames: not stored.")
+    colours = "".join(
+        f'<span><i style="background:{COLOURS[at % len(COLOURS)]}"></i>{escape(name)}</span>'
+        for at, name in enumerate(gallery.class_names)
+    )
+    parts = [
+        note(f"Left: annotated. Right: detected with a score >= {gallery.score_threshold:g}. F1 at IoU 0.5."),
+        f'<p class="key">{colours}</p>\n',
+    ]
+    for group, heading in {"best": "Best frames", "worst": "Worst frames"}.items():
+        pictures = "".join(
+            frame_picture(frame, evaluation.pictures[frame.file])
+            for frame in gallery.frames
+            if frame.group == group and frame.file in evaluation.pictures
+        )
+        parts.append(
+            f'<h3>{heading}</h3>\n<div class="grid">{pictures}</div>\n' if pictures else note(f"{heading}: none.")
+        )
+    return "".join(parts)
 
 
-def too_few_months(months: dict[str, float]) -> str:
-    """Why there are no bars."""
-    return f"only {next(iter(months))} is known." if months else "no month is known."
-
-
-def drift_sentence(evaluation: Evaluation) -> str:
-    """How the months vary."""
-    scores = evaluation.scores
-    if "cov" not in scores:
-        return "CoV and balanced score: fewer than two of the challenge's months were annotated."
-    compared = len(evaluation.detections.drift.compared()) if evaluation.detections is not None else None
-    over = f" over {compared} months" if compared is not None else ""
+def frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
+    counts = f"objects {frame.objects}, missed {frame.misses}, false alarms {frame.false_alarms}"
     return (
-        f"CoV of map_50{over} {sections.score(scores['cov'])}, balanced score {sections.score(scores.get('balanced'))}."
+        f'<figure class="frame"><img alt="annotated and detected boxes of frame {escape(frame.image_id)}" '
+        f'src="data:image/jpeg;base64,{base64.b64encode(jpeg).decode("ascii")}">'
+        f"<figcaption>{escape(frame.image_id)}<br>F1 {frame.score:.2f}; {counts}</figcaption></figure>\n"
     )
 
 
 def events(contents: Contents) -> str:
-    """By the clock, and as a list."""
-    starts = len(contents.starts_s)
-    words = f"Starts of training: {starts}." if starts else "No start is recorded."
-    listed = sections.incident_list(contents.incidents) if contents.incidents else sections.note("No incidents.")
-    missing = "nothing has a time."
-    return sections.note(words) + sections.figure(timeline_figure(contents), "By the clock", missing) + listed
+    """Return the timeline and the list of incidents."""
+    items = "".join(map(incident_item, contents.incidents))
+    return (
+        note(f"Starts of the training: {len(contents.starts_s) or 'none recorded'}.")
+        + figure("Timeline", figures.timeline_figure(contents), "no recorded times.")
+        + (f"<ol>{items}</ol>\n" if items else note("No incidents."))
+    )
 
 
-def saved(contents: Contents) -> str:
-    """The files."""
+def incident_item(incident: IncidentReport) -> str:
+    """Return time, step, cause, outcome and folder of an incident."""
+    step = "" if incident.step is None else f", step {incident.step:,.0f}"
+    is_named = incident.sentence.startswith(incident.kind)
+    sentence = escape(incident.sentence if is_named else f"{incident.kind}: {incident.sentence}")
+    outcome = f" <b>→ {escape(incident.outcome)}</b>" if incident.outcome else ""
+    place = f'<span class="note">incidents/{escape(incident.folder)}/</span>'
+    return f"<li><b>{timestamp(incident.time_s)}{step}</b> {sentence}{outcome} {place}</li>\n"
+
+
+def checkpoint_table(contents: Contents) -> str:
     if not contents.checkpoints:
-        return sections.note("There is no checkpoint.")
-    return sections.checkpoint_table(contents.checkpoints, contents.read_s)
+        return note("There is no checkpoint.")
+    rows = (
+        [
+            one.name,
+            timestamp(contents.read_s - one.age_s),
+            "-" if one.steps is None else f"{one.steps:,}",
+            gigabytes(one.size_bytes),
+        ]
+        for one in contents.checkpoints
+    )
+    return table(["file", "written", "batches trained", "size"], rows, numbers_from=2)
 
 
 def setup(contents: Contents) -> str:
-    """Environment, and the configuration files to unfold."""
-    environment = contents.environment
-    parts = [
-        sections.folded("Environment", sections.facts(environment))
-        if environment
-        else sections.note("Environment: it is not written down.")
-    ]
-    parts += [sections.folded(name, sections.text_block(text)) for name, text in contents.configurations.items()]
-    if not contents.configurations:
-        parts.append(sections.note("Configuration: it is not written down."))
-    return "".join(parts)
+    """Return environment and configuration files, folded."""
+    environment, configurations = contents.environment, contents.configurations
+    return (
+        (folded("Environment", facts(environment)) if environment else note("Environment: not recorded."))
+        + "".join(folded(name, f"<pre>{escape(text)}</pre>") for name, text in configurations.items())
+        + ("" if configurations else note("Configuration: not recorded."))
+    )

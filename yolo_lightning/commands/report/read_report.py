@@ -1,68 +1,188 @@
-"""Reads a run folder for the report. Writes nothing, asks no process; what is damaged is named and left out."""
+"""Reads a run folder for the report. Damaged files are listed and skipped."""
 
 import re
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from yolo_lightning.checkpoints.run_folder import CHECKPOINTS, ENVIRONMENT, INCIDENTS, METRICS, TENSORBOARD
-from yolo_lightning.commands.monitor.read_run import check_holds_run, checkpoints, time_of
-from yolo_lightning.commands.report.configuration import batch_size, readable_configuration
-from yolo_lightning.commands.report.contents import Contents, IncidentSummary
-from yolo_lightning.commands.report.evaluations import STAGES, evaluation
+import msgspec
+import yaml
+
+from yolo_lightning.checkpoints.run_folder import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    FRAMES,
+    INCIDENTS,
+    METRICS,
+    SCORES,
+    TENSORBOARD,
+    evaluation_record,
+)
+from yolo_lightning.commands.monitor.read_run import check_holds_run, checkpoints
+from yolo_lightning.commands.monitor.run_state import Checkpoint
 from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
-from yolo_lightning.commands.report.problems import Problems, read_object
-from yolo_lightning.supervision.heartbeat import FINISHED_FILE, PROGRESS_FILE
-from yolo_lightning.supervision.incident import read_incident
+from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
+from yolo_lightning.evaluation.record import EvaluationRecord
+from yolo_lightning.supervision.heartbeat import FINISHED_FILE
+from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.run_files import INCIDENT_FILE
-from yolo_lightning.supervision.run_status import STATUS_FILE
 from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
 
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
-"""Its name says when it was begun, seconds since 1970; every start of training begins one."""
+"""TensorBoard creates one file per start of the training, with the time in seconds since 1970 in its name."""
 
-MOST_INCIDENTS = 200
+SECRET_SECTION = "notify"
+"""Section of the configuration whose addresses must be treated like passwords."""
+
+HIDDEN = "(not shown)"
+MAX_INCIDENTS = 200
+Content = TypeVar("Content")
+
+
+class GalleryFrame(msgspec.Struct, frozen=True):
+    """A listed frame: `best` or `worst`, its picture file, id, F1 and counts."""
+
+    group: str
+    file: str
+    image_id: str
+    score: float
+    objects: int
+    misses: int
+    false_alarms: int
+
+
+class BoxSizes(msgspec.Struct, frozen=True):
+    """Numbers of annotated and detected boxes per size, the square root of the area in pixels of the frame."""
+
+    edges_px: tuple[float, ...]  # lower edge of each bin, ascending; the last bin has no upper edge
+    objects: tuple[int, ...]
+    detections: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.edges_px) == len(self.objects) == len(self.detections):
+            raise ValueError("edges_px, objects and detections must have the same length")
+
+
+class Gallery(msgspec.Struct, frozen=True):
+    """The list of the best and worst frames of an evaluation, as `FrameGallery` writes it."""
+
+    score_threshold: float  # minimum score of a detection that counts and is drawn, 0 to 1
+    class_names: tuple[str, ...]
+    frames: tuple[GalleryFrame, ...]
+    sizes: BoxSizes
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Results of one split; None if not stored.
+
+    Attributes:
+        stage: `val` or `test`.
+        scores: The last scores by logged name without the stage (`map_50/2020-05`).
+        record: All matched detections.
+        drift: Scores computed from `record`.
+        gallery: Best and worst frames.
+        pictures: JPEG content by file name of the gallery.
+    """
+
+    stage: str
+    scores: Mapping[str, float]
+    record: EvaluationRecord | None
+    drift: DriftScores | None
+    gallery: Gallery | None
+    pictures: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A run, read from its folder.
+
+    Attributes:
+        name: Name of the folder.
+        read_s: Time of reading, seconds since 1970.
+        state: State of the run according to its files.
+        metrics: Logged curves.
+        evaluations: Evaluations with any stored result.
+        starts_s: Starts of the training, seconds since 1970, ascending.
+        incidents: Incident reports, oldest first.
+        checkpoints: Checkpoints, newest first.
+        environment: Versions and machine by name.
+        configurations: YAML text by file name, without secrets.
+        problems: One sentence per damaged file.
+    """
+
+    name: str
+    read_s: float
+    state: str
+    metrics: Metrics
+    evaluations: tuple[Evaluation, ...]
+    starts_s: tuple[float, ...]
+    incidents: tuple[IncidentReport, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    environment: Mapping[str, str]
+    configurations: Mapping[str, str]
+    problems: tuple[str, ...]
+
+
+class Reader:
+    """Reads files of a run folder and collects a sentence about each damaged one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.problems: list[str] = []
+
+    def read(self, path: Path, read: Callable[[Path], Content]) -> Content | None:
+        """Return the content of a file, or None if the file is missing or damaged."""
+        try:
+            return read(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, msgspec.MsgspecError, yaml.YAMLError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{path} ")
+            self.add(path, f"cannot be read: {type(error).__name__}: {reason}")
+            return None
+
+    def add(self, path: Path, sentence: str) -> None:
+        self.problems.append(f"{path.relative_to(self.folder)} {sentence}")
 
 
 def read_contents(folder: Path) -> Contents:
-    """All that the folder tells.
+    """Read everything that the report shows.
 
     Raises:
-        ValueError: If the folder is not there, or holds no run.
+        ValueError: If the folder does not exist or contains no run.
     """
     check_holds_run(folder)
-    folder = folder.resolve()
-    problems = Problems(folder)
-    metrics = problems.attempt(folder / METRICS, read_metrics) or Metrics({})
+    folder, now_s = folder.resolve(), time.time()
+    reader = Reader(folder)
+    metrics = reader.read(folder / METRICS, read_metrics) or Metrics()
     if metrics.unreadable:
-        problems.add(folder / METRICS, f"has {metrics.unreadable} lines that cannot be understood")
-    configurations = {
-        path.name: text
-        for path in sorted(folder.glob("config*.yaml"))
-        if (text := problems.attempt(path, readable_configuration)) is not None
-    }
-    environment = problems.attempt(folder / ENVIRONMENT, read_object) or {}
-    now_s = time.time()
-    signs = [time_of(folder / name) for name in (PROGRESS_FILE, STATUS_FILE, METRICS, FINISHED_FILE)]
+        reader.add(folder / METRICS, f"has {metrics.unreadable} lines that cannot be parsed")
+    environment = reader.read(folder / ENVIRONMENT, lambda path: read_json(path, dict[str, Any])) or {}
+    texts = {path.name: reader.read(path, configuration) for path in sorted(folder.glob("config*.yaml"))}
+    evaluations = (read_evaluation(folder, stage, metrics, reader) for stage in ("val", "test"))
+    reports = sorted((folder / INCIDENTS).glob(f"*/{INCIDENT_FILE}"))[-MAX_INCIDENTS:]
+    incidents = [reader.read(path, read_incident) for path in reports]
+    starts = (EVENT_FILE.match(path.name) for path in (folder / TENSORBOARD).glob("events.out.tfevents.*"))
     return Contents(
         name=folder.name,
         read_s=now_s,
         state=state(folder),
         metrics=metrics,
-        evaluations=tuple(one for stage in STAGES if (one := evaluation(folder, stage, metrics, problems)) is not None),
-        starts_s=starts(folder / TENSORBOARD),
-        last_sign_s=max((sign for sign in signs if sign is not None), default=None),
-        incidents=tuple(incidents(folder / INCIDENTS, problems)),
+        evaluations=tuple(one for one in evaluations if one is not None),
+        starts_s=tuple(sorted({float(match[1]) for match in starts if match})),
+        incidents=tuple(one for one in incidents if one is not None),
         checkpoints=tuple(checkpoints(folder / CHECKPOINTS, now_s)),
         environment={name: str(value) for name, value in environment.items()},
-        configurations=configurations,
-        batch_size=problems.attempt(folder / "config.yaml", batch_size),
-        problems=tuple(problems.sentences),
+        configurations={name: text for name, text in texts.items() if text is not None},
+        problems=tuple(reader.problems),
     )
 
 
 def state(folder: Path) -> str:
-    """As the files have it: whether a process lives is not looked at."""
+    """Return the state of the run according to its files, without looking for its processes."""
     if (folder / FINISHED_FILE).exists():
         return "finished"
     standing = Standing.read(folder / STANDING_FILE)
@@ -71,14 +191,61 @@ def state(folder: Path) -> str:
     return f"{standing.state}: {standing.sentence}" if standing.sentence else f"{standing.state}"
 
 
-def incidents(folder: Path, problems: Problems) -> list[IncidentSummary]:
-    """Return the stored incident reports, oldest first; reports that cannot be read are listed in `problems`."""
-    paths = sorted(folder.glob(f"*/{INCIDENT_FILE}"))[-MOST_INCIDENTS:]
-    reports = [problems.attempt(path, read_incident) for path in paths]
-    return [IncidentSummary(**asdict(report)) for report in reports if report is not None]
+def configuration(path: Path) -> str:
+    """Return the configuration as YAML, without the addresses of notifications; `$NAME` variables are kept."""
+    return yaml.safe_dump(
+        without_secrets(yaml.safe_load(path.read_text())), sort_keys=False, allow_unicode=True, width=100
+    )
 
 
-def starts(folder: Path) -> tuple[float, ...]:
-    """When training was started, from the names of TensorBoard's files."""
-    names = (EVENT_FILE.match(path.name) for path in folder.glob("events.out.tfevents.*"))
-    return tuple(sorted({float(match[1]) for match in names if match}))
+def without_secrets(content: Any, *, is_secret: bool = False) -> Any:
+    """Replace all strings inside the section `notify`, except names of environment variables."""
+    if isinstance(content, dict):
+        return {
+            name: without_secrets(value, is_secret=is_secret or name == SECRET_SECTION)
+            for name, value in content.items()
+        }
+    if isinstance(content, list):
+        return [without_secrets(value, is_secret=is_secret) for value in content]
+    return HIDDEN if is_secret and isinstance(content, str) and not content.startswith("$") else content
+
+
+def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) -> Evaluation | None:
+    """Return the stored results of a split, or None. Scores come from the record, else from the file of scores."""
+    record = reader.read(folder / evaluation_record(stage), EvaluationRecord.load)
+    gallery = reader.read(folder / FRAMES / f"{stage}.json", lambda path: read_json(path, Gallery))
+    drift = None
+    if record is not None:
+        drift = drift_scores(record.matches)
+        scores = named_scores(drift, record.class_names)
+    elif stage == "test":
+        listed = reader.read(folder / SCORES, lambda path: read_json(path, dict[str, float | None])) or {}
+        scores = {name.removeprefix("test/"): value for name, value in listed.items() if value is not None}
+    else:
+        scores = metrics.last_scores(f"{stage}/")
+    if not scores and gallery is None:
+        return None
+    pictures = {}
+    for frame in gallery.frames if gallery is not None else ():
+        path = folder / FRAMES / Path(frame.file).name  # never outside the folder
+        if (jpeg := reader.read(path, read_picture)) is not None:
+            pictures[frame.file] = jpeg
+        elif not path.exists():
+            reader.add(path, "is listed but missing")
+    return Evaluation(stage, scores, record, drift, gallery, pictures)
+
+
+def read_json(path: Path, kind: type[Content]) -> Content:
+    return msgspec.json.decode(path.read_bytes(), type=kind)
+
+
+def read_picture(path: Path) -> bytes:
+    """Return the content of a JPEG file.
+
+    Raises:
+        ValueError: If the file is no complete JPEG.
+    """
+    content = path.read_bytes()
+    if not content.startswith(b"\xff\xd8\xff") or not content.rstrip(b"\0").endswith(b"\xff\xd9"):
+        raise ValueError("not a complete JPEG")
+    return content

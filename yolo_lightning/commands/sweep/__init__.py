@@ -1,1 +1,1 @@
-"""Which confidence and overlap score best: the network looks once at each frame, all settings are tried on that."""
+"""The command `sweep`: score and IoU thresholds with the best scores, from one forward pass per frame."""

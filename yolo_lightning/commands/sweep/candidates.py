@@ -1,35 +1,43 @@
-"""What a network says of the frames of a split before suppression, kept small enough for all of them at once.
+"""Network outputs of a split before NMS, compact enough to keep those of all frames in memory.
 
-A candidate is one box with one class: 22 bytes. With a limit of 1000 a frame takes at most 22 kB, and the 43,850 frames
-of LTDv2's validation split at most 0.97 GB of memory.
+A candidate is one box with one class: 22 bytes. With a limit of 1000 candidates, a frame takes at most 22 kB, and the
+43,850 frames of LTDv2's validation split at most 0.97 GB.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from yolo_lightning.data.batch import Batch, Prediction, Target, targets
+from yolo_lightning.data.batch import Batch, Prediction, Target, collate, targets
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.dataset import EvaluationDataset
+from yolo_lightning.data.formats.quarantine import places
+from yolo_lightning.data.index.annotation_index import SplitIndex
+from yolo_lightning.data.index.splits import choose_clips, clip_months
 from yolo_lightning.model.postprocess import predictions
-
-CANDIDATE_BYTES = 22
-"""Four coordinates and a score in float32, a class in int16."""
+from yolo_lightning.model.tta import augmented
+from yolo_lightning.training.device_transforms import as_one_class
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Of the frames of a batch, N in all, those of one frame together, on the CPU.
+    """N candidates of the B frames of a batch, sorted by frame, on the CPU.
 
     Attributes:
         frames: The batch without its pixels.
-        targets: The annotated boxes of its readable frames.
-        counts: `(B,)` int64, how many belong to each frame.
+        targets: Annotated boxes of the readable frames.
+        counts: `(B,)` int64, number of candidates per frame.
         boxes: `(N, 4)` float32, xywh, pixels of the letterboxed input.
         scores: `(N,)` float32, 0 to 1.
         labels: `(N,)` int16, class index from 0.
-        cut: How many frames had more than the limit.
+        cut: Number of frames with more candidates than the limit.
     """
 
     frames: Batch
@@ -41,20 +49,63 @@ class Candidates:
     cut: int
 
 
-def keep_candidates(decoded: Tensor, batch: Batch, *, floor: float, limit: int) -> Candidates:
-    """The best candidates of each frame of a batch.
+def collect(
+    network: Callable[[Tensor], Any],
+    data: DetectionDataModule,
+    device: torch.device,
+    advance: Callable[[int], None],
+    *,
+    score_threshold: float,
+    limit: int,
+    single_class: bool,
+    tta: bool,
+) -> list[Candidates]:
+    """Return the candidates of the validation split, batch by batch, in file order.
+
+    Args:
+        network: Network on `device`, in evaluation mode.
+        data: Data module, set up for validation.
+        device: Device of the network.
+        advance: Called with the number of frames of each processed batch.
+        score_threshold: Candidates have a higher score, 0 to 1.
+        limit: Maximum number of candidates per frame.
+        single_class: Whether all annotated boxes count as class 0.
+        tta: Whether to use test-time augmentation.
+
+    Raises:
+        ValueError: If more frames are unreadable than the data module allows.
+    """
+    frames = data.open("valid")
+    frames.quarantined = places(data.quarantine, frames.index, "valid")
+    arguments = data.loader.arguments(on_gpu=device.type == "cuda", persistent=False)
+    dataset = EvaluationDataset(frames, data.image_size)
+    parts = []
+    for batch in DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments):
+        batch = data.on_before_batch_transfer(batch, 0)
+        images = batch.images.to(device, non_blocking=True).float() / 255
+        decoded = network(images)[0]
+        if tta:
+            decoded = augmented(network, images, decoded)
+        labelled = as_one_class(batch) if single_class else batch
+        parts.append(keep_candidates(decoded, labelled, score_threshold=score_threshold, limit=limit))
+        advance(len(batch))
+    return parts
+
+
+def keep_candidates(decoded: Tensor, batch: Batch, *, score_threshold: float, limit: int) -> Candidates:
+    """Return the candidates of each frame with the highest scores.
 
     Args:
         decoded: `(B, 4 + classes, anchors)`, xywh in pixels of the letterboxed input, class scores 0 to 1; any device.
-        batch: The frames that were shown, with their boxes.
-        floor: Candidates must score more than this.
-        limit: Candidates kept per frame, best first. They stay in the order of anchors and classes, in which
-            suppression takes equal scores.
+        batch: The frames with their annotated boxes.
+        score_threshold: Candidates have a higher score.
+        limit: Maximum number per frame. Candidates keep the order of anchors and classes, because NMS resolves equal
+            scores by this order.
     """
     boxes, scores = decoded[:, :4].mT.float(), decoded[:, 4:].mT.float()
     kept_boxes, kept_scores, kept_labels, counts, cut = [], [], [], [], 0
     for own_boxes, own_scores in zip(boxes, scores, strict=True):
-        anchors, labels = torch.where(own_scores > floor)
+        anchors, labels = torch.where(own_scores > score_threshold)
         found = own_scores[anchors, labels]
         if len(found) > limit:
             best = found.topk(limit).indices.sort().values
@@ -75,33 +126,17 @@ def keep_candidates(decoded: Tensor, batch: Batch, *, floor: float, limit: int) 
     )
 
 
-def suppressed(
-    candidates: Candidates,
-    classes: int,
-    *,
-    floor: float,
-    iou_threshold: float,
-    max_detections: int,
-    class_agnostic: bool,
-) -> list[Prediction]:
-    """Predictions of the frames, by the suppression that `test` uses; arguments as in `postprocess.predictions`.
+def suppressed(candidates: Candidates, classes: int, **options: Any) -> list[Prediction]:
+    """Return the predictions after the NMS of `test`; options as in `postprocess.predictions`.
 
-    A higher confidence only takes away from the end of each frame's list: a box is suppressed by better ones alone. So
-    one suppression at the floor serves every confidence above it.
+    A box is suppressed only by boxes with higher scores. A higher score threshold therefore only removes the end of
+    each frame's list, and one NMS at the lowest threshold is valid for all higher ones.
     """
-    again = rebuilt(candidates, classes)
-    return predictions(
-        (again,),
-        candidates.frames,
-        score_threshold=floor,
-        iou_threshold=iou_threshold,
-        max_detections=max_detections,
-        class_agnostic=class_agnostic,
-    )
+    return predictions((rebuilt(candidates, classes),), candidates.frames, **options)
 
 
 def rebuilt(candidates: Candidates, classes: int) -> Tensor:
-    """`(B, 4 + classes, most candidates of a frame)` as the network decodes, with one class for each candidate."""
+    """Return decoded output `(B, 4 + classes, M)` with one class per candidate, M the maximum count of a frame."""
     counts = candidates.counts
     frame = torch.arange(len(counts)).repeat_interleave(counts)
     place = torch.arange(len(frame)) - (counts.cumsum(0) - counts)[frame]
@@ -111,6 +146,16 @@ def rebuilt(candidates: Candidates, classes: int) -> Tensor:
     return decoded
 
 
-def size_bytes(parts: Sequence[Candidates]) -> int:
-    """Memory of the candidates of several batches."""
-    return CANDIDATE_BYTES * sum(len(part.scores) for part in parts)
+def first_half(index: SplitIndex) -> npt.NDArray[np.bool_]:
+    """Return `(frames,)` whether a frame belongs to the first half: half of each month's clips, at least one.
+
+    Halves share no clip, because neighbouring frames are near duplicates. Clips are chosen by a hash of their names,
+    independent of run and machine. A month with a single clip is in the first half only.
+
+    Args:
+        index: Index of the split, which may be a subset of a file.
+    """
+    whole = SplitIndex(index.folder)
+    candidates = np.zeros(len(clip_months(whole)), dtype=np.bool_)
+    candidates[index.clips()] = True
+    return choose_clips(whole, 0.5, candidates)[index.clips()]

@@ -1,34 +1,71 @@
-"""`python -m yolo_lightning sweep`: which confidence and overlap score best on the validation split."""
+"""`python -m yolo_lightning sweep`: score and IoU thresholds with the best score on the validation split."""
 
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jsonargparse import Namespace
 from rich.console import Console
+from rich.table import Table
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
-from yolo_lightning.commands.command_line import wide_console
-from yolo_lightning.commands.console import counter, gigabytes
+from yolo_lightning.commands.console import counter
 from yolo_lightning.commands.predict.detector import folded_network
-from yolo_lightning.commands.sweep.candidates import Candidates, size_bytes
-from yolo_lightning.commands.sweep.collecting import collect
-from yolo_lightning.commands.sweep.sweep import half_of, sweep_candidates
-from yolo_lightning.commands.sweep.sweep_report import Sweep, content, held_out_table, points_table, settings_table
-from yolo_lightning.commands.sweep.sweep_settings import Setting, best
+from yolo_lightning.commands.sweep.candidates import Candidates, collect, first_half, suppressed
+from yolo_lightning.commands.sweep.sweep_scores import (
+    HeldOut,
+    OperatingPoint,
+    Setting,
+    SettingScores,
+    best,
+    held_out,
+    of_setting,
+    operating_points,
+    score_settings,
+)
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.dataset_format import LTDV2
+from yolo_lightning.evaluation.drift import month_name
+from yolo_lightning.evaluation.matching import Matches, match
+from yolo_lightning.evaluation.score_table import number_table, score_text
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.model.network_settings import NetworkSettings, bound_options, read_record, read_settings
 from yolo_lightning.utils.choices import chosen_device
 from yolo_lightning.utils.files import write_json
 
-CONFIDENCES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
-OVERLAPS = (0.4, 0.5, 0.6, 0.7, 0.8)
+SCORE_THRESHOLDS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+IOU_THRESHOLDS = (0.4, 0.5, 0.6, 0.7, 0.8)
+COLUMNS = ("score_threshold", "iou_threshold", "map_50", "cov", "balanced")
 ROWS = 10
-LEAST_CANDIDATES = 100
+MIN_CANDIDATES = 100
+PIPE_WIDTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Results of a sweep.
+
+    Attributes:
+        frames: Number of frames in the split.
+        cut: Number of frames with more candidates than were kept.
+        usual: The checkpoint's setting.
+        scored: All settings, scored on all frames.
+        held_out: Both directions; empty if the split cannot be halved.
+        points: Operating points at the best IoU threshold.
+    """
+
+    frames: int
+    cut: int
+    usual: Setting
+    scored: list[SettingScores]
+    held_out: list[HeldOut]
+    points: list[OperatingPoint]
 
 
 def sweep(
@@ -36,33 +73,32 @@ def sweep(
     data: DetectionDataModule,
     run: str = DEFAULT_RUN,
     checkpoint: str | None = None,
-    score_thresholds: tuple[float, ...] = CONFIDENCES,
-    iou_thresholds: tuple[float, ...] = OVERLAPS,
+    score_thresholds: tuple[float, ...] = SCORE_THRESHOLDS,
+    iou_thresholds: tuple[float, ...] = IOU_THRESHOLDS,
     candidates: int = 1000,
     tta: bool = False,
     device: str = "auto",
     conv_backend: Convolution = "auto",
     json: str | None = None,
 ) -> None:
-    """Find the confidence and the overlap of suppression with the best balanced score on the validation split.
+    """Find the score threshold and the IoU threshold of NMS with the best balanced score on the validation split.
 
-    The network looks once at each frame. The best settings are printed as options; nothing is applied.
+    The network processes each frame once. The best settings are printed as options; no file is changed.
 
     Args:
-        data: The dataset.
-        run: Run folder; its newest run's best checkpoint is taken.
-        checkpoint: A checkpoint file or address, instead of the best one of `run`.
-        score_thresholds: Values to try, 0 to 1; the value of the checkpoint is added. Boxes below the lowest are
-            dropped.
-        iou_thresholds: Values to try, 0 to 1; the value of the checkpoint is added.
-        candidates: Boxes kept per frame before suppression, best first, 22 bytes each; 100 and more.
-        tta: As `model.tta`: show each frame mirrored and scaled, too.
-        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU where there is one.
+        data: Dataset.
+        run: Run folder; the best checkpoint of its newest run is used.
+        checkpoint: Path or address of a checkpoint, instead of the best one of `run`.
+        score_thresholds: Values to try, 0 to 1; the checkpoint's value is added. Boxes below the lowest are dropped.
+        iou_thresholds: Values to try, 0 to 1; the checkpoint's value is added.
+        candidates: Boxes with the highest scores kept per frame before NMS, >= 100; 22 bytes each.
+        tta: Test-time augmentation, as `model.tta`.
+        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.conv_backend`.
-        json: File that receives all settings, both halves and the operating points.
+        json: JSON file to write, with all settings, both halves and the operating points.
 
     Raises:
-        ValueError: If an option is not allowed, or checkpoint or data cannot be used.
+        ValueError: If an option is invalid, or checkpoint or data cannot be used.
     """
     check_options(score_thresholds, iou_thresholds, candidates)
     file = checkpoint_file(run, checkpoint)
@@ -70,95 +106,65 @@ def sweep(
     place = chosen_device(device)
     network, names = folded_network(file, place, conv_backend)
     if not known.single_class and names != list(data.class_names):
-        raise ValueError(f"checkpoint {file} knows the classes {names}, the data {list(data.class_names)}")
-    tried = sorted({*score_thresholds, known.score_threshold})
+        classes = list(data.class_names)
+        raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
+    thresholds = sorted({*score_thresholds, known.score_threshold})
     data.setup("validate")
-    with counter("looked at", len(data.index("valid"))) as advance:
+    with counter("processed", len(data.index("valid"))) as advance:
         parts = collect(
             network,
             data,
             place,
             advance,
-            floor=tried[0],
+            score_threshold=thresholds[0],
             limit=candidates,
             single_class=known.single_class,
             tta=tta,
         )
-    found = try_settings(parts, data, known, classes=len(names), score_thresholds=tried, iou_thresholds=iou_thresholds)
-    more = " --model.tta true" if tta else ""
+    found = score_all(parts, data, known, len(names), thresholds, sorted({*iou_thresholds, known.iou_threshold}))
+    options = best(found.scored).setting.options() + (" --model.tta true" if tta else "")
     if data.image_size != (known.image_size or data.image_size):
-        more += f" --data.image_size {data.image_size}"
-    show(found, names, file, more)
+        options += f" --data.image_size {data.image_size}"
+    show(found, names)
+    print(f"best: --ckpt_path {file} {options}")
     if json is not None:
-        write(Path(json), {"weights": str(file), "tta": tta, **content(found, names)})
+        path = Path(json)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"weights": str(file), "tta": tta, **content(found, names)}, allow_nan=False)
+        except OSError as error:
+            raise ValueError(f"Could not write {path}: {error.strerror}. Choose another --json.") from error
 
 
 def check_options(score_thresholds: Sequence[float], iou_thresholds: Sequence[float], candidates: int) -> None:
-    """Refuse what is not allowed.
+    """Check the options.
 
     Raises:
-        ValueError: If an option is not.
+        ValueError: If an option is invalid.
     """
     for name, values in (("score_thresholds", score_thresholds), ("iou_thresholds", iou_thresholds)):
         if not values or not all(0 <= value <= 1 for value in values):
-            raise ValueError(f"{name} are {list(values)}, allowed are numbers from 0 to 1, one or more")
-    if candidates < LEAST_CANDIDATES:
-        raise ValueError(f"candidates is {candidates}, allowed are {LEAST_CANDIDATES} and more")
+            raise ValueError(f"--{name} must contain one or more numbers from 0 to 1, got {list(values)}.")
+    if candidates < MIN_CANDIDATES:
+        raise ValueError(f"--candidates must be >= {MIN_CANDIDATES}, got {candidates}.")
 
 
 def checkpoint_file(run: str, checkpoint: str | None) -> Path:
-    """The given checkpoint, or the best of the run.
+    """Return the given checkpoint, or the best one of the run.
 
     Raises:
-        ValueError: If there is none, or it is damaged.
+        ValueError: If there is no checkpoint, or it is damaged.
     """
     file = local_checkpoint(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
     require_whole(file)
     return file
 
 
-def try_settings(
-    parts: Sequence[Candidates],
-    data: DetectionDataModule,
-    known: NetworkSettings,
-    *,
-    classes: int,
-    score_thresholds: Sequence[float],
-    iou_thresholds: Sequence[float],
-) -> Sweep:
-    """Suppress what the network said, and score all settings.
-
-    Args:
-        parts: Candidates of the validation split.
-        data: Set up for validation.
-        known: Settings of the weights.
-        classes: Number of classes.
-        score_thresholds: To try, ascending, with the checkpoint's.
-        iou_thresholds: To try; the checkpoint's is added.
-    """
-    usual = Setting(known.score_threshold, known.iou_threshold)
-    allowed = sorted({*iou_thresholds, usual.iou_threshold})
-    half = half_of(parts, data)
-    print(f"{gigabytes(size_bytes(parts))} of candidates, {size_bytes(parts) // max(1, len(half)):,} bytes per frame")
-    with counter("suppressed", len(half) * len(allowed)) as advance:
-        return sweep_candidates(
-            parts,
-            half,
-            advance,
-            classes=classes,
-            score_thresholds=score_thresholds,
-            iou_thresholds=allowed,
-            usual=usual,
-            max_detections=known.max_detections,
-            class_agnostic=known.class_agnostic,
-        )
-
-
 def bound_by_weights(options: Namespace) -> dict[str, Any]:
-    """The data options that follow from the checkpoint which the given options name.
+    """Return the data options that follow from the checkpoint of the given options.
 
     Raises:
-        ValueError: If there is none, or it is damaged, or an option is not allowed.
+        ValueError: If there is no checkpoint, it is damaged, or an option is invalid.
     """
     check_options(options.score_thresholds, options.iou_thresholds, options.candidates)
     record = read_record(checkpoint_file(options.run, options.checkpoint))
@@ -166,29 +172,114 @@ def bound_by_weights(options: Namespace) -> dict[str, Any]:
     return {name: value for name, value in bound.items() if name.startswith("data.")}
 
 
-def show(found: Sweep, names: list[str], file: Path, more: str) -> None:
-    """Print tables and the options to use, `more` among them."""
-    console: Console = wide_console()
-    console.print(settings_table(found, ROWS))
+def score_all(
+    parts: Sequence[Candidates],
+    data: DetectionDataModule,
+    known: NetworkSettings,
+    classes: int,
+    score_thresholds: Sequence[float],
+    iou_thresholds: Sequence[float],
+) -> Sweep:
+    """Run NMS once per IoU threshold and score all pairs of thresholds.
+
+    Args:
+        parts: Candidates of the validation split above the lowest score threshold.
+        data: Data module, set up for validation.
+        known: Settings stored in the checkpoint.
+        classes: Number of classes.
+        score_thresholds: Values to try, ascending, with the checkpoint's value.
+        iou_thresholds: Values to try, with the checkpoint's value.
+    """
+    index = data.index("valid")
+    is_first = dict(zip(index.image_ids(), first_half(index).tolist(), strict=True))
+    half = np.array([is_first[target.image_id] for part in parts for target in part.targets], dtype=np.bool_)
+    matches = {}
+    with counter("suppressed", len(half) * len(iou_thresholds)) as advance:
+        for iou_threshold in iou_thresholds:
+            matched = []
+            for part in parts:
+                found = suppressed(
+                    part,
+                    classes,
+                    score_threshold=score_thresholds[0],
+                    iou_threshold=iou_threshold,
+                    max_detections=known.max_detections,
+                    class_agnostic=known.class_agnostic,
+                )
+                matched.append(match(found, part.targets, classes))
+                advance(len(part.targets))
+            matches[iou_threshold] = Matches.join(matched)
+    usual = Setting(known.score_threshold, known.iou_threshold)
+    scored = score_settings(matches, score_thresholds, np.ones(len(half), dtype=np.bool_))
+    can_halve = bool(half.any() and not half.all())
+    return Sweep(
+        frames=len(half),
+        cut=sum(part.cut for part in parts),
+        usual=usual,
+        scored=scored,
+        held_out=held_out(matches, score_thresholds, half, usual) if can_halve else [],
+        points=operating_points(matches[best(scored).setting.iou_threshold], score_thresholds[0]),
+    )
+
+
+def show(found: Sweep, names: Sequence[str]) -> None:
+    """Print the best settings, the settings chosen on halves, and the operating points."""
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    settings = number_table("setting", COLUMNS)
+    for number, one in enumerate(sorted(found.scored, key=SettingScores.rank, reverse=True)[:ROWS], start=1):
+        settings.add_row(str(number), *cells(one))
+    settings.add_row("the checkpoint's", *cells(of_setting(found.scored, found.usual)))
+    console.print(settings)
     if found.cut:
-        console.print(f"{found.cut:,} of {found.frames:,} frames had more candidates than were kept: the weakest went")
+        console.print(f"{found.cut:,} of {found.frames:,} frames had more candidates than --candidates")
     if found.held_out:
-        console.print("Settings chosen on frames flatter themselves there. Chosen on one half of the clips:")
-        console.print(held_out_table(found))
+        console.print("Scores on the frames used for the choice are too optimistic. Chosen on one half of the clips:")
+        halves = number_table("clips", COLUMNS)
+        for number, pair in enumerate(found.held_out, start=1):
+            halves.add_row(f"chosen on half {number}", *cells(pair.chosen))
+            halves.add_row(f"the same on half {3 - number}", *cells(pair.elsewhere))
+            halves.add_row(f"the checkpoint's on half {3 - number}", *cells(pair.usual), end_section=True)
+        console.print(halves)
     if found.points:
         console.print(points_table(found.points, names))
-    words = best(found.scored).setting.options() + more
-    console.print(f"best: --ckpt_path {file} {words}", soft_wrap=True, highlight=False)
 
 
-def write(path: Path, values: dict[str, Any]) -> None:
-    """Write a JSON file, whole or not at all.
+def points_table(points: Sequence[OperatingPoint], class_names: Sequence[str]) -> Table:
+    """Return one row per month with the best F1 of each class and its score threshold."""
+    table = number_table("best F1 at score threshold", class_names)
+    by_place: Mapping[tuple[int, int], OperatingPoint] = {(point.month, point.label): point for point in points}
+    for month in sorted({point.month for point in points}):
+        own = [by_place.get((month, label)) for label in range(len(class_names))]
+        table.add_row(month_name(month), *(f"{one.f1:.2f} at {one.score_threshold:.3f}" if one else "-" for one in own))
+    return table
 
-    Raises:
-        ValueError: If it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, values, allow_nan=False)
-    except OSError as error:
-        raise ValueError(f"json {path} cannot be written: {error.strerror}") from error
+
+def cells(one: SettingScores) -> list[str]:
+    scores = map(score_text, (one.map_50, one.variation, one.balanced))
+    return [f"{one.setting.score_threshold:g}", f"{one.setting.iou_threshold:g}", *scores]
+
+
+def content(found: Sweep, class_names: Sequence[str]) -> dict[str, Any]:
+    """Return all results as JSON data; NaN and an unknown variation become null."""
+    halves = [
+        {"chosen": entry(one.chosen), "elsewhere": entry(one.elsewhere), "checkpoint_elsewhere": entry(one.usual)}
+        for one in found.held_out
+    ]
+    points = [
+        {**asdict(point), "month": month_name(point.month), "class": class_names[point.label]} for point in found.points
+    ]
+    return {
+        "frames": found.frames,
+        "frames_cut": found.cut,
+        "checkpoint": asdict(found.usual),
+        "best": entry(best(found.scored)),
+        "settings": [entry(one) for one in found.scored],
+        "held_out": halves,
+        "operating_points": points,
+    }
+
+
+def entry(one: SettingScores) -> dict[str, float | None]:
+    scores = {"map_50": one.map_50, "cov": one.variation, "balanced": one.balanced}
+    finite = {name: None if value is None or math.isnan(value) else value for name, value in scores.items()}
+    return {**asdict(one.setting), **finite}

@@ -1,6 +1,6 @@
 import torch
 
-from yolo_lightning.evaluation.frame_names import FrameNames
+from yolo_lightning.evaluation.frame_records import FrameNames
 
 IDS = ("Ä, ö", "a\0b", "", "17", "x" * 300)
 

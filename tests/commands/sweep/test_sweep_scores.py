@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.evaluation.detections import CLASS_NAMES, Frame, random_frames
-from yolo_lightning.commands.sweep.sweep_settings import Setting, SettingScores, best, held_out, score_setting, selected
+from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, best, held_out, score_setting, selected
 from yolo_lightning.data.batch import Prediction
 from yolo_lightning.evaluation.drift import drift_scores
 from yolo_lightning.evaluation.matching import Matches, match

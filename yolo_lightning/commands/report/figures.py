@@ -1,0 +1,295 @@
+"""Figures of the report as SVG elements in the colours of the page, light or dark."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from io import StringIO
+
+import numpy as np
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+from yolo_lightning.commands.report.metrics_curves import Metrics, Series
+from yolo_lightning.commands.report.read_report import Contents, Gallery
+from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, month_name
+from yolo_lightning.evaluation.record import EvaluationRecord
+from yolo_lightning.evaluation.score_pictures import precision_recall_figure
+from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
+from yolo_lightning.supervision.incident import IncidentReport
+
+INK, FAINT, PAPER = "#010203", "#040506", "#070809"
+COLOURS = tuple(f"#0a0b{number:02x}" for number in range(8))
+ALARM = COLOURS[3]
+VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", PAPER: "var(--paper)"} | {
+    colour: f"var(--series-{number})" for number, colour in enumerate(COLOURS)
+}
+"""Placeholder colours, and the CSS variables of the page that replace them."""
+
+WIDTH_INCHES = 6.0
+STYLE = {
+    "svg.fonttype": "none",  # text remains text: small and searchable
+    "svg.hashsalt": "report",  # reproducible ids
+    "path.simplify_threshold": 0.5,
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.facecolor": "none",
+    "axes.prop_cycle": cycler("color", COLOURS),
+    "figure.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.5,
+    "grid.alpha": 0.5,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+"""Call all functions of this file inside `rc_context(STYLE)`."""
+
+MAX_POINTS = 400
+"""Points of a line; longer curves are averaged."""
+
+SHOWN_SCORES = ("map_50", "map", "balanced")
+COMPARED_MONTHS = frozenset(map(month_name, CHALLENGE_MONTHS.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A curve with its label, colour and matplotlib format."""
+
+    series: Series
+    label: str
+    colour: str
+    style: str = "-"
+
+
+def loss_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
+    """Plot the total loss and its parts in training, and the parts in validation; None if none was logged."""
+    logged = (*metrics.names("train/"), *metrics.names("val/"))
+    parts = dict.fromkeys(name.partition("/")[2] for name in logged if name.endswith("_loss"))
+    lines = [Line(metrics.series("train/loss"), "all, training", INK)]
+    for number, part in enumerate(parts):
+        colour, name = COLOURS[number % len(COLOURS)], part.removesuffix("_loss")
+        lines.append(Line(metrics.series(f"train/{part}"), name, colour))
+        lines.append(Line(metrics.series(f"val/{part}"), f"{name}, validation", colour, "o:"))
+    return step_figure("loss", "loss", lines, metrics, incidents)
+
+
+def score_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
+    """Plot the scores of the validations; None without a validation."""
+    scores = zip(SHOWN_SCORES, COLOURS, strict=False)
+    lines = [Line(metrics.series(f"val/{name}"), name, colour, "o-") for name, colour in scores]
+    return step_figure("scores", "validation score, 0 to 1", lines, metrics, incidents, from_zero=True)
+
+
+def rate_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
+    """Plot the learning rates of all groups, with different dashes because they are often equal; None if none."""
+    lines = [
+        Line(metrics.series(name), name.removeprefix("lr/"), COLOURS[number % 8], ("-", "--", "-.", ":")[number % 4])
+        for number, name in enumerate(metrics.names("lr/"))
+    ]
+    return step_figure("rates", "learning rate", lines, metrics, incidents, logarithmic=True)
+
+
+def pace_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
+    """Plot batches per second without validations, and their median; None if fewer than two rows were logged."""
+    pace = metrics.pace()
+    if not len(pace):
+        return None
+    median = float(np.median(pace.values))
+    level = Line(Series(pace.steps[[0, -1]], np.full(2, median)), f"median {median:.3g}", INK, ":")
+    lines = [Line(pace, "batches per second", COLOURS[0]), level]
+    return step_figure("pace", "batches / s", lines, metrics, incidents, from_zero=True)
+
+
+def step_figure(
+    name: str,
+    label: str,
+    lines: Sequence[Line],
+    metrics: Metrics,
+    incidents: Sequence[IncidentReport],
+    *,
+    from_zero: bool = False,
+    logarithmic: bool = False,
+) -> str | None:
+    """Plot lines over trained batches, with incidents and the training time; None if all lines are empty.
+
+    Args:
+        name: Id of the figure in the page.
+        label: Label of the vertical axis.
+        lines: Lines to plot; empty ones are skipped.
+        metrics: All metrics, for steps and training time.
+        incidents: Incidents, marked at their steps by their numbers.
+        from_zero: Whether the vertical axis includes 0.
+        logarithmic: Whether the vertical axis is logarithmic if all values are positive.
+    """
+    lines = [line for line in lines if len(line.series)]
+    if not lines:
+        return None
+    figure, axes = one_plot()
+    for line in lines:
+        draw_line(axes, line)
+    lowest = min(float(line.series.values.min()) for line in lines)
+    if from_zero:
+        axes.set_ylim(bottom=min(0.0, lowest))
+    axes.set_yscale("log" if logarithmic and lowest > 0 else "linear")
+    axes.set(xlabel="batches trained", ylabel=label)
+    steps = metrics.columns["step"]
+    axes.set_xlim(min(0.0, float(steps.min())), 1.015 * max(1.0, float(steps.max())))  # the last marker is complete
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    for number, incident in enumerate(incidents, 1):
+        if incident.step is not None:
+            axes.axvline(incident.step, color=ALARM, linewidth=1, linestyle="--")
+            axes.text(incident.step, 0.98, f" {number}", transform=axes.get_xaxis_transform(), color=ALARM, va="top")
+    add_training_time(axes, metrics)
+    figure.legend(loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=1.6)
+    return as_svg(figure, name, f"{label} over the batches trained")
+
+
+def draw_line(axes: Axes, line: Line) -> None:
+    """Plot a line; of more than `MAX_POINTS` points, the mean of neighbours in the band of their extremes."""
+    steps, values = line.series.steps, line.series.values
+    if len(steps) > MAX_POINTS and "o" not in line.style:
+        cuts = np.linspace(0, len(steps), MAX_POINTS + 1).astype(int)[:-1]
+        counts = np.diff(np.append(cuts, len(steps)))
+        low, high = np.minimum.reduceat(values, cuts), np.maximum.reduceat(values, cuts)
+        steps, values = np.add.reduceat(steps, cuts) / counts, np.add.reduceat(values, cuts) / counts
+        axes.fill_between(steps, low, high, color=line.colour, alpha=0.15, linewidth=0)
+    width = 0.8 if ":" in line.style else 1.4
+    axes.plot(steps, values, line.style, color=line.colour, markersize=4, linewidth=width, label=line.label)
+
+
+def add_training_time(axes: Axes, metrics: Metrics) -> None:
+    """Add the training time as upper axis; its ticks are uneven because validations take time but no steps."""
+    times_s = np.maximum.accumulate(metrics.columns["time_s"])
+    unit_s, unit = (3600, "hours") if times_s[-1] >= 2 * 3600 else (60, "minutes")
+    times = times_s / unit_s
+    marks = [mark for mark in MaxNLocator(6).tick_values(0, float(times[-1])) if times[0] <= mark <= times[-1]]
+    top = axes.twiny()
+    top.set_xlim(axes.get_xlim())
+    top.set_xticks(np.interp(marks, times, metrics.columns["step"]), [f"{mark:g}" for mark in marks])
+    top.set_xlabel(f"{unit} trained", fontsize=9)
+    top.spines["top"].set_visible(True)
+    top.grid(visible=False)
+
+
+def timeline_figure(contents: Contents) -> str | None:
+    """Plot starts, incidents and checkpoints over the wall-clock time; None if there are none."""
+    rows = [
+        ("checkpoints", [contents.read_s - one.age_s for one in contents.checkpoints], "o", COLOURS[2]),
+        ("incidents", [one.time_s for one in contents.incidents], "X", ALARM),
+        ("starts", contents.starts_s, ">", COLOURS[0]),
+    ]
+    rows = [row for row in rows if row[1]]
+    if not rows:
+        return None
+    figure, axes = one_plot(0.8 + 0.3 * len(rows))
+    for height, (name, times_s, marker, colour) in enumerate(rows):
+        moments = [float(date2num(datetime.fromtimestamp(time_s))) for time_s in times_s]
+        axes.plot(moments, [height] * len(moments), marker, color=colour, markersize=8, markeredgecolor=PAPER)
+        for number, moment in enumerate(moments if name == "incidents" else (), 1):
+            axes.text(moment, height, f"  {number}", color=ALARM, va="bottom")
+    axes.set_yticks(range(len(rows)), [row[0] for row in rows])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.margins(x=0.04)
+    locator = AutoDateLocator(minticks=3, maxticks=7)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    return as_svg(figure, "timeline", "starts, incidents and checkpoints over time")
+
+
+def month_figure(stage: str, months: Mapping[str, float], overall: float | None) -> str | None:
+    """Plot mAP50 by month (YYYY-MM), the challenge's months in colour; None for fewer than two months.
+
+    Args:
+        stage: `val` or `test`.
+        months: mAP50 of each month, 0 to 1.
+        overall: mAP50 of all frames, or None.
+    """
+    if len(months) < 2:
+        return None
+    names = sorted(months)
+    figure, axes = one_plot()
+    colours = [COLOURS[0] if name in COMPARED_MONTHS else FAINT for name in names]
+    bars = axes.bar(range(len(names)), [months[name] for name in names], color=colours, width=0.7)
+    axes.bar_label(bars, [f"{months[name]:.3f}" for name in names], fontsize=8, padding=2, color=INK)
+    if overall is not None:
+        axes.axhline(overall, color=INK, linewidth=1, linestyle=":", label=f"all frames {overall:.4f}")
+        figure.legend(loc="outside lower center")
+    axes.set_xticks(range(len(names)), names, rotation=30 if len(names) > 6 else 0)
+    axes.set_ylabel("mAP50")
+    axes.margins(y=0.12)
+    axes.grid(visible=False, axis="x")
+    return as_svg(figure, f"{stage}-months", "mAP at IoU 0.5 by month")
+
+
+def class_curves_figure(stage: str, record: EvaluationRecord) -> str | None:
+    """Plot precision over recall per class, as in the evaluation's PNG files; None without annotated objects."""
+    scores = ultralytics_scores(record.ultralytics)
+    if not len(scores.labels):
+        return None
+    figure = precision_recall_figure(scores, record.class_names)
+    figure.set_size_inches(WIDTH_INCHES, 3.4)
+    figure.axes[0].set_title("")
+    return as_svg(figure, f"{stage}-precision-recall", "precision over recall of each class at IoU 0.5")
+
+
+def size_figure(stage: str, gallery: Gallery) -> str | None:
+    """Plot the numbers of annotated and detected boxes per size; None without boxes."""
+    counts = np.array([gallery.sizes.objects, gallery.sizes.detections])
+    filled = np.flatnonzero(counts.sum(axis=0))
+    if not len(filled):
+        return None
+    shown = slice(int(filled[0]), int(filled[-1]) + 1)
+    figure, axes = one_plot()
+    places = np.arange(shown.stop - shown.start)
+    for number, name in enumerate(("annotated", f"detected, score >= {gallery.score_threshold:g}")):
+        axes.bar(places + 0.4 * number - 0.2, counts[number, shown], width=0.4, color=COLOURS[number], label=name)
+    edges = [*gallery.sizes.edges_px, math.inf][shown.start : shown.stop + 1]
+    names = ["more" if math.isinf(edge) else f"{edge:g}" if edge < 10 else f"{edge:.0f}" for edge in edges]
+    every = 1 if len(edges) <= 12 else 2
+    axes.set_xticks(np.arange(0, len(edges), every) - 0.5, names[::every])
+    axes.set(xlabel="square root of a box's area, frame pixels", ylabel="boxes")
+    axes.grid(visible=False, axis="x")
+    figure.legend(loc="outside lower center", ncols=2)
+    return as_svg(figure, f"{stage}-sizes", "sizes of annotated and detected boxes")
+
+
+def one_plot(height_inches: float = 2.9) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
+    return figure, figure.subplots()
+
+
+def as_svg(figure: Figure, name: str, title: str) -> str:
+    """Return the figure as an `<svg>` element with the page's colours.
+
+    Args:
+        figure: Figure drawn with the placeholder colours.
+        name: Prefix of all ids in the element; unique in the page.
+        title: Text for screen readers.
+    """
+    text = StringIO()
+    FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    element = text.getvalue()
+    element = element[element.index("<svg") :]
+    element = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", element)  # HTML needs no namespaces
+    element = re.sub(r'\s(width|height)="[\d.]+pt"', "", element, count=2)
+    element = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{name}-", element)
+    for colour, variable in VARIABLES.items():
+        element = element.replace(colour, variable)
+    return element.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)

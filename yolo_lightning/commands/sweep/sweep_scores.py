@@ -1,0 +1,192 @@
+"""Scores of threshold settings from one matching per IoU threshold. Pure functions.
+
+NMS and matching both process detections in descending order of scores. A higher score threshold therefore changes
+nothing for the remaining detections: its scores come from the same matches, cut at that threshold.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from yolo_lightning.evaluation.average_precision import AT_50
+from yolo_lightning.evaluation.drift import drift_scores
+from yolo_lightning.evaluation.matching import Matches
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Values of `model.score_threshold` and `model.iou_threshold`, 0 to 1."""
+
+    score_threshold: float
+    iou_threshold: float
+
+    def options(self) -> str:
+        """Return the command-line options."""
+        return f"--model.score_threshold {self.score_threshold:g} --model.iou_threshold {self.iou_threshold:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingScores:
+    """Scores of a setting.
+
+    Attributes:
+        setting: The setting.
+        map_50: Score of all classes and frames, 0 to 1; -1 without ground truth.
+        variation: Coefficient of variation over the months; None for fewer than two compared months.
+        balanced: See `DriftScores.balanced`; NaN if every month scores 0.
+    """
+
+    setting: Setting
+    map_50: float
+    variation: float | None
+    balanced: float
+
+    def rank(self) -> tuple[float, float]:
+        """Return the sort key: balanced score, then `map_50`; NaN is the lowest."""
+        return -math.inf if math.isnan(self.balanced) else self.balanced, self.map_50
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A setting chosen on one half of the clips and scored on the other half.
+
+    Attributes:
+        chosen: The best setting of one half with its scores there.
+        elsewhere: The chosen setting on the other half.
+        usual: The checkpoint's setting on the other half.
+    """
+
+    chosen: SettingScores
+    elsewhere: SettingScores
+    usual: SettingScores
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """The best F1 of a class in a month at IoU 0.5.
+
+    Attributes:
+        month: YYYYMM.
+        label: Class index from 0.
+        annotated: Number of objects.
+        score_threshold: Detections with a higher score are kept, 0 to 1.
+        f1: Harmonic mean of precision and recall, 0 to 1.
+        precision: Share of the kept detections that are correct.
+        recall: Share of the objects that are found.
+    """
+
+    month: int
+    label: int
+    annotated: int
+    score_threshold: float
+    f1: float
+    precision: float
+    recall: float
+
+
+def selected(matches: Matches, frames: Mask, score_threshold: float) -> Matches:
+    """Return the matches of the frames in `frames`, `(F,)`, with detections of scores above `score_threshold`."""
+    owners = torch.arange(len(matches.keys)).repeat_interleave(matches.counts.long())
+    chosen = torch.from_numpy(frames)
+    kept = chosen[owners] & (matches.scores > score_threshold)
+    counts = torch.bincount(owners[kept], minlength=len(matches.keys)).to(matches.counts.dtype)
+    return replace(matches.chosen(chosen, kept), counts=counts[chosen])
+
+
+def score_setting(matches: Matches, setting: Setting, frames: Mask) -> SettingScores:
+    """Score a setting on the frames in `frames`, `(F,)`; `matches` were suppressed at its IoU threshold."""
+    scores = drift_scores(selected(matches, frames, setting.score_threshold))
+    return SettingScores(setting, scores.overall.scalars()["map_50"], scores.variation(), scores.balanced())
+
+
+def score_settings(
+    matches: Mapping[float, Matches], score_thresholds: Iterable[float], frames: Mask
+) -> list[SettingScores]:
+    """Score all pairs of an IoU threshold (the keys of `matches`) and a score threshold."""
+    thresholds = list(score_thresholds)
+    return [
+        score_setting(of_iou_threshold, Setting(score_threshold, iou_threshold), frames)
+        for iou_threshold, of_iou_threshold in matches.items()
+        for score_threshold in thresholds
+    ]
+
+
+def best(scored: Sequence[SettingScores]) -> SettingScores:
+    """Return the setting with the highest balanced score; ties by `map_50`, then by order."""
+    return max(scored, key=SettingScores.rank)
+
+
+def of_setting(scored: Sequence[SettingScores], setting: Setting) -> SettingScores:
+    return next(one for one in scored if one.setting == setting)
+
+
+def held_out(
+    matches: Mapping[float, Matches], score_thresholds: Sequence[float], half: Mask, usual: Setting
+) -> list[HeldOut]:
+    """Choose on one half of the frames and score on the other half, in both directions.
+
+    Args:
+        matches: Matches by IoU threshold.
+        score_thresholds: Choices, including that of `usual`.
+        half: `(F,)` frames of the first half.
+        usual: Setting to compare with.
+    """
+    scored = [score_settings(matches, score_thresholds, part) for part in (half, ~half)]
+    result = []
+    for own, other in (scored, scored[::-1]):
+        chosen = best(own)
+        result.append(HeldOut(chosen, of_setting(other, chosen.setting), of_setting(other, usual)))
+    return result
+
+
+def operating_points(matches: Matches, lowest: float) -> list[OperatingPoint]:
+    """Return the best F1 of each known month and each class annotated in this month.
+
+    Args:
+        matches: Matches of a split.
+        lowest: Score threshold of the detections in `matches`.
+    """
+    months = matches.months.numpy()
+    owners = np.repeat(np.arange(len(months)), matches.counts.numpy())
+    labels, scores = matches.labels.numpy(), matches.scores.numpy()
+    correct = (matches.hits.numpy() >> AT_50) & 1 > 0
+    result = []
+    for month in np.unique(months[months > 0]).tolist():
+        annotated = matches.annotated.numpy()[months == month].sum(axis=0)
+        for label in np.flatnonzero(annotated).tolist():
+            own = (months[owners] == month) & (labels == label)
+            point = best_f1(scores[own], correct[own], int(annotated[label]), lowest)
+            result.append(OperatingPoint(month, label, int(annotated[label]), *point))
+    return result
+
+
+def best_f1(
+    scores: npt.NDArray[np.float32], correct: Mask, annotated: int, lowest: float
+) -> tuple[float, float, float, float]:
+    """Return score threshold, F1, precision and recall at the maximum of F1; ties by the highest threshold.
+
+    The threshold is the mean of the last kept score and the next score, which is `lowest` after the last detection.
+
+    Args:
+        scores: `(D,)`, all above `lowest`.
+        correct: `(D,)` whether a detection is correct.
+        annotated: Number of objects, >= 1.
+        lowest: Score threshold of the detections.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order].astype(np.float64)
+    following = np.append(ranked[1:], lowest)
+    cuts = np.flatnonzero(ranked > following)  # detections of equal scores cannot be separated
+    if not len(cuts):
+        return lowest, 0.0, 0.0, 0.0
+    found, kept = np.cumsum(correct[order])[cuts], cuts + 1
+    f1 = 2 * found / (kept + annotated)
+    at = int(f1.argmax())
+    score_threshold = float((ranked[cuts[at]] + following[cuts[at]]) / 2)
+    return score_threshold, float(f1[at]), float(found[at] / kept[at]), float(found[at] / annotated)
