@@ -74,7 +74,7 @@ class Injector(Callback):
             loader = make_loader()
             frames = loader.dataset.frames
             names = [frames.index.file_name(number) for number in range(len(frames.index))]
-            frames.source = FaultySource(frames.source, names, place, self.faults, self.folder)
+            frames.storage = FaultySource(frames.storage, names, place, self.faults, self.folder)
             if place is Place.FRAME:
                 loader.worker_init_fn = FaultyStart(loader.worker_init_fn, self.faults, self.folder)
             return loader

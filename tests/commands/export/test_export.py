@@ -97,7 +97,7 @@ def test_torchscript_equals_the_network(trained: Path, tmp_path: Path, channels:
         ({"nms": True}, "nms is part of a file of format onnx only"),
         ({"nms": True, "format": "onnx", "class_agnostic": True}, "class_agnostic is true.*allowed with nms is false"),
         ({"channels": 1}, "channels is 1, allowed is 3 for format pt"),
-        ({"image_size": 100}, "image_size is 100, allowed are multiples of 32"),
+        ({"image_size": 100}, "image_size must be a multiple of 32 and >= 32, got 100"),
         ({"score_threshold": 2.0}, "score_threshold is 2.0, allowed are 0 to 1"),
         ({"max_detections": 0}, "max_detections is 0, allowed are 1 and more"),
     ],

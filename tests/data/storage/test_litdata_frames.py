@@ -87,7 +87,7 @@ def test_pickles_as_text_and_reads_in_processes(source: LitdataFrames) -> None:
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is no litdata store of frames: .*; run prepare"):
+    with pytest.raises(ValueError, match=r"is not a litdata store of frames: .*; run prepare"):
         LitdataFrames(str(tmp_path), tmp_path)
 
 

@@ -11,7 +11,7 @@ from yolo_lightning.commands.sweep.candidates import Candidates, keep_candidates
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
-from yolo_lightning.data.formats.quarantine import places
+from yolo_lightning.data.formats.frame_checks import quarantined_positions
 from yolo_lightning.model.tta import augmented
 from yolo_lightning.training.device_transforms import as_one_class
 
@@ -45,7 +45,7 @@ def collect(
         ValueError: If more frames cannot be read than the data module allows.
     """
     frames = data.open("valid")
-    frames.quarantined = places(data.quarantine, frames.index, "valid")
+    frames.quarantined = quarantined_positions(data.quarantine, frames.index, "valid")
     arguments = data.loader.arguments(on_gpu=device.type == "cuda", persistent=False)
     dataset = EvaluationDataset(frames, data.image_size)
     loader = DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments)

@@ -1,8 +1,8 @@
-"""Frames in a bucket, or in a folder that stands for one, as litdata chunks: for data that outgrow the machine.
+"""Frames as litdata chunks in a bucket or folder: for datasets that are larger than the local disk.
 
-An optional extra (`pip install litdata`). The encoded files are kept as they are, a third of the size of their pixels;
-a frame is fetched by a range request when it is read. litdata's own shuffling is not used: it shuffles within chunks,
-and neighbouring frames of a fixed camera are near duplicates.
+litdata is an optional dependency. The files stay encoded, a third of the size of their pixels; a frame is fetched by a
+range request. litdata's own shuffling is not used: it shuffles within chunks, and neighbouring frames of a fixed camera
+are near duplicates.
 """
 
 import io
@@ -28,16 +28,14 @@ CHUNK_BYTES = 64 << 20
 
 
 class LitdataFrames:
-    """Frames of a litdata store.
-
-    Pickles as two texts; each process opens the store itself.
+    """Frames of a litdata store. An instance is pickled as two texts; each process opens the store itself.
 
     Args:
-        store: Folder, or address such as `s3://bucket/ltdv2`.
-        cache: Folder for what litdata keeps on this machine.
+        store: Folder, or URL such as `s3://bucket/ltdv2`.
+        cache: Folder for litdata's local cache.
 
     Raises:
-        ValueError: If there is no store.
+        ValueError: If the store does not exist.
     """
 
     def __init__(self, store: str, cache: Path) -> None:
@@ -46,7 +44,7 @@ class LitdataFrames:
         try:
             self._names = NameTable(np.load(io.BytesIO(read_object(store, NAMES)), allow_pickle=False))
         except (OSError, ValueError, obstore.exceptions.BaseError) as error:
-            raise ValueError(f"{store} is no litdata store of frames: {error}; run prepare") from error
+            raise ValueError(f"{store} is not a litdata store of frames: {error}; run prepare") from error
         self._lock = threading.Lock()
         self._opened: tuple[int, litdata.StreamingDataset] | None = None
 
@@ -57,11 +55,6 @@ class LitdataFrames:
         return f"{self.store}, {len(self._names):,} frames in litdata chunks"
 
     def read(self, name: str) -> npt.NDArray[np.uint8]:
-        """The frame `(H, W)` uint8; see `FrameSource`.
-
-        Raises:
-            FrameError: If it is missing or damaged.
-        """
         position = self._names.find(name)
         if position is None:
             raise FrameError(f"{name}: not in {self.store}")
@@ -75,7 +68,6 @@ class LitdataFrames:
         return decode_frame(content, name)
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Names that were not written."""
         return self._names.absent(names)
 
     def _dataset(self) -> litdata.StreamingDataset:
@@ -84,20 +76,19 @@ class LitdataFrames:
         return self._opened[1]
 
 
-def write_litdata(source: FolderFrames | ZipFrames, names: Sequence[str], store: str, workers: int) -> None:
-    """Write the named frames, as they are encoded, to a folder or bucket.
+def write_litdata(storage: FolderFrames | ZipFrames, names: Sequence[str], store: str, workers: int) -> None:
+    """Write encoded frames to an empty folder or bucket.
 
-    Frames that cannot be read are written as their reason, so that record and name keep the same position.
+    For a frame that cannot be read the reason is written, so that records and names have the same positions.
 
     Args:
-        source: Where the frames are.
-        names: Sorted, each once.
-        store: Folder, or address such as `s3://bucket/ltdv2`; must be empty.
-        workers: Processes.
+        storage: Storage of the frames.
+        names: Names of the frames, sorted and unique.
+        store: Folder, or URL such as `s3://bucket/ltdv2`.
+        workers: Number of processes.
     """
-    assert list(names) == sorted(set(names))
     litdata.optimize(
-        partial(record_of, source),
+        partial(record_of, storage),
         inputs=list(names),
         output_dir=store,
         chunk_bytes=CHUNK_BYTES,
@@ -111,25 +102,22 @@ def write_litdata(source: FolderFrames | ZipFrames, names: Sequence[str], store:
     write_object(store, NAMES, content.getvalue())
 
 
-def record_of(source: FolderFrames | ZipFrames, name: str) -> dict[str, Any]:
-    """What is stored of a frame."""
+def record_of(storage: FolderFrames | ZipFrames, name: str) -> dict[str, Any]:
     content, problem = b"", ""
     try:
-        content = source.content(name)
+        content = storage.content(name)
     except FrameError as error:
         problem = str(error).removeprefix(f"{name}: ")
     return {"name": name, "content": content, "crc": zlib.crc32(content), "problem": problem}
 
 
 def read_object(store: str, name: str) -> bytes:
-    """Content of an object beside the chunks."""
     if "://" in store:
         return bytes(obstore.get(obstore.store.from_url(store), name).bytes())
     return (Path(store) / name).read_bytes()
 
 
 def write_object(store: str, name: str, content: bytes) -> None:
-    """Write an object beside the chunks."""
     if "://" in store:
         obstore.put(obstore.store.from_url(store), name, content)
     else:
