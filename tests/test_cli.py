@@ -359,9 +359,9 @@ class TestBadInput:
             frame.write_bytes(frame.read_bytes()[:-200])
         torn = ["--data.root", str(root), "--trainer.max_epochs", "1", "--data.augmentation.mosaic", "0"]
         text = fails(run, capsys, "fit", *torn, "--data.max_bad_frames", "1")
-        assert "frames cannot be used, data.max_bad_frames is 1" in text
+        assert "frames cannot be used, more than data.max_bad_frames 1" in text
         assert frames[0].name in text
-        with pytest.warns(UserWarning, match="left out, . of 2 tolerated"):
+        with pytest.warns(UserWarning, match="left out . of at most 2 unusable frames"):
             run("fit", *torn, "--data.max_bad_frames", "2")
         assert saved(last_checkpoint())["steps"] == 1
 
@@ -406,7 +406,7 @@ class TestTools:
         [
             (["benchmark", "--batch_size", "0"], "batch_size must be >= 1, got 0"),
             (["prepare", "--root", "nowhere"], "nowhere"),
-            (["contact_sheet", "--data.root", "nowhere", "--samples", "0"], "samples is 0, allowed are 1 to 16"),
+            (["contact_sheet", "--data.root", "nowhere", "--samples", "0"], "samples must be 1 to 16, got 0"),
             (["prepare", "--roof", "x"], "unknown key roof. Did you mean root?"),
         ],
     )

@@ -73,7 +73,7 @@ def convert(module: DetectionDataModule, target: Path) -> Path:
     making = target.with_name(f"{target.name}-{os.getpid()}")
     shutil.rmtree(making, ignore_errors=True)
     for name, index in indexes.items():
-        source = module.source.frames(SPLITS[name], module.channels or 3, "folder")
+        source = module.dataset_format.open_storage(SPLITS[name], module.channels or 3, "folder")
         for kind in ("images", "labels"):
             (making / kind / name).mkdir(parents=True)
         assert isinstance(source, ImageFiles)

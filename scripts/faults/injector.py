@@ -39,7 +39,7 @@ class Injector(Callback):
         loader = make()
         frames = loader.dataset.frames
         names = [frames.index.file_name(number) for number in range(len(frames.index))]
-        frames.source = FaultySource(frames.source, names, place, self.faults)
+        frames.storage = FaultySource(frames.storage, names, place, self.faults)
         if place is Place.FRAME:
             loader.worker_init_fn = partial(start_worker, loader.worker_init_fn, self.faults)
         return loader

@@ -80,11 +80,11 @@ def test_frames_are_spread_over_the_split(frames: LabelledFrames) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"samples": 0}, "samples is 0, allowed are 1 to 16"),
-        ({"samples": 17}, "samples is 17, allowed are 1 to 16"),
-        ({"epoch": -1}, "epoch is -1, allowed are 0 and more"),
-        ({"frame": 16}, "frame is 16, allowed are 0 to 15"),
-        ({"output": Path("sheet.jpg")}, r"output is sheet\.jpg, allowed are names that end in \.png"),
+        ({"samples": 0}, "samples must be 1 to 16, got 0"),
+        ({"samples": 17}, "samples must be 1 to 16, got 17"),
+        ({"epoch": -1}, "epoch must be >= 0, got -1"),
+        ({"frame": 16}, "frame must be 0 to 15, got 16"),
+        ({"output": Path("sheet.jpg")}, r"output must be a file name with the suffix \.png, got sheet\.jpg"),
     ],
 )
 def test_option_out_of_range_is_refused(make: Make, changed: dict[str, Any], message: str) -> None:
@@ -98,20 +98,19 @@ def sample(count: int, readable: bool = True) -> Sample:
     return Sample(image, boxes, np.zeros(count, np.int64), "7", (64, 64), Letterbox(1, 0, 0), readable)
 
 
-@pytest.mark.parametrize(("count", "names"), [(0, 0), (1, 1), (tool.NAMED_BOXES, tool.NAMED_BOXES), (13, 0)])
-def test_boxes_are_named_where_there_are_few(count: int, names: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 13])
+def test_boxes_are_drawn_and_counted(count: int) -> None:
     cell = Figure().add_subplot()
-    draw_sample(cell, sample(count), ("person",))
+    draw_sample(cell, sample(count))
     texts = [text.get_text() for text in cell.texts]
-    assert texts.count("person") == names
     assert len(cell.patches) == count
     assert texts[-1] == ("7, 1 box" if count == 1 else f"7, {count} boxes")
 
 
 def test_unreadable_frame_is_named() -> None:
     cell = Figure().add_subplot()
-    draw_sample(cell, sample(0, readable=False), ("person",))
-    assert "cannot be read" in [text.get_text() for text in cell.texts]
+    draw_sample(cell, sample(0, readable=False))
+    assert "unreadable frame" in [text.get_text() for text in cell.texts]
 
 
 def options(*arguments: str) -> dict[str, Any]:
@@ -143,10 +142,10 @@ def test_command_line_takes_configurations_and_overrides() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("data: {rooot: x}", r"names data\.rooot, which is no option"),
-        ("data: {loader: {worker: 1}}", r"names data\.loader\.worker, which is no option"),
-        ("data: [1]", "has no section 'data' of options"),
-        ("- 1", "has no section 'data' of options"),
+        ("data: {rooot: x}", r"has the unknown option data\.rooot"),
+        ("data: {loader: {worker: 1}}", r"has the unknown option data\.loader\.worker"),
+        ("data: [1]", "must have a section 'data' of options"),
+        ("- 1", "must have a section 'data' of options"),
         ("data: {", "cannot be read"),
     ],
 )

@@ -65,7 +65,7 @@ def clip_names(index: SplitIndex) -> set[str]:
 
 @pytest.mark.parametrize("image_size", [0, -32, 16, 33, 650])
 def test_image_size_off_the_stride_is_refused(image_size: int) -> None:
-    with pytest.raises(ValueError, match=rf"data\.image_size is {image_size}, allowed are multiples of 32"):
+    with pytest.raises(ValueError, match=rf"data\.image_size must be a multiple of 32 and >= 32, got {image_size}"):
         DetectionDataModule("nowhere", image_size=image_size)
 
 
@@ -172,7 +172,7 @@ def test_share_to_hold_out_out_of_range_is_refused(share: float) -> None:
 def test_exactly_one_source_of_validation_frames_is_asked_for(
     valid_file: str | None, valid_share: float | None
 ) -> None:
-    with pytest.raises(ValueError, match=f"valid_file is {valid_file} and data.valid_share {valid_share}: exactly one"):
+    with pytest.raises(ValueError, match=f"exactly one of .*valid_file {valid_file} and .*valid_share {valid_share}"):
         DetectionDataModule("nowhere", valid_file=valid_file, valid_share=valid_share)
 
 
@@ -434,11 +434,11 @@ def test_sound_batch_passes_through_unchanged(make: Make) -> None:
 def test_too_many_bad_frames_end_the_run(make: Make) -> None:
     datamodule = make(max_bad_frames=3)
     batch: Batch = next(iter(datamodule.val_dataloader()))
-    with pytest.warns(UserWarning, match="2 of 3 tolerated"):
+    with pytest.warns(UserWarning, match="left out 2 of at most 3"):
         datamodule.on_before_batch_transfer(with_bad_frames(batch, range(2)), 0)
-    with pytest.warns(UserWarning, match="3 of 3 tolerated"):
+    with pytest.warns(UserWarning, match="left out 3 of at most 3"):
         datamodule.on_before_batch_transfer(with_bad_frames(batch, range(1, 3)), 0)
-    with pytest.raises(ValueError, match=r"4 frames cannot be used, data\.max_bad_frames is 3: frames/image_3\.jpg"):
+    with pytest.raises(ValueError, match=r"4 frames cannot be used, more than data\.max_bad_frames 3: .*/image_3\.jpg"):
         datamodule.on_before_batch_transfer(with_bad_frames(batch, range(4)), 0)
 
 

@@ -12,7 +12,7 @@ import pytest
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, SampleKey, TrainingDataset
-from yolo_lightning.data.storage.frames import FrameSource
+from yolo_lightning.data.storage.frames import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.mosaic import PADDING
 
@@ -35,7 +35,7 @@ STILL = Augmentation(mosaic=0, translate=0, scale=0, flip_horizontal=0, photomet
 class CountingSource:
     """Passes on to another source and keeps the names that were read."""
 
-    def __init__(self, source: FrameSource) -> None:
+    def __init__(self, source: Storage) -> None:
         self.source = source
         self.names: list[str] = []
 
@@ -152,14 +152,14 @@ def test_training_sample_has_the_documented_types(frames: LabelledFrames) -> Non
 
 @pytest.mark.parametrize(("epoch", "reads"), [(0, 4), (2, 4), (3, 1), (7, 1)])
 def test_mosaic_closes_at_mosaic_epochs(frames: LabelledFrames, epoch: int, reads: int) -> None:
-    source = CountingSource(frames.source)
+    source = CountingSource(frames.storage)
     training(LabelledFrames(frames.index, source), mosaic_epochs=3)[epoch, 0]
     assert len(source.names) == reads
     assert source.names[0] == frames.index.file_name(0)
 
 
 def test_mosaic_is_made_in_its_share_of_samples(frames: LabelledFrames) -> None:
-    source = CountingSource(frames.source)
+    source = CountingSource(frames.storage)
     dataset = training(LabelledFrames(frames.index, source), Augmentation(mosaic=0.5), mosaic_epochs=100)
     for epoch in range(60):
         dataset[epoch, 0]
@@ -196,7 +196,7 @@ def test_torn_frame_leaves_other_samples_as_they_are(split: Split, tmp_path: Pat
 
 def test_torn_frame_in_a_mosaic_is_named_but_the_sample_stays_readable(torn_frames: LabelledFrames) -> None:
     torn_name = torn_frames.index.file_name(TORN)
-    source = CountingSource(torn_frames.source)
+    source = CountingSource(torn_frames.storage)
     dataset = training(LabelledFrames(torn_frames.index, source), mosaic_epochs=100)
     named = 0
     for epoch in range(10):
@@ -250,7 +250,7 @@ def test_error_that_nobody_expects_names_the_image(frames: LabelledFrames, monke
     def fail(name: str) -> npt.NDArray[np.uint8]:
         raise RuntimeError(f"broken codec at {name}")
 
-    monkeypatch.setattr(frames.source, "read", fail)
+    monkeypatch.setattr(frames.storage, "read", fail)
     with pytest.raises(RuntimeError) as caught:
         frames.read(2)
     assert caught.value.__notes__ == [f"while reading image id={frames.index.image_id(2)}"]

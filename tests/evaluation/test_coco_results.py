@@ -30,7 +30,7 @@ def test_ids_have_the_type_and_the_characters_of_the_file(ids: list[int | str], 
 
 @pytest.mark.parametrize("ids", [["8"], ["1", "1"]], ids=["foreign", "repeated"])
 def test_wrong_images_are_an_error(ids: list[str]) -> None:
-    with pytest.raises(ValueError, match=f"image id {ids[0]}: not in the split, or there twice"):
+    with pytest.raises(ValueError, match=f"image id {ids[0]}: unknown id or second prediction"):
         coco_results([found(one) for one in ids], [1, "2"], (3, 44))
 
 

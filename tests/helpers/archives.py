@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.data.storage.frames import FrameSource, decode_frame
+from yolo_lightning.data.storage.frames import Storage, decode_frame
 
 LOCAL, CENTRAL, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 ENCRYPTED = 1
@@ -37,7 +37,7 @@ def pixels(frames: Mapping[str, bytes]) -> dict[str, np.ndarray]:
     return {name: decode_frame(content, name) for name, content in frames.items()}
 
 
-def assert_same_in_threads_and_processes(source: FrameSource, frames: Mapping[str, bytes]) -> None:
+def assert_same_in_threads_and_processes(source: Storage, frames: Mapping[str, bytes]) -> None:
     """Four threads and two spawned processes, at once, read what the files hold, each of them twenty times."""
     expected, names = pixels(frames), list(frames) * 20
     with (

@@ -1,4 +1,4 @@
-"""`contact_sheet`: a picture of what the network sees."""
+"""`contact_sheet`: a picture of the inputs of the network with their boxes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +19,8 @@ CELL_INCHES = 2.6
 TITLE_INCHES = 0.34
 LEGEND_INCHES = 0.4
 
-NAMED_BOXES = 12
-"""So many boxes are named one by one; of more, the colours and the legend tell the class."""
-
 ALL_EPOCHS = 2**31
-"""Mosaic in any epoch."""
+"""Value of `mosaic_epochs` that enables mosaic in every epoch."""
 
 
 def contact_sheet(
@@ -34,31 +31,31 @@ def contact_sheet(
     epoch: int = 0,
     frame: int | None = None,
 ) -> None:
-    """Draw what the network sees: training samples after augmentation, with their boxes.
+    """Draw the inputs of the network: training samples after augmentation, with their boxes.
 
-    Four rows: frames as they are recorded, the same frames augmented as in the last epochs (without mosaic), mosaics
-    around the same frames, and one frame augmented again and again. They are the samples of the training itself: sample
-    `index` of `epoch` looks the same there.
+    The picture has four rows: frames without augmentation, the same frames augmented as in the last epochs (without
+    mosaic), mosaics with the same frames, and one frame in several epochs. The samples are identical to those of a
+    training run with the same seed.
 
     Args:
-        data: The dataset and its augmentation.
+        data: Dataset and augmentation.
         output: PNG file to write.
-        samples: Pictures per row, 1 to 16.
-        epoch: Epoch whose samples are drawn.
-        frame: Position in the training split of the frame in the last row; null takes one with many boxes.
+        samples: Samples per row, 1 to 16.
+        epoch: Epoch of the samples.
+        frame: Position in the training split of the frame in the last row; null selects a frame with many boxes.
 
     Raises:
         ValueError: If an option is out of range, or the data cannot be used.
     """
     if not 1 <= samples <= 16:
-        raise ValueError(f"samples is {samples}, allowed are 1 to 16")
+        raise ValueError(f"samples must be 1 to 16, got {samples}")
     if epoch < 0:
-        raise ValueError(f"epoch is {epoch}, allowed are 0 and more")
+        raise ValueError(f"epoch must be >= 0, got {epoch}")
     if output.suffix.lower() != ".png":
-        raise ValueError(f"output is {output}, allowed are names that end in .png")
+        raise ValueError(f"output must be a file name with the suffix .png, got {output}")
     frames = data.open("train")
     if frame is not None and not 0 <= frame < len(frames):
-        raise ValueError(f"frame is {frame}, allowed are 0 to {len(frames) - 1}")
+        raise ValueError(f"frame must be 0 to {len(frames) - 1}, got {frame}")
     chosen = spread_frames(frames, samples)
     shown = busiest(frames, chosen) if frame is None else frame
     draw_rows(sample_rows(data, frames, chosen, shown, epoch), data.class_names, output)
@@ -66,44 +63,34 @@ def contact_sheet(
 
 
 def spread_frames(frames: LabelledFrames, count: int) -> list[int]:
-    """`count` frames spread evenly over the split, each the one with the most boxes of eight neighbours."""
+    """Return `count` positions, evenly spread over the split, each with the most boxes among eight neighbours."""
     starts = np.linspace(0, len(frames), count, endpoint=False).astype(int).tolist()
     return [busiest(frames, range(start, min(start + 8, len(frames)))) for start in starts]
 
 
 def busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:
-    """That of `indices` with the most boxes."""
     return max(indices, key=lambda index: len(frames.index.labels(index)))
 
 
 def sample_rows(
     data: DetectionDataModule, frames: LabelledFrames, chosen: Sequence[int], shown: int, epoch: int
 ) -> dict[str, list[Sample]]:
-    """The samples of each row under its heading."""
+    """Return heading and samples of each row."""
     size, augmentation = data.image_size, data.augmentation
     recorded = EvaluationDataset(frames, size)
     plain = TrainingDataset(frames, size, augmentation, 0, data.seed)
     mixed = TrainingDataset(frames, size, replace(augmentation, mosaic=1.0), ALL_EPOCHS, data.seed)
-    rows = {"as recorded": [recorded[index] for index in chosen]}
+    rows = {"without augmentation": [recorded[index] for index in chosen]}
     rows["augmented, without mosaic"] = [plain[epoch, index] for index in chosen]
     if augmentation.mosaic:
-        rows[f"augmented, with mosaic ({augmentation.mosaic:.0%} of the samples)"] = [
-            mixed[epoch, index] for index in chosen
-        ]
-    rows["the same frame in the epochs to come, without mosaic"] = [
-        plain[epoch + number, shown] for number in range(len(chosen))
-    ]
+        heading = f"augmented, with mosaic ({augmentation.mosaic:.0%} of the samples)"
+        rows[heading] = [mixed[epoch, index] for index in chosen]
+    rows["one frame in consecutive epochs, without mosaic"] = [plain[epoch + k, shown] for k in range(len(chosen))]
     return rows
 
 
 def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: Path) -> None:
-    """Draw rows of samples, each under its heading, above a legend of the classes.
-
-    Args:
-        rows: Heading and samples of each row; all as long.
-        class_names: Index 0 first.
-        path: PNG file to write.
-    """
+    """Draw rows of samples, all of the same length, with their headings and a legend of the classes into a PNG file."""
     columns = len(next(iter(rows.values())))
     width, height = CELL_INCHES * columns, (CELL_INCHES + TITLE_INCHES) * len(rows) + LEGEND_INCHES
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH)
@@ -115,41 +102,25 @@ def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: P
         for column, sample in enumerate(samples):
             left = (column * CELL_INCHES + 0.03) / width
             cell = figure.add_axes((left, bottom, (CELL_INCHES - 0.06) / width, (CELL_INCHES - 0.06) / height))
-            draw_sample(cell, sample, class_names)
+            draw_sample(cell, sample)
     lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], lw=3, label=name) for i, name in enumerate(class_names)]
     figure.legend(handles=lines, loc="lower left", ncols=len(lines) if columns > 2 else 2, frameon=False, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
-def draw_sample(cell: Axes, sample: Sample, class_names: Sequence[str]) -> None:
-    """Draw one network input with its boxes into one cell."""
+def draw_sample(cell: Axes, sample: Sample) -> None:
     height, width = sample.image.shape[:2]
     cell.imshow(sample.image, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0), interpolation="antialiased")
     cell.set_axis_off()
-    named = len(sample.labels) <= NAMED_BOXES
     for box, label in zip(sample.boxes.tolist(), sample.labels.tolist(), strict=True):
-        colour = COLOURS[label % len(COLOURS)]
-        cell.add_patch(outline(box, colour, "-", 1.0))
-        if named:
-            below, right = box[1] < 0.07 * height, box[0] > 0.7 * width
-            cell.text(
-                box[2] if right else box[0],
-                box[3] + 0.006 * height if below else box[1] - 0.006 * height,
-                class_names[label],
-                fontsize=5,
-                color="black",
-                va="top" if below else "bottom",
-                ha="right" if right else "left",
-                clip_on=True,
-                bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
-            )
+        cell.add_patch(outline(box, COLOURS[label % len(COLOURS)], "-", 1.0))
     if not sample.readable:
-        cell.text(width / 2, height / 2, "cannot be read", color="white", ha="center", va="center", fontsize=8)
+        cell.text(width / 2, height / 2, "unreadable frame", color="white", ha="center", va="center", fontsize=8)
     cell.text(
         0.01 * width,
         0.99 * height,
-        f"{sample.image_id}, {len(sample.labels)} boxes" if len(sample.labels) != 1 else f"{sample.image_id}, 1 box",
+        f"{sample.image_id}, {len(sample.labels)} box{'' if len(sample.labels) == 1 else 'es'}",
         fontsize=5.5,
         color="white",
         va="bottom",

@@ -1,4 +1,4 @@
-"""Options of tools that look at a run's data: its configuration files and `--data.*`, as `fit` takes them."""
+"""Options of commands that read the data of a run: its configuration files and `--data.*`, as in `fit`."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -20,18 +20,18 @@ def call_with_data(
     bound: Callable[[Namespace], dict[str, Any]] | None = None,
     parser_class: type[ArgumentParser] = ArgumentParser,
 ) -> Any:
-    """Call a tool whose argument `data` is a datamodule and whose other arguments are options of their own.
+    """Call the function of a command with a data module as argument `data` and further arguments from options.
 
     Args:
-        function: The tool; its docstring becomes the help.
-        arguments: What was typed after the tool's name; null takes the command line.
-        prog: How the command is called, for the help.
-        bound: Returns the data options that follow from the weights which the given options name. They take the place
-            of configured ones, not of those on the command line.
+        function: Function of the command; its docstring is the help text.
+        arguments: Command-line arguments after the name of the command; None is `sys.argv[1:]`.
+        prog: Name of the program in the help text.
+        bound: Returns the data options that are stored in the given weights. They override those of configuration
+            files, but not those on the command line.
         parser_class: Class of the parser.
 
     Raises:
-        ValueError: If a configuration file cannot be read or names an unknown data option.
+        ValueError: If a configuration file cannot be read or has an unknown data option.
     """
     summary = (function.__doc__ or "").partition("\n\n")[0]
     parser = parser_class(prog=prog, description=summary, allow_abbrev=False)
@@ -40,7 +40,7 @@ def call_with_data(
         action="append",
         default=[],
         metavar="FILE",
-        help="Configuration of a run, several lie over one another; only its `data` section counts.",
+        help="Configuration file of a run; later files override earlier ones. Only the section `data` is read.",
     )
     parser.add_class_arguments(DetectionDataModule, SECTION)
     parser.add_function_arguments(function, skip={SECTION}, as_group=False)
@@ -62,27 +62,23 @@ def call_with_data(
 
 
 def set_defaults(parser: ArgumentParser, file: Path) -> None:
-    """Make the data options of a configuration file the defaults; options that it does not name stay.
-
-    Raises:
-        ValueError: If the file is not a configuration, or names an unknown data option.
-    """
+    """Use the data options of a configuration file as defaults; raise `ValueError` if the file is invalid."""
     try:
         content = yaml.safe_load(file.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"configuration {file} cannot be read: {error}") from error
     section = content.get(SECTION, {}) if isinstance(content, dict) else None
     if not isinstance(section, dict):
-        raise ValueError(f"configuration {file} has no section '{SECTION}' of options")
+        raise ValueError(f"configuration {file} must have a section '{SECTION}' of options")
     known = parser.get_defaults()
     for name, value in flattened(section, SECTION, known).items():
         if name not in known:
-            raise ValueError(f"configuration {file} names {name}, which is no option")
+            raise ValueError(f"configuration {file} has the unknown option {name}")
         parser.set_defaults({name: value})
 
 
 def flattened(section: dict[str, Any], prefix: str, known: Any) -> dict[str, Any]:
-    """The options of nested sections by their full name; a dictionary that is itself a value stays one."""
+    """Return the options of nested sections by their full name; dictionaries that are values are not flattened."""
     flat: dict[str, Any] = {}
     for name, value in section.items():
         full = f"{prefix}.{name}"

@@ -1,4 +1,4 @@
-"""The contract between the rooms: what a batch, a prediction and a target hold."""
+"""Types shared by data, model and evaluation: samples, batches, predictions and targets."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centr
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One letterboxed frame with its boxes.
+    """Letterboxed frame with its boxes.
 
     Attributes:
         image: `(H, W)` uint8, gray, or `(H, W, 3)`, RGB.
         boxes: `(N, 4)` float32, xyxy, pixels of `image`.
         labels: `(N,)` int64, class index from 0.
-        image_id: Id of the frame as in the annotation file.
+        image_id: Id of the frame in the annotation file.
         frame_shape: `(height, width)` of the original frame, pixels.
-        letterbox: How the frame was placed. Meaningless after mosaic or affine augmentation.
-        readable: False if the frame itself could not be used; `image` is then empty gray without boxes.
-        bad_frames: Files that could not be used while this sample was made, each with the reason.
-        month: YYYYMM of the frame, 0 where it is unknown or nobody asks, as in training.
+        letterbox: Position of the frame in `image`; undefined after mosaic or affine augmentation.
+        readable: Whether the frame could be used; if not, `image` is gray and has no boxes.
+        bad_frames: Unusable files of this sample, each with the reason.
+        month: YYYYMM of the frame, 0 if unknown and in training.
     """
 
     image: npt.NDArray[np.uint8]
@@ -42,19 +42,19 @@ class Sample:
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
-    """Samples stacked for the network. Not a dataclass: Lightning's precision plugins refuse frozen ones.
+    """Samples stacked for the network. Not a dataclass: Lightning's precision plugins refuse frozen dataclasses.
 
     Attributes:
-        images: `(B, C, H, W)` uint8; C = 1 for thermal frames, also on the device, 3 for frames in colour (RGB).
-        boxes: `(N, 4)` float32, centre-x, centre-y, width, height, as shares of the letterboxed input (0 to 1).
+        images: `(B, C, H, W)` uint8; C is 1 for thermal frames, also on the device, and 3 for RGB frames.
+        boxes: `(N, 4)` float32, centre-x, centre-y, width, height, as fractions of the letterboxed input (0 to 1).
         labels: `(N,)` int64, class index from 0.
-        sample_index: `(N,)` int64, ascending: which image of the batch a box belongs to.
-        image_ids: B ids as strings.
+        sample_index: `(N,)` int64, ascending: position in the batch of the image of each box.
+        image_ids: B ids.
         frame_shapes: B times `(height, width)` of the original frame, pixels.
-        letterboxes: B placements, to go back from input to frame pixels.
-        readable: B flags; where False the image is empty gray and the frame is left out of evaluation.
-        bad_frames: Files that could not be used while this batch was made, each with the reason.
-        months: B times YYYYMM, 0 where it is unknown; empty where no month is known.
+        letterboxes: B positions of the frames in the input.
+        readable: B flags; if False, the image is gray and the frame is left out of the evaluation.
+        bad_frames: Unusable files of this batch, each with the reason.
+        months: B times YYYYMM, 0 if unknown; or empty.
     """
 
     images: Tensor
@@ -72,15 +72,15 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         return len(self.image_ids)
 
     def readable_positions(self) -> list[int]:
-        """Positions of the images that stand for a frame that could be read."""
+        """Return the positions of the images whose frame could be read."""
         return [position for position, readable in enumerate(self.readable) if readable]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """The batch with its tensors on `device`; Lightning calls this."""
+        """Return the batch with its tensors on `device`; called by Lightning."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """The batch with its tensors in page-locked memory; the DataLoader's pinning thread calls this."""
+        """Return the batch with its tensors in page-locked memory; called by the pinning thread of the DataLoader."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -95,14 +95,14 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Detections in one frame, best first.
+    """Detections in one frame, highest score first.
 
     Attributes:
         image_id: Id of the frame.
         boxes: `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame.
         scores: `(N,)` float32, 0 to 1.
         labels: `(N,)` int64, class index from 0.
-        unclipped: `(N, 4)` float32, `boxes` before clipping; Ultralytics' scores are computed from them. None where
+        unclipped: `(N, 4)` float32, `boxes` before clipping, from which Ultralytics' scores are computed; None if
             `boxes` were not clipped.
     """
 
@@ -121,7 +121,7 @@ class Target:
         image_id: Id of the frame.
         boxes: `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame.
         labels: `(N,)` int64, class index from 0.
-        month: YYYYMM of the frame, 0 where it is unknown.
+        month: YYYYMM of the frame, 0 if unknown.
     """
 
     image_id: str
@@ -131,7 +131,7 @@ class Target:
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
-    """Stack samples of one image size."""
+    """Stack samples of the same image size."""
     height, width = samples[0].image.shape[:2]
     images = torch.from_numpy(np.stack([sample.image for sample in samples]))
     counts = torch.tensor([len(sample.labels) for sample in samples])
@@ -152,7 +152,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
 
 
 def in_parts(batch: Batch, images_at_once: int) -> list[Batch]:
-    """The batch as the fewest parts of at most `images_at_once` images, as equal as can be; order stays."""
+    """Split a batch into the fewest parts of nearly equal size with at most `images_at_once` images each."""
     count = -(-len(batch) // images_at_once)
     edges = [part * len(batch) // count for part in range(count + 1)]
     return [_slice(batch, first, stop) for first, stop in pairwise(edges)]
@@ -176,9 +176,9 @@ def _slice(batch: Batch, first: int, stop: int) -> Batch:
 
 
 def targets(batch: Batch) -> list[Target]:
-    """The annotated boxes of the readable frames of a batch, on the CPU, in pixels of the original frames.
+    """Return the annotated boxes of the readable frames of a batch, on the CPU, in pixels of the original frames.
 
-    Valid for batches that were letterboxed only (validation, test), not for augmented ones.
+    Valid for letterboxed batches (validation, test), not for augmented batches.
     """
     height, width = batch.images.shape[-2:]
     corners = xywh_to_xyxy(batch.boxes.cpu()) * torch.tensor([width, height, width, height])
@@ -194,14 +194,14 @@ def targets(batch: Batch) -> list[Target]:
 
 
 def by_image(predictions: Iterable[Prediction], image_ids: Sequence[str]) -> dict[str, Prediction | None]:
-    """The prediction of each image, in the order of `image_ids`; None where there is none.
+    """Return the prediction of each image, or None, in the order of `image_ids`.
 
     Raises:
-        ValueError: If a prediction is of an image that was not asked for, or of one twice.
+        ValueError: If an image of a prediction is not in `image_ids`, or has two predictions.
     """
     found: dict[str, Prediction | None] = dict.fromkeys(image_ids)
     for prediction in predictions:
         if found.get(prediction.image_id, prediction) is not None:
-            raise ValueError(f"prediction for image id {prediction.image_id}: not in the split, or there twice")
+            raise ValueError(f"prediction for image id {prediction.image_id}: unknown id or second prediction")
         found[prediction.image_id] = prediction
     return found

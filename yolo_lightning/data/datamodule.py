@@ -13,19 +13,24 @@ from torch.utils.data import DataLoader
 from yolo_lightning.data.batch import Batch, Sample, collate
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
-from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, choose_source
-from yolo_lightning.data.formats.frame_checks import BadFrames, check_frames, check_labels, needed_channels
-from yolo_lightning.data.formats.json_sources import LTDv2Source
-from yolo_lightning.data.formats.quarantine import check_names, places
+from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, LTDv2Format, choose_format
+from yolo_lightning.data.formats.frame_checks import (
+    BadFrames,
+    check_frames,
+    check_labels,
+    check_quarantine,
+    needed_channels,
+    quarantined_positions,
+)
 from yolo_lightning.data.index.annotation_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split, frame_table
 from yolo_lightning.data.loader import LoaderSettings, describe
 from yolo_lightning.data.sampling.global_batches import FileOrderBatches, GlobalBatches
 from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader, limited
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
-from yolo_lightning.data.storage.choose_storage import FrameStorage
+from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
-from yolo_lightning.data.storage.image_cache import kept_decoded
+from yolo_lightning.data.storage.image_cache import cache_images
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.utils.loop_position import recount
 
@@ -49,8 +54,8 @@ class DetectionDataModule(LightningDataModule):
         channels: 1 reads gray frames, 3 RGB; null takes 1 for LTDv2, what a `data.yaml` says, else 3 unless a sample of
             the images is gray throughout.
         storage: Where the frames of LTDv2 lie: a packed store, the folder `frames` or `frames.zip`, in this order for
-            `auto`; or `litdata`, a store that may lie in a bucket.
-        store: Folder of the packed store, null takes `packed` under `root`; or folder or address of the litdata store.
+            `auto`.
+        store: Folder of the packed store; null is `packed` under `root`.
         train_fraction: Fraction of each month's clips to train on, > 0 and <= 1. The subset consists of whole clips, at
             least one per month, is the same for every seed and is contained in every larger subset. Frames outside the
             subset need not be on the disk.
@@ -87,7 +92,7 @@ class DetectionDataModule(LightningDataModule):
         predict_file: str | None = None,
         image_folders: tuple[str, ...] = (),
         channels: Channels | None = None,
-        storage: FrameStorage = "auto",
+        storage: StorageKind = "auto",
         store: str | None = None,
         train_fraction: float = 1.0,
         valid_fraction: float = 1.0,
@@ -117,7 +122,7 @@ class DetectionDataModule(LightningDataModule):
         self.storage = storage
         self.store = store
         self.index_root = Path(index_root).expanduser() if index_root else default_index_root()
-        self.source = choose_source(
+        self.dataset_format = choose_format(
             format,
             None if root is None else Path(root).expanduser(),
             train_file,
@@ -130,10 +135,10 @@ class DetectionDataModule(LightningDataModule):
             store,
             self.index_root,
         )
-        self.root = self.source.root
+        self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:
             raise ValueError("data.channels is 3, but the frames of LTDv2 are gray: allowed are 1 and null")
-        self.channels: Channels | None = channels or self.source.channels
+        self.channels: Channels | None = channels or self.dataset_format.channels
         self.image_size = image_size
         self.batch_size = batch_size
         self.seed = seed
@@ -142,7 +147,7 @@ class DetectionDataModule(LightningDataModule):
         self.augmentation = augmentation
         self.sampling = sampling
         self.allow_unlabelled = allow_unlabelled
-        check_names(quarantine)
+        check_quarantine(quarantine)
         self.quarantine = tuple(quarantine)
         self.bad_frames = BadFrames(max_bad_frames)
         self._splits: dict[Split, LabelledFrames] = {}
@@ -165,13 +170,15 @@ class DetectionDataModule(LightningDataModule):
                 continue
             frames = self.open(split)
             index = frames.index
-            rank_zero_info(f"{split} frames: {frames.source}")
+            rank_zero_info(f"{split} frames: {frames.storage}")
             self._set_aside(split, frames)
-            check_frames(index, frames.source, self.bad_frames)
+            check_frames(index, frames.storage, self.bad_frames)
             if split != "predict" and not self.allow_unlabelled:
-                check_labels(index, frames.quarantined, self.source.origin(split))
+                check_labels(index, frames.quarantined, self.dataset_format.origin(split))
             self._splits[split] = frames
-            rank_zero_info(f"{split}: {self.source.name(split)} ({index.counts.describe()}): {describe_split(index)}")
+            rank_zero_info(
+                f"{split}: {self.dataset_format.name(split)} ({index.counts.describe()}): {describe_split(index)}"
+            )
             for note in index.notes:
                 rank_zero_info(f"{split}: {note}")
         if stage == "fit":
@@ -182,19 +189,19 @@ class DetectionDataModule(LightningDataModule):
                 times = f" times {self._deal().processes} processes" if self._deal().processes > 1 else ""
                 raise ValueError(
                     f"data.batch_size is {self.batch_size}{times}, more than the {order.length} frames of an epoch "
-                    f"of {self.source.name('train')}"
+                    f"of {self.dataset_format.name('train')}"
                 )
             self._order = order
 
     def _set_aside(self, split: Split, frames: LabelledFrames) -> None:
         index = frames.index
-        frames.quarantined = places(self.quarantine, index, split)
+        frames.quarantined = quarantined_positions(self.quarantine, index, split)
         self.bad_frames.quarantined |= {index.file_name(place) for place in frames.quarantined}
         if frames.quarantined:
             listed = [f"{index.image_id(place)} ({index.file_name(place)})" for place in sorted(frames.quarantined)]
             rank_zero_warn(f"{split}: left out, in quarantine (data.quarantine): {', '.join(listed)}")
 
-    def open(self, split: Split, storage: FrameStorage | None = None) -> LabelledFrames:
+    def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
         """A split with its frames, before `setup` has checked them.
 
         Args:
@@ -204,27 +211,27 @@ class DetectionDataModule(LightningDataModule):
         Raises:
             ValueError: If the dataset cannot be used.
         """
-        source = self.source.frames(split, self.channels or 3, storage)
-        index = self.source.open(split)
+        opened = self.dataset_format.open_storage(split, self.channels or 3, storage)
+        index = self.dataset_format.open_index(split)
         if self.channels is None:
-            self.channels = needed_channels(index, source)
-            source = self.source.frames(split, self.channels, storage)
-        return LabelledFrames(index, source, self.channels)
+            self.channels = needed_channels(index, opened)
+            opened = self.dataset_format.open_storage(split, self.channels, storage)
+        return LabelledFrames(index, opened, self.channels)
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes, index 0 first; the command line gives them to the model."""
-        return self.source.class_names
+        return self.dataset_format.class_names
 
     @property
     def category_ids(self) -> tuple[int, ...]:
         """Number of each class in the dataset's own files, index 0 first."""
-        return self.source.category_ids
+        return self.dataset_format.category_ids
 
     @property
     def is_ltdv2(self) -> bool:
         """Whether the dataset is LTDv2, whose challenge has an answer form of its own."""
-        return isinstance(self.source, LTDv2Source)
+        return isinstance(self.dataset_format, LTDv2Format)
 
     def index(self, split: Split) -> SplitIndex:
         """The opened index of a split."""
@@ -245,7 +252,7 @@ class DetectionDataModule(LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """Augmented batches in an order that depends on (seed, epoch) alone; resumes where it was saved."""
         assert self.trainer is not None
-        frames = kept_decoded(self._splits["train"], self.image_cache_mib)
+        frames = cache_images(self._splits["train"], self.image_cache_mib)
         keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
         # A run resumed at an epoch's end restores no loader state, and current_epoch still names the old epoch here.
@@ -277,7 +284,7 @@ class DetectionDataModule(LightningDataModule):
         if "train" in self._splits and self.index("train").fingerprint != saved:
             raise ValueError(
                 f"the checkpoint was made on other training data (fingerprint {saved}, now "
-                f"{self.index('train').fingerprint}): resume with the same {self.source.name('train')}, "
+                f"{self.index('train').fingerprint}): resume with the same {self.dataset_format.name('train')}, "
                 "data.train_fraction and data.valid_share, or start a new run from its weights with --model.weights"
             )
 

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.index.annotation_index import SplitIndex
-from yolo_lightning.data.storage.frames import Channels, FrameError, FrameSource
+from yolo_lightning.data.storage.frames import Channels, FrameError, Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.mosaic import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip
 from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
@@ -39,16 +39,16 @@ class LabelledFrames:
 
     Args:
         index: Names, shapes and boxes of the split.
-        source: Where the pixels are.
-        channels: Of the frames that `source` gives.
+        storage: Storage of the pixels.
+        channels: Number of channels of the frames that `storage` returns.
 
     Attributes:
         quarantined: Places of frames that are not to be read and count as unusable.
     """
 
-    def __init__(self, index: SplitIndex, source: FrameSource, channels: Channels = 1) -> None:
+    def __init__(self, index: SplitIndex, storage: Storage, channels: Channels = 1) -> None:
         self.index = index
-        self.source = source
+        self.storage = storage
         self.channels = channels
         self.quarantined: frozenset[int] = frozenset()
 
@@ -62,7 +62,7 @@ class LabelledFrames:
         try:
             if index in self.quarantined:
                 raise FrameError(f"{self.index.file_name(index)}: image {image_id} is in quarantine")
-            image = self.source.read(self.index.file_name(index))
+            image = self.storage.read(self.index.file_name(index))
             if image.shape[:2] != (height, width):
                 raise FrameError(
                     f"{self.index.file_name(index)}: the file is {image.shape[1]} x {image.shape[0]}, "

@@ -52,7 +52,7 @@ def test_all_results_of_images_and_videos(
     with pytest.raises(SystemExit) as ended:
         main([*words, "--save", "[pictures,json,csv,txt]", "--score_threshold", "0.4", "--batch_size", "2"])
     assert ended.value.code == 1
-    assert f"skipped 1 unreadable files: {album / 'torn.jpg'}: the JPEG is torn" in capsys.readouterr().out
+    assert f"skipped 1 unreadable files: {album / 'torn.jpg'}: the JPEG is truncated" in capsys.readouterr().out
     entries = json.loads((output / "predictions.json").read_text())
     seen = [(Path(entry["source"]).relative_to(album).as_posix(), entry["frame"]) for entry in entries]
     assert seen == [("day/x.png", None), ("film.mp4", 0), ("film.mp4", 1), ("film.mp4", 2), ("x.png", None)]
@@ -96,7 +96,7 @@ def test_pictures_of_16_bits_are_refused_with_range_and_remedy(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert f"error: 7 of 7 files are not 8-bit images: {tmp_path / f'0.{extension}'} is uint16, all have" in said
-    assert "values 7000 to 9006; only 8-bit images are read: convert" in said
+    assert "values 7000 to 9006; only 8-bit images are supported: convert" in said
 
 
 def test_results_do_not_depend_on_the_batch(album: Path, weights: Path, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_box_is_drawn_where_it_lies(one: tuple[InputImage, Prediction]) -> None:
         ({"weights": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
         ({"weights": "no.pt"}, "no.pt cannot be used: it does not exist"),
         ({"save": "gif"}, "save is 'gif', allowed are pictures, json, csv, txt"),
-        ({"image_size": 50}, "image_size is 50, allowed are multiples of 32"),
+        ({"image_size": 50}, "image_size must be a multiple of 32 and >= 32, got 50"),
         ({"score_threshold": -1.0}, "score_threshold must be between 0 and 1, got -1.0"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"device": "tpu9"}, "device is 'tpu9', allowed are auto, cpu"),

@@ -121,8 +121,8 @@ def test_damaged_and_missing_frames_are_listed_and_left_out(
     (root / NAMES[1]).unlink()
     packed = pack()
     output = capfd.readouterr().out
-    assert f"left out, 1 damaged: {NAMES[0]}: the JPEG is torn (99 bytes" in output
-    assert f"left out, 1 missing: {NAMES[1]}" in output
+    assert f"left out 1 damaged frames: {NAMES[0]}: the JPEG is truncated (99 bytes" in output
+    assert f"left out 1 missing frames: {NAMES[1]}" in output
     assert packed.missing(NAMES) == [NAMES[1]]
     put(root, FRAMES)
     assert_holds(pack(), FRAMES)
@@ -130,7 +130,7 @@ def test_damaged_and_missing_frames_are_listed_and_left_out(
 
 def test_frames_of_another_dataset_are_refused(root: Path, pack: Callable[..., PackedFrames]) -> None:
     annotate(root, [name.replace("clip_1", "clip_7") for name in NAMES])
-    with pytest.raises(ValueError, match=r"none of the 8 frames that the annotation files name is in .*frames"):
+    with pytest.raises(ValueError, match=r"none of the 8 frames of the annotation files are in .*frames"):
         pack()
 
 
@@ -192,7 +192,7 @@ def test_more_shards_than_files_can_be_open_are_refused(
     pack: Callable[..., PackedFrames], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("yolo_lightning.commands.prepare.pack_store.MOST_SHARDS", 3)
-    with pytest.raises(ValueError, match=r"shard_frames is 2, .* more than 3 shards: 8 frames need 3 or more each"):
+    with pytest.raises(ValueError, match=r"shard_frames must be >= 3 so that 8 frames need at most 3 shards, got 2"):
         pack(shard_frames=2)
     assert len(read_manifest(pack(shard_frames=3).store).shards) == 3
 
@@ -225,19 +225,19 @@ def test_disk_full_half_way_keeps_finished_shards(
 
 @pytest.mark.parametrize("place", ["/proc/packed", "{root}/Train.json/packed"])
 def test_store_that_cannot_be_written_is_named(root: Path, pack: Callable[..., PackedFrames], place: str) -> None:
-    with pytest.raises(ValueError, match=r"cannot write .*packed: .*; name a folder that can be written with store"):
+    with pytest.raises(ValueError, match=r"cannot write .*packed: .*; set store to a writable folder"):
         pack(store=place.format(root=root))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 0}, "workers is 0, allowed are 1 and more"),
-        ({"shard_frames": 0}, "shard_frames is 0, allowed are 1 and more"),
-        ({"storage": "tar"}, "storage is 'tar', allowed are auto, folder and zip"),
+        ({"workers": 0}, "workers must be >= 1, got 0"),
+        ({"shard_frames": 0}, "shard_frames must be >= 1, got 0"),
+        ({"storage": "tar"}, "storage must be one of auto, folder, zip, got 'tar'"),
         ({"storage": "zip"}, r"frames\.zip does not exist"),
         ({"annotations": ["Other.json"]}, r"Other\.json does not exist"),
-        ({"annotations": []}, "holds none of Train.json, Valid.json, TestNoLabels.json"),
+        ({"annotations": []}, "contains none of Train.json, Valid.json, TestNoLabels.json"),
     ],
 )
 def test_bad_option_is_refused(pack: Callable[..., PackedFrames], options: dict[str, object], message: str) -> None:
@@ -285,11 +285,11 @@ def test_ended_half_way_it_is_continued(
         assert process.returncode == INTERRUPTED
         assert "interrupted: finished shards" in output
     assert not (root / "packed" / MANIFEST).exists(), "it was too fast"
-    with pytest.raises(ValueError, match="is no finished packed store"):
+    with pytest.raises(ValueError, match="is not a finished packed store"):
         PackedFrames(root / "packed")
     packed = pack()
     found = [line for line in capfd.readouterr().out.splitlines() if line.startswith("packing ")]
-    assert 40 <= int(found[-1].split()[-4]) < len(frames)
+    assert 40 <= int(found[-1].split()[-2]) < len(frames)
     assert_holds(packed, frames)
     assert not list((root / "packed").glob(".writing-*"))
 

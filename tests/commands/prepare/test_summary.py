@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from yolo_lightning.commands.prepare.summary import MonthlyCounts, monthly_counts, table
-from yolo_lightning.commands.prepare.summary_plot import save_picture
+from yolo_lightning.commands.prepare.summary import MonthlyCounts, monthly_counts, save_picture, table
 from yolo_lightning.data.index.annotation_index import SplitIndex, open_index
 
 Coco = Callable[..., dict[str, Any]]

@@ -116,7 +116,7 @@ def test_record_without_a_field_is_named(coco: Coco, write_json: WriteJson) -> N
 
 @pytest.mark.parametrize(("key", "number"), [("images", 0), ("images", 1), ("annotations", 0), ("annotations", 1)])
 @pytest.mark.parametrize("indent", [None, 4])
-def test_cut_off_file_is_named_with_its_last_whole_record(
+def test_cut_off_file_is_named_with_the_text_before_the_end(
     coco: Coco, write_json: WriteJson, key: str, number: int, indent: int | None
 ) -> None:
     content = coco([[BOX] * 3, [], []])
@@ -124,9 +124,10 @@ def test_cut_off_file_is_named_with_its_last_whole_record(
     next_one = json.dumps(content[key][number + 1]["id"])
     position = whole.index(f'"id": {next_one}', whole.index(f'"{key}"'))
     path = write_json(whole[: position + 6])
-    last = json.dumps(content[key][number]["id"])
-    with pytest.raises(ValueError, match=rf"Train\.json .*ends in the middle.* {key}\[{number}\] {{ ?\"id\": {last},"):
+    last_line = " ".join(whole[position - 60 : position + 6].split())
+    with pytest.raises(ValueError, match=r"Train\.json .* ends inside a record after [\d,]+ bytes") as raised:
         decode(path)
+    assert str(raised.value).endswith(last_line)
 
 
 def test_every_beginning_of_a_file_is_refused(coco: Coco, write_json: WriteJson) -> None:
@@ -140,14 +141,14 @@ def test_damaged_byte_is_named_with_the_record_before(coco: Coco, write_json: Wr
     whole = json.dumps(coco([[BOX] * 3]))
     position = whole.index('"category_id": 3')
     path = write_json(whole[:position] + "\0" + whole[position + 1 :])
-    with pytest.raises(ValueError, match=rf"\(byte {position}\); the last whole record before is annotations\[1\] "):
+    with pytest.raises(ValueError, match=rf"\(byte {position}\); text before the error: .*\"id\": 2, "):
         decode(path)
 
 
 def test_bytes_that_are_not_utf8_are_named_with_the_record_before(coco: Coco, write_json: WriteJson) -> None:
     path = write_json(coco([[BOX], [BOX]]))
     path.write_bytes(path.read_bytes().replace(b"image_0001.jpg", b"image_\xff001.jpg"))
-    with pytest.raises(ValueError, match=r"not UTF-8 text; the last whole record before is images\[0\] "):
+    with pytest.raises(ValueError, match=r"not UTF-8 text: frames/.*/image_.*001\.jpg"):
         decode(path)
 
 

@@ -95,9 +95,9 @@ def test_file_without_annotations_is_a_split_to_predict(write_json: WriteJson) -
         (
             {"bbox": [0, 0, 5, 5], "category_id": 2},
             {},
-            r"annotations\[0\] has category_id 2, .* have the ids 1, 17, 90",
+            r"annotations\[0\]\.category_id must be one of 1, 17, 90, got 2",
         ),
-        ({"bbox": [0, 0, 5, 5], "image_id": 9}, {}, r"annotations\[0\] belongs to unknown image_id 9"),
+        ({"bbox": [0, 0, 5, 5], "image_id": 9}, {}, r"annotations\[0\] has unknown image_id 9"),
         ({"bbox": [0, 0, 5]}, {}, r"is not a COCO annotation file: annotations\[0\]"),
         ({"bbox": None}, {}, r"is not a COCO annotation file: annotations\[0\]"),
         ({"bbox": [0, 0, 5, 5]}, {"categories": []}, "the list of categories is empty"),
@@ -105,7 +105,7 @@ def test_file_without_annotations_is_a_split_to_predict(write_json: WriteJson) -
         (
             {"bbox": [0, 0, 5, 5]},
             {"categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]},
-            "2 categories have the id 1, allowed is one",
+            "ids of categories must be unique, got 2 categories with id 1",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_folder_that_holds_most_of_the_images_is_taken(tmp_path: Path) -> None:
 
 def test_images_in_none_of_the_places_are_named_with_all_places(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"such as '1\.jpg', are in none of .*: name their folder with data\.image_f"
+        ValueError, match=r"found none of its images, such as '1\.jpg', in .*; set data\.image_folders"
     ) as raised:
         image_folder(tmp_path / "annotations" / "instances_val.json", tmp_path, (), ["1.jpg"])
     for place in ("val", "images/val", "images", "annotations"):

@@ -94,7 +94,7 @@ def test_share_held_out_takes_the_place_of_val(yolo_set: YoloSet, make: Make) ->
     train, valid = (set(data.index(split).image_ids()) for split in ("train", "valid"))
     assert (len(train), len(valid)) == (4, 2)
     assert train | valid == {f"images/train/{number}" for number in range(6)}
-    assert set(make(data.source.description.file, "test", valid_share=0.34).index("test").image_ids()) == valid  # type: ignore[attr-defined]
+    assert set(make(data.dataset_format.description.file, "test", valid_share=0.34).index("test").image_ids()) == valid  # type: ignore[attr-defined]
 
 
 def test_subset_is_a_share_of_the_images(yolo_set: YoloSet, make: Make) -> None:
@@ -152,7 +152,7 @@ def test_coco_without_validation_file_scores_what_it_held_out(coco_set: Callable
 
 def test_coco_splits_must_have_the_same_categories(coco_set: Callable[..., Path], make: Make) -> None:
     root = coco_set({"val": {3: "cat", 1: "cow"}})
-    with pytest.raises(ValueError, match=r"val\.json: category 1 is 'cow', in train\.json it is 'dog'"):
+    with pytest.raises(ValueError, match=r"val\.json: category 1 must be 'dog' as in train\.json, got 'cow'"):
         make("coco", root=str(root), **FILES)
 
 
@@ -188,12 +188,15 @@ def test_sampling_by_classes_needs_no_clips(yolo_set: YoloSet, make: Make) -> No
     [
         (
             {"train_file": "a.json"},
-            r"data\.train_file is a\.json: the splits of data\.format .* are named in that file",
+            r"data\.train_file must not be set with data\.format .*, which names the splits, got a\.json",
         ),
-        ({"predict_file": "a.json"}, r"data\.predict_file is a\.json"),
-        ({"storage": "zip"}, r"data\.storage is zip .*LTDv2's; .* allowed are auto or folder"),
-        ({"store": "packed"}, r"data\.store packed: packed stores"),
-        ({"image_folders": ("images",)}, r"data\.image_folders is \['images'\], which belongs to data\.format coco"),
+        ({"predict_file": "a.json"}, r"data\.predict_file must not be set .* got a\.json"),
+        ({"storage": "zip"}, r"data\.storage must be one of auto, folder, .* got data\.storage zip"),
+        ({"store": "packed"}, r"data\.store must be null, .* got data\.storage auto and data\.store packed"),
+        (
+            {"image_folders": ("images",)},
+            r"data\.image_folders must be \[\] unless data\.format is coco, got \['images'\]",
+        ),
         ({"channels": 2}, r"data\.channels is 2, allowed are 1, 3 and null"),
         ({"valid_share": 1.0}, r"data\.valid_share is 1\.0, allowed"),
     ],
@@ -208,12 +211,15 @@ def test_option_that_does_not_apply_is_refused(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, r"data\.root is null: name the dataset folder, or a data\.yaml with data\.format"),
-        ({"format": "coco"}, r"data\.root is null"),
-        ({"format": "voc"}, r"data\.format is 'voc', allowed are ltdv2, coco and the path of a data\.yaml"),
+        ({}, r"data\.root must be the dataset folder, got null \(or set data\.format to a data\.yaml\)"),
+        ({"format": "coco"}, r"data\.root must be the dataset folder, got null"),
+        ({"format": "voc"}, r"data\.format must be one of ltdv2, coco, or the path of a data\.yaml, got 'voc'"),
         ({"format": "absent.yaml"}, r"absent\.yaml does not exist"),
         ({"root": ".", "channels": 3}, "frames of LTDv2 are gray: allowed are 1 and null"),
-        ({"root": ".", "format": "coco", "valid_share": 0.1}, "exactly one must be null"),
+        (
+            {"root": ".", "format": "coco", "valid_share": 0.1},
+            "exactly one of data.valid_file and data.valid_share must be null",
+        ),
     ],
 )
 def test_dataset_that_is_none_is_refused(values: dict[str, Any], message: str) -> None:
@@ -223,13 +229,13 @@ def test_dataset_that_is_none_is_refused(values: dict[str, Any], message: str) -
 
 def test_split_that_is_not_named_is_refused_when_it_is_needed(yolo_set: YoloSet, make: Make) -> None:
     file = yolo_set(IMAGES, val=None)
-    with pytest.raises(ValueError, match=r"names no 'val', which is needed here; data\.valid_share holds out"):
+    with pytest.raises(ValueError, match=r"must have the key 'val' \(or set data\.valid_share to hold out"):
         make(file)
 
 
 def test_labels_that_are_nowhere_are_missed_before_training(yolo_set: YoloSet, make: Make) -> None:
     file = yolo_set(dict.fromkeys(IMAGES))
-    message = r"^data\.format .*data\.yaml 'train': none of the 6 frames in use has a box .*such as .*/train/0\.txt"
+    message = r"^data\.format .*data\.yaml 'train': none of the 6 used frames has a box .*such as .*/train/0\.txt"
     with pytest.raises(ValueError, match=message):
         make(file)
     assert len(make(file, "predict").index("predict")) == 3
@@ -243,7 +249,7 @@ def test_labels_that_are_nowhere_are_missed_before_training(yolo_set: YoloSet, m
 )
 def test_file_without_a_box_is_refused(look_alike: Path, make: Make, source: str, stage: str, option: str) -> None:
     options = {"root": str(look_alike), "train_file": "Train.json", "valid_file": "Valid.json", option: UNLABELLED}
-    message = rf"^data\.{option} {UNLABELLED}: none of the 4 frames in use has a box.* data\.allow_unlabelled true"
+    message = rf"^data\.{option} {UNLABELLED}: none of the 4 used frames has a box.* data\.allow_unlabelled true"
     with pytest.raises(ValueError, match=message):
         make(source, stage, **options)
     make(source, stage, **options, allow_unlabelled=True)
@@ -287,7 +293,7 @@ def test_boxes_of_the_frames_in_use_count(yolo_set: YoloSet, make: Make) -> None
     file = yolo_set(IMAGES | dict.fromkeys([f"train/{number}.png" for number in range(2, 6)]))
     labelled = ["id=images/train/0", "id=images/train/1"]
     assert len(make(file, quarantine=labelled[:1]).index("train")) == 6
-    with pytest.raises(ValueError, match=r"data\.yaml 'train': none of the 4 frames in use has a box"):
+    with pytest.raises(ValueError, match=r"data\.yaml 'train': none of the 4 used frames has a box"):
         make(file, quarantine=labelled)
 
 
@@ -299,16 +305,18 @@ def test_boxes_outside_of_the_subset_do_not_count(coco_set: Callable[..., Path],
     (root / "train.json").write_text(json.dumps(content))
     assert content["annotations"], "the case shows nothing"
     make("coco", root=str(root), **FILES)
-    with pytest.raises(ValueError, match=r"^data\.train_file train\.json: none of the 3 frames in use has a box"):
+    with pytest.raises(ValueError, match=r"^data\.train_file train\.json: none of the 3 used frames has a box"):
         make("coco", root=str(root), **FILES, train_fraction=0.5)
 
 
 def test_damaged_images_count_as_bad_frames(yolo_set: YoloSet, make: Make) -> None:
     file = yolo_set(IMAGES)
     (file.parent / "images" / "train" / "3.png").write_bytes(b"torn")
-    with pytest.raises(ValueError, match=r"1 frames cannot be used, data\.max_bad_frames is 0: images/train/3\.png"):
+    with pytest.raises(
+        ValueError, match=r"1 frames cannot be used, more than data\.max_bad_frames 0: images/train/3\.png"
+    ):
         make(file, max_bad_frames=0)
-    with pytest.warns(UserWarning, match=r"left out, 1 of 1 tolerated: images/train/3\.png"):
+    with pytest.warns(UserWarning, match=r"left out 1 of at most 1 unusable frames: images/train/3\.png"):
         make(file, max_bad_frames=1)
 
 

@@ -35,37 +35,40 @@ def test_sound_frames_give_no_warning(split: Split) -> None:
     bad_frames = BadFrames(0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_frames(frames.index, frames.source, bad_frames)
+        check_frames(frames.index, frames.storage, bad_frames)
     assert bad_frames.names == set()
 
 
 def test_missing_and_torn_frames_are_named_and_tolerated_up_to_the_limit(damaged: LabelledFrames) -> None:
     bad_frames = BadFrames(2)
     with pytest.warns(
-        UserWarning, match=r"2 of 2 tolerated: .*image_0001\.jpg: no such file; .*image_0003\.jpg: .*torn"
+        UserWarning,
+        match=r"left out 2 of at most 2 unusable .*image_0001\.jpg: no such file; .*image_0003\.jpg: .*truncated",
     ):
-        check_frames(damaged.index, damaged.source, bad_frames)
+        check_frames(damaged.index, damaged.storage, bad_frames)
     assert bad_frames.names == {damaged.index.file_name(MISSING), damaged.index.file_name(TORN)}
 
 
 def test_one_more_than_the_limit_raises_and_names_them(damaged: LabelledFrames) -> None:
-    with pytest.raises(ValueError, match=r"2 frames cannot be used, data\.max_bad_frames is 1: .*0001\.jpg.*0003\.jpg"):
-        check_frames(damaged.index, damaged.source, BadFrames(1))
+    with pytest.raises(
+        ValueError, match=r"2 frames cannot be used, more than data\.max_bad_frames 1: .*0001\.jpg.*0003\.jpg"
+    ):
+        check_frames(damaged.index, damaged.storage, BadFrames(1))
 
 
 def test_other_size_than_annotated_raises_with_file_and_both_sizes(split: Split, tmp_path: Path) -> None:
     frames = split([[]] * 2)
     cv2.imwrite(str(tmp_path / frames.index.file_name(1)), np.zeros((512, 640), np.uint8))
-    with pytest.raises(ValueError, match=r"image_0001\.jpg is 640 x 512 pixels, .* 20200502114223916 says 64 x 48"):
-        check_frames(frames.index, frames.source, BadFrames(100))
+    with pytest.raises(ValueError, match=r"image_0001\.jpg is 640 x 512 pixels, .* 20200502114223916 has 64 x 48"):
+        check_frames(frames.index, frames.storage, BadFrames(100))
 
 
 def test_only_some_frames_of_a_large_split_are_decoded(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = split([[]] * 200)
     names: list[str] = []
-    read = frames.source.read
-    monkeypatch.setattr(frames.source, "read", lambda name: names.append(name) or read(name))
-    check_frames(frames.index, frames.source, BadFrames(0))
+    read = frames.storage.read
+    monkeypatch.setattr(frames.storage, "read", lambda name: names.append(name) or read(name))
+    check_frames(frames.index, frames.storage, BadFrames(0))
     assert 32 <= len(names) <= 64
     assert names[0] == frames.index.file_name(0)
     assert names[-1] >= frames.index.file_name(190)
@@ -73,7 +76,7 @@ def test_only_some_frames_of_a_large_split_are_decoded(split: Split, monkeypatch
 
 def test_same_frame_named_twice_counts_once() -> None:
     bad_frames = BadFrames(1)
-    with pytest.warns(UserWarning, match="1 of 1 tolerated"):
+    with pytest.warns(UserWarning, match="left out 1 of at most 1 unusable frames"):
         bad_frames.add([problem(1), problem(1, "gone")])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -83,9 +86,11 @@ def test_same_frame_named_twice_counts_once() -> None:
 
 def test_frames_add_up_over_calls() -> None:
     bad_frames = BadFrames(1)
-    with pytest.warns(UserWarning, match="1 of 1 tolerated"):
+    with pytest.warns(UserWarning, match="left out 1 of at most 1 unusable frames"):
         bad_frames.add([problem(1)])
-    with pytest.raises(ValueError, match=r"2 frames cannot be used, data\.max_bad_frames is 1: frames/image_0002\.jpg"):
+    with pytest.raises(
+        ValueError, match=r"2 frames cannot be used, more than data\.max_bad_frames 1: frames/image_0002\.jpg"
+    ):
         bad_frames.add([problem(2)])
 
 
@@ -100,5 +105,5 @@ def test_many_bad_frames_are_named_in_part() -> None:
 
 
 def test_negative_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.max_bad_frames is -1"):
+    with pytest.raises(ValueError, match=r"data\.max_bad_frames must be >= 0, got -1"):
         BadFrames(-1)

@@ -53,7 +53,9 @@ def test_official_ids_pass(recorded: Coco, write_json: WriteJson) -> None:
 def test_id_written_as_a_float_is_refused(recorded: Coco, write_json: WriteJson, written: Callable[[int], Any]) -> None:
     content = recorded(range(3))
     content["images"][1]["id"] = written(content["images"][1]["id"])
-    with pytest.raises(ValueError, match=r"Train\.json: images\[1\] 'frames/.*_0001\.jpg' has id .*through a float"):
+    with pytest.raises(
+        ValueError, match=r"Train\.json: images\[1\] 'frames/.*_0001\.jpg' has id .*converted to a float"
+    ):
         read_annotations(write_json(content))
 
 
@@ -63,24 +65,24 @@ def test_image_id_written_as_a_float_is_refused(
 ) -> None:
     content = recorded(range(3))
     content["annotations"][2]["image_id"] = written(content["annotations"][2]["image_id"])
-    with pytest.raises(ValueError, match=r"Train\.json: annotations\[2\] .*unknown image_id .*through a float"):
+    with pytest.raises(ValueError, match=r"Train\.json: annotations\[2\] has unknown image_id .*converted to a float"):
         read_annotations(write_json(content))
 
 
 def test_consecutive_ids_that_became_one_are_refused(recorded: Coco, write_json: WriteJson) -> None:
-    with pytest.raises(ValueError, match=r"image ids occur more than once: images\[1\] .*multiples of 4, .*float"):
+    with pytest.raises(ValueError, match=r"image ids are not unique: images\[1\] .*multiples of 4, .*float"):
         read_annotations(write_json(through_float(recorded(range(1, 9)))))
 
 
 def test_ids_that_only_occur_twice_are_not_blamed_on_a_float(recorded: Coco, write_json: WriteJson) -> None:
     content = recorded([0, 1, 2, 1])
-    with pytest.raises(ValueError, match=r"1 image ids occur more than once: images\[3\] .* of images\[1\] ") as caught:
+    with pytest.raises(ValueError, match=r"1 image ids are not unique: images\[3\] .* of images\[1\] ") as caught:
         read_annotations(write_json(content))
     assert "float" not in str(caught.value)
 
 
 def test_no_more_than_three_repeated_ids_are_named(recorded: Coco, write_json: WriteJson) -> None:
-    with pytest.raises(ValueError, match=r"5 image ids .*images\[7\].*; and so on$") as caught:
+    with pytest.raises(ValueError, match=r"5 image ids .*images\[7\].*; \.\.\.$") as caught:
         read_annotations(write_json(recorded([0, 1, 2, 3, 4, 0, 1, 2, 3, 4])))
     assert "images[8]" not in str(caught.value)
 
@@ -90,30 +92,25 @@ def test_image_id_of_a_rounded_annotation_is_explained(recorded: Coco, write_jso
     exact = content["annotations"][1]["image_id"]
     content["annotations"][1]["image_id"] = int(float(exact))
     assert int(float(exact)) != exact
-    with pytest.raises(ValueError, match=rf"annotations\[1\] .*unknown image_id .*is image {exact} after .*float"):
+    with pytest.raises(
+        ValueError, match=rf"annotations\[1\] .*unknown image_id .*is image {exact} converted to a float"
+    ):
         read_annotations(write_json(content))
 
 
 def test_unknown_image_id_is_not_blamed_on_a_float(recorded: Coco, write_json: WriteJson) -> None:
     content = recorded([0, 10])
     content["annotations"][1]["image_id"] += 100
-    with pytest.raises(ValueError, match=r"annotations\[1\] belongs to unknown image_id 20200502114224025$"):
+    with pytest.raises(ValueError, match=r"annotations\[1\] has unknown image_id 20200502114224025$"):
         read_annotations(write_json(content))
 
 
 def test_rounded_ids_apart_from_each_other_differ_from_their_dates(recorded: Coco, write_json: WriteJson) -> None:
     content = through_float(recorded(range(0, 40, 10)))
     with pytest.raises(
-        ValueError, match=r"images\[0\] .* captured 2020-05-14T22:39:15, so its id is 20200502114223915"
+        ValueError,
+        match=r"images\[0\] .* captured 2020-05-14T22:39:15, so its id must be 20200502114223915, got .*3916",
     ):
-        read_annotations(write_json(content))
-
-
-def test_rounded_ids_without_dates_show_second_60(recorded: Coco, write_json: WriteJson) -> None:
-    content = through_float(recorded([0, 44, 80]))
-    for image in content["images"]:
-        del image["date_captured"]
-    with pytest.raises(ValueError, match=r"images\[1\] .* has id 20200502114223960, which ends in second 60"):
         read_annotations(write_json(content))
 
 

@@ -12,9 +12,9 @@ from lightning.pytorch import Trainer
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
-from yolo_lightning.data.formats.quarantine import places
+from yolo_lightning.data.formats.frame_checks import quarantined_positions
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.storage.frames import FrameSource
+from yolo_lightning.data.storage.frames import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
 Split = Callable[..., LabelledFrames]
@@ -27,7 +27,7 @@ MIXED = Augmentation(mosaic=1.0)
 class Trap:
     """A source that must never be asked for one frame: reading it would hang."""
 
-    def __init__(self, source: FrameSource, name: str) -> None:
+    def __init__(self, source: Storage, name: str) -> None:
         self.source, self.name = source, name
 
     def read(self, name: str) -> npt.NDArray[np.uint8]:
@@ -63,16 +63,16 @@ def make(look_alike: Path, index_root: Path) -> Make:
 
 def test_frames_are_found_by_id_and_in_training_by_place(frames: LabelledFrames) -> None:
     suspects = (f"id={frames.index.image_id(4)}", "index=1", "index=99", "id=nobody")
-    assert places(suspects, frames.index, "train") == {1, 4}
-    assert places(suspects, frames.index, "valid") == {4}
-    assert places((), frames.index, "train") == frozenset()
+    assert quarantined_positions(suspects, frames.index, "train") == {1, 4}
+    assert quarantined_positions(suspects, frames.index, "valid") == {4}
+    assert quarantined_positions((), frames.index, "train") == frozenset()
 
 
 def test_quarantined_frame_is_never_read_not_even_into_a_mosaic(frames: LabelledFrames) -> None:
     dataset = TrainingDataset(frames, 64, MIXED, 10, seed=0)
     everything = [dataset[0, index] for index in range(FRAMES)]
     name = frames.index.file_name(LEFT_OUT)
-    frames.quarantined, frames.source = frozenset({LEFT_OUT}), Trap(frames.source, name)
+    frames.quarantined, frames.storage = frozenset({LEFT_OUT}), Trap(frames.storage, name)
     again = [dataset[0, index] for index in range(FRAMES)]
     assert [sample.readable for sample in again] == [index != LEFT_OUT for index in range(FRAMES)]
     mixed_in = [name in "".join(sample.bad_frames) for sample in again]
@@ -121,7 +121,7 @@ def test_frames_are_not_looked_at_before_training_either(make: Make, monkeypatch
 
     def trapped(self: DetectionDataModule, split: Any, storage: Any = None) -> LabelledFrames:
         found = opened(self, split, storage)
-        found.source = Trap(found.source, name)
+        found.storage = Trap(found.storage, name)
         return found
 
     monkeypatch.setattr(DetectionDataModule, "open", trapped)
@@ -130,5 +130,5 @@ def test_frames_are_not_looked_at_before_training_either(make: Make, monkeypatch
 
 @pytest.mark.parametrize("suspect", ["", "7", "id=", "index=-1", "index=x", "key=(0, 7)"])
 def test_entry_that_names_no_frame_is_refused(suspect: str) -> None:
-    with pytest.raises(ValueError, match=r"data\.quarantine holds .*allowed are id=<image id> and index="):
+    with pytest.raises(ValueError, match=r"entries of data\.quarantine must be id=<image id> or index=.* got"):
         DetectionDataModule("nowhere", quarantine=(suspect,))

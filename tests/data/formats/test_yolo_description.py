@@ -18,7 +18,6 @@ def test_keys_are_read(yolo_set: YoloSet) -> None:
     assert description.places("train") == [file.parent / "images" / "train"]
     assert description.class_names == ("cat", "dog")
     assert (description.channels, description.keypoint_columns) == (3, 0)
-    assert description.download == "https://example.org/a.zip"
 
 
 @pytest.mark.parametrize(
@@ -77,21 +76,21 @@ def test_validation_is_another_name_of_val(yolo_set: YoloSet) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"train": None, "val": None}, "names no images: neither 'train' nor 'val'"),
-        ({"names": None}, "has neither 'names' nor 'nc'"),
-        ({"nc": 3}, "'nc' is 3, but 'names' has 2 entries"),
-        ({"nc": "many"}, "'nc' is 'many', allowed are whole numbers from 1"),
-        ({"nc": 1.5}, "'nc' is 1.5, allowed are whole numbers"),
-        ({"nc": 0, "names": None}, "'nc' is 0, allowed are whole numbers from 1"),
-        ({"names": {0: "a", 2: "b"}}, r"class numbers \[0, 2\], expected are 0 to 1"),
-        ({"names": {"a": 0}}, r"'names' has the keys \['a'\], expected are class numbers"),
-        ({"names": []}, r"'names' is \[\], expected is a list, or names by class number"),
-        ({"names": "cat"}, "'names' is 'cat', expected"),
-        ({"train": 7}, "'train' is 7, expected is a folder"),
-        ({"train": ["images", 7]}, "'train' is .*7.*, expected is a folder"),
-        ({"path": 7}, "'path' is 7, expected is a folder"),
-        ({"channels": 4}, "channels is 4, allowed are 1 and 3"),
-        ({"kpt_shape": 17}, "'kpt_shape' is 17, expected are two whole numbers"),
+        ({"train": None, "val": None}, "must have the key 'train' or 'val'"),
+        ({"names": None}, "must have the key 'names' or 'nc'"),
+        ({"nc": 3}, "'nc' must be 2, the number of 'names', got 3"),
+        ({"nc": "many"}, "'nc' must be an integer >= 1, got 'many'"),
+        ({"nc": 1.5}, "'nc' must be an integer >= 1, got 1.5"),
+        ({"nc": 0, "names": None}, "'nc' must be an integer >= 1, got 0"),
+        ({"names": {0: "a", 2: "b"}}, r"the keys of 'names' must be 0 to 1, got \[0, 2\]"),
+        ({"names": {"a": 0}}, r"the keys of 'names' must be class numbers, got \['a'\]"),
+        ({"names": []}, r"'names' must be a list, or names by class number, got \[\]"),
+        ({"names": "cat"}, "'names' must be .* got 'cat'"),
+        ({"train": 7}, "'train' must be a folder.* got 7"),
+        ({"train": ["images", 7]}, "'train' must be a folder.* got .*7"),
+        ({"path": 7}, "'path' must be a folder, got 7"),
+        ({"channels": 4}, "'channels' must be one of 1, 3, got 4"),
+        ({"kpt_shape": 17}, "'kpt_shape' must be a list of two integers, got 17"),
     ],
 )
 def test_contradiction_is_refused(yolo_set: YoloSet, keys: dict[str, Any], message: str) -> None:
@@ -104,15 +103,15 @@ def test_missing_path_says_where_it_was_looked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = yolo_set({}, path="coco8")
-    with pytest.raises(ValueError, match="datasets_dir is not read") as raised:
+    with pytest.raises(ValueError, match="datasets_dir is not used") as raised:
         read_description(file)
-    assert f"looked for {file.parent / 'coco8'} and {tmp_path / 'coco8'}" in str(raised.value)
+    assert f"tried {file.parent / 'coco8'} and {tmp_path / 'coco8'}" in str(raised.value)
 
 
 def test_missing_split_is_named_when_it_is_asked_for(yolo_set: YoloSet) -> None:
     description = read_description(yolo_set({"train/a.png": None}, test="images/tset"))
     assert len(description.places("train")) == 1
-    with pytest.raises(ValueError, match=r"'test' names images/tset, which does not exist: looked for .*images/tset"):
+    with pytest.raises(ValueError, match=r"'test' is images/tset, which does not exist .tried .*images/tset"):
         description.places("test")
 
 
@@ -120,8 +119,8 @@ def test_missing_split_is_named_when_it_is_asked_for(yolo_set: YoloSet) -> None:
     ("text", "message"),
     [
         ("names: [a\n", "cannot be read as YAML"),
-        ("just text", "is no data.yaml: expected are keys"),
-        ("", "is no data.yaml: expected are keys"),
+        ("just text", "is not a data.yaml: it must have keys"),
+        ("", "is not a data.yaml: it must have keys"),
         ("\x00", "cannot be read as YAML"),
     ],
 )

@@ -20,10 +20,9 @@ from yolo_lightning.data.index.splits import frame_table
 from yolo_lightning.data.loader import prepare_worker
 from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling, occurrences
-from yolo_lightning.data.storage.choose_storage import FrameStorage, open_frames
+from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
 from yolo_lightning.data.storage.frames import FolderFrames
-from yolo_lightning.data.storage.packing import describe, write_index
-from yolo_lightning.data.storage.shards import write_shard
+from yolo_lightning.data.storage.packing import describe, write_index, write_shard
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
@@ -32,7 +31,7 @@ SAMPLING = Sampling(repeat_threshold=1.0, epoch_frames=18)
 """Some frames twice in an epoch, epochs that begin within a pass, and a smaller last batch."""
 AUGMENTATION = Augmentation(mosaic=0.5, photometric=1.0)
 MOSAIC_EPOCHS = 2
-STORAGES: tuple[FrameStorage, ...] = ("folder", "zip", "packed")
+STORAGES: tuple[StorageKind, ...] = ("folder", "zip", "packed")
 
 
 class Workers(NamedTuple):
@@ -69,13 +68,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             archive.write(root / file, file)
     source = FolderFrames(root)
     (root / "packed").mkdir()
-    shard = write_shard(root / "packed", source, describe(source), [str(file) for file in files]).frames
+    shard = write_shard(root / "packed", source, describe(source), [str(file) for file in files])[0]
     assert shard is not None
     write_index(root / "packed", [shard], {}, describe(source))
     return root
 
 
-def make_dataset(root: Path, index_root: Path, storage: FrameStorage = "folder") -> TrainingDataset:
+def make_dataset(root: Path, index_root: Path, storage: StorageKind = "folder") -> TrainingDataset:
     source = open_frames(root, storage, index_root=index_root)
     frames = LabelledFrames(open_index(root / "Train.json", index_root), source)
     return TrainingDataset(frames, 64, AUGMENTATION, MOSAIC_EPOCHS, SEED)
@@ -132,7 +131,7 @@ def test_this_order_repeats_frames_and_no_batch(dataset: TrainingDataset, expect
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_all_storages_give_the_same_batches(
-    root: Path, index_root: Path, storage: FrameStorage, expected: list[str]
+    root: Path, index_root: Path, storage: StorageKind, expected: list[str]
 ) -> None:
     loader = make_loader(make_dataset(root, index_root, storage), Workers(0))
     assert run_on(loader, len(expected)) == expected
@@ -157,7 +156,7 @@ def test_interrupted_with_workers_and_resumed_with_fewer(dataset: TrainingDatase
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("workers", "storage"), zip(WORKERS, STORAGES_OF_WORKERS, strict=True), ids=str)
 def test_all_workers_give_the_same_batches(
-    root: Path, index_root: Path, expected: list[str], workers: Workers, storage: FrameStorage
+    root: Path, index_root: Path, expected: list[str], workers: Workers, storage: StorageKind
 ) -> None:
     loader = make_loader(make_dataset(root, index_root, storage), workers)
     assert run_on(loader, len(expected)) == expected

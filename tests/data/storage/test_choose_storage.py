@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.archives import drawn_frames, pixels, write_zip
-from yolo_lightning.data.storage.choose_storage import FrameStorage, open_frames
-from yolo_lightning.data.storage.frames import FolderFrames, FrameSource
+from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
+from yolo_lightning.data.storage.frames import FolderFrames, Storage
 from yolo_lightning.data.storage.packed_frames import PackedFrames
-from yolo_lightning.data.storage.packing import describe, write_index
-from yolo_lightning.data.storage.shards import write_shard
+from yolo_lightning.data.storage.packing import describe, write_index, write_shard
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
 FRAMES = drawn_frames(5)
@@ -27,9 +26,9 @@ def put(root: Path, frames: dict[str, bytes]) -> None:
 
 def pack(store: Path, source: FolderFrames) -> None:
     store.mkdir()
-    done = write_shard(store, source, describe(source), NAMES)
-    assert done.frames is not None
-    write_index(store, [done.frames], done.damaged, describe(source))
+    shard, damaged = write_shard(store, source, describe(source), NAMES)
+    assert shard is not None
+    write_index(store, [shard], damaged, describe(source))
 
 
 @pytest.fixture
@@ -41,12 +40,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def open_(root: Path, storage: FrameStorage = "auto", store: Path | None = None) -> FrameSource:
+def open_(root: Path, storage: StorageKind = "auto", store: Path | None = None) -> Storage:
     return open_frames(root, storage, index_root=root / "index", store=store)
 
 
 @pytest.mark.parametrize("storage", ["folder", "zip", "packed"])
-def test_every_storage_holds_the_same_pixels(root: Path, storage: FrameStorage) -> None:
+def test_every_storage_holds_the_same_pixels(root: Path, storage: StorageKind) -> None:
     source = open_(root, storage)
     assert type(source) is KINDS[storage]
     for name, frame in pixels(FRAMES).items():
@@ -71,7 +70,7 @@ def test_store_may_lie_elsewhere(root: Path) -> None:
 
 def test_nothing_found_says_where_it_looked(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"has no frames: looked for .*manifest\.json.*a folder .*archive .*frames\.zip"
+        ValueError, match=r"has no frames: found neither .*manifest\.json.*a folder .*archive .*frames\.zip"
     ):
         open_(tmp_path)
 
@@ -82,7 +81,7 @@ def test_missing_root_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_storage_is_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.storage is 'tar', allowed are auto, folder, zip"):
+    with pytest.raises(ValueError, match=r"data\.storage must be one of auto, folder, zip, packed, got 'tar'"):
         open_(root, "tar")  # type: ignore[arg-type]
 
 
@@ -94,7 +93,7 @@ def test_store_of_other_frames_with_the_same_names_is_refused(root: Path, origin
     else:
         shutil.rmtree(root / "frames")
         write_zip(root / "frames.zip", others)
-    with pytest.raises(ValueError, match=r"is not the frame in .*: the store was made from other frames"):
+    with pytest.raises(ValueError, match=r"differs from the frame in .*: the store was packed from other frames"):
         open_(root)
 
 
@@ -110,5 +109,5 @@ def test_original_may_be_deleted_in_part_or_be_damaged(root: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["folder", "zip", "packed"])
-def test_a_source_names_itself(root: Path, storage: FrameStorage) -> None:
+def test_a_source_names_itself(root: Path, storage: StorageKind) -> None:
     assert str(root) in str(open_(root, storage))

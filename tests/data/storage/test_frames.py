@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from yolo_lightning.data.storage.frames import FolderFrames, FrameError, decode_frame, is_torn
+from yolo_lightning.data.storage.frames import FolderFrames, FrameError, decode_frame, is_truncated
 
 NAME = "frames/20200502/clip_1_1142/image_0001.jpg"
 
@@ -76,7 +76,7 @@ def test_torn_jpeg_raises_and_names_the_file(tmp_path: Path, share: float) -> No
 
 @pytest.mark.parametrize("lost", [1, 2, 10])
 def test_jpeg_that_lost_its_last_bytes_is_called_torn(lost: int) -> None:
-    with pytest.raises(FrameError, match="the JPEG is torn"):
+    with pytest.raises(FrameError, match="the JPEG is truncated"):
         decode_frame(encode(".jpg", gradient())[:-lost], NAME)
 
 
@@ -144,11 +144,11 @@ def test_bytes_that_cameras_append_do_not_make_a_jpeg_torn(progressive: int) -> 
 def test_end_of_a_thumbnail_is_not_that_of_the_image() -> None:
     content = jpeg_with_thumbnail()
     assert decode_frame(content, NAME).shape == (48, 64)
-    with pytest.raises(FrameError, match="the JPEG is torn"):
+    with pytest.raises(FrameError, match="the JPEG is truncated"):
         decode_frame(content[:-100] + b"\0" * 200, NAME)
 
 
-def test_jpeg_is_torn_wherever_it_is_cut() -> None:
+def test_jpeg_is_truncated_wherever_it_is_cut() -> None:
     content = jpeg_with_thumbnail()
-    assert not is_torn(content)
-    assert all(is_torn(content[:length]) for length in range(2, len(content)))
+    assert not is_truncated(content)
+    assert all(is_truncated(content[:length]) for length in range(2, len(content)))

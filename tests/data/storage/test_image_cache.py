@@ -12,7 +12,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.frames import FrameError
-from yolo_lightning.data.storage.image_cache import KeptFrames, kept_decoded
+from yolo_lightning.data.storage.image_cache import ImageCache, cache_images
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
 PIXELS_OF_16 = 16 * 96 * 64
@@ -42,7 +42,7 @@ def split(look_alike: Path, index_root: Path) -> LabelledFrames:
 
 def test_a_frame_is_decoded_once_and_what_cannot_be_read_each_time() -> None:
     source = Counting()
-    kept = KeptFrames(source)
+    kept = ImageCache(source)
     assert [int(kept.read(name)[0, 0]) for name in ("a", "b", "a", "b")] == [1, 2, 1, 2]
     for _ in range(2):
         with pytest.raises(FrameError):
@@ -53,11 +53,11 @@ def test_a_frame_is_decoded_once_and_what_cannot_be_read_each_time() -> None:
 
 def test_a_kept_frame_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="read-only"):
-        KeptFrames(Counting()).read("a")[0] = 7
+        ImageCache(Counting()).read("a")[0] = 7
 
 
 def test_a_worker_is_not_sent_what_was_decoded(split: LabelledFrames) -> None:
-    kept = kept_decoded(split, 1)
+    kept = cache_images(split, 1)
     before = len(pickle.dumps(kept))
     kept.read(3)
     assert len(pickle.dumps(kept)) == before
@@ -67,7 +67,7 @@ def test_a_worker_is_not_sent_what_was_decoded(split: LabelledFrames) -> None:
 
 @pytest.mark.parametrize("settings", [Augmentation(photometric=1, mosaic=0.5), Augmentation(photometric=0, scale=0)])
 def test_samples_are_the_same_again_and_again(split: LabelledFrames, settings: Augmentation) -> None:
-    kept = kept_decoded(split, 1)
+    kept = cache_images(split, 1)
     assert kept is not split
     settings = replace(settings, histogram_match=0.5)
     plain, fast = (TrainingDataset(frames, 96, settings, 1, seed=0) for frames in (split, kept))
@@ -81,16 +81,16 @@ def test_samples_are_the_same_again_and_again(split: LabelledFrames, settings: A
 def test_all_frames_are_kept_or_none(split: LabelledFrames, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("yolo_lightning.data.storage.image_cache.MIB", PIXELS_OF_16)
     split.quarantined = frozenset({5})
-    assert kept_decoded(split, 0) is split
-    assert kept_decoded(split, 1).quarantined == {5}
+    assert cache_images(split, 0) is split
+    assert cache_images(split, 1).quarantined == {5}
     monkeypatch.setattr("yolo_lightning.data.storage.image_cache.MIB", PIXELS_OF_16 - 1)
-    assert kept_decoded(split, 1) is split
+    assert cache_images(split, 1) is split
 
 
 def test_channels_count(look_alike: Path, index_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = DetectionDataModule(str(look_alike), index_root=str(index_root), storage="folder").open("train")
     monkeypatch.setattr("yolo_lightning.data.storage.image_cache.MIB", PIXELS_OF_16)
-    assert kept_decoded(LabelledFrames(split.index, split.source, 3), 2).source is split.source
+    assert cache_images(LabelledFrames(split.index, split.storage, 3), 2).storage is split.storage
 
 
 def test_part_of_a_split_counts_its_own_pixels(look_alike: Path, index_root: Path) -> None:
@@ -100,7 +100,7 @@ def test_part_of_a_split_counts_its_own_pixels(look_alike: Path, index_root: Pat
 
 def test_frames_of_another_kind_are_left_where_they_are(split: LabelledFrames) -> None:
     stored = LabelledFrames(split.index, Counting(), 1)
-    assert kept_decoded(stored, 1) is stored
+    assert cache_images(stored, 1) is stored
 
 
 @pytest.mark.parametrize("budget_mib", [0, 1])
@@ -109,4 +109,4 @@ def test_setting_decides_whether_training_keeps_them(look_alike: Path, index_roo
     data = DetectionDataModule(str(look_alike), index_root=str(index_root), **options)
     data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1)
     data.setup("fit")
-    assert isinstance(data.train_dataloader().dataset.frames.source, KeptFrames) == bool(budget_mib)
+    assert isinstance(data.train_dataloader().dataset.frames.storage, ImageCache) == bool(budget_mib)

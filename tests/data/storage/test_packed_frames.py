@@ -15,8 +15,7 @@ from tests.helpers.archives import assert_same_in_threads_and_processes, drawn_f
 from yolo_lightning.data.index.name_table import NameTable, encode
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError
 from yolo_lightning.data.storage.packed_frames import FORMAT, MANIFEST, PackedFrames
-from yolo_lightning.data.storage.packing import describe, write_index
-from yolo_lightning.data.storage.shards import write_shard
+from yolo_lightning.data.storage.packing import describe, write_index, write_shard
 
 FRAMES = drawn_frames(6)
 FIRST, SECOND = list(FRAMES)[:2]
@@ -35,8 +34,8 @@ def pack(root: Path, frames: Mapping[str, bytes], shard_frames: int = 4) -> Path
         write_shard(store, source, describe(source), names[start : start + shard_frames])
         for start in range(0, len(names), shard_frames)
     ]
-    damaged = {name: reason for shard in done for name, reason in shard.damaged.items()}
-    write_index(store, [shard.frames for shard in done if shard.frames], damaged, describe(source))
+    damaged = {name: reason for _, reasons in done for name, reason in reasons.items()}
+    write_index(store, [shard for shard, _ in done if shard], damaged, describe(source))
     return store
 
 
@@ -96,7 +95,7 @@ def test_frames_of_any_size_come_back(
 
 def test_damaged_frame_keeps_its_reason_and_is_not_missing(store: Path) -> None:
     source = PackedFrames(store)
-    with pytest.raises(FrameError, match=rf"^{TORN}: the JPEG is torn \(200 bytes"):
+    with pytest.raises(FrameError, match=rf"^{TORN}: the JPEG is truncated \(200 bytes"):
         source.read(TORN)
     assert source.missing([FIRST, TORN, ABSENT]) == [ABSENT]
 
@@ -124,7 +123,7 @@ def test_cut_shard_is_refused_when_the_store_is_opened(store: Path) -> None:
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(
-        ValueError, match=rf"{path.name} has {size - 1:,} bytes, manifest.json says {size:,}: run prepare"
+        ValueError, match=rf"{path.name} has {size - 1:,} bytes, but has {size:,} in manifest.json: run prepare"
     ):
         PackedFrames(store)
 
@@ -132,7 +131,7 @@ def test_cut_shard_is_refused_when_the_store_is_opened(store: Path) -> None:
 def test_lost_shard_is_refused_when_the_store_is_opened(store: Path) -> None:
     path = shards(store)[1]
     path.unlink()
-    with pytest.raises(ValueError, match=rf"{path.name} is missing, manifest.json says"):
+    with pytest.raises(ValueError, match=rf"{path.name} is missing, but has .* in manifest.json"):
         PackedFrames(store)
 
 
@@ -176,13 +175,13 @@ def test_damaged_manifest_is_refused(store: Path, content: str) -> None:
 def test_other_format_is_refused(store: Path) -> None:
     manifest = json.loads((store / MANIFEST).read_text())
     (store / MANIFEST).write_text(json.dumps({**manifest, "format": FORMAT + 1}))
-    with pytest.raises(ValueError, match=rf"has format {FORMAT + 1}, this version reads {FORMAT}"):
+    with pytest.raises(ValueError, match=rf"must have format {FORMAT}, got {FORMAT + 1}"):
         PackedFrames(store)
 
 
 def test_unfinished_store_is_refused(store: Path) -> None:
     (store / MANIFEST).unlink()
-    with pytest.raises(ValueError, match=r"is no finished packed store \(manifest\.json is missing\): run prepare"):
+    with pytest.raises(ValueError, match=r"is not a finished packed store \(manifest\.json is missing\): run prepare"):
         PackedFrames(store)
 
 
@@ -191,7 +190,7 @@ def test_worker_that_starts_after_the_store_was_replaced_refuses_it(store: Path)
     assert pickle.loads(sent).missing(FRAMES) == []
     manifest = json.loads((store / MANIFEST).read_text())
     (store / MANIFEST).write_text(json.dumps({**manifest, "source": {"kind": "folder", "path": "/elsewhere"}}))
-    with pytest.raises(ValueError, match="has been packed from other frames since"):
+    with pytest.raises(ValueError, match="was packed from other frames since"):
         pickle.loads(sent)
 
 

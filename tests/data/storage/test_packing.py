@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,8 +17,17 @@ import pytest
 from tests.helpers.archives import drawn_frames, pixels, write_zip
 from yolo_lightning.data.storage.frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames, read_manifest
-from yolo_lightning.data.storage.packing import describe, find_damaged, process_pool, write_index, write_shards
-from yolo_lightning.data.storage.shards import ShardFrames, complete_shards, damaged_frames, remove_shard, write_shard
+from yolo_lightning.data.storage.packing import (
+    ShardFrames,
+    complete_shards,
+    damaged_frames,
+    describe,
+    in_processes,
+    process_pool,
+    remove_shard,
+    write_index,
+    write_shard,
+)
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.utils import files
 
@@ -41,7 +51,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def write(store: Path, source: FolderFrames, names: list[str]) -> ShardFrames:
-    frames = write_shard(store, source, describe(source), names).frames
+    frames = write_shard(store, source, describe(source), names)[0]
     assert frames is not None
     return frames
 
@@ -64,7 +74,7 @@ def test_shard_is_found_again(store: Path, source: FolderFrames) -> None:
 def test_same_task_gives_the_same_file_and_another_source_does_not(store: Path, source: FolderFrames) -> None:
     archive = ZipFrames(write_zip(store.parent / "frames.zip", FRAMES), store.parent / "index")
     first, again = (write(store, source, NAMES) for _ in range(2))
-    other = write_shard(store, archive, describe(archive), NAMES).frames
+    other = write_shard(store, archive, describe(archive), NAMES)[0]
     assert other is not None
     assert first == again
     assert first.shard.crc == other.shard.crc
@@ -111,8 +121,7 @@ def test_full_disk_leaves_nothing_of_the_shard(
 def test_shard_without_a_usable_frame_is_not_kept(store: Path, source: FolderFrames) -> None:
     (source.base / NAMES[0]).write_bytes(b"")
     done = write_shard(store, source, describe(source), NAMES[:1])
-    assert done.frames is None
-    assert done.damaged == {NAMES[0]: "the file is empty"}
+    assert done == (None, {NAMES[0]: "the file is empty"})
     assert list(store.iterdir()) == []
 
 
@@ -131,12 +140,14 @@ def test_removed_shard_is_gone(store: Path, source: FolderFrames) -> None:
 
 
 def test_processes_write_and_check_shards(store: Path, source: FolderFrames) -> None:
-    done = list(write_shards(store, source, describe(source), HALVES, workers=2))
+    done = list(in_processes(partial(write_shard, store, source, describe(source)), HALVES, workers=2))
     assert sorted(names for names, _ in done) == HALVES
-    shards = [shard.frames for _, shard in done if shard.frames]
-    assert {tuple(frames.names) for frames, damaged in find_damaged(store, shards, workers=2) if not damaged} == {
-        tuple(names) for names in HALVES
-    }
+    shards = [shard for _, (shard, _) in done if shard]
+    assert {
+        tuple(frames.names)
+        for frames, damaged in in_processes(partial(damaged_frames, store), shards, 2)
+        if not damaged
+    } == {tuple(names) for names in HALVES}
     write_index(store, shards, {}, describe(source))
     packed = PackedFrames(store)
     for name, frame in pixels(FRAMES).items():

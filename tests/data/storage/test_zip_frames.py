@@ -140,7 +140,7 @@ def test_overwritten_header_is_a_damaged_frame(tmp_path: Path) -> None:
 def test_cut_archive_is_refused(tmp_path: Path, lost_bytes: int) -> None:
     archive = write_zip(tmp_path / "frames.zip", FRAMES)
     archive.write_bytes(archive.read_bytes()[:-lost_bytes])
-    with pytest.raises(ValueError, match=r"frames\.zip \(.* bytes\) cannot be read as a zip archive.*cut off"):
+    with pytest.raises(ValueError, match=r"frames\.zip \(.* bytes\) cannot be read as a zip archive.*incomplete"):
         ZipFrames(archive, tmp_path / "index")
 
 
@@ -151,7 +151,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_empty_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no files"):
+    with pytest.raises(ValueError, match="contains no files"):
         ZipFrames(write_zip(tmp_path / "frames.zip", {}), tmp_path / "index")
 
 
@@ -174,7 +174,7 @@ def test_archive_of_several_disks_is_refused(tmp_path: Path) -> None:
 
 def test_other_compression_is_refused(tmp_path: Path) -> None:
     archive = write_zip(tmp_path / "frames.zip", FRAMES, zipfile.ZIP_LZMA)
-    with pytest.raises(ValueError, match=r"compressed by method 14, allowed are stored \(0\) and deflated \(8\)"):
+    with pytest.raises(ValueError, match=r"compression method .* must be one of 0 \(stored\), 8 \(deflated\), got 14"):
         ZipFrames(archive, tmp_path / "index")
 
 
@@ -192,7 +192,7 @@ def test_two_frames_of_one_name_are_refused(tmp_path: Path, name: str) -> None:
     archive = write_zip(tmp_path / "frames.zip", FRAMES)
     with zipfile.ZipFile(archive, "a") as opened:
         opened.writestr(name, FRAMES[SECOND])
-    with pytest.raises(ValueError, match=rf"frames\.zip holds {FIRST} twice with different content"):
+    with pytest.raises(ValueError, match=rf"frames\.zip contains {FIRST} twice with different content"):
         ZipFrames(archive, tmp_path / "index")
 
 
@@ -245,7 +245,7 @@ def test_damaged_directory_is_built_again(tmp_path: Path, file: str, damage: str
 
 def test_index_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "index").write_text("a file stands in the way")
-    with pytest.raises(ValueError, match=r"cannot write the table of contents of .*frames\.zip under .*index"):
+    with pytest.raises(ValueError, match=r"cannot write the directory of .*frames\.zip under .*index"):
         ZipFrames(write_zip(tmp_path / "frames.zip", FRAMES), tmp_path / "index")
 
 

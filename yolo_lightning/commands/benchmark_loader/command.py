@@ -96,7 +96,7 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
     settings = replace(data.augmentation, mosaic=1.0)
     datasets: dict[str, TrainingDataset] = {}
     problems = []
-    for storage in data.source.storages:
+    for storage in data.dataset_format.storages:
         try:
             frames = data.open("train", storage)
         except ValueError as error:

@@ -9,9 +9,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.storage.frames import FrameError, decode_frame
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, FrameError, decode_frame
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 
 RAW_GRAY = b"Y1\0"

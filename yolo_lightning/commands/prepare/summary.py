@@ -1,30 +1,44 @@
-"""What a split holds, month by month: counted from its index and laid out as a table."""
+"""Frames, clips, boxes and temperature of a split by month, as a table and as a picture."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 from rich import box
 from rich.table import Table
 
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.formats.recording import TEMPERATURE
 from yolo_lightning.data.index.annotation_index import SplitIndex
+from yolo_lightning.utils.files import replacing
+
+COLOURS = ("#2a6f97", "#e9a03b", "#c1443c", "#5b8c5a")
+"""One per class."""
+FRAMES_COLOUR, EMPTY_COLOUR, TEMPERATURE_COLOUR = "#6c757d", "#d3d7da", "#333333"
+
+MONTH_WIDTH_INCHES, LEAST_WIDTH_INCHES = 0.95, 6.5
+FRAMES_HEIGHT_INCHES, BOXES_HEIGHT_INCHES, TEMPERATURE_HEIGHT_INCHES = 2.5, 3.3, 1.8
+DOTS_PER_INCH = 120
 
 Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class MonthlyCounts:
-    """A split, counted by month; row `k` of each array is `months[k]`.
+    """Counts of a split by month; row `k` of each array belongs to `months[k]`.
 
     Attributes:
-        months: `(K,)` int64, YYYYMM, ascending; 0 holds the frames whose month is unknown.
+        months: `(K,)` int64, YYYYMM, ascending; 0 is an unknown month.
         frames: `(K,)` int64.
         empty_frames: `(K,)` int64, frames without boxes.
         clips: `(K,)` int64.
         boxes: `(K, 4)` int64, by class index.
-        temperature: `(K,)` float64, mean over the frames that have one, degrees Celsius; NaN where none has.
+        temperature: `(K,)` float64, mean over the frames with a temperature, degrees Celsius; NaN if unknown.
     """
 
     months: Counts
@@ -36,35 +50,27 @@ class MonthlyCounts:
 
 
 def monthly_counts(index: SplitIndex) -> MonthlyCounts:
-    """Count a split by month."""
     months, row = np.unique(index.months(), return_inverse=True)
+    count, classes = len(months), len(CLASS_NAMES)
     boxes_per_frame = np.diff(index.box_offsets())
-    classes = len(CLASS_NAMES)
-    boxes = np.bincount(np.repeat(row, boxes_per_frame) * classes + index.all_labels(), minlength=len(months) * classes)
+    boxes = np.bincount(np.repeat(row, boxes_per_frame) * classes + index.all_labels(), minlength=count * classes)
     clips = np.unique(np.stack((row, index.clips())), axis=1)
     temperature = index.weather()[TEMPERATURE].astype(np.float64)
     known = ~np.isnan(temperature)
-    with np.errstate(invalid="ignore"):  # 0 / 0 is the NaN that is wanted
-        mean = by_row(row[known], len(months), temperature[known]) / by_row(row[known], len(months))
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: unknown
+        mean = np.bincount(row[known], temperature[known], count) / np.bincount(row[known], minlength=count)
     return MonthlyCounts(
         months=months.astype(np.int64),
-        frames=np.bincount(row, minlength=len(months)),
-        empty_frames=np.bincount(row[boxes_per_frame == 0], minlength=len(months)),
-        clips=np.bincount(clips[0], minlength=len(months)),
+        frames=np.bincount(row, minlength=count),
+        empty_frames=np.bincount(row[boxes_per_frame == 0], minlength=count),
+        clips=np.bincount(clips[0], minlength=count),
         boxes=boxes.reshape(-1, classes),
         temperature=mean,
     )
 
 
-def by_row(
-    rows: npt.NDArray[np.integer], count: int, weights: npt.NDArray[np.float64] | None = None
-) -> npt.NDArray[np.float64]:
-    """`(count,)` sum of the weights, or of ones, in each row."""
-    return np.bincount(rows, weights=weights, minlength=count).astype(np.float64)
-
-
 def table(counts: MonthlyCounts) -> Table:
-    """The counts with a line of totals; fits a terminal of 80 columns at the size of LTDv2."""
+    """Return the counts with a line of totals; fits into a terminal of 80 columns at the size of LTDv2."""
     result = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -73,30 +79,86 @@ def table(counts: MonthlyCounts) -> Table:
         caption="empty: frames without boxes; °C: mean air temperature",
         caption_justify="left",
     )
-    totals = (counts.frames, counts.empty_frames, counts.clips, counts.boxes, *counts.boxes.T)
+    known = ~np.isnan(counts.temperature)
+    mean = np.average(counts.temperature[known], weights=counts.frames[known]) if known.any() else np.nan
+    columns = (counts.frames, counts.empty_frames, counts.clips, counts.boxes.sum(axis=1), *counts.boxes.T)
     result.add_column("month", "total", no_wrap=True)
-    for name, values in zip(("frames", "empty", "clips", "boxes", *CLASS_NAMES), totals, strict=True):
+    for name, values in zip(("frames", "empty", "clips", "boxes", *CLASS_NAMES), columns, strict=True):
         header = name.replace("motorcycle", "motor-\ncycle")
         result.add_column(header, f"{values.sum():,}", justify="right", no_wrap=True)
-    result.add_column("°C", degrees(mean_temperature(counts)), justify="right", no_wrap=True, min_width=5)
+    result.add_column("°C", degrees(mean), justify="right", no_wrap=True, min_width=5)
     for row, month in enumerate(counts.months.tolist()):
-        whole = (counts.frames[row], counts.empty_frames[row], counts.clips[row], counts.boxes[row].sum())
-        cells = [f"{number:,}" for number in (*whole, *counts.boxes[row])]
-        result.add_row(month_name(month), *cells, degrees(float(counts.temperature[row])))
+        cells = [f"{values[row]:,}" for values in columns]
+        result.add_row(month_name(month), *cells, degrees(counts.temperature[row]))
     return result
 
 
-def mean_temperature(counts: MonthlyCounts) -> float:
-    """Mean over the months that have a temperature, weighted by their frames, degrees Celsius; NaN if none has."""
-    known = ~np.isnan(counts.temperature)
-    return float(np.average(counts.temperature[known], weights=counts.frames[known])) if known.any() else float("nan")
-
-
 def month_name(month: int) -> str:
-    """`YYYY-MM` of a month as YYYYMM; 0 is unknown."""
     return f"{month // 100}-{month % 100:02d}" if month else "unknown"
 
 
 def degrees(temperature: float) -> str:
-    """A temperature to a tenth of a degree; nothing where it is unknown."""
     return "" if np.isnan(temperature) else f"{temperature:.1f}"
+
+
+def save_picture(counts: MonthlyCounts, path: Path) -> None:
+    """Draw frames, boxes per class and mean temperature of each month into a PNG file; unknown quantities are left out.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    panels = [(draw_frames, FRAMES_HEIGHT_INCHES)]
+    if counts.boxes.any():
+        panels.append((draw_boxes, BOXES_HEIGHT_INCHES))
+    if not np.isnan(counts.temperature).all():
+        panels.append((draw_temperature, TEMPERATURE_HEIGHT_INCHES))
+    heights = [height for _, height in panels]
+    width = max(LEAST_WIDTH_INCHES, 2 + MONTH_WIDTH_INCHES * len(counts.months))
+    figure = Figure(figsize=(width, sum(heights)), dpi=DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, (draw, _) in zip(axes, panels, strict=True):
+        draw(axis, counts, np.arange(len(counts.months)))
+        axis.grid(axis="y", linewidth=0.5, color="#e3e3e3")
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xticks(range(len(counts.months)), [month_name(month) for month in counts.months.tolist()])
+    axes[-1].set_xlim(-0.6, len(counts.months) - 0.4)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def draw_frames(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
+    filled = counts.frames - counts.empty_frames
+    axis.bar(places, filled, 0.62, color=FRAMES_COLOUR, label="with boxes")
+    axis.bar(places, counts.empty_frames, 0.62, bottom=filled, color=EMPTY_COLOUR, label="without boxes")
+    boxes = "" if counts.boxes.any() else ", no boxes"
+    finish(axis, f"{counts.frames.sum():,} frames in {counts.clips.sum():,} clips{boxes}", "frames")
+
+
+def draw_boxes(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
+    """Draw bars per class on a log scale: the rarest class has a 200th of the boxes of the most frequent class."""
+    bar = 0.8 / len(CLASS_NAMES)
+    for label, name in enumerate(CLASS_NAMES):
+        shifted = places + (label - (len(CLASS_NAMES) - 1) / 2) * bar
+        axis.bar(shifted, counts.boxes[:, label], bar * 0.92, color=COLOURS[label], label=name)
+    axis.set_yscale("log")
+    axis.set_ylim(bottom=0.8)
+    finish(axis, f"{counts.boxes.sum():,} boxes", "boxes, log scale")
+
+
+def draw_temperature(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
+    known = ~np.isnan(counts.temperature)
+    axis.plot(places[known], counts.temperature[known], "o", color=TEMPERATURE_COLOUR, markersize=5)
+    axis.set_ylabel("°C")
+    axis.set_title("mean air temperature", loc="left", fontsize=10)
+    axis.margins(y=0.25)
+
+
+def finish(axis: Axes, title: str, label: str) -> None:
+    """Add title, label and legend to a panel of bars."""
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axis.set_title(title, loc="left", fontsize=10)
+    axis.set_ylabel(label)
+    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False, fontsize=8, borderpad=0)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from yolo_lightning.data.batch import Batch, Prediction, Target, collate, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
-from yolo_lightning.data.formats.quarantine import places
+from yolo_lightning.data.formats.frame_checks import quarantined_positions
 from yolo_lightning.data.index.annotation_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips, clip_months
 from yolo_lightning.model.postprocess import predictions
@@ -76,7 +76,7 @@ def collect(
         ValueError: If more frames are unreadable than the data module allows.
     """
     frames = data.open("valid")
-    frames.quarantined = places(data.quarantine, frames.index, "valid")
+    frames.quarantined = quarantined_positions(data.quarantine, frames.index, "valid")
     arguments = data.loader.arguments(on_gpu=device.type == "cuda", persistent=False)
     dataset = EvaluationDataset(frames, data.image_size)
     parts = []

@@ -1,13 +1,18 @@
-"""The JSON of an annotation file as typed records, and where in it an error lies.
+"""Decoder for COCO annotation files; its error messages name the damaged record.
 
-Decoded at once into records without dictionaries: the real Train.json (1.1 GB) takes seconds and about 2.5 GB.
+Records are decoded without intermediate dictionaries: LTDv2's Train.json (1.1 GB) takes seconds and about 2.5 GB.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from yolo_lightning.data.formats.image_ids import id_text, unknown_image_hint
 
 LTDV2_FILE = "an LTDv2 annotation file (COCO JSON)"
 COCO_FILE = "a COCO annotation file"
@@ -15,21 +20,19 @@ COCO_FILE = "a COCO annotation file"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 NON_NUMBERS = tuple(
-    # Each begins with its literal text, which the search then leaps to.
+    # Each pattern begins with literal text: `re` then searches a file of 1 GB several times faster.
     re.compile(word + rb"(?<=[:\[,\s]" + word + rb")(?=\s*[,\]}])")
     for word in (b"NaN", b"-Infinity", b"Infinity")
 )
-"""What Python's json writes for a number that is none, which is not JSON."""
+"""Non-finite numbers as Python's `json` writes them. They are not valid JSON."""
 
 BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
-
-SEARCHED_BYTES = 1 << 20
-"""How far before a syntax error the last whole record is looked for."""
-SHOWN_CHARACTERS = 160
+SHOWN_BYTES = 160
+"""Bytes of a damaged record, or of the text before an error, in a message."""
 
 
 class ImageEntry(msgspec.Struct, gc=False):
-    """One entry of `images`; `width` and `height` in pixels."""
+    """Entry of `images`; `width` and `height` in pixels."""
 
     id: int | float | str
     file_name: str
@@ -40,7 +43,7 @@ class ImageEntry(msgspec.Struct, gc=False):
 
 
 class AnnotationRecord(msgspec.Struct, gc=False):
-    """One entry of `annotations`; `bbox` is x, y, width, height in pixels of the frame."""
+    """Entry of `annotations`; `bbox` is x, y, width, height in pixels of the frame."""
 
     image_id: int | float | str
     category_id: int
@@ -49,53 +52,32 @@ class AnnotationRecord(msgspec.Struct, gc=False):
 
 
 class CategoryRecord(msgspec.Struct, gc=False):
-    """One entry of `categories`."""
+    """Entry of `categories`."""
 
     id: int
     name: str
 
 
 class AnnotationFile(msgspec.Struct, gc=False):
-    """The parts of the JSON that are used; everything else in it is skipped while decoding."""
+    """Content of an annotation file; other keys are skipped while decoding."""
 
     images: list[ImageEntry]
     categories: list[CategoryRecord]
     annotations: list[AnnotationRecord] = []
 
 
-class UndecodedFile(msgspec.Struct, gc=False):
-    """The same arrays with their entries as they stand in the file, to find the one that is wrong."""
-
-    images: list[msgspec.Raw] = []
-    categories: list[msgspec.Raw] = []
-    annotations: list[msgspec.Raw] = []
-
-
-class AnyRecord(msgspec.Struct, gc=False):
-    """An image or an annotation."""
-
-    id: int | float | str
-
-
-RECORDS: dict[str, type[msgspec.Struct]] = {
-    "images": ImageEntry,
-    "categories": CategoryRecord,
-    "annotations": AnnotationRecord,
-}
+RECORDS = {"images": ImageEntry, "categories": CategoryRecord, "annotations": AnnotationRecord}
 
 
 def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
-    """Parse the JSON into typed records.
-
-    `NaN` and `Infinity`, which Python's json writes although they are not JSON, are read as null.
+    """Decode an annotation file; `NaN` and `Infinity` are read as null.
 
     Args:
-        path: The file.
-        kind: What it should be, for the message.
+        path: Annotation file.
+        kind: Expected kind of file, for the error message.
 
     Raises:
-        ValueError: If the file cannot be read or lacks the fields of a COCO detection file; the message names the
-            record where there is one.
+        ValueError: If the file cannot be read or is not a COCO detection file; the message names the damaged record.
     """
     if not path.is_file():
         raise ValueError(f"annotation file {path} does not exist")
@@ -107,87 +89,81 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
         return msgspec.json.decode(content, type=AnnotationFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if not any(pattern.search(content) for pattern in NON_NUMBERS):
-            raise ValueError(description(path, kind, content, error)) from error
+            raise ValueError(f"{path} is not {kind}: {fault_in(content, error)}") from error
     for pattern in NON_NUMBERS:
         content = pattern.sub(b"null", content)
     try:
         return msgspec.json.decode(content, type=AnnotationFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(description(path, kind, content, error)) from error
+        raise ValueError(f"{path} is not {kind}: {fault_in(content, error)}") from error
 
 
-def description(path: Path, kind: str, content: bytes, error: Exception) -> str:
-    """What is wrong with a file that does not decode, and at which record."""
-    refusal = f"{path} is not {kind}: "
+def fault_in(content: bytes, error: Exception) -> str:
+    """Return the reason why `content` cannot be decoded, with the damaged record or the text before the error."""
     if isinstance(error, msgspec.ValidationError):
-        return refusal + (wrong_record(content) or str(error))
-    stop, reason = len(content), f"it ends in the middle after {len(content):,} bytes, as if not copied completely"
+        return invalid_record(content) or str(error)
     if isinstance(error, UnicodeDecodeError):
-        stop, reason = first_undecodable(content), "it is not UTF-8 text"
-    elif position := BYTE_POSITION.search(str(error)):
+        return f"not UTF-8 text: {shown(error.object)}"
+    if position := BYTE_POSITION.search(str(error)):
         stop, reason = int(position[1]), str(error)
-    record = last_whole_record(content, stop)
-    return refusal + reason + (f"; the last whole record before is {record}" if record else "")
+    else:
+        stop, reason = len(content), f"the file ends inside a record after {len(content):,} bytes (incomplete copy?)"
+    return f"{reason}; text before the error: {shown(content[max(0, stop - SHOWN_BYTES) : stop])}"
 
 
-def wrong_record(content: bytes) -> str | None:
-    """The first record that has not the type of its array: `array[number]`, its text, what is wrong with it."""
+def invalid_record(content: bytes) -> str | None:
+    """Return the first record of the wrong type as `array[number] text: reason`, or None."""
     try:
-        undecoded = msgspec.json.decode(content, type=UndecodedFile)
+        arrays = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        for key, record_type in RECORDS.items():
+            decoder = msgspec.json.Decoder(record_type)
+            for number, record in enumerate(msgspec.json.decode(arrays.get(key, b"[]"), type=list[msgspec.Raw])):
+                try:
+                    decoder.decode(record)
+                except msgspec.ValidationError as error:
+                    return f"{key}[{number}] {shown(bytes(record))}: {error}"
     except msgspec.ValidationError:
-        return None
-    for key, record_type in RECORDS.items():
-        decoder = msgspec.json.Decoder(record_type)
-        for number, record in enumerate(getattr(undecoded, key)):
-            try:
-                decoder.decode(record)
-            except msgspec.ValidationError as error:
-                return f"{key}[{number}] {shown(bytes(record))}: {error}"
+        pass  # the outermost value is not an object, or the value of a key is not an array
     return None
 
 
-def first_undecodable(content: bytes) -> int:
-    """Position of the first byte that is not UTF-8, or the end."""
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        return error.start
-    return len(content)
+def shown(text: bytes) -> str:
+    """Return the beginning of a text in one line."""
+    line = " ".join(text[:SHOWN_BYTES].decode(errors="replace").split())
+    return line if len(text) <= SHOWN_BYTES else line + " ..."
 
 
-def last_whole_record(content: bytes, stop: int) -> str | None:
-    """The last image or annotation that ends before `stop`, as `array[number]` and its text."""
-    tail = content[max(0, stop - SEARCHED_BYTES) : stop]
-    decoder = msgspec.json.Decoder(AnyRecord)
-    end = tail.rfind(b"}")
-    while end >= 0:
-        start = tail.rfind(b"{", 0, end)
-        while start >= 0 and end - start < SEARCHED_BYTES // 16:
-            try:
-                decoder.decode(tail[start : end + 1])
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                start = tail.rfind(b"{", 0, start)
-            else:
-                place = array_and_number(content[: stop - len(tail) + end + 1])
-                return f"{place} {shown(tail[start : end + 1])}".strip()
-        end = tail.rfind(b"}", 0, end)
-    return None
+def annotation_arrays(
+    path: Path, content: AnnotationFile, positions: Mapping[str, int], category_ids: Sequence[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Convert the annotations of a file to arrays, in the order of the file.
 
+    Args:
+        path: Annotation file, for the error message.
+        content: Content of the file.
+        positions: Position of each image by its id as text.
+        category_ids: Category id of each class, index 0 first.
 
-def array_and_number(content: bytes) -> str:
-    """Which record of which array `content` ends with, given that one ends there."""
-    try:
-        undecoded = msgspec.json.decode(content + b"]}", type=UndecodedFile)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
-    for key in RECORDS:
-        records = getattr(undecoded, key)
-        if records and content.endswith(bytes(records[-1])):
-            return f"{key}[{len(records) - 1}]"
-    return ""
+    Returns:
+        Position of the image `(M,)`; boxes `(M, 4)`, x, y, width, height in pixels of the frame; class index `(M,)`.
 
-
-def shown(record: bytes) -> str:
-    """A record in one line, its end left out where it is long."""
-    text = " ".join(record.decode(errors="replace").split())
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " ..."
+    Raises:
+        ValueError: If an annotation has an unknown image id or category id.
+    """
+    records = content.annotations
+    owner = [positions.get(id_text(record.image_id) or "", -1) for record in records]
+    if -1 in owner:
+        number = owner.index(-1)
+        value = records[number].image_id
+        hint = unknown_image_hint(value, positions)
+        raise ValueError(f"{path}: annotations[{number}] has unknown image_id {value}{hint}")
+    class_of = {category_id: index for index, category_id in enumerate(category_ids)}
+    labels = [class_of.get(record.category_id, -1) for record in records]
+    if -1 in labels:
+        number = labels.index(-1)
+        raise ValueError(
+            f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, category_ids))}, "
+            f"got {records[number].category_id}"
+        )
+    boxes = np.array([record.bbox for record in records], dtype=np.float64).reshape(-1, 4)
+    return np.array(owner, dtype=np.int64), boxes, np.array(labels, dtype=np.int64)

@@ -1,137 +1,81 @@
-"""Reads plain COCO JSON (`instances_*.json`): any categories, any image ids, boxes as x, y, width, height in pixels."""
+"""Reader of plain COCO JSON (`instances_*.json`): any categories and image ids, boxes x, y, width, height in pixels."""
 
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from yolo_lightning.data.formats.annotation_file import COCO_FILE, AnnotationRecord, CategoryRecord, decode
-from yolo_lightning.data.formats.annotations import (
-    Annotations,
-    Boxes,
-    Integers,
-    check_images,
-    distinct_names,
-    still_images,
-)
-from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
+from yolo_lightning.data.formats.annotation_file import COCO_FILE, annotation_arrays, decode
+from yolo_lightning.data.formats.annotations import Annotations, distinct_names, encoded, image_shapes, still_images
+from yolo_lightning.data.formats.image_ids import image_id_texts
 
 PROBED_IMAGES = 16
-"""Files looked for in each folder that may hold a split's images."""
+"""Number of images that are searched for in each candidate folder."""
 
 NAME_PARTS = ("instances_", "image_info_", "_annotations.coco")
-"""What names of annotation files add to that of their split."""
+"""Parts of the name of an annotation file that do not belong to the name of its split."""
 
 
 def read_coco(path: Path) -> Annotations:
-    """Read and check one annotation file; classes are its categories in the order of their ids.
+    """Read and check a COCO annotation file; the classes are its categories in the order of their ids.
 
-    Crowd regions (`iscrowd`) are left out. Boxes that leave the frame are clipped, those of no size dropped.
+    Crowd regions (`iscrowd`) are left out.
 
     Raises:
         ValueError: If the file is missing or is not a COCO detection file; the message names file and record.
     """
     content = decode(path, COCO_FILE)
-    classes = class_table(path, content.categories)
-    check_images(path, content.images)
+    if not content.categories:
+        raise ValueError(f"{path}: the list of categories is empty")
+    category_id, count = Counter(category.id for category in content.categories).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"{path}: ids of categories must be unique, got {count} categories with id {category_id}")
+    classes = distinct_names(dict(sorted((category.id, category.name) for category in content.categories)))
+    shapes = image_shapes(path, content.images)
     file_names = [image.file_name.replace("\\", "/") for image in content.images]
     positions = image_id_texts(path, [image.id for image in content.images], file_names)
-    owner, boxes, labels, crowds = box_arrays(path, content.annotations, positions, list(classes))
+    owner, boxes, labels = annotation_arrays(path, content, positions, list(classes))
+    boxes[:, 2:] += boxes[:, :2]
+    single = np.array([not annotation.iscrowd for annotation in content.annotations], dtype=np.bool_)
+    crowds = int((~single).sum())
     return still_images(
-        image_ids=list(positions),
-        text_ids=[isinstance(image.id, str) for image in content.images],
-        file_names=file_names,
-        shapes=np.array([(image.height, image.width) for image in content.images], dtype=np.int32),
-        owner=owner,
-        boxes=boxes,
-        labels=labels,
-        class_names=tuple(classes.values()),
-        category_ids=tuple(classes),
+        encoded(positions),
+        [isinstance(image.id, str) for image in content.images],
+        file_names,
+        shapes,
+        owner[single],
+        boxes[single].astype(np.float32),
+        labels[single],
+        tuple(classes.values()),
+        tuple(classes),
         notes=(f"{crowds:,} crowd regions left out",) if crowds else (),
     )
 
 
-def class_table(path: Path, categories: list[CategoryRecord]) -> dict[int, str]:
-    """Class names by category id, ascending.
-
-    Raises:
-        ValueError: If there is none, or an id occurs twice.
-    """
-    if not categories:
-        raise ValueError(f"{path}: the list of categories is empty")
-    identifier, count = Counter(one.id for one in categories).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"{path}: {count} categories have the id {identifier}, allowed is one")
-    return distinct_names({one.id: one.name for one in sorted(categories, key=lambda one: one.id)})
-
-
-def box_arrays(
-    path: Path, annotations: list[AnnotationRecord], positions: dict[str, int], category_ids: list[int]
-) -> tuple[Integers, Boxes, Integers, int]:
-    """Owner image, xyxy box and class of every annotation that is no crowd region, and the number of those.
-
-    Raises:
-        ValueError: If an annotation names an unknown image or category.
-    """
-    label_of = {identifier: label for label, identifier in enumerate(category_ids)}
-    owner, boxes, labels = [], [], []
-    for number, annotation in enumerate(annotations):
-        position = positions.get(id_text(annotation.image_id) or "")
-        if position is None:
-            raise ValueError(
-                f"{path}: annotations[{number}] belongs to unknown image_id {annotation.image_id}"
-                + unknown_image_hint(annotation.image_id, positions)
-            )
-        label = label_of.get(annotation.category_id)
-        if label is None:
-            raise ValueError(
-                f"{path}: annotations[{number}] has category_id {annotation.category_id}, "
-                f"the file's categories have the ids {', '.join(map(str, category_ids))}"
-            )
-        if not annotation.iscrowd:
-            owner.append(position)
-            boxes.append(annotation.bbox)
-            labels.append(label)
-    corners = np.array(boxes, dtype=np.float64).reshape(-1, 4)
-    corners[:, 2:] += corners[:, :2]
-    return (
-        np.array(owner, dtype=np.int64),
-        corners.astype(np.float32),
-        np.array(labels, dtype=np.int64),
-        len(annotations) - len(owner),
-    )
-
-
 def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], file_names: list[str]) -> Path:
-    """The folder that a split's file names are relative to.
-
-    Looked for are `folders`, then what COCO's own layout and common exporters use. The first folder that holds all of
-    some names spread over the split is taken, else the one that holds most of them.
+    """Return the folder of the images of a split: the candidate with most of a few sampled images.
 
     Args:
-        annotation_file: The split's JSON file.
+        annotation_file: JSON file of the split.
         root: Dataset folder.
-        folders: What the user names, relative to `root`.
-        file_names: Of the split's images.
+        folders: Candidates relative to `root`; if empty, those of COCO's own layout and of common exporters.
+        file_names: File names of the split's images.
 
     Raises:
-        ValueError: If no folder holds one of them; the message names all that were looked into.
+        ValueError: If no candidate has one of the images; the message lists the candidates.
     """
     split = annotation_file.stem
     for part in NAME_PARTS:
         split = split.replace(part, "")
     usual = (split, f"images/{split}", "images", ".", f"{split}/images") if split else ("images", ".")
-    candidates = [root / folder for folder in folders] or [
-        *(root / folder for folder in usual),
-        annotation_file.parent,
-        annotation_file.parent / "images",
-    ]
+    beside = annotation_file.parent
+    candidates = [root / folder for folder in folders or usual] + ([] if folders else [beside, beside / "images"])
     probed = file_names[:: max(1, len(file_names) // PROBED_IMAGES)]
     found = {folder: sum((folder / PurePosixPath(name)).is_file() for name in probed) for folder in candidates}
     best = max(found, key=lambda folder: found[folder])
     if not found[best]:
         raise ValueError(
-            f"{annotation_file}: its images, such as {probed[0]!r}, are in none of "
-            f"{', '.join(map(str, dict.fromkeys(candidates)))}: name their folder with data.image_folders"
+            f"{annotation_file}: found none of its images, such as {probed[0]!r}, in "
+            f"{', '.join(map(str, dict.fromkeys(candidates)))}; set data.image_folders to their folder"
         )
     return best

@@ -1,180 +1,194 @@
-"""Looks at the frames before training starts, and keeps count of the bad ones while it runs."""
+"""Checks of the frames before training, the count of unusable frames during training, and the quarantine."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.data.index.annotation_index import SplitIndex
-from yolo_lightning.data.storage.frames import BitDepthError, Channels, FrameError, FrameSource, conversion_to_8_bits
+from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.storage.frames import EIGHT_BITS, BitDepthError, Channels, FrameError, Storage
 
 SAMPLED_FRAMES = 32
-"""Frames decoded before training starts, evenly spread over the split, to compare their size with the annotations."""
+"""Number of frames, evenly spread over a split, that are decoded before training starts."""
 
 NAMED_FRAMES = 5
-"""Bad frames named in one message."""
+"""Maximum number of unusable frames in one message."""
 
 
 class BadFrames:
-    """Frames that cannot be used, each counted and named once.
+    """Count of unusable frames. Each frame is counted and named once.
 
     Args:
-        limit: So many are tolerated.
+        limit: Maximum number of unusable frames (`data.max_bad_frames`).
 
     Attributes:
-        names: Files seen so far.
-        quarantined: Files that are left out on purpose; they do not count.
+        names: Files of the unusable frames.
+        quarantined: Files in quarantine, which are not counted.
     """
 
     def __init__(self, limit: int) -> None:
         if limit < 0:
-            raise ValueError(f"data.max_bad_frames is {limit}, allowed are 0 and more")
+            raise ValueError(f"data.max_bad_frames must be >= 0, got {limit}")
         self.limit = limit
         self.names: set[str] = set()
         self.quarantined: set[str] = set()
 
     def add(self, problems: Iterable[str]) -> None:
-        """Count and name the frames not seen before; each problem is `<file name>: <reason>`.
+        """Count new frames and log them; each problem is `<file name>: <reason>`.
 
         Raises:
-            ValueError: If more than the limit have been seen.
+            ValueError: If there are more unusable frames than the limit.
         """
         reasons = {problem.partition(": ")[0]: problem for problem in problems}
         unknown = reasons.keys() - self.names - self.quarantined
-        fresh = [reasons[name] for name in sorted(unknown)]
-        if not fresh:
+        if not unknown:
             return
         self.names |= unknown
-        shown = named(fresh)
+        shown = named([reasons[name] for name in sorted(unknown)])
         if len(self.names) > self.limit:
-            raise ValueError(f"{len(self.names):,} frames cannot be used, data.max_bad_frames is {self.limit}: {shown}")
-        rank_zero_warn(f"left out, {len(self.names):,} of {self.limit} tolerated: {shown}")
+            raise ValueError(
+                f"{len(self.names):,} frames cannot be used, more than data.max_bad_frames {self.limit}: {shown}"
+            )
+        rank_zero_warn(f"left out {len(self.names):,} of at most {self.limit} unusable frames: {shown}")
 
 
-def check_frames(index: SplitIndex, source: FrameSource, bad_frames: BadFrames) -> None:
-    """Look for missing frames by name, and decode some to compare their size and type with what is expected.
+def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> None:
+    """Search for missing frames by name, and decode a sample to check size and bit depth.
 
     Raises:
-        ValueError: If a size disagrees, most of the decoded frames do not have 8 bits, none can be read, or more frames
-            are bad than tolerated.
+        ValueError: If a size differs from the annotations, most of the sampled frames do not have 8 bits, none of them
+            can be read, or more frames are unusable than allowed.
     """
-    missing = source.missing(index.file_names())
-    problems = [f"{name}: no such file" for name in missing]
-    absent = set(missing)
-    unreadable: list[str] = []
-    other_depth: list[BitDepthError] = []
-    usable = 0
-    for position in spread(len(index)):
+    problems = {name: f"{name}: no such file" for name in storage.missing(index.file_names())}
+    positions = [place for place in sampled(len(index)) if index.file_name(place) not in bad_frames.quarantined]
+    failures: list[FrameError] = []
+    for position in positions:
         name = index.file_name(position)
-        if name in bad_frames.quarantined:
-            continue
-        if name in absent:
-            unreadable.append(f"{name}: no such file")
-            continue
         try:
-            shape = source.read(name).shape[:2]
+            if name in problems:
+                raise FrameError(problems[name])
+            shape = storage.read(name).shape[:2]
         except FrameError as error:
-            problems.append(str(error))
-            unreadable.append(str(error))
-            other_depth += [error] if isinstance(error, BitDepthError) else []
+            failures.append(error)
+            problems[name] = str(error)
             continue
         if shape != index.shape(position):
             height, width = index.shape(position)
             raise ValueError(
-                f"{name} is {shape[1]} x {shape[0]} pixels, the annotation of image {index.image_id(position)} says "
-                f"{width} x {height}: these are not the frames of this annotation file"
+                f"{name} is {shape[1]} x {shape[0]} pixels, but the annotation of image {index.image_id(position)} has "
+                f"{width} x {height}: the frames do not belong to the annotation file"
             )
-        usable += 1
-    refuse_other_depth(other_depth, usable)
-    if unreadable and not usable:
-        raise ValueError(f"none of {len(unreadable)} sampled frames can be read: {named(unreadable)}")
-    bad_frames.add(problems)
+    usable = len(positions) - len(failures)
+    refuse_other_depth([error for error in failures if isinstance(error, BitDepthError)], usable)
+    if failures and not usable:
+        raise ValueError(f"none of {len(failures)} sampled frames can be read: {named(list(map(str, failures)))}")
+    bad_frames.add(problems.values())
 
 
 def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> None:
-    """Refuse a split without a single box in the frames that are used.
+    """Refuse a split without a box.
 
     Args:
-        index: The part of the split that is used.
+        index: Used part of the split.
         left_out: Positions of the frames in quarantine.
-        origin: Option and file that the split is taken from.
+        origin: Option and file that the split is read from.
 
     Raises:
-        ValueError: If no frame in use has a box.
+        ValueError: If no used frame has a box.
     """
     boxes = np.diff(index.box_offsets())
     boxes[list(left_out)] = 0
-    if boxes.any():
-        return
-    notes = f" ({'; '.join(index.notes)})" if index.notes else ""
-    in_use = len(index) - len(left_out)
-    raise ValueError(
-        f"{origin}: none of the {in_use:,} frames in use has a box{notes}: name a file with labels, "
-        "or set data.allow_unlabelled true to train and score on background alone"
-    )
+    if not boxes.any():
+        notes = f" ({'; '.join(index.notes)})" if index.notes else ""
+        raise ValueError(
+            f"{origin}: none of the {len(index) - len(left_out):,} used frames has a box{notes}; use a file with "
+            "labels, or set data.allow_unlabelled true to train and score on background alone"
+        )
 
 
-def check_depth(names: Sequence[str], source: FrameSource) -> None:
-    """Decode some of the frames to see whether they have 8 bits; damaged ones are passed over.
+def check_depth(names: Sequence[str], storage: Storage) -> None:
+    """Decode a sample of the frames to check that they have 8 bits; damaged frames are skipped.
 
     Raises:
-        ValueError: If most of them do not.
+        ValueError: If most of the sampled frames do not have 8 bits.
     """
-    other_depth: list[BitDepthError] = []
-    usable = 0
-    for position in spread(len(names)):
-        try:
-            source.read(names[position])
-        except FrameError as error:
-            other_depth += [error] if isinstance(error, BitDepthError) else []
-        else:
-            usable += 1
-    refuse_other_depth(other_depth, usable)
+    results = list(decode_sample(names, storage))
+    depths = [result for result in results if isinstance(result, BitDepthError)]
+    refuse_other_depth(depths, sum(isinstance(result, np.ndarray) for result in results))
 
 
 def refuse_other_depth(found: Sequence[BitDepthError], usable: int, what: str = "sampled frames") -> None:
-    """Refuse images of which more are unlike 8-bit images than like them.
+    """Refuse images most of which do not have 8 bits.
 
     Args:
-        found: Of the images that do not have 8 bits.
-        usable: How many do.
-        what: The images in a word, for the message.
+        found: Errors of the images that do not have 8 bits.
+        usable: Number of images that have 8 bits.
+        what: Name of the images, for the message.
 
     Raises:
-        ValueError: Names the first file, and the range of the values of all that were sampled.
+        ValueError: Names the first file and the range of the values of all sampled images.
     """
     if len(found) <= usable:
         return
     lowest, highest = min(one.lowest for one in found), max(one.highest for one in found)
     raise ValueError(
         f"{len(found)} of {len(found) + usable} {what} are not 8-bit images: {found[0].name} is "
-        f"{found[0].dtype}, all have values {lowest:.7g} to {highest:.7g}; {conversion_to_8_bits(lowest, highest)}"
+        f"{found[0].dtype}, all have values {lowest:.7g} to {highest:.7g}; {EIGHT_BITS}"
     )
 
 
-def spread(count: int) -> range:
-    """Return the positions of the frames that are sampled of `count`, evenly spread."""
+def needed_channels(index: SplitIndex, storage: Storage) -> Channels:
+    """Return 3 if a sampled frame of `storage`, which must return RGB frames, has a coloured pixel, else 1."""
+    for frame in decode_sample([index.file_name(position) for position in sampled(len(index))], storage):
+        if isinstance(frame, np.ndarray) and (frame != frame[..., :1]).any():
+            return 3
+    return 1
+
+
+def decode_sample(names: Sequence[str], storage: Storage) -> Iterator[npt.NDArray[np.uint8] | FrameError]:
+    """Yield the pixels or the error of each sampled frame."""
+    for position in sampled(len(names)):
+        try:
+            yield storage.read(names[position])
+        except FrameError as error:
+            yield error
+
+
+def sampled(count: int) -> range:
+    """Return the positions of the sampled frames out of `count`."""
     return range(0, count, max(1, count // SAMPLED_FRAMES))
 
 
 def named(problems: Sequence[str]) -> str:
-    """Return the first few problems in one line, and the number of the others."""
+    """Return the first problems in one line, and the number of the others."""
     more = f"; and {len(problems) - NAMED_FRAMES:,} more" if len(problems) > NAMED_FRAMES else ""
     return "; ".join(problems[:NAMED_FRAMES]) + more
 
 
-def needed_channels(index: SplitIndex, source: FrameSource) -> Channels:
-    """3 if one of some frames, spread evenly over the split, has a coloured pixel, else 1.
+def check_quarantine(entries: Iterable[str]) -> None:
+    """Raise `ValueError` if an entry of `data.quarantine` is neither `id=<image id>` nor `index=<number>`."""
+    for entry in entries:
+        kind, _, value = entry.partition("=")
+        if not value or kind not in ("id", "index") or (kind == "index" and not value.isdecimal()):
+            raise ValueError(
+                "entries of data.quarantine must be id=<image id> or index=<position of a training frame, from 0>, "
+                f"got {entry!r}"
+            )
+
+
+def quarantined_positions(entries: Iterable[str], index: SplitIndex, split: Split) -> frozenset[int]:
+    """Return the positions of the frames of a split that are in quarantine.
 
     Args:
-        index: Names of the frames.
-        source: Must give frames in colour.
+        entries: Value of `data.quarantine`; `index=<number>` applies to the training split only.
+        index: Index of the split.
+        split: Name of the split.
     """
-    for position in spread(len(index)):
-        try:
-            frame = source.read(index.file_name(position))
-        except FrameError:
-            continue
-        if (frame != frame[..., :1]).any():
-            return 3
-    return 1
+    pairs = [entry.partition("=") for entry in entries]
+    found = {int(value) for kind, _, value in pairs if kind == "index" and split == "train"}
+    ids = {value for kind, _, value in pairs if kind == "id"}
+    if ids:
+        found |= {position for position, image_id in enumerate(index.image_ids()) if image_id in ids}
+    return frozenset(position for position in found if position < len(index))

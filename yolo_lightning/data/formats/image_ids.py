@@ -1,7 +1,7 @@
-"""Image ids as text, and the signs that they once went through a 64-bit float.
+"""Image ids as text, and checks for ids that were rounded by a 64-bit float.
 
-LTDv2's ids have 17 digits: YYYYMM, clip (3), DD, HHMMSS. A float64 keeps every fourth integer of that size, so that
-the seconds are rounded to multiples of four and up to five frames, one second apart, share an id.
+LTDv2's ids have 17 digits: YYYYMM, clip (3), DD, HHMMSS. At this size, float64 represents only multiples of four.
+Rounding changes the seconds, so that up to five frames, one second apart, get the same id.
 """
 
 import re
@@ -11,31 +11,31 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.recording import ID_DIGITS, are_ltdv2_ids, number_at
+from yolo_lightning.data.formats.recording import ID_DIGITS, number_at
 
 EXACT_BELOW = 2**53
-"""Integers below this survive a float64."""
+"""Integers below this value are exact in float64."""
 SPACING = 4
-"""Distance of neighbouring float64 between 2^54 and 2^55, where 17-digit ids of the years 1801 to 3602 lie."""
+"""Distance of neighbouring float64 between 2^54 and 2^55, the range of 17-digit ids of the years 1801 to 3602."""
 
 NAMED_RECORDS = 3
-"""Records named in one message."""
+"""Maximum number of records in one message."""
 FEWEST_WITNESSES = 3
-"""Ids that differ from their date exactly by rounding before that is taken for more than chance."""
+"""Minimum number of ids that must differ from their date exactly by rounding."""
 FEWEST_OWNERS = 64
-"""Images with boxes, all multiples of four, before that is taken for more than chance."""
+"""Minimum number of images with boxes, all with multiples of four as id, that indicates rounded annotations."""
 
 FLOAT_TEXT = re.compile(r"\d{16,}\.0*|\d(\.\d+)?[eE]\+?1[5-9]")
 
 ADVICE = (
-    "a 64-bit float (pandas, JavaScript, jq, a spreadsheet) does not hold 17 digits; take the official file, "
+    "a 64-bit float (pandas, JavaScript, jq, a spreadsheet) does not hold 17 digits; use the official file, "
     "or convert it again with the ids as integers or text"
 )
 
 
 def id_text(value: int | float | str) -> str | None:
-    """An id as text; None for a float (or text of one) too large to be exact."""
-    if type(value) is int:  # the common case first: this is called for every box
+    """Return an id as text, or None for a float (or its text) that is too large to be exact."""
+    if type(value) is int:  # the common case first: called for every box
         return str(value)
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < EXACT_BELOW else None
@@ -45,7 +45,7 @@ def id_text(value: int | float | str) -> str | None:
 
 
 def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Sequence[str]) -> dict[str, int]:
-    """Position of each image by its id as text.
+    """Return the position of each image by its id as text.
 
     Raises:
         ValueError: If an id is written as a float or occurs more than once.
@@ -57,7 +57,7 @@ def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Seq
         if text is None:
             raise ValueError(
                 f"{path}: images[{number}] {file_names[number]!r} has id {value!r}, "
-                f"which went through a float: {ADVICE}"
+                f"which was converted to a float: {ADVICE}"
             )
         first = positions.setdefault(text, number)
         if first != number:
@@ -69,48 +69,42 @@ def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Seq
         )
         rounded = all(is_rounded(text) for text in positions)
         raise ValueError(
-            f"{path}: {len(repeated):,} image ids occur more than once: {named}"
-            + ("; and so on" if len(repeated) > NAMED_RECORDS else "")
-            + (f". All ids are multiples of {SPACING}, they went through a float: {ADVICE}" if rounded else "")
+            f"{path}: {len(repeated):,} image ids are not unique: {named}"
+            + ("; ..." if len(repeated) > NAMED_RECORDS else "")
+            + (f". All ids are multiples of {SPACING}, so they were converted to floats: {ADVICE}" if rounded else "")
         )
     return positions
 
 
 def is_rounded(text: str) -> bool:
-    """Whether an id of LTDv2's length is one that a float64 can hold."""
+    """Return whether an id has LTDv2's length and is exact in float64."""
     return len(text) == ID_DIGITS and text.isdecimal() and int(text) % SPACING == 0
 
 
 def refuse_rounded_ids(
-    path: Path, image_ids: npt.NDArray[np.bytes_], dates: npt.NDArray[np.bytes_], file_names: Sequence[str]
+    path: Path,
+    image_ids: npt.NDArray[np.bytes_],
+    dates: npt.NDArray[np.bytes_],
+    owners: npt.NDArray[np.int64],
+    file_names: Sequence[str],
 ) -> None:
-    """Refuse ids of LTDv2's length that were rounded by a float64 without two of them becoming one.
+    """Refuse a file with rounded 17-digit ids that are still unique.
 
-    There are two sure signs. An id that ends in second 60, while all ids are multiples of four: 59 was rounded up. Or
-    ids that are not the moment of `date_captured`, but the float64 nearest to it, while all others are that moment.
+    Rounded image ids are the float64 nearest to the time in `date_captured`, while all other ids are that time. Rounded
+    ids of annotations belong only to images whose id is a multiple of four.
 
     Args:
-        path: The annotation file, for the message.
+        path: Annotation file, for the message.
         image_ids: `(N,)` ids as ASCII text.
         dates: `(N,)` `date_captured` as ISO text.
-        file_names: For the message.
+        owners: `(M,)` position of the image of each annotation.
+        file_names: N names, for the message.
 
     Raises:
-        ValueError: If there is a sign.
+        ValueError: If the ids of images or annotations were rounded.
     """
-    long = np.char.str_len(image_ids) == ID_DIGITS
-    values = np.where(long, number_at(image_ids, range(ID_DIGITS)), -1)
+    values = np.where(np.char.str_len(image_ids) == ID_DIGITS, number_at(image_ids, range(ID_DIGITS)), -1)
     long = values >= 0
-    if not long.any():
-        return
-    one_second_less = np.where(long, values - 1, 0).astype(f"S{ID_DIGITS}")
-    second_60 = long & (values % 100 == 60) & are_ltdv2_ids(one_second_less)
-    if second_60.any() and (values[long] % SPACING == 0).all():
-        number = int(second_60.argmax())
-        raise ValueError(
-            f"{path}: images[{number}] {file_names[number]!r} has id {values[number]}, which ends in second 60, and "
-            f"all ids are multiples of {SPACING}: they went through a float; {ADVICE}"
-        )
     columns = (0, 1, 2, 3, 5, 6), (8, 9), (11, 12, 14, 15, 17, 18)
     month, day, time = (number_at(dates, chosen) for chosen in columns)
     dated = long & (month >= 0) & (day >= 0) & (time >= 0)
@@ -120,39 +114,27 @@ def refuse_rounded_ids(
     if witnesses.sum() >= FEWEST_WITNESSES and (witnesses | (values == exact))[long].all():
         number = int(witnesses.argmax())
         raise ValueError(
-            f"{path}: images[{number}] {file_names[number]!r} was captured {dates[number].decode()}, so its id is "
-            f"{exact[number]}, but the file says {values[number]}, as for {int(witnesses.sum()):,} images: the ids "
-            f"went through a float; {ADVICE}"
+            f"{path}: images[{number}] {file_names[number]!r} was captured {dates[number].decode()}, so its id must be "
+            f"{exact[number]}, got {values[number]}; {int(witnesses.sum()):,} ids were converted to floats: {ADVICE}"
         )
-
-
-def refuse_rounded_owners(
-    path: Path, image_ids: npt.NDArray[np.bytes_], owners: npt.NDArray[np.int64], file_names: Sequence[str]
-) -> None:
-    """Refuse annotations whose `image_id` was rounded while the images kept theirs: most still find some image.
-
-    Raises:
-        ValueError: If many images have boxes and exactly those whose id is a multiple of four.
-    """
-    long = np.char.str_len(image_ids) == ID_DIGITS
-    rounded = long & (number_at(image_ids, range(ID_DIGITS)) % SPACING == 0)
+    rounded = long & (values % SPACING == 0)
     owning = np.unique(owners)
     if len(owning) >= FEWEST_OWNERS and rounded[owning].all() and not rounded.all():
         number = int((~rounded).argmax())
         raise ValueError(
             f"{path}: only images whose id is a multiple of {SPACING} have annotations ({len(owning):,} of "
-            f"{len(image_ids):,}; images[{number}] {file_names[number]!r} is the first without): the image_id of the "
-            f"annotations went through a float; {ADVICE}"
+            f"{len(image_ids):,}; the first image without is images[{number}] {file_names[number]!r}), so the image_id "
+            f"of the annotations was converted to a float: {ADVICE}"
         )
 
 
 def unknown_image_hint(value: int | float | str, known: Collection[str]) -> str:
-    """What to add to the report of an annotation whose image is unknown: whether a float explains it."""
+    """Return an addition to the error message if an unknown image id is a rounded id, else an empty text."""
     if id_text(value) is None:
-        return f", which went through a float: {ADVICE}"
+        return f", which was converted to a float: {ADVICE}"
     text = str(value)
     if is_rounded(text):
         for candidate in range(int(text) - SPACING // 2, int(text) + SPACING // 2 + 1):
             if str(candidate) in known and int(float(candidate)) == int(text):
-                return f", which is image {candidate} after it went through a float: {ADVICE}"
+                return f", which is image {candidate} converted to a float: {ADVICE}"
     return ""

@@ -1,4 +1,4 @@
-"""When and where frames were taken: month, clip, place in the clip, weather. Arrays in, arrays out."""
+"""Month, clip, position in the clip and weather of LTDv2's frames."""
 
 import re
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ WEATHER = (
     "Sun Radiation Intensity",
     "Min of sunshine latest 10 min",
 )
-"""LTDv2's names of what a weather station measured, as the frames' `meta` has them."""
+"""LTDv2's names of the weather measurements in the `meta` of a frame."""
 
 TEMPERATURE = WEATHER[0]
 """Degrees Celsius."""
 
 ID_DIGITS = 17
-"""Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS. Two official lists of 95,443 ids hold no exception."""
+"""Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS. All 95,443 ids of two official lists have this form."""
 
 MOMENT = (
     ((0, 4), (1900, 2099)),
@@ -33,7 +33,7 @@ MOMENT = (
     ((13, 15), (0, 59)),
     ((15, 17), (0, 59)),
 )
-"""Columns of year, month, day, hour, minute and second in an LTDv2 id, and what they may be."""
+"""Columns of year, month, day, hour, minute and second in an LTDv2 id, and their valid ranges."""
 
 IMAGE_NUMBER = re.compile(r"(\d{1,18})\D*$")
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -41,7 +41,7 @@ LEADING_NUMBER = re.compile(r"\s*([-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?)")
 
 
 def number_at(texts: npt.NDArray[np.bytes_], columns: Sequence[int]) -> npt.NDArray[np.int64]:
-    """`(N,)` int64, the decimal number in the given columns of each text; -1 where one of them is no digit."""
+    """Return `(N,)` int64, the decimal number in the given columns of each text, -1 if one of them is not a digit."""
     wide = np.ascontiguousarray(texts.astype(f"S{max(columns) + 1}"))
     characters = wide.view(np.uint8).reshape(len(texts), -1)
     digits = characters[:, list(columns)].astype(np.int64) - ord("0")
@@ -50,14 +50,14 @@ def number_at(texts: npt.NDArray[np.bytes_], columns: Sequence[int]) -> npt.NDAr
 
 
 def months(image_ids: npt.NDArray[np.bytes_], dates: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int32]:
-    """Month of each frame, from its id where that is LTDv2's, else from its date.
+    """Return the month of each frame, from its id if it is an LTDv2 id, else from its date.
 
     Args:
         image_ids: `(N,)` ids as ASCII text.
-        dates: `(N,)` `date_captured` as ISO text, empty where there is none.
+        dates: `(N,)` `date_captured` as ISO text, empty if there is none.
 
     Returns:
-        `(N,)` int32, YYYYMM, 0 where neither tells.
+        `(N,)` int32, YYYYMM, 0 if unknown.
     """
     by_id = np.where(are_ltdv2_ids(image_ids), number_at(image_ids, range(6)), 0)
     by_date = number_at(dates, (0, 1, 2, 3, 5, 6))
@@ -66,7 +66,7 @@ def months(image_ids: npt.NDArray[np.bytes_], dates: npt.NDArray[np.bytes_]) -> 
 
 
 def are_ltdv2_ids(image_ids: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
-    """`(N,)` bool: which ids are 17 digits that read as a clip and a moment between 1900 and 2099."""
+    """Return `(N,)` bool: ids of 17 digits with a valid date and time between 1900 and 2099."""
     valid: npt.NDArray[np.bool_] = np.char.str_len(image_ids) == ID_DIGITS
     valid &= number_at(image_ids, range(ID_DIGITS)) >= 0
     for columns, limits in MOMENT:
@@ -75,12 +75,11 @@ def are_ltdv2_ids(image_ids: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
 
 
 def within(values: npt.NDArray[np.int64], lowest: int, highest: int) -> npt.NDArray[np.bool_]:
-    """Which values lie between two bounds, both included."""
     return (values >= lowest) & (values <= highest)
 
 
 def clips(file_names: Sequence[str]) -> tuple[npt.NDArray[np.int32], list[str]]:
-    """Clip of each frame: frames whose files share a folder are one clip.
+    """Number the clips: frames whose files are in the same folder form one clip.
 
     Returns:
         `(N,)` int32 clip numbers from 0 in order of first appearance, and the folder of each clip.
@@ -91,9 +90,9 @@ def clips(file_names: Sequence[str]) -> tuple[npt.NDArray[np.int32], list[str]]:
 
 
 def positions_in_clip(file_names: Sequence[str], clip_numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """`(N,)` int32, rank of each frame in its clip from 0, by the last number in its file's name.
+    """Return `(N,)` int32, rank of each frame in its clip from 0, ordered by the last number in its file name.
 
-    Frames without a number come first; equals keep the order of the file.
+    Frames without a number are first. Frames with equal numbers keep the order of the file.
     """
     found = [IMAGE_NUMBER.search(name.rpartition("/")[2].rpartition(".")[0]) for name in file_names]
     image_numbers = np.array([-1 if match is None else int(match[1]) for match in found], dtype=np.int64)
@@ -106,7 +105,7 @@ def positions_in_clip(file_names: Sequence[str], clip_numbers: npt.NDArray[np.in
 
 
 def weather(metas: Sequence[msgspec.Raw]) -> npt.NDArray[np.float32]:
-    """`(8, N)` float32, the measurements of `WEATHER` in each frame's `meta`; NaN where one is missing or no number."""
+    """Return `(8, N)` float32, the `WEATHER` measurements in each frame's `meta`; NaN if missing or not a number."""
     columns = {name.lower(): column for column, name in enumerate(WEATHER)}
     table = np.full((len(metas), len(WEATHER)), np.nan)
     decode = msgspec.json.Decoder().decode
@@ -122,7 +121,7 @@ def weather(metas: Sequence[msgspec.Raw]) -> npt.NDArray[np.float32]:
 
 
 def measurement(value: object) -> float:
-    """A number, or the number a text begins with, decimal point or comma; NaN for anything else."""
+    """Return a number, or the leading number of a text (decimal point or comma); NaN for any other value."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if abs(value) < LARGEST_FLOAT32 else float("nan")
     match = LEADING_NUMBER.match(value) if isinstance(value, str) else None

@@ -1,1 +1,1 @@
-"""Sources of pixels: folder, zip archive, packed shards, litdata; cache of decoded images."""
+"""Storages of frames (folder, zip archive, packed shards) and the decoded-image cache."""

@@ -1,38 +1,36 @@
-"""Which of the places where frames can lie is read."""
+"""Selection of the storage of LTDv2's frames."""
 
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from yolo_lightning.data.storage.frames import BitDepthError, FolderFrames, FrameError, FrameSource
+from yolo_lightning.data.storage.frames import BitDepthError, FolderFrames, FrameError, Storage
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
-FrameStorage = Literal["auto", "folder", "zip", "packed", "litdata"]
+StorageKind = Literal["auto", "folder", "zip", "packed"]
 ARCHIVE = "frames.zip"
 FOLDER = "frames"
 STORE = "packed"
 COMPARED_FRAMES = 8
-"""Decoded to see whether a packed store holds the frames of this dataset; some milliseconds."""
+"""Number of frames that are decoded to check that a packed store belongs to the dataset; takes some milliseconds."""
 
 
 def open_frames(
-    root: Path, storage: FrameStorage = "auto", *, index_root: Path, store: str | Path | None = None
-) -> FrameSource:
-    """The frames of the dataset under `root`.
+    root: Path, storage: StorageKind = "auto", *, index_root: Path, store: str | Path | None = None
+) -> Storage:
+    """Open the storage of the frames of a dataset.
 
     Args:
         root: Dataset folder.
-        storage: Where they lie; "auto" takes the packed store, else the folder `frames`, else `frames.zip`.
-        index_root: Where the packed table of contents of an archive is kept.
-        store: The packed store, None takes `<root>/packed`; or folder or address of the litdata store.
+        storage: Kind of storage; "auto" selects the packed store, else the folder `frames`, else `frames.zip`.
+        index_root: Folder for the packed directory of an archive.
+        store: Packed store; None is `<root>/packed`.
 
     Raises:
-        ValueError: If there are none, or they cannot be used.
+        ValueError: If the storage does not exist or cannot be used.
     """
-    if storage == "litdata":
-        return open_litdata(store, index_root)
     store = root / STORE if store is None else Path(store).expanduser()
     if storage == "auto":
         storage = find_storage(root, store)
@@ -42,34 +40,13 @@ def open_frames(
         return ZipFrames(root / ARCHIVE, index_root)
     if storage == "packed":
         packed = PackedFrames(store)
-        original = find_original(root, index_root)
-        if original is not None:
-            compare(packed, original)
+        compare_with_original(packed, root, index_root)
         return packed
-    raise ValueError(f"data.storage is {storage!r}, allowed are auto, folder, zip, packed and litdata")
+    raise ValueError(f"data.storage must be one of auto, folder, zip, packed, got {storage!r}")
 
 
-def open_litdata(store: str | Path | None, index_root: Path) -> FrameSource:
-    """Frames in a bucket.
-
-    Raises:
-        ValueError: If litdata is not installed or there is no such store.
-    """
-    if store is None:
-        raise ValueError("data.storage is litdata: name its folder or address with data.store")
-    try:
-        from yolo_lightning.data.storage.litdata_frames import LitdataFrames
-    except ImportError as error:
-        raise ValueError(f"data.storage is litdata, which is not installed ({error}): pip install litdata") from error
-    return LitdataFrames(str(store), index_root / "litdata")
-
-
-def find_storage(root: Path, store: Path) -> FrameStorage:
-    """The fastest storage that is there.
-
-    Raises:
-        ValueError: If there is none.
-    """
+def find_storage(root: Path, store: Path) -> StorageKind:
+    """Return the fastest existing storage; raise `ValueError` if there is none."""
     if not root.is_dir():
         raise ValueError(f"dataset root {root} does not exist or is not a folder")
     if (store / MANIFEST).is_file():
@@ -79,27 +56,25 @@ def find_storage(root: Path, store: Path) -> FrameStorage:
     if (root / ARCHIVE).is_file():
         return "zip"
     raise ValueError(
-        f"dataset root {root} has no frames: looked for a packed store ({store / MANIFEST}), a folder "
-        f"({root / FOLDER}) and an archive ({root / ARCHIVE})"
+        f"dataset root {root} has no frames: found neither a packed store ({store / MANIFEST}), nor a folder "
+        f"({root / FOLDER}), nor an archive ({root / ARCHIVE})"
     )
 
 
-def find_original(root: Path, index_root: Path) -> FrameSource | None:
-    """What a packed store was made from, if it is still there and can be used."""
-    try:
-        return FolderFrames(root) if (root / FOLDER).is_dir() else ZipFrames(root / ARCHIVE, index_root)
-    except ValueError:
-        return None
-
-
-def compare(packed: PackedFrames, original: FrameSource) -> None:
+def compare_with_original(packed: PackedFrames, root: Path, index_root: Path) -> None:
     """Refuse a store that was packed from other frames with the same names.
 
-    Only frames that both hold are compared; the original may have been deleted to save space.
+    A few frames are compared with the folder or archive, as far as they still exist: the originals may have been
+    deleted to save space.
 
     Raises:
-        ValueError: If one differs.
+        ValueError: If a frame differs.
     """
+    original: Storage
+    try:
+        original = FolderFrames(root) if (root / FOLDER).is_dir() else ZipFrames(root / ARCHIVE, index_root)
+    except ValueError:
+        return
     for name in packed.sample(COMPARED_FRAMES):
         try:
             same = np.array_equal(packed.read(name), original.read(name))
@@ -112,6 +87,6 @@ def compare(packed: PackedFrames, original: FrameSource) -> None:
             continue
         if not same:
             raise ValueError(
-                f"{name} in {packed} is not the frame in {original}: the store was made from other frames; "
-                "delete it and run prepare, or name another with data.store"
+                f"{name} in {packed} differs from the frame in {original}: the store was packed from other frames; "
+                "delete it and run prepare, or set data.store to another store"
             )

@@ -1,11 +1,11 @@
-"""Frames decoded once into shards of raw bytes, so that reading one is a copy. `packing` writes the store.
+"""Packed store: frames decoded once into shards of raw bytes, so that reading a frame is a copy.
 
-The store is a folder of
+`packing` writes the store. It is a folder with
 
-- `manifest.json`: what it was made from, its shards with size and CRC-32, the frames that were damaged
+- `manifest.json`: origin of the frames, shards with size and CRC-32, damaged frames
 - `shard-<hash>.u8`: frames one after another, uint8, row by row, without headers
-- `shard-<hash>.json`: names, shapes and checksums of its frames; what a continued `prepare` starts from
-- `index-<hash>/`: the same of all shards, sorted by name, memory-mapped by readers
+- `shard-<hash>.json`: names, shapes and checksums of the shard's frames, from which an interrupted `prepare` resumes
+- `index-<hash>/`: names, shapes and checksums of all frames, sorted by name, memory-mapped by readers
 """
 
 import zlib
@@ -27,13 +27,13 @@ FRAME = np.dtype([("shard", "<u4"), ("crc", "<u4"), ("offset", "<u8"), ("height"
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """One file of raw frames.
+    """File of raw frames.
 
     Attributes:
-        file: Its name inside the store.
-        bytes: Its size.
-        frames: How many frames it holds.
-        crc: CRC-32 of the whole file.
+        file: Name in the store.
+        bytes: Size of the file.
+        frames: Number of frames.
+        crc: CRC-32 of the file.
     """
 
     file: str
@@ -43,15 +43,15 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a finished store says about itself.
+    """Content of a finished store.
 
     Attributes:
         format: Version of the layout.
-        source: What the frames were read from.
+        source: Origin of the frames, see `packing.describe`.
         index: Folder of the sorted arrays.
         index_crc: CRC-32 of their content, names then frames.
-        shards: In the order in which the arrays count them.
-        damaged: Reason by name, for frames that the source holds but that could not be decoded.
+        shards: Shards in the order of their numbers in the arrays.
+        damaged: Reason by name, for frames that could not be decoded.
     """
 
     format: int
@@ -65,24 +65,29 @@ class Manifest(msgspec.Struct, frozen=True):
 class PackedFrames:
     """Frames of a packed store.
 
-    Every frame is compared with its checksum when it is read: 26 us for 110 KB, a fraction of what drawing one
-    training sample takes. Pickles as its path; each process opens the shards itself.
+    The checksum of a frame is verified at each read: 26 us for 110 KB, a fraction of the time for one training sample.
+    An instance is pickled as its path; each process opens the shards itself.
 
     Args:
-        store: Folder that `prepare` has written.
+        store: Folder written by `prepare`.
 
     Raises:
-        ValueError: If the store is unfinished, cut or damaged.
+        ValueError: If the store is unfinished, truncated or damaged.
     """
 
     def __init__(self, store: Path) -> None:
         self.store = store
         manifest = read_manifest(store)
         for shard in manifest.shards:
-            check_size(store, shard)
-        names, frames = map_index(store, manifest)
+            path = store / shard.file
+            size = path.stat().st_size if path.is_file() else None
+            if size != shard.bytes:
+                raise ValueError(
+                    f"{path} {'is missing' if size is None else f'has {size:,} bytes'}, but has {shard.bytes:,} in "
+                    f"{MANIFEST}: run prepare, which packs its {shard.frames:,} frames again"
+                )
+        names, self._frames = map_index(store, manifest)
         self._names = NameTable(names)
-        self._frames = frames
         self.source = manifest.source
         self._damaged = manifest.damaged
         self._shards = [PositionedFile(store / shard.file, shard.bytes) for shard in manifest.shards]
@@ -94,11 +99,11 @@ class PackedFrames:
         return f"{self.store}, {len(self._names):,} packed frames"
 
     def read(self, name: str) -> npt.NDArray[np.uint8]:
-        """The frame `(H, W)` uint8; see `FrameSource`.
+        """Return a frame, `(H, W)` uint8.
 
         Raises:
-            FrameError: If it is missing or damaged.
-            ValueError: If a shard was replaced while it was in use.
+            FrameError: If the frame is missing or damaged.
+            ValueError: If a shard was replaced after the store was opened.
         """
         position = self._names.find(name)
         if position is None:
@@ -115,66 +120,43 @@ class PackedFrames:
         return frame
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Names that are neither in the store nor known to it as damaged."""
+        """Return the names that are neither in the store nor listed there as damaged."""
         return [name for name in self._names.absent(names) if name not in self._damaged]
 
     def sample(self, count: int) -> list[str]:
-        """Up to `count` names, evenly spread."""
+        """Return up to `count` names, evenly spread."""
         names = self._names.names
         return [bytes(name).decode() for name in names[:: max(1, len(names) // count)][:count]]
 
 
 def reopen(store: Path, source: dict[str, str]) -> PackedFrames:
-    """What a spawned worker does with what it receives; a store may have grown since the parent opened it.
-
-    Raises:
-        ValueError: If it was packed from other frames than the store that the parent opened.
-    """
+    """Open the store, which may have grown, in a spawned worker; raise `ValueError` if the origin differs."""
     frames = PackedFrames(store)
     if frames.source != source:
-        raise ValueError(f"{store} has been packed from other frames since this run was started: start again")
+        raise ValueError(f"{store} was packed from other frames since this run was started: restart the run")
     return frames
 
 
 def read_manifest(store: Path) -> Manifest:
-    """The manifest of a finished store.
+    """Read the manifest of a finished store.
 
     Raises:
-        ValueError: If there is none, or it is damaged or of another version.
+        ValueError: If it is missing, damaged or of another version.
     """
     path = store / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError as error:
-        raise ValueError(f"{store} is no finished packed store ({MANIFEST} is missing): run prepare") from error
+        raise ValueError(f"{store} is not a finished packed store ({MANIFEST} is missing): run prepare") from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is damaged: {error}; run prepare, which writes it again") from error
     if manifest.format != FORMAT:
-        raise ValueError(f"{path} has format {manifest.format}, this version reads {FORMAT}: delete it and run prepare")
+        raise ValueError(f"{path} must have format {FORMAT}, got {manifest.format}: delete the store and run prepare")
     return manifest
 
 
-def check_size(store: Path, shard: Shard) -> None:
-    """Refuse a shard that is missing or was cut.
-
-    Raises:
-        ValueError: If its size is not the manifest's.
-    """
-    path = store / shard.file
-    size = path.stat().st_size if path.is_file() else None
-    if size != shard.bytes:
-        raise ValueError(
-            f"{path} {'is missing' if size is None else f'has {size:,} bytes'}, {MANIFEST} says {shard.bytes:,}: "
-            f"run prepare, which packs its {shard.frames:,} frames again"
-        )
-
-
 def map_index(store: Path, manifest: Manifest) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[Any]]:
-    """Sorted names and their `FRAME` records.
-
-    Raises:
-        ValueError: If they are missing or damaged.
-    """
+    """Return the sorted names and their `FRAME` records; raise `ValueError` if they are missing or damaged."""
     folder = store / manifest.index
     try:
         names, frames = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("names", "frames"))
@@ -186,5 +168,4 @@ def map_index(store: Path, manifest: Manifest) -> tuple[npt.NDArray[np.bytes_], 
 
 
 def index_checksum(names: npt.NDArray[np.bytes_], frames: npt.NDArray[Any]) -> int:
-    """CRC-32 of both arrays, one after the other."""
     return zlib.crc32(frames.data, zlib.crc32(names.data))

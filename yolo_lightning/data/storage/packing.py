@@ -1,16 +1,24 @@
-"""Writes packed stores in parallel: one process per shard, whole or not there, so a killed run is continued."""
+"""Writer of packed stores: parallel processes, one shard per task.
+
+A shard is complete or absent, so that an interrupted run can be resumed. Its name is a hash of its task: if two
+processes write the same shard (one whose parent was killed, and its successor), they write the same bytes under the
+same name.
+"""
 
 import errno
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from hashlib import sha256
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import TypeVar
 
 import cv2
 import msgspec
@@ -18,91 +26,187 @@ import numpy as np
 
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.name_table import encode
-from yolo_lightning.data.storage.frames import FolderFrames, FrameSource
-from yolo_lightning.data.storage.packed_frames import FORMAT, FRAME, MANIFEST, Manifest, index_checksum, map_index
-from yolo_lightning.data.storage.shards import (
-    PackedShard,
-    ShardFrames,
-    Source,
-    damaged_frames,
-    remove_shard,
-    shard_files,
-    write_shard,
+from yolo_lightning.data.storage.frames import FolderFrames, FrameError, Storage
+from yolo_lightning.data.storage.packed_frames import (
+    FORMAT,
+    FRAME,
+    MANIFEST,
+    Manifest,
+    Shard,
+    index_checksum,
+    map_index,
 )
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.utils.files import replacing
 
+SHARD_PREFIX, SHARD_SUFFIX = "shard-", ".u8"
 INDEX_PREFIX = "index-"
 
-
-def describe(source: FolderFrames | ZipFrames) -> Source:
-    """What identifies the content that frames are packed from."""
-    if isinstance(source, ZipFrames):
-        return {"kind": "zip", "fingerprint": source.fingerprint}
-    return {"kind": "folder", "path": str((source.base / "frames").resolve())}
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
-def write_shards(
-    store: Path, source: FrameSource, description: Source, tasks: Iterable[Sequence[str]], workers: int
-) -> Generator[tuple[Sequence[str], PackedShard], None, None]:
-    """Write a shard for each task, several at once; yields tasks and results as they are done.
+class ShardFrames(msgspec.Struct, frozen=True):
+    """Description of a shard, stored beside the shard.
+
+    Attributes:
+        shard: The file.
+        source: Origin of the frames, see `describe`.
+        names: Frame names in the order of their pixels.
+        heights: Height of each frame in pixels.
+        widths: Width of each frame in pixels.
+        crcs: CRC-32 of the pixels of each frame.
+    """
+
+    shard: Shard
+    source: dict[str, str]
+    names: list[str]
+    heights: list[int]
+    widths: list[int]
+    crcs: list[int]
+
+
+def describe(storage: FolderFrames | ZipFrames) -> dict[str, str]:
+    """Return an identification of the content of a storage."""
+    if isinstance(storage, ZipFrames):
+        return {"kind": "zip", "fingerprint": storage.fingerprint}
+    return {"kind": "folder", "path": str((storage.base / "frames").resolve())}
+
+
+def write_shard(
+    store: Path, storage: Storage, source: dict[str, str], names: Sequence[str]
+) -> tuple[ShardFrames | None, dict[str, str]]:
+    """Decode frames into a shard and write its description.
+
+    Returns:
+        Description of the shard, None if no frame could be decoded; reason by name, for the frames left out.
 
     Raises:
-        OSError: If one cannot be written; those that are done stay.
-        ValueError: If the source was replaced meanwhile.
+        OSError: If the shard cannot be written; no file remains.
     """
-    with process_pool(workers) as pool:
-        pending = {pool.submit(write_shard, store, source, description, task): task for task in tasks}
-        for done in as_completed(pending):
-            yield pending[done], done.result()
+    key = sha256(msgspec.json.encode([source, list(names)])).hexdigest()[:16]
+    path = store / f"{SHARD_PREFIX}{key}{SHARD_SUFFIX}"
+    packed: list[tuple[str, int, int, int]] = []
+    damaged: dict[str, str] = {}
+    crc = size = 0
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for name in names:
+            try:
+                frame = np.ascontiguousarray(storage.read(name))
+            except FrameError as error:
+                damaged[name] = str(error).removeprefix(f"{name}: ")
+                continue
+            file.write(frame.data)
+            crc = zlib.crc32(frame.data, crc)
+            size += frame.nbytes
+            packed.append((name, *frame.shape, zlib.crc32(frame.data)))
+    if not packed:
+        path.unlink()
+        return None, damaged
+    columns = (list(column) for column in zip(*packed, strict=True))
+    frames = ShardFrames(Shard(path.name, size, len(packed), crc), source, *columns)
+    content = msgspec.json.encode(frames)
+    with replacing(path.with_suffix(".json")) as temporary:
+        temporary.write_bytes(b"%08x\n" % zlib.crc32(content) + content)
+    return frames, damaged
 
 
-def find_damaged(
-    store: Path, shards: Iterable[ShardFrames], workers: int
-) -> Generator[tuple[ShardFrames, list[str]], None, None]:
-    """Compare all frames with their checksums; yields each shard with the names of those that fail."""
+def complete_shards(store: Path) -> tuple[list[ShardFrames], list[str]]:
+    """Return the complete shards, and the file names of the others; no frame is in two complete shards."""
+    complete: list[ShardFrames] = []
+    broken: list[str] = []
+    seen: set[str] = set()
+    for path in shard_files(store):
+        frames = read_description(path.with_suffix(".json"))
+        if frames is None or frames.shard.file != path.name or not seen.isdisjoint(frames.names):
+            broken.append(path.name)
+        else:
+            complete.append(frames)
+            seen.update(frames.names)
+    return complete, broken
+
+
+def read_description(path: Path) -> ShardFrames | None:
+    """Return the description of a shard; None if it is damaged, or the shard is missing or truncated."""
+    try:
+        checksum, _, content = path.read_bytes().partition(b"\n")
+        if int(checksum, 16) != zlib.crc32(content):
+            return None
+        frames = msgspec.json.decode(content, type=ShardFrames)
+        return frames if (path.parent / frames.shard.file).stat().st_size == frames.shard.bytes else None
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None
+
+
+def shard_files(store: Path) -> list[Path]:
+    """Return the path of every shard whose file or description exists."""
+    return sorted({path.with_suffix(SHARD_SUFFIX) for path in store.glob(f"{SHARD_PREFIX}*")})
+
+
+def damaged_frames(store: Path, frames: ShardFrames) -> list[str]:
+    """Return the names of the frames in a shard with a wrong checksum."""
+    columns = (frames.names, frames.heights, frames.widths, frames.crcs)
+    with (store / frames.shard.file).open("rb") as file:
+        rows = zip(*columns, strict=True)
+        return [name for name, height, width, crc in rows if zlib.crc32(file.read(height * width)) != crc]
+
+
+def remove_shard(store: Path, file: str) -> None:
+    """Delete a shard, its description first: a shard without a description is never complete."""
+    (store / file).with_suffix(".json").unlink(missing_ok=True)
+    (store / file).unlink(missing_ok=True)
+
+
+def in_processes(
+    function: Callable[[Task], Result], tasks: Iterable[Task], workers: int
+) -> Generator[tuple[Task, Result], None, None]:
+    """Call `function` for each task in a pool of processes; yield each task with its result on completion."""
     with process_pool(workers) as pool:
-        pending = {pool.submit(damaged_frames, store, frames): frames for frames in shards}
+        pending = {pool.submit(function, task): task for task in tasks}
         for done in as_completed(pending):
             yield pending[done], done.result()
 
 
 @contextmanager
 def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Spawned processes (a fork stalls ROCm's queues and inherits held locks); when the block ends, none begins a task.
+    """Provide a pool of spawned processes; at the end of the block, pending tasks are cancelled.
+
+    Forked processes would inherit held locks and stall ROCm's queues.
 
     Raises:
-        OSError: If a process was killed, for instance for want of memory.
+        OSError: If a process was killed, for example because of insufficient memory.
     """
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=prepare_process)
     try:
         yield pool
     except BrokenProcessPool as error:
-        raise OSError(errno.ECHILD, "a packing process was killed, perhaps for want of memory") from error
+        raise OSError(errno.ECHILD, "a packing process was killed, perhaps because of insufficient memory") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def prepare_process() -> None:
-    """One core, no reaction to Ctrl-C (the parent sees to it), and no life after the parent's."""
+    """Use one core, leave Ctrl-C to the parent process, and exit with the parent process."""
     cv2.setNumThreads(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def end_with_parent() -> None:
-    """A process pool's workers wait for ever for a parent that was killed."""
+def exit_with_parent() -> None:
+    """Exit when the parent process exits: workers of a process pool would wait for a killed parent forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
     os._exit(1)
 
 
-def write_index(store: Path, shards: Sequence[ShardFrames], damaged: dict[str, str], source: Source) -> Manifest:
-    """Write the sorted arrays and the manifest that makes the store readable; delete what it does not name.
+def write_index(
+    store: Path, shards: Sequence[ShardFrames], damaged: dict[str, str], source: dict[str, str]
+) -> Manifest:
+    """Write the sorted arrays and the manifest, which completes the store; then delete unused shards and arrays.
 
     Raises:
-        OSError: If they cannot be written; an earlier manifest then stays valid.
+        OSError: If they cannot be written; an earlier manifest then remains valid.
     """
     shards = sorted(shards, key=lambda frames: frames.shard.file)
     names = np.array([encode(name) for frames in shards for name in frames.names])
@@ -126,17 +230,12 @@ def write_index(store: Path, shards: Sequence[ShardFrames], damaged: dict[str, s
         index_folder.write_folder(folder, {"names": names, "frames": records}, {})
     with replacing(store / MANIFEST) as temporary:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    remove_unnamed(store, manifest)
-    return manifest
-
-
-def remove_unnamed(store: Path, manifest: Manifest) -> None:
-    """Delete shards and arrays of earlier runs, also those that a killed one did not finish."""
     index_folder.remove_leftovers(store, INDEX_PREFIX)
-    named = {shard.file for shard in manifest.shards} | {manifest.index}
+    used = {shard.file for shard in manifest.shards} | {manifest.index}
     for path in shard_files(store):
-        if path.name not in named:
+        if path.name not in used:
             remove_shard(store, path.name)
     for path in store.glob(f"{INDEX_PREFIX}*"):
-        if path.name not in named:
+        if path.name not in used:
             index_folder.remove(path)
+    return manifest

@@ -1,4 +1,4 @@
-"""Frames read from `frames.zip` in place, without extracting a million files."""
+"""Storage that reads frames from `frames.zip` in place, without extracting a million files."""
 
 import struct
 import zipfile
@@ -19,20 +19,18 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 LOCAL_SIGNATURE = b"PK\x03\x04"
 HEADROOM_BYTES = 256
-"""Read beyond header and content, because only the local header says how long its own name and extra fields are."""
-
-RAW_DEFLATE = -zlib.MAX_WBITS
+"""Bytes read in addition to header and content: only the local header has the lengths of its name and extra fields."""
 
 
 class ZipFrames:
-    """Frames inside an archive whose members are stored or deflated; zip64 too.
+    """Frames in an archive with stored or deflated members, also zip64.
 
-    Every member is compared with its checksum when it is read. Pickles as two paths; each process opens the archive
-    itself.
+    The checksum of a member is verified at each read. An instance is pickled as two paths; each process opens the
+    archive itself.
 
     Args:
-        archive: The zip file.
-        index_root: Where its packed table of contents is kept.
+        archive: Zip file.
+        index_root: Folder for the packed directory of the archive.
 
     Raises:
         ValueError: If the archive cannot be used.
@@ -54,72 +52,50 @@ class ZipFrames:
         return f"{self.archive}, {len(self._names):,} frames"
 
     def read(self, name: str) -> npt.NDArray[np.uint8]:
-        """The frame `(H, W)` uint8; see `FrameSource`.
-
-        Raises:
-            FrameError: If it is missing or damaged.
-            ValueError: If the archive was replaced while it was in use.
-        """
         return decode_frame(self.content(name), name)
 
     def content(self, name: str) -> bytes:
-        """The member's bytes, uncompressed and checked.
+        """Return the uncompressed content of a member.
 
         Raises:
-            FrameError: If it is missing or damaged.
-            ValueError: If the archive was replaced while it was in use.
+            FrameError: If the member is missing or damaged.
+            ValueError: If the archive was replaced after it was opened.
         """
         position = self._names.find(name)
         if position is None:
             raise FrameError(f"{name}: not in {self.archive.name}")
         offset, compressed_bytes, size, crc, method = self._members[position].item()
         try:
-            data = self._compressed(offset, compressed_bytes)
-            content = data if method == zipfile.ZIP_STORED else inflate(data, size)
-        except (OSError, zlib.error, DamagedMember) as error:
+            content = self._compressed(offset, compressed_bytes)
+            if method == zipfile.ZIP_DEFLATED:
+                # At most one byte more than the expected size: a damaged member must not fill the memory.
+                content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, size + 1)
+        except (OSError, zlib.error) as error:
             raise FrameError(f"{name}: damaged in {self.archive.name}: {error}") from error
         if len(content) != size or zlib.crc32(content) != crc:
             raise FrameError(f"{name}: damaged in {self.archive.name}: wrong checksum")
         return content
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Names that are not in the table of contents."""
         return self._names.absent(names)
 
     def _compressed(self, header_offset: int, length: int) -> bytes:
         block = self._file.read(header_offset, LOCAL_HEADER.size + HEADROOM_BYTES + length)
         if not block.startswith(LOCAL_SIGNATURE) or len(block) < LOCAL_HEADER.size:
-            raise DamagedMember(f"no member begins at byte {header_offset:,}")
+            raise OSError(f"no member begins at byte {header_offset:,}")
         _, name_length, extra_length = LOCAL_HEADER.unpack_from(block)
         start = LOCAL_HEADER.size + name_length + extra_length
         data = block[start : start + length]
         if len(data) < length:
             data = self._file.read(header_offset + start, length)
         if len(data) < length:
-            raise DamagedMember(f"the archive ends inside it, {length - len(data):,} bytes are missing")
+            raise OSError(f"the archive ends inside the member, {length - len(data):,} bytes are missing")
         return data
 
 
 def reopen(archive: Path, index_root: Path, fingerprint: str) -> ZipFrames:
-    """What a spawned worker does with what it receives.
-
-    Raises:
-        ValueError: If it is not the archive any more that the parent opened.
-    """
-    source = ZipFrames(archive, index_root)
-    if source.fingerprint != fingerprint:
-        raise ValueError(f"{archive} has changed since this run was started: start again")
-    return source
-
-
-class DamagedMember(Exception):
-    """A member that is not where the table of contents says."""
-
-
-def inflate(data: bytes, size: int) -> bytes:
-    """Uncompress to at most one byte more than `size`: a damaged member must not fill the memory.
-
-    Raises:
-        zlib.error: If `data` is no deflate stream.
-    """
-    return zlib.decompressobj(RAW_DEFLATE).decompress(data, size + 1)
+    """Open the archive in a spawned worker; raise `ValueError` if it was replaced."""
+    storage = ZipFrames(archive, index_root)
+    if storage.fingerprint != fingerprint:
+        raise ValueError(f"{archive} has changed since this run was started: restart the run")
+    return storage
