@@ -172,7 +172,9 @@ def test_share_to_hold_out_out_of_range_is_refused(share: float) -> None:
 def test_exactly_one_source_of_validation_frames_is_asked_for(
     valid_file: str | None, valid_share: float | None
 ) -> None:
-    with pytest.raises(ValueError, match=f"exactly one of .*valid_file {valid_file} and .*valid_share {valid_share}"):
+    with pytest.raises(
+        ValueError, match=f"exactly one of .*valid_file {valid_file} and .*valid_share {valid_share}"
+    ):
         DetectionDataModule("nowhere", valid_file=valid_file, valid_share=valid_share)
 
 

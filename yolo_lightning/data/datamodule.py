@@ -54,8 +54,8 @@ class DetectionDataModule(LightningDataModule):
         channels: 1 reads gray frames, 3 RGB; null takes 1 for LTDv2, what a `data.yaml` says, else 3 unless a sample of
             the images is gray throughout.
         storage: Where the frames of LTDv2 lie: a packed store, the folder `frames` or `frames.zip`, in this order for
-            `auto`.
-        store: Folder of the packed store; null is `packed` under `root`.
+            `auto`; or `litdata`, a store that may lie in a bucket.
+        store: Folder of the packed store, null takes `packed` under `root`; or folder or address of the litdata store.
         train_fraction: Fraction of each month's clips to train on, > 0 and <= 1. The subset consists of whole clips, at
             least one per month, is the same for every seed and is contained in every larger subset. Frames outside the
             subset need not be on the disk.

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from yolo_lightning.commands.prepare.command import prepare
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.choose_storage import open_frames
-from yolo_lightning.data.storage.frames import BitDepthError, FrameError, decode_frame
+from yolo_lightning.data.storage.frames import BitDepthError, FolderFrames, FrameError, decode_frame
 
 HEIGHT, WIDTH = 24, 32
 LOWEST, HIGHEST = 7000, 9040
@@ -148,10 +149,13 @@ def pack(root: Path, **options: Any) -> None:
     prepare(str(root), index_root=str(root / "index"), workers=1, **options)
 
 
-def test_prepare_refuses_frames_of_16_bits(ltdv2: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"bucket": "bucket"}])
+def test_prepare_refuses_frames_of_16_bits(ltdv2: Path, options: dict[str, str]) -> None:
+    options = {name: str(ltdv2 / value) for name, value in options.items()}
     with pytest.raises(ValueError, match=r"^6 of 6 sampled frames .* is uint16.* values 7000 to 9040"):
-        pack(ltdv2)
+        pack(ltdv2, **options)
     assert not list(ltdv2.glob("packed/*.u8"))
+    assert not (ltdv2 / "bucket").exists()
 
 
 def test_prepare_names_a_single_frame_of_16_bits(ltdv2: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -174,6 +178,22 @@ def test_store_that_an_earlier_version_packed_from_16_bits_is_refused(ltdv2: Pat
         match=r"packed.* was packed from .* not 8-bit images: .*0000\.jpg: the pixels are uint16",
     ):
         open_frames(ltdv2, "packed", index_root=ltdv2 / "index")
+
+
+def test_litdata_frames_of_16_bits_raise(ltdv2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the encoded file is stored, so that reading decides."""
+    pytest.importorskip("litdata")
+    from yolo_lightning.data.index.name_table import NameTable, encode
+    from yolo_lightning.data.storage import litdata_frames
+
+    record = litdata_frames.record_of(FolderFrames(ltdv2), NAMES[0])
+    source = litdata_frames.LitdataFrames.__new__(litdata_frames.LitdataFrames)
+    source.store, source.cache = "bucket", ltdv2
+    source._names = NameTable(np.array([encode(NAMES[0])]))
+    source._lock = threading.Lock()
+    monkeypatch.setattr(source, "_dataset", lambda: [record])
+    with pytest.raises(BitDepthError, match=rf"^{NAMES[0]}: the pixels are uint16, values 7000 to 9040"):
+        source.read(NAMES[0])
 
 
 def test_pictures_of_16_bits_raise(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_missing_root_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_storage_is_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.storage must be one of auto, folder, zip, packed, got 'tar'"):
+    with pytest.raises(ValueError, match=r"data\.storage must be one of auto, folder, zip, packed, litdata, got 'tar'"):
         open_(root, "tar")  # type: ignore[arg-type]
 
 

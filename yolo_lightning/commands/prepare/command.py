@@ -25,6 +25,7 @@ def prepare(
     root: str,
     annotations: list[str] | None = None,
     store: str | None = None,
+    bucket: str | None = None,
     storage: Literal["auto", "folder", "zip"] = "auto",
     index_root: str | None = None,
     workers: int | None = None,
@@ -42,6 +43,8 @@ def prepare(
         annotations: Annotation files whose frames are packed, relative to `root`; null selects the existing files of
             Train.json, Valid.json and TestNoLabels.json.
         store: Folder to write; null is `packed` in `root`.
+        bucket: Empty folder or URL (s3://...) to which the encoded frames are written as litdata chunks, instead of a
+            packed store; requires litdata.
         storage: Storage to read, the extracted folder or frames.zip; auto selects the folder if it exists.
         index_root: Folder of the packed annotation index; null is `yolo_lightning` in the user's cache folder.
         workers: Number of decoding processes; null is the number of cores.
@@ -57,6 +60,8 @@ def prepare(
         if value < 1:
             raise ValueError(f"{option} must be >= 1, got {value}")
     folder = Path(root).expanduser()
+    if bucket and (store or verify):
+        raise ValueError("store and verify must not be set with bucket")
     index_folder = Path(index_root).expanduser() if index_root else default_index_root()
     if annotations is None:
         annotations = [name for name in OFFICIAL_FILES if (folder / name).is_file()]
@@ -74,6 +79,9 @@ def prepare(
             frame_bytes[name] = height * width
     frame_bytes = dict(sorted(frame_bytes.items()))
     check_depth(list(frame_bytes), original)
+    if bucket:
+        write_bucket(bucket, original, list(frame_bytes), workers)
+        return
     target = Path(store).expanduser() if store else folder / STORE
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -105,3 +113,23 @@ def open_original(root: Path, storage: str, index_root: Path) -> FolderFrames | 
     if storage not in ("folder", "zip"):
         raise ValueError(f"storage must be one of auto, folder, zip, got {storage!r}")
     return ZipFrames(root / ARCHIVE, index_root) if storage == "zip" else FolderFrames(root)
+
+
+def write_bucket(bucket: str, original: FolderFrames | ZipFrames, names: list[str], workers: int) -> None:
+    """Write the existing frames as litdata chunks.
+
+    Raises:
+        ValueError: If litdata is not installed, no frame exists, or `bucket` cannot be written.
+    """
+    try:
+        from yolo_lightning.data.storage.litdata_frames import write_litdata
+    except ImportError as error:
+        raise ValueError(f"bucket requires litdata ({error}): pip install litdata") from error
+    missing = set(original.missing(names))
+    if len(missing) == len(names):
+        raise ValueError(f"none of the {len(names):,} frames of the annotation files are in {original}")
+    try:
+        write_litdata(original, [name for name in names if name not in missing], bucket, workers)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"cannot write {bucket}: {error}") from error
+    print(f"{bucket}: {len(names) - len(missing):,} frames, {len(missing):,} missing", flush=True)

@@ -1,1 +1,1 @@
-"""Storages of frames (folder, zip archive, packed shards) and the decoded-image cache."""
+"""Sources of pixels: folder, zip archive, packed shards, litdata; cache of decoded images."""

@@ -9,7 +9,7 @@ from yolo_lightning.data.storage.frames import BitDepthError, FolderFrames, Fram
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
-StorageKind = Literal["auto", "folder", "zip", "packed"]
+StorageKind = Literal["auto", "folder", "zip", "packed", "litdata"]
 ARCHIVE = "frames.zip"
 FOLDER = "frames"
 STORE = "packed"
@@ -26,11 +26,19 @@ def open_frames(
         root: Dataset folder.
         storage: Kind of storage; "auto" selects the packed store, else the folder `frames`, else `frames.zip`.
         index_root: Folder for the packed directory of an archive.
-        store: Packed store; None is `<root>/packed`.
+        store: Packed store, None is `<root>/packed`; or folder or URL of the litdata store.
 
     Raises:
         ValueError: If the storage does not exist or cannot be used.
     """
+    if storage == "litdata":
+        if store is None:
+            raise ValueError("data.store must be the folder or URL of the litdata store if data.storage is litdata")
+        try:
+            from yolo_lightning.data.storage.litdata_frames import LitdataFrames
+        except ImportError as error:
+            raise ValueError(f"data.storage litdata requires litdata ({error}): pip install litdata") from error
+        return LitdataFrames(str(store), index_root / "litdata")
     store = root / STORE if store is None else Path(store).expanduser()
     if storage == "auto":
         storage = find_storage(root, store)
@@ -42,7 +50,7 @@ def open_frames(
         packed = PackedFrames(store)
         compare_with_original(packed, root, index_root)
         return packed
-    raise ValueError(f"data.storage must be one of auto, folder, zip, packed, got {storage!r}")
+    raise ValueError(f"data.storage must be one of auto, folder, zip, packed, litdata, got {storage!r}")
 
 
 def find_storage(root: Path, store: Path) -> StorageKind:
