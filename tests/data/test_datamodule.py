@@ -158,13 +158,13 @@ def test_training_epoch_holds_every_frame_once(make: Make) -> None:
 @pytest.mark.parametrize("name", ["train_fraction", "valid_fraction"])
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.01, float("nan")])
 def test_subset_out_of_range_is_refused(name: str, share: float) -> None:
-    with pytest.raises(ValueError, match=rf"data\.{name} is {share}, allowed are values above 0 up to 1"):
+    with pytest.raises(ValueError, match=rf"data\.{name} must be > 0 and <= 1, got {share}"):
         DetectionDataModule("nowhere", **{name: share})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
 def test_share_to_hold_out_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match=rf"data\.valid_share is {share}, allowed are values between 0 and 1, or null"):
+    with pytest.raises(ValueError, match=rf"data\.valid_share must be > 0 and < 1, or null, got {share}"):
         DetectionDataModule("nowhere", valid_file=None, valid_share=share)
 
 
@@ -258,7 +258,7 @@ def test_checkpoint_of_another_subset_is_refused(make: Make) -> None:
 def test_other_sampling_is_refused_within_an_epoch(make: Make) -> None:
     loader = make().train_dataloader()
     next(iter(loader))
-    with pytest.raises(ValueError, match=r"inside epoch 0 with sampling\.balance none, now month"):
+    with pytest.raises(ValueError, match=r"data\.sampling\.balance must be none, got month: .* within epoch 0"):
         make(sampling=Sampling(balance="month")).train_dataloader().load_state_dict(loader.state_dict())
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index.annotation_index import SplitIndex
-from yolo_lightning.data.index.splits import choose_clips, clip_months
+from yolo_lightning.data.index.splits import choose_clips
 
 
 def first_half(index: SplitIndex) -> npt.NDArray[np.bool_]:
@@ -15,7 +15,4 @@ def first_half(index: SplitIndex) -> npt.NDArray[np.bool_]:
     Args:
         index: Of the split, which may be a part of a file.
     """
-    whole = SplitIndex(index.folder)
-    candidates = np.zeros(len(clip_months(whole)), dtype=np.bool_)
-    candidates[index.clips()] = True
-    return choose_clips(whole, 0.5, candidates)[index.clips()]
+    return np.isin(index.clips(), choose_clips(index, 0.5))
