@@ -38,7 +38,7 @@ def dies(name: str, fault: str, kind: str, *words: str) -> Case:
 def rungs_taken(run: Run) -> list[str]:
     """The ladder, rung by rung."""
     taken = [line.text.split(", ")[1] for line in run.lines if line.text.startswith("train loader:")]
-    expected = ["4 workers by spawn", "2 workers by spawn", "no workers"]
+    expected = ["4 spawn workers", "2 spawn workers", "no workers"]
     return [] if taken == expected else [f"the rungs were {taken} instead of {expected}"]
 
 

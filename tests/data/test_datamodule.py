@@ -71,12 +71,12 @@ def test_image_size_off_the_stride_is_refused(image_size: int) -> None:
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_batch_size_below_one_is_refused(batch_size: int) -> None:
-    with pytest.raises(ValueError, match=rf"data\.batch_size is {batch_size}"):
+    with pytest.raises(ValueError, match=rf"data\.batch_size must be >= 1, got {batch_size}"):
         DetectionDataModule("nowhere", batch_size=batch_size)
 
 
 def test_negative_memory_for_frames_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.image_cache_mib is -1"):
+    with pytest.raises(ValueError, match=r"data\.image_cache_mib must be >= 0, got -1"):
         DetectionDataModule("nowhere", image_cache_mib=-1)
 
 
@@ -86,7 +86,7 @@ def test_negative_number_of_bad_frames_is_refused() -> None:
 
 
 def test_negative_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.seed is -1"):
+    with pytest.raises(ValueError, match=r"data\.seed must be >= 0, got -1"):
         DetectionDataModule("nowhere", seed=-1)
 
 
@@ -115,7 +115,9 @@ def test_missing_annotation_file_is_refused_before_training(make: Make, option: 
 
 
 def test_batch_larger_than_the_split_is_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match=r"data\.batch_size is 17, more than the 16 frames of an epoch of Train\.json"):
+    with pytest.raises(
+        ValueError, match=r"data\.batch_size must be at most the 16 frames of an epoch of Train\.json, got 17"
+    ):
         make(batch_size=17)
 
 
@@ -220,7 +222,7 @@ def test_limit_of_the_trainer_counts_within_the_sampled_epoch(make: Make) -> Non
 
 
 def test_batch_larger_than_an_epoch_is_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match=r"data\.batch_size is 4, more than the 3 frames of an epoch"):
+    with pytest.raises(ValueError, match=r"data\.batch_size must be at most the 3 frames of an epoch of .*, got 4"):
         make(sampling=Sampling(epoch_frames=3))
 
 

@@ -194,7 +194,7 @@ def test_sampling_by_classes_needs_no_clips(yolo_set: YoloSet, make: Make) -> No
         ({"storage": "zip"}, r"data\.storage is zip .*LTDv2's; .* allowed are auto or folder"),
         ({"store": "packed"}, r"data\.store packed: packed stores"),
         ({"image_folders": ("images",)}, r"data\.image_folders is \['images'\], which belongs to data\.format coco"),
-        ({"channels": 2}, r"data\.channels is 2, allowed are 1, 3 and null"),
+        ({"channels": 2}, r"data\.channels must be 1, 3 or null, got 2"),
         ({"valid_share": 1.0}, r"data\.valid_share must be > 0 and < 1"),
     ],
 )
@@ -212,7 +212,7 @@ def test_option_that_does_not_apply_is_refused(
         ({"format": "coco"}, r"data\.root is null"),
         ({"format": "voc"}, r"data\.format is 'voc', allowed are ltdv2, coco and the path of a data\.yaml"),
         ({"format": "absent.yaml"}, r"absent\.yaml does not exist"),
-        ({"root": ".", "channels": 3}, "frames of LTDv2 are gray: allowed are 1 and null"),
+        ({"root": ".", "channels": 3}, "data.channels must be 1 or null for LTDv2"),
         ({"root": ".", "format": "coco", "valid_share": 0.1}, "exactly one must be null"),
     ],
 )
@@ -282,7 +282,7 @@ def test_file_without_a_box_is_predicted(look_alike: Path, make: Make, source: s
     assert len(make(source, "predict", **options).index("predict")) == 4
 
 
-@pytest.mark.filterwarnings("ignore:.*in quarantine")
+@pytest.mark.filterwarnings("ignore:.*data.quarantine")
 def test_boxes_of_the_frames_in_use_count(yolo_set: YoloSet, make: Make) -> None:
     file = yolo_set(IMAGES | dict.fromkeys([f"train/{number}.png" for number in range(2, 6)]))
     labelled = ["id=images/train/0", "id=images/train/1"]
