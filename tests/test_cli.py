@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from tests.conftest import TINY
 from yolo_lightning.callbacks import StatusFile
-from yolo_lightning.challenge.submission_file import FIRST_CATEGORY_ID
+from yolo_lightning.challenge.content import CATEGORY_IDS
 from yolo_lightning.checkpoints.resume import flatten
 from yolo_lightning.cli import main, seed_of
 from yolo_lightning.commands import TOOLS
@@ -230,7 +230,7 @@ class TestOutputs:
         assert list(content) == [str(image["id"]) for image in images]
         labels = {label for entry in content.values() for label in entry["labels"]}
         assert labels
-        assert labels <= set(range(FIRST_CATEGORY_ID, FIRST_CATEGORY_ID + 4))
+        assert labels <= set(CATEGORY_IDS)
         boxes = torch.tensor([box for entry in content.values() for box in entry["boxes"]])
         assert (boxes[:, 2:] >= boxes[:, :2]).all()
         assert boxes.min() >= 0
