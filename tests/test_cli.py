@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from tests.conftest import TINY
 from yolo_lightning.callbacks import StatusFile
-from yolo_lightning.challenge.submission_file import FIRST_CATEGORY_ID
+from yolo_lightning.challenge.content import CATEGORY_IDS
 from yolo_lightning.checkpoints.resume import flatten
 from yolo_lightning.cli import main, seed_of
 from yolo_lightning.commands import TOOLS
@@ -118,7 +118,7 @@ class TestCheckpointAndFlags:
             trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
         texts = [str(one.message) for one in warned]
         assert "quarantined after repeated failures: index=0" in texts
-        assert any(text.startswith("train: left out, in quarantine (data.quarantine): 2") for text in texts)
+        assert any(text.startswith("train: left out because of data.quarantine: 2") for text in texts)
         assert "data.quarantine was [], now ['index=0']" in caplog.text
         assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["quarantine"] == ["index=0"]
         assert saved_config["data"]["quarantine"] == []
@@ -230,7 +230,7 @@ class TestOutputs:
         assert list(content) == [str(image["id"]) for image in images]
         labels = {label for entry in content.values() for label in entry["labels"]}
         assert labels
-        assert labels <= set(range(FIRST_CATEGORY_ID, FIRST_CATEGORY_ID + 4))
+        assert labels <= set(CATEGORY_IDS)
         boxes = torch.tensor([box for entry in content.values() for box in entry["boxes"]])
         assert (boxes[:, 2:] >= boxes[:, :2]).all()
         assert boxes.min() >= 0
@@ -327,7 +327,7 @@ class TestBadInput:
             (["--data.loader.workers", "3"], "unknown key data.loader.workers. Did you mean data.loader.num_workers?"),
             (["--model.weights", "nowhere.pt"], "nowhere.pt does not exist"),
             (["--data.image_size", "100"], "image_size is 100"),
-            (["--data.batch_size", "17"], "more than the 16 frames"),
+            (["--data.batch_size", "17"], "data.batch_size must be at most the 16 frames"),
             (["--data.loader.num_workers", "-1"], "data.loader.num_workers must be >= 0, got -1"),
             (["--data.augmentation.mosaic", "2"], "mosaic is 2.0"),
             (["--data.root", "nowhere"], "nowhere does not exist"),

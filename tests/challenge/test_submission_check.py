@@ -24,8 +24,8 @@ from tests.challenge.answers import (
     with_labels,
     write,
 )
-from yolo_lightning.challenge.check import SubmissionReport, check_submission, repaired
-from yolo_lightning.challenge.content import Certainty, SubmissionProblem, Template
+from yolo_lightning.challenge.check import check_submission, repaired
+from yolo_lightning.challenge.content import Certainty, SubmissionProblem, SubmissionReport, Template
 from yolo_lightning.challenge.submission_file import entries, write_submission
 
 CERTAIN, LIKELY, NOTE = Certainty.CERTAIN, Certainty.LIKELY, Certainty.NOTE
@@ -44,7 +44,7 @@ def mended(folder: Path, report: SubmissionReport, expected: Template | None, na
     assert content is not None
     write_submission(entries(content), folder / name)
     again = check_submission(folder / name, expected)
-    assert again.wrong == ()
+    assert again.errors == ()
     return json.loads((folder / name).read_text()) if name.endswith(".json") else None
 
 
@@ -66,9 +66,9 @@ FIXED: dict[str, tuple[Any, str, int, Certainty]] = {
     # What is in the file: words of the problem, count, certainty
     "xywh": (with_boxes(answers(), "xywh"), "corner, width and height", 288, CERTAIN),
     "centre": (with_boxes(answers(), "cxcywh"), "centre, width and height", 288, CERTAIN),
-    "shares": (with_boxes(answers(), "xyxy", (1 / WIDTH, 1 / HEIGHT)), "shares of the frame", 288, CERTAIN),
-    "shares of centres": (with_boxes(answers(), "cxcywh", (1 / WIDTH, 1 / HEIGHT)), "shares", 288, CERTAIN),
-    "labels from 0": (with_labels(answers(), -1), "count from 0, as YOLO counts", 288, CERTAIN),
+    "shares": (with_boxes(answers(), "xyxy", (1 / WIDTH, 1 / HEIGHT)), "fractions of the frame", 288, CERTAIN),
+    "shares of centres": (with_boxes(answers(), "cxcywh", (1 / WIDTH, 1 / HEIGHT)), "fractions", 288, CERTAIN),
+    "labels from 0": (with_labels(answers(), -1), "count from 0 as in YOLO", 288, CERTAIN),
     "labels from 2": (with_labels(answers(), +1), "as if background were a class", 288, CERTAIN),
 }
 
@@ -91,7 +91,7 @@ def test_several_mistakes_at_once_are_mended(tmp_path: Path) -> None:
     content = with_labels(with_boxes(answers(), "cxcywh", (1 / WIDTH, 1 / HEIGHT)), -1)
     del content[SECOND]
     report = check_submission(write(tmp_path, content), template())
-    assert len(report.wrong) == 3
+    assert len(report.errors) == 3
     copy = mended(tmp_path, report, template())
     assert copy[APART[0]]["boxes"][0] == pytest.approx([0.0, 0.0, 40.5, 60.25])
     assert copy[SECOND] == {"boxes": [], "scores": [], "labels": []}
@@ -114,20 +114,20 @@ def test_foreign_frames_are_named_and_dropped(tmp_path: Path) -> None:
     foreign = ("20200900314101010", "20200900314101011")
     report = check_submission(write(tmp_path, answers((*APART, *foreign))), template())
     problem = the_one_problem(report)
-    assert (problem.what, problem.count, problem.example) == ("ids are not of this split", 2, foreign[0])
+    assert (problem.what, problem.count, problem.example) == ("ids do not belong to this split", 2, foreign[0])
     assert list(mended(tmp_path, report, template())) == list(APART)
 
 
 def test_another_split_is_not_emptied_by_a_repair(tmp_path: Path) -> None:
     report = check_submission(write(tmp_path, answers(CONSECUTIVE)), template())
-    assert [problem.count for problem in report.wrong] == [120, 80]
+    assert [problem.count for problem in report.errors] == [120, 80]
     assert repaired(report, template())[0] is None
 
 
 def test_less_than_half_of_the_split_is_not_filled_up(tmp_path: Path) -> None:
     content = answers((*APART[:39], *CONSECUTIVE))
     report = check_submission(write(tmp_path, content), template())
-    assert [problem.count for problem in report.wrong] == [120, 41]
+    assert [problem.count for problem in report.errors] == [120, 41]
     assert repaired(report, template())[0] is None
 
 
@@ -136,7 +136,7 @@ def test_shares_of_the_frame_that_would_fit_two_layouts_are_not_guessed(tmp_path
     for entry in content.values():
         entry["boxes"] = [[0.3, 0.3, 0.5, 0.5] for _ in entry["boxes"]]
     problem = the_one_problem(check_submission(write(tmp_path, content), template()))
-    assert "their layout is not clear (xyxy or xywh or cxcywh would fit)" in problem.what
+    assert "the layout is ambiguous: xyxy or xywh or cxcywh would fit" in problem.what
     assert problem.repair is None
 
 
@@ -159,7 +159,7 @@ def test_ids_that_went_through_a_float_are_restored_where_one_can_be_meant(
     report = check_submission(write(tmp_path, content), template())
     problem = the_one_problem(report)
     damaged = [image_id for image_id in APART if spoil(image_id) != image_id]
-    assert "went through a floating-point number" in problem.what
+    assert "rounded by a floating-point conversion" in problem.what
     assert problem.count == len(damaged) > 0
     assert problem.certainty is CERTAIN
     assert damaged[0] in problem.example
@@ -171,7 +171,7 @@ def test_rounded_ids_of_neighbouring_frames_are_not_guessed(tmp_path: Path, spoi
     content = renamed(answers(CONSECUTIVE), {image_id: spoil(image_id) for image_id in CONSECUTIVE})
     assert len(content) < 40, "the case is too easy"
     report = check_submission(write(tmp_path, content), template(CONSECUTIVE))
-    assert "not clear which ids" in report.wrong[0].what
+    assert "original ids are ambiguous" in report.errors[0].what
     assert repaired(report, template(CONSECUTIVE))[0] is None
 
 
@@ -183,14 +183,14 @@ def test_a_damaged_id_whose_frame_has_another_entry_is_not_guessed(tmp_path: Pat
     if others:
         del content[SECOND]
     report = check_submission(write(tmp_path, content), template())
-    assert "not clear which ids" in report.wrong[0].what
+    assert "original ids are ambiguous" in report.errors[0].what
     assert repaired(report, template())[0] is None
 
 
 def test_id_in_short_exponent_form_is_damaged_beyond_repair(tmp_path: Path) -> None:
     report = check_submission(write(tmp_path, renamed(answers(), {SECOND: "1.2020052e16"})), template())
-    assert "floating-point" in report.wrong[0].what
-    assert "1.2020052e16" in report.wrong[0].example
+    assert "floating-point" in report.errors[0].what
+    assert "1.2020052e16" in report.errors[0].example
     assert repaired(report, template())[0] is None
 
 
@@ -200,30 +200,30 @@ def test_id_in_short_exponent_form_is_damaged_beyond_repair(tmp_path: Path) -> N
         ({SECOND: "1.2020052e16"}, "floating-point"),
         ({image_id: f"{float(image_id):.0f}" for image_id in APART}, "multiples of 4"),
         ({image_id: image_id[:-2] + "00" for image_id in APART}, "multiples of 100"),
-        ({SECOND: "image_0015"}, "no ids of 17 digits"),
+        ({SECOND: "image_0015"}, "not ids of 17 digits"),
     ],
 )
 def test_damaged_ids_are_noticed_without_a_template(tmp_path: Path, names: dict[str, str], words: str) -> None:
     report = check_submission(write(tmp_path, renamed(answers(), names)))
-    assert [words in problem.what for problem in report.wrong] == [True]
+    assert [words in problem.what for problem in report.errors] == [True]
 
 
 def test_without_a_template_the_report_says_what_stays_unknown(tmp_path: Path) -> None:
     problem = the_one_problem(check_submission(write(tmp_path, answers())))
-    assert "no template" in problem.what
+    assert "without a template" in problem.what
     assert problem.certainty is NOTE
 
 
 def test_results_list_is_grouped_and_its_boxes_become_corners(tmp_path: Path) -> None:
     report = check_submission(write(tmp_path, as_results(answers())), template())
-    assert "COCO results list" in report.wrong[0].what
-    assert any("corner, width and height" in problem.what for problem in report.wrong)
+    assert "COCO results list" in report.errors[0].what
+    assert any("corner, width and height" in problem.what for problem in report.errors)
     assert mended(tmp_path, report, template()) == answers()
 
 
 def test_results_list_of_corners_is_taken_as_such(tmp_path: Path) -> None:
     report = check_submission(write(tmp_path, as_results(answers(), "xyxy")), template())
-    assert any("where COCO has width and height" in problem.what for problem in report.wrong)
+    assert any("instead of COCO's corner, width and height" in problem.what for problem in report.errors)
     assert mended(tmp_path, report, template()) == answers()
 
 
@@ -232,22 +232,22 @@ def test_results_list_whose_boxes_would_fit_both_ways_is_not_guessed(tmp_path: P
     for entry in content.values():
         entry["boxes"] = [[10.0, 10.0, 50.0, 60.0] for _ in entry["boxes"]]
     report = check_submission(write(tmp_path, as_results(content, "xyxy")), template())
-    assert any("layout of the boxes is not clear" in problem.what for problem in report.wrong)
+    assert any("layout is ambiguous" in problem.what for problem in report.errors)
     assert repaired(report, template())[0] is None
 
 
 ENTRIES: dict[str, tuple[Callable[[dict[str, list[Any]]], Any], str, Certainty]] = {
-    "unequal lengths": (lambda e: e["scores"].pop(), "not equally many", CERTAIN),
-    "no scores": (lambda e: e.pop("scores"), "no object of boxes, scores and labels", CERTAIN),
-    "names for labels": (lambda e: e["labels"].__setitem__(0, "person"), "no object of boxes", CERTAIN),
-    "a box of five": (lambda e: e["boxes"][0].append(1.0), "no object of boxes", CERTAIN),
-    "unknown labels": (lambda e: e["labels"].__setitem__(0, 7), "labels are 1, 2, 3, 4, 7", CERTAIN),
-    "a fraction": (lambda e: e["labels"].__setitem__(0, 1.5), "labels are 1, 1.5", CERTAIN),
-    "both 0 and 4": (lambda e: e["labels"].__setitem__(0, 0), "labels are 0, 1, 2, 3, 4", CERTAIN),
+    "unequal lengths": (lambda e: e["scores"].pop(), "differ in length", CERTAIN),
+    "no scores": (lambda e: e.pop("scores"), "not objects of boxes, scores and labels", CERTAIN),
+    "names for labels": (lambda e: e["labels"].__setitem__(0, "person"), "not objects of boxes", CERTAIN),
+    "a box of five": (lambda e: e["boxes"][0].append(1.0), "not objects of boxes", CERTAIN),
+    "unknown labels": (lambda e: e["labels"].__setitem__(0, 7), "got 1, 2, 3, 4, 7", CERTAIN),
+    "a fraction": (lambda e: e["labels"].__setitem__(0, 1.5), "got 1, 1.5", CERTAIN),
+    "both 0 and 4": (lambda e: e["labels"].__setitem__(0, 0), "got 0, 1, 2, 3, 4", CERTAIN),
     "percent": (lambda e: e["scores"].__setitem__(0, 90.0), "scores are not between 0 and 1", CERTAIN),
     "negative score": (lambda e: e["scores"].__setitem__(0, -0.1), "scores are not between 0 and 1", CERTAIN),
-    "one inverted box": (lambda e: e["boxes"].__setitem__(0, [50, 5, 20, 9]), "end before they begin", CERTAIN),
-    "another size": (lambda e: e["boxes"].__setitem__(0, [500, 5, 600, 90]), "lie outside the frame", LIKELY),
+    "one inverted box": (lambda e: e["boxes"].__setitem__(0, [50, 5, 20, 9]), "x2 < x1 or y2 < y1", CERTAIN),
+    "another size": (lambda e: e["boxes"].__setitem__(0, [500, 5, 600, 90]), "are outside the frame", LIKELY),
 }
 
 
@@ -292,7 +292,7 @@ def test_boxes_that_are_no_corners_but_fit_two_layouts_are_not_guessed(tmp_path:
     for entry in content.values():
         entry["boxes"] = [[300.0, 200.0, 20.0, 30.0] for _ in entry["boxes"]]
     problem = the_one_problem(check_submission(write(tmp_path, content), template()))
-    assert "not clear: xywh or cxcywh would fit" in problem.what
+    assert "ambiguous: xywh or cxcywh would fit" in problem.what
     assert problem.repair is None
 
 
@@ -318,27 +318,27 @@ def test_more_motorcycles_than_vehicles_are_noted(tmp_path: Path) -> None:
     for entry in content.values():
         entry["labels"] = [{3: 4, 4: 3}.get(label, label) for label in entry["labels"]]
     problem = the_one_problem(check_submission(write(tmp_path, content), template()))
-    assert "were classes swapped" in problem.what
+    assert "classes may be swapped" in problem.what
     assert problem.certainty is NOTE
 
 
 def test_more_than_a_hundred_of_a_class_are_noted(tmp_path: Path) -> None:
     content = edited(lambda e: e.update(boxes=[[1, 1, 9, 9]] * 101, scores=[0.5] * 101, labels=[4] * 101))
     problem = the_one_problem(check_submission(write(tmp_path, content), template()))
-    assert "only the best count" in problem.what
+    assert "only the best are evaluated" in problem.what
     assert (problem.count, problem.example, problem.certainty) == (1, f"image {SECOND}: 101 of label 4", NOTE)
 
 
 def test_boxes_that_stand_out_of_the_frame_a_little_are_noted(tmp_path: Path) -> None:
     content = edited(lambda e: e["boxes"].__setitem__(0, [-3.0, 0.0, 20.0, 20.0]))
     problem = the_one_problem(check_submission(write(tmp_path, content), template()))
-    assert "stand out of the frame" in problem.what
+    assert "extend beyond the frame" in problem.what
     assert problem.certainty is NOTE
 
 
 def test_frame_size_of_the_template_counts(tmp_path: Path) -> None:
     large = with_boxes(answers(), "xyxy", (2, 2))
-    assert check_submission(write(tmp_path, large), template()).wrong
+    assert check_submission(write(tmp_path, large), template()).errors
     assert not check_submission(write(tmp_path, large), Template(APART, (2 * WIDTH, 2 * HEIGHT))).problems
 
 
@@ -361,11 +361,11 @@ def test_repeated_keys_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (json.dumps(answers())[:-500], "ends in the middle"),
-        ("", "ends in the middle"),
-        ('{"a": [1, 2}', "no JSON"),
+        (json.dumps(answers())[:-500], "truncated"),
+        ("", "truncated"),
+        ('{"a": [1, 2}', "not JSON"),
         ("42", "neither an object"),
-        ("id,box,score", "no JSON"),
+        ("id,box,score", "not JSON"),
     ],
 )
 def test_what_is_no_json_object_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -390,7 +390,7 @@ def test_binary_file_is_named(tmp_path: Path, content: bytes) -> None:
 def test_months_of_an_older_challenge_are_no_entries(tmp_path: Path) -> None:
     nested = {"Feb": {"image_0001": {"boxes": [[0, 0, 0, 0]], "labels": [0]}}}
     report = check_submission(write(tmp_path, nested), template())
-    assert "no object of boxes, scores and labels" in report.wrong[0].what
+    assert "not objects of boxes, scores and labels" in report.errors[0].what
 
 
 def test_byte_order_mark_is_read_over(tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_right_archive_has_no_problem(tmp_path: Path) -> None:
 def test_archive_of_another_layout_is_named_and_mended(tmp_path: Path, members: dict[str, str]) -> None:
     report = check_submission(archive(tmp_path / "p.zip", members), template())
     problem = the_one_problem(report)
-    assert "predictions.json alone" in problem.what
+    assert "only predictions.json" in problem.what
     assert problem.certainty is LIKELY
     mended(tmp_path, report, template(), "mended.zip")
     with zipfile.ZipFile(tmp_path / "mended.zip") as file:

@@ -80,7 +80,7 @@ def spoilt(folder: Path) -> None:
 @pytest.mark.parametrize("template", ["template.json", "Valid.json", "targets.json"])
 def test_right_file_passes(call: Callable[..., int], capsys: pytest.CaptureFixture[str], template: str) -> None:
     assert call("check", "predictions.json", "--template", template) == 0
-    assert "16 images, 24 detections\nnothing is wrong with it" in capsys.readouterr().out
+    assert "16 images, 24 detections\nno errors found" in capsys.readouterr().out
 
 
 def test_wrong_file_is_told_with_counts_and_examples(
@@ -89,9 +89,9 @@ def test_wrong_file_is_told_with_counts_and_examples(
     spoilt(folder)
     assert call("check", "predictions.json", "--template", "template.json") == 1
     out = capsys.readouterr().out
-    assert f"wrong (certain): ids of the split are missing: 1\n    first: {IDS[1]}\n" in out
-    assert "labels are 0, 1, 3: they count from 0" in out
-    assert "--fix: all labels are moved by +1" in out
+    assert f"error (certain): ids of the split are missing: 1\n    first: {IDS[1]}\n" in out
+    assert "labels must be 1, 2, 3, 4, got 0, 1, 3, which count from 0" in out
+    assert "--fix: add +1 to all labels" in out
 
 
 @pytest.mark.parametrize("copy", ["mended.json", "mended.zip"])
@@ -100,7 +100,7 @@ def test_mended_copy_passes(
 ) -> None:
     spoilt(folder)
     assert call("check", "predictions.json", "--template", "template.json", "--fix", copy) == 0
-    assert "all labels are moved by +1" in capsys.readouterr().out.partition("what was done")[2]
+    assert "add +1 to all labels" in capsys.readouterr().out.partition("repairs:")[2]
     assert call("check", copy, "--template", "template.json") == 0
 
 
@@ -126,7 +126,7 @@ def test_right_file_is_not_copied(call: Callable[..., int], folder: Path) -> Non
         (["check"], "check.file"),
         (["check", "nowhere.json"], "nowhere.json cannot be read"),
         (["check", "predictions.json", "--template", "nowhere.json"], "nowhere.json cannot be read"),
-        (["check", "predictions.json", "--fix", "predictions.json"], "must be another file"),
+        (["check", "predictions.json", "--fix", "predictions.json"], "fix must be another file"),
         (["check", "predictions.json", "--fix", "mended.txt"], "end in .json or .zip"),
         (["score", "predictions.json"], "score.truth"),
         (["score", "predictions.json", "template.json"], "no annotated box"),
@@ -232,18 +232,18 @@ def test_degenerate_boxes_are_scored_as_cocos_evaluation_scores_them(
     assert [scores[f"{name}_map_50"] for name in CHALLENGE_MONTHS] == pytest.approx(monthly, abs=1e-6)
     assert len(set(monthly)) > 1, "the degenerate boxes change nothing"
     out = capsys.readouterr().out
-    assert "boxes end before they begin (x2 < x1 or y2 < y1), and no layout fits all: 3\n" in out
+    assert "boxes have x2 < x1 or y2 < y1, and no layout fits all boxes: 3\n" in out
     assert "boxes have no area: 2\n" in out
     for image_id, box in zip(IDS, INVERTED.values(), strict=False):
         assert f"image {image_id}, detection 0: box [{', '.join(f'{side:g}' for side in box)}]" in out
-    assert "scored as the file is" in out
+    assert "scored unchanged" in out
 
 
 def test_check_still_calls_degenerate_boxes_wrong(
     call: Callable[..., int], degenerate: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("check", "predictions.json", "--template", "template.json", "--fix", "mended.json") == 1
-    assert "wrong (certain): boxes end before they begin" in capsys.readouterr().out
+    assert "error (certain): boxes have x2 < x1" in capsys.readouterr().out
     assert not (degenerate / "mended.json").exists()
 
 
@@ -255,7 +255,7 @@ def test_boxes_of_another_layout_are_scored_and_named(
         entry["boxes"] = [[x, y, right - x, bottom - y] for x, y, right, bottom in entry["boxes"]]
     (folder / "predictions.json").write_text(json.dumps(content))
     assert call("score", "predictions.json", "Valid.json", "--json", "scores.json") == 0
-    assert "wrong (certain): boxes are corner, width and height" in capsys.readouterr().out
+    assert "error (certain): boxes are corner, width and height" in capsys.readouterr().out
     assert json.loads((folder / "scores.json").read_text())["global_map_50"] == pytest.approx(
         as_cocos_evaluation(folder)[1], abs=1e-6
     )
@@ -264,9 +264,9 @@ def test_boxes_of_another_layout_are_scored_and_named(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": [0, 1, 2]}, "has category 0, allowed are"),
+        ({"labels": [0, 1, 2]}, "must be 1, 2, 3 or 4, got 0"),
         ({"labels": [1, 2]}, "has 3 boxes and 2 labels"),
-        ({"boxes": [[1, 2, 3]]}, "has not the form"),
+        ({"boxes": [[1, 2, 3]]}, "must have boxes and labels"),
     ],
 )
 def test_wrong_truth_is_refused_with_its_record(

@@ -71,12 +71,12 @@ def test_image_size_off_the_stride_is_refused(image_size: int) -> None:
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_batch_size_below_one_is_refused(batch_size: int) -> None:
-    with pytest.raises(ValueError, match=rf"data\.batch_size is {batch_size}"):
+    with pytest.raises(ValueError, match=rf"data\.batch_size must be >= 1, got {batch_size}"):
         DetectionDataModule("nowhere", batch_size=batch_size)
 
 
 def test_negative_memory_for_frames_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.image_cache_mib is -1"):
+    with pytest.raises(ValueError, match=r"data\.image_cache_mib must be >= 0, got -1"):
         DetectionDataModule("nowhere", image_cache_mib=-1)
 
 
@@ -86,7 +86,7 @@ def test_negative_number_of_bad_frames_is_refused() -> None:
 
 
 def test_negative_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.seed is -1"):
+    with pytest.raises(ValueError, match=r"data\.seed must be >= 0, got -1"):
         DetectionDataModule("nowhere", seed=-1)
 
 
@@ -115,7 +115,9 @@ def test_missing_annotation_file_is_refused_before_training(make: Make, option: 
 
 
 def test_batch_larger_than_the_split_is_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match=r"data\.batch_size is 17, more than the 16 frames of an epoch of Train\.json"):
+    with pytest.raises(
+        ValueError, match=r"data\.batch_size must be at most the 16 frames of an epoch of Train\.json, got 17"
+    ):
         make(batch_size=17)
 
 
@@ -158,13 +160,13 @@ def test_training_epoch_holds_every_frame_once(make: Make) -> None:
 @pytest.mark.parametrize("name", ["train_fraction", "valid_fraction"])
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.01, float("nan")])
 def test_subset_out_of_range_is_refused(name: str, share: float) -> None:
-    with pytest.raises(ValueError, match=rf"data\.{name} is {share}, allowed are values above 0 up to 1"):
+    with pytest.raises(ValueError, match=rf"data\.{name} must be > 0 and <= 1, got {share}"):
         DetectionDataModule("nowhere", **{name: share})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
 def test_share_to_hold_out_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match=rf"data\.valid_share is {share}, allowed are values between 0 and 1, or null"):
+    with pytest.raises(ValueError, match=rf"data\.valid_share must be > 0 and < 1, or null, got {share}"):
         DetectionDataModule("nowhere", valid_file=None, valid_share=share)
 
 
@@ -172,9 +174,7 @@ def test_share_to_hold_out_out_of_range_is_refused(share: float) -> None:
 def test_exactly_one_source_of_validation_frames_is_asked_for(
     valid_file: str | None, valid_share: float | None
 ) -> None:
-    with pytest.raises(
-        ValueError, match=f"exactly one of .*valid_file {valid_file} and .*valid_share {valid_share}"
-    ):
+    with pytest.raises(ValueError, match=f"exactly one of .*valid_file {valid_file} and .*valid_share {valid_share}"):
         DetectionDataModule("nowhere", valid_file=valid_file, valid_share=valid_share)
 
 
@@ -222,7 +222,7 @@ def test_limit_of_the_trainer_counts_within_the_sampled_epoch(make: Make) -> Non
 
 
 def test_batch_larger_than_an_epoch_is_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match=r"data\.batch_size is 4, more than the 3 frames of an epoch"):
+    with pytest.raises(ValueError, match=r"data\.batch_size must be at most the 3 frames of an epoch of .*, got 4"):
         make(sampling=Sampling(epoch_frames=3))
 
 
@@ -260,7 +260,7 @@ def test_checkpoint_of_another_subset_is_refused(make: Make) -> None:
 def test_other_sampling_is_refused_within_an_epoch(make: Make) -> None:
     loader = make().train_dataloader()
     next(iter(loader))
-    with pytest.raises(ValueError, match=r"inside epoch 0 with sampling\.balance none, now month"):
+    with pytest.raises(ValueError, match=r"data\.sampling\.balance must be none, got month: .* within epoch 0"):
         make(sampling=Sampling(balance="month")).train_dataloader().load_state_dict(loader.state_dict())
 
 

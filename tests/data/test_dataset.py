@@ -228,7 +228,8 @@ def test_frame_of_other_size_is_named_with_both_sizes(frames: LabelledFrames, tm
     cv2.imwrite(str(tmp_path / frames.index.file_name(1)), np.zeros((64, 48), np.uint8))
     (problem,) = EvaluationDataset(frames, 64)[1].bad_frames
     assert problem == (
-        f"{frames.index.file_name(1)}: the file is 48 x 64, the annotation of image 20200502114223916 says 64 x 48"
+        f"{frames.index.file_name(1)}: the file has 48 x 64 pixels, "
+        "the annotation of image 20200502114223916 has 64 x 48"
     )
 
 

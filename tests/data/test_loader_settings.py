@@ -199,17 +199,15 @@ def test_start_method_chooses_the_context(multiprocessing_context: Any, context:
     [
         (
             LoaderSettings(),
-            "4 workers by spawn, kept from epoch to epoch, 1 thread each, 2 batches ahead each; "
-            "batches in pinned memory; no timeout",
+            "4 spawn workers, persistent, threads 1, prefetch 2, pinned, no timeout",
         ),
         (
             LoaderSettings(
                 2, False, 3, multiprocessing_context="forkserver", worker_threads=2, pin_memory=False, timeout_s=90
             ),
-            "2 workers by forkserver, new every epoch, 2 threads each, 3 batches ahead each; "
-            "batches in pageable memory; an error after 90 s without a batch",
+            "2 forkserver workers, new every epoch, threads 2, prefetch 3, not pinned, timeout 90 s",
         ),
-        (LoaderSettings(0), "no workers, the training process prepares batches; batches in pinned memory"),
+        (LoaderSettings(0), "no workers, pinned"),
     ],
 )
 def test_line_of_the_log_says_what_is_in_force(settings: LoaderSettings, text: str) -> None:

@@ -10,8 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_lightning.data.synthetic import SyntheticSummary, draw_dataset, drawn_dataset
-from yolo_lightning.data.synthetic.__main__ import main
+from yolo_lightning.data.synthetic import draw_dataset, drawn_dataset
 from yolo_lightning.data.synthetic.camera import draw_frame
 from yolo_lightning.data.synthetic.climate import MONTHS, weather_at
 from yolo_lightning.data.synthetic.clips import cast_actor
@@ -34,13 +33,13 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SyntheticSummary:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_dataset(tmp_path_factory.mktemp("synthetic") / "small", **SMALL)
 
 
 @pytest.mark.parametrize("name", SPLIT_FILES)
-def test_names_and_ids_decode_to_date_and_clip(small: SyntheticSummary, name: str) -> None:
-    for image in read(small.root, name)["images"]:
+def test_names_and_ids_decode_to_date_and_clip(small: Path, name: str) -> None:
+    for image in read(small, name)["images"]:
         top, day, clip, file_name = image["file_name"].split("/")
         _, number, time = clip.split("_")
         moment = datetime.fromisoformat(image["date_captured"])
@@ -52,29 +51,29 @@ def test_names_and_ids_decode_to_date_and_clip(small: SyntheticSummary, name: st
         first_minute = datetime.strptime(day + time, "%Y%m%d%H%M")
         assert 0 <= (moment - first_minute).total_seconds() < 60 + 8
         assert {"Temperature", "Humidity", "Sun Radiation Intensity"} <= image["meta"].keys()
-        frame = cv2.imread(str(small.root / image["file_name"]), cv2.IMREAD_UNCHANGED)
+        frame = cv2.imread(str(small / image["file_name"]), cv2.IMREAD_UNCHANGED)
         assert frame is not None
         assert frame.dtype == np.uint8
         assert frame.shape == (image["height"], image["width"]) == (120, 160)
 
 
-def test_ids_are_unique_and_too_large_for_floats(small: SyntheticSummary) -> None:
-    ids = [image["id"] for name in SPLIT_FILES for image in read(small.root, name)["images"]]
+def test_ids_are_unique_and_too_large_for_floats(small: Path) -> None:
+    ids = [image["id"] for name in SPLIT_FILES for image in read(small, name)["images"]]
     assert len(ids) == len(set(ids)) == 160 + 24 + 8
     assert all(isinstance(number, int) and len(str(number)) == 17 and number > 2**53 for number in ids)
 
 
-def test_background_is_the_first_category_and_the_test_split_has_no_labels(small: SyntheticSummary) -> None:
+def test_background_is_the_first_category_and_the_test_split_has_no_labels(small: Path) -> None:
     for name in SPLIT_FILES:
-        categories = read(small.root, name)["categories"]
+        categories = read(small, name)["categories"]
         expected = ["background", "person", "bicycle", "motorcycle", "vehicle"]
         assert [(entry["id"], entry["name"]) for entry in categories] == list(enumerate(expected))
-    assert "annotations" not in read(small.root, "TestNoLabels.json")
+    assert "annotations" not in read(small, "TestNoLabels.json")
 
 
 def test_same_seed_gives_the_same_bytes_and_another_seed_other_frames(tmp_path: Path) -> None:
     first, second, other = (
-        files_of(draw_dataset(tmp_path / name, seed=seed, **TINY).root)
+        files_of(draw_dataset(tmp_path / name, seed=seed, **TINY))
         for name, seed in (("first", 5), ("second", 5), ("other", 6))
     )
     assert first == second
@@ -83,18 +82,18 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_other_frames(tmp_path: 
     assert not frames & set(other.values())
 
 
-def test_splits_share_no_clip_and_see_all_months(small: SyntheticSummary) -> None:
+def test_splits_share_no_clip_and_see_all_months(small: Path) -> None:
     clips: Counter[str] = Counter()
     for name in SPLIT_FILES:
-        images = read(small.root, name)["images"]
+        images = read(small, name)["images"]
         clips.update({image["file_name"].rsplit("/", 1)[0] for image in images})
         assert {str(image["id"])[:6] for image in images} == EIGHT_MONTHS
     assert set(clips.values()) == {1}
 
 
-@pytest.mark.parametrize(("split", "name"), [("train", "Train.json"), ("valid", "Valid.json")])
-def test_boxes_are_inside_of_every_class_and_counted(small: SyntheticSummary, split: str, name: str) -> None:
-    content = read(small.root, name)
+@pytest.mark.parametrize("name", ["Train.json", "Valid.json"])
+def test_boxes_are_inside_and_of_every_class(small: Path, name: str) -> None:
+    content = read(small, name)
     for annotation in content["annotations"]:
         left, top, width, height = annotation["bbox"]
         assert left >= 0
@@ -104,8 +103,7 @@ def test_boxes_are_inside_of_every_class_and_counted(small: SyntheticSummary, sp
         assert min(width, height) >= 6
         assert annotation["area"] == width * height
     found = Counter(annotation["category_id"] for annotation in content["annotations"])
-    assert list(small.boxes[split].values()) == [found[number] for number in (1, 2, 3, 4)]
-    assert min(small.boxes[split].values()) > 0
+    assert min(found[number] for number in (1, 2, 3, 4)) > 0
     per_image = Counter(annotation["image_id"] for annotation in content["annotations"])
     empty = sum(1 for image in content["images"] if image["id"] not in per_image)
     assert 0.04 <= empty / len(content["images"]) <= 0.2
@@ -155,10 +153,10 @@ def test_hidden_object_is_not_labelled_and_a_cut_one_is_clipped() -> None:
     assert 40 <= width <= 46
 
 
-def test_a_summer_month_is_brighter_than_a_winter_month(small: SyntheticSummary) -> None:
+def test_a_summer_month_is_brighter_than_a_winter_month(small: Path) -> None:
     gray: dict[str, list[float]] = {month: [] for month in EIGHT_MONTHS}
-    for image in read(small.root, "Train.json")["images"]:
-        frame = cv2.imread(str(small.root / image["file_name"]), cv2.IMREAD_UNCHANGED)
+    for image in read(small, "Train.json")["images"]:
+        frame = cv2.imread(str(small / image["file_name"]), cv2.IMREAD_UNCHANGED)
         assert frame is not None
         gray[str(image["id"])[:6]].append(float(frame.mean()))
     assert np.mean(gray["202007"]) > np.mean(gray["202102"]) + 40
@@ -176,21 +174,18 @@ def test_person_is_bright_in_winter_and_dark_in_the_summer_sun() -> None:
     assert contrasts[1] < -10
 
 
-def test_finished_root_is_returned_without_drawing(small: SyntheticSummary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawn_dataset, "_draw_splits", lambda *_: pytest.fail("drawn again"))
-    assert draw_dataset(small.root, **SMALL) == small
+def test_finished_root_is_returned_without_drawing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawn_dataset, "_draw", lambda *_: pytest.fail("drawn again"))
+    assert draw_dataset(small, **SMALL) == small
 
 
-def test_damaged_or_differing_root_is_refused(tmp_path: Path) -> None:
+def test_differing_root_is_refused(tmp_path: Path) -> None:
     draw_dataset(tmp_path, **TINY)
-    with pytest.raises(ValueError, match="finished draw with"):
+    with pytest.raises(ValueError, match="drawn with the same parameters"):
         draw_dataset(tmp_path, **{**TINY, "train_frames": 17})
-    (tmp_path / "Valid.json").unlink()
-    with pytest.raises(ValueError, match=r"Valid\.json is missing"):
-        draw_dataset(tmp_path, **TINY)
 
 
-def test_interrupted_draw_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_draw_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
     def stop_at_ten(*arguments: Any) -> Any:
@@ -204,38 +199,21 @@ def test_interrupted_draw_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.
         patch.setattr(drawn_dataset, "draw_frame", stop_at_ten)
         with pytest.raises(KeyboardInterrupt):
             draw_dataset(tmp_path / "root", **TINY)
-    assert not (tmp_path / "root" / "Train.json").exists()
-    with pytest.raises(ValueError, match="interrupted draw with"):
-        draw_dataset(tmp_path / "root", seed=1, **TINY)
+    assert not (tmp_path / "root").exists()
     draw_dataset(tmp_path / "root", **TINY)
-    draw_dataset(tmp_path / "whole", **TINY)
-    assert files_of(tmp_path / "root") == files_of(tmp_path / "whole")
-
-
-def test_interruption_within_the_first_manifest_is_taken_up_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.replace", stop)
-        with pytest.raises(KeyboardInterrupt):
-            draw_dataset(tmp_path / "root", **TINY)
-    assert list(files_of(tmp_path / "root")) == ["synthetic.json.part"]
-    draw_dataset(tmp_path / "root", **TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
     draw_dataset(tmp_path / "whole", **TINY)
     assert files_of(tmp_path / "root") == files_of(tmp_path / "whole")
 
 
 def test_foreign_root_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "Train.json").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty"):
+    with pytest.raises(ValueError, match="new or empty folder"):
         draw_dataset(tmp_path, **TINY)
     assert files_of(tmp_path) == {"Train.json": b"mine"}
-    with pytest.raises(ValueError, match="is a file"):
+    with pytest.raises(ValueError, match="new or empty folder"):
         draw_dataset(tmp_path / "Train.json", **TINY)
-    with pytest.raises(ValueError, match="cannot be read or written"):
+    with pytest.raises(ValueError, match="cannot draw a dataset into"):
         draw_dataset(tmp_path / "Train.json" / "below", **TINY)
 
 
@@ -243,20 +221,9 @@ def test_foreign_root_is_left_alone(tmp_path: Path) -> None:
     ("name", "value"), [("train_frames", 0), ("valid_frames", -1), ("test_frames", 0), ("width", 31), ("height", 8)]
 )
 def test_bad_number_is_named_with_what_is_allowed(tmp_path: Path, name: str, value: int) -> None:
-    with pytest.raises(ValueError, match=rf"{name} is {value}; allowed are (1|32) to"):
+    with pytest.raises(ValueError, match=rf"{name} must be from (1|32) to .*, got {value}"):
         draw_dataset(tmp_path / "root", **{**TINY, name: value})
     assert not (tmp_path / "root").exists()
-
-
-def test_command_prints_a_table_and_refuses_politely(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(tmp_path / "root"), "--width", "96", "--height", "64"]
-    arguments += ["--train-frames", "16", "--valid-frames", "8", "--test-frames", "4"]
-    assert main(arguments) == 0
-    printed = capsys.readouterr()
-    assert "motorcycle" in printed.out
-    assert "drawing frames" in printed.err
-    assert main([*arguments, "--seed", "3"]) == 2
-    assert "error: root" in capsys.readouterr().err
 
 
 def test_drawing_is_silent_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,57 +1,59 @@
-"""Are the boxes of an answer file corners in pixels of the frame, and if not, what are they?"""
+"""Checks of box layout, unit and position."""
 
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from yolo_lightning.challenge.content import Certainty, Content, Flags, Floats, SubmissionProblem, same
-from yolo_lightning.challenge.repair import corners, with_corners, without_detections
+from yolo_lightning.challenge.content import Certainty, Content, Flags, Floats, SubmissionProblem
 
-LAYOUTS = ("xyxy", "xywh", "cxcywh")
-LAYOUT_WORDS = {
+LAYOUTS = {
     "xyxy": "corners",
     "xywh": "corner, width and height (COCO's layout)",
     "cxcywh": "centre, width and height (YOLO's layout)",
 }
 SLACK = 1.0
-"""Pixels by which boxes may stand out of the frame before their layout is doubted."""
+"""Pixels by which boxes of a layout may extend beyond the frame."""
 NAMED_BOXES = 5
-"""Degenerate boxes that are named in one report."""
 LARGEST_SHARE = 1.5
-"""No coordinate of a file in pixels is as small as this everywhere; shares of the frame are."""
+"""If no coordinate of a file is larger, the boxes are fractions of the frame."""
 
 
 def check_boxes(content: Content, frame_size: tuple[int, int] | None, is_results_list: bool) -> list[SubmissionProblem]:
-    """What is wrong with the finite boxes of the detections.
+    """Return the problems of the finite boxes.
 
     Args:
-        content: The file.
-        frame_size: Width and height of the frames, pixels; null if they differ.
-        is_results_list: Whether it is a COCO results list, whose boxes are x, y, width, height by definition.
+        content: Content of the file.
+        frame_size: Width and height of the frames, pixels; None if they differ.
+        is_results_list: Whether the boxes are x, y, width, height by definition (COCO results list).
     """
     finite = np.isfinite(content.boxes).all(axis=1)
     if not finite.any():
         return []
     boxes = content.boxes[finite]
-    normalised = bool(np.abs(boxes).max() <= LARGEST_SHARE and (boxes != 0).any())
-    scale = (1.0, 1.0) if not normalised else frame_size or (1, 1)
-    fitting = [layout for layout in LAYOUTS if frame_size and fits(corners(boxes, layout, scale), frame_size)]
+    are_fractions = bool(np.abs(boxes).max() <= LARGEST_SHARE and (boxes != 0).any())
+    unit = (frame_size or (1, 1)) if are_fractions else (1, 1)
+    fitting = [layout for layout in LAYOUTS if frame_size and fits(corners(boxes, layout, unit), frame_size)]
     inverted = is_inverted(content.boxes)
-    if normalised:
-        return [normalised_boxes(content, fitting, scale)]
-    if is_results_list or (inverted.any() and fitting and "xyxy" not in fitting):
-        return [other_layout(content, inverted, fitting, is_results_list)]
+    if are_fractions or is_results_list or (inverted.any() and fitting and "xyxy" not in fitting):
+        example = content.first(inverted) if inverted.any() and not are_fractions else content.record(0)
+        return [layout_problem(content, example, fitting, unit, are_fractions, is_results_list)]
     problems = []
     if inverted.any():
-        what = "boxes end before they begin (x2 < x1 or y2 < y1), and no layout fits all"
-        problems.append(SubmissionProblem(what, int(inverted.sum()), first_records(content, inverted), tolerated=True))
+        what = "boxes have x2 < x1 or y2 < y1, and no layout fits all boxes"
+        example = content.first(inverted, NAMED_BOXES)
+        problems.append(SubmissionProblem(what, int(inverted.sum()), example, tolerated=True))
     empty = is_empty(content.boxes)
     if empty.any():
-        remedy = "they are dropped: they can match no object"
-        example, count = first_records(content, empty), int(empty.sum())
         problems.append(
             SubmissionProblem(
-                "boxes have no area", count, example, Certainty.LIKELY, remedy, drop_empty_boxes, tolerated=True
+                "boxes have no area",
+                int(empty.sum()),
+                content.first(empty, NAMED_BOXES),
+                Certainty.LIKELY,
+                "drop them, because they cannot match an object",
+                lambda content: content.take(~is_empty(content.boxes)),
+                tolerated=True,
             )
         )
     if frame_size:
@@ -59,89 +61,83 @@ def check_boxes(content: Content, frame_size: tuple[int, int] | None, is_results
     return problems
 
 
-def normalised_boxes(content: Content, fitting: list[str], scale: tuple[float, float]) -> SubmissionProblem:
-    """The report of boxes that are shares of the frame."""
-    what = f"boxes are shares of the frame: no coordinate exceeds {LARGEST_SHARE}"
-    example = content.record(0)
-    if len(fitting) != 1:
-        layouts = " or ".join(fitting) or "none"
-        what = f"{what}; their layout is not clear ({layouts} would fit)"
-        return SubmissionProblem(what, len(content.boxes), example, tolerated=True)
-    remedy = f"they are {fitting[0]} and are multiplied by {scale[0]:g} and {scale[1]:g}"
-    repair = partial(with_corners, layout=fitting[0], scale=scale)
-    return SubmissionProblem(what, len(content.boxes), example, remedy=remedy, repair=repair, tolerated=True)
+def layout_problem(
+    content: Content,
+    example: str,
+    fitting: Sequence[str],
+    unit: tuple[int, int],
+    are_fractions: bool,
+    is_results_list: bool,
+) -> SubmissionProblem:
+    """Return the problem of boxes that are not corners in pixels, with a repair if only one layout fits the frame."""
+    layout = fitting[0] if len(fitting) == 1 else ""
+    if layout == "cxcywh" and is_results_list and not are_fractions:
+        layout = ""
+    if are_fractions:
+        what = f"boxes are fractions of the frame: no coordinate exceeds {LARGEST_SHARE}"
+        remedy = f"interpret them as {layout} and multiply them by {unit[0]} and {unit[1]}"
+    elif layout == "xyxy":
+        what = "boxes of the results list are corners instead of COCO's corner, width and height"
+        remedy = "keep them; xyxy is the only layout in which all boxes are inside the frame"
+    elif layout:
+        what = f"boxes are {LAYOUTS[layout]}, not corners"
+        remedy = f"compute corners; {layout} is the only layout in which all boxes are inside the frame"
+    else:
+        what = "boxes may not be corners"
+    # The organisers' evaluation interprets boxes of an object keyed by image id as corners and rejects a results list.
+    tolerated = are_fractions or not is_results_list
+    if not layout:
+        what += f"; the layout is ambiguous: {' or '.join(fitting) or 'none'} would fit the frame"
+        return SubmissionProblem(what, len(content.boxes), example, tolerated=tolerated)
 
+    def repair(content: Content) -> Content:
+        return replace(content, boxes=corners(content.boxes, layout, unit))
 
-def other_layout(content: Content, inverted: Flags, fitting: list[str], is_results_list: bool) -> SubmissionProblem:
-    """The report of boxes that are no corners; the evaluation takes those of an object keyed by image id for some."""
-    tolerated = not is_results_list
-    example = first_record(content, inverted) if inverted.any() else content.record(0)
-    if len(fitting) == 1 and (fitting == ["xywh"] or not is_results_list):
-        layout = fitting[0]
-        what = f"boxes are {LAYOUT_WORDS[layout]}, not corners"
-        remedy = f"corners are computed; {layout} is the only layout in which all boxes lie in the frame"
-        repair = partial(with_corners, layout=layout, scale=(1.0, 1.0))
-        return SubmissionProblem(what, len(content.boxes), example, remedy=remedy, repair=repair, tolerated=tolerated)
-    if is_results_list and fitting == ["xyxy"]:
-        what = "boxes of the results list are corners, where COCO has width and height"
-        remedy = "they are taken as corners; xyxy is the only layout in which all boxes lie in the frame"
-        return SubmissionProblem(what, len(content.boxes), example, remedy=remedy, repair=same)
-    layouts = " or ".join(fitting) or "none"
-    what = f"the layout of the boxes is not clear: {layouts} would fit the frame"
-    return SubmissionProblem(what, len(content.boxes), example, tolerated=tolerated)
+    return SubmissionProblem(what, len(content.boxes), example, remedy=remedy, repair=repair, tolerated=tolerated)
 
 
 def outside(content: Content, frame_size: tuple[int, int]) -> list[SubmissionProblem]:
-    """Boxes beyond the frame."""
+    """Return the problems of boxes beyond the frame."""
     problems = []
-    sides = np.array([*frame_size])
-    wholly = ((content.boxes[:, :2] >= sides) | (content.boxes[:, 2:] <= 0)).any(axis=1) & ~is_empty(content.boxes)
+    boxes = content.boxes
+    wholly = ((boxes[:, :2] >= frame_size) | (boxes[:, 2:] <= 0)).any(axis=1) & ~is_empty(boxes)
     size = f"{frame_size[0]} x {frame_size[1]}"
     if wholly.any():
-        what = f"boxes lie outside the frame of {size} pixels, as if they were made for another size"
-        example = first_record(content, wholly)
-        problems.append(SubmissionProblem(what, int(wholly.sum()), example, Certainty.LIKELY, tolerated=True))
-    partly = stands_out(content.boxes, frame_size) & ~wholly
+        what = f"boxes are outside the frame of {size} pixels, possibly because they refer to another frame size"
+        first = content.first(wholly)
+        problems.append(SubmissionProblem(what, int(wholly.sum()), first, Certainty.LIKELY, tolerated=True))
+    partly = extends_beyond(boxes, frame_size) & ~wholly
     if partly.any():
-        what = f"boxes stand out of the frame of {size} pixels by more than {SLACK:g}"
-        problems.append(SubmissionProblem(what, int(partly.sum()), first_record(content, partly), Certainty.NOTE))
+        what = f"boxes extend beyond the frame of {size} pixels by more than {SLACK:g}"
+        problems.append(SubmissionProblem(what, int(partly.sum()), content.first(partly), Certainty.NOTE))
     return problems
 
 
+def corners(boxes: Floats, layout: str, unit: tuple[int, int] = (1, 1)) -> Floats:
+    """Convert `(D, 4)` boxes of a layout of `LAYOUTS` to xyxy in pixels; `unit` is the unit of x and y, pixels."""
+    first, second = boxes[:, :2], boxes[:, 2:]
+    if layout == "xywh":
+        second = first + second
+    elif layout == "cxcywh":
+        first, second = first - second / 2, first + second / 2
+    return np.asarray(np.concatenate((first, second), axis=1) * np.array([*unit, *unit], dtype=np.float64))
+
+
 def fits(boxes: Floats, frame_size: tuple[int, int]) -> bool:
-    """Whether xyxy boxes all lie in the frame and none ends before it begins."""
-    return not (is_inverted(boxes).any() or stands_out(boxes, frame_size).any())
+    """Return whether all xyxy boxes are inside the frame and none is inverted."""
+    return not (is_inverted(boxes).any() or extends_beyond(boxes, frame_size).any())
 
 
 def is_inverted(boxes: Floats) -> Flags:
-    """`(D,)` whether an xyxy box ends before it begins."""
-    return (boxes[:, 2] < boxes[:, 0]) | (boxes[:, 3] < boxes[:, 1])
+    return np.asarray((boxes[:, 2] < boxes[:, 0]) | (boxes[:, 3] < boxes[:, 1]))
 
 
 def is_empty(boxes: Floats) -> Flags:
-    """`(D,)` whether an xyxy box has a side of 0."""
-    flags: Flags = (boxes[:, 2] == boxes[:, 0]) | (boxes[:, 3] == boxes[:, 1])
-    return flags
+    return np.asarray((boxes[:, 2] == boxes[:, 0]) | (boxes[:, 3] == boxes[:, 1]))
 
 
-def stands_out(boxes: Floats, frame_size: tuple[int, int]) -> Flags:
-    """`(D,)` whether an xyxy box reaches beyond the frame by more than the slack."""
+def extends_beyond(boxes: Floats, frame_size: tuple[int, int]) -> Flags:
+    """Return `(D,)` bool: xyxy boxes that extend beyond the frame by more than the slack."""
     width, height = frame_size
     beyond = np.maximum(boxes[:, [0, 2]].max(axis=1) - width, boxes[:, [1, 3]].max(axis=1) - height)
-    farthest: Floats = np.maximum(beyond, -boxes.min(axis=1))
-    return farthest > SLACK
-
-
-def drop_empty_boxes(content: Content) -> Content:
-    """Without boxes that have no area."""
-    return without_detections(content, is_empty(content.boxes))
-
-
-def first_record(content: Content, wrong: Flags) -> str:
-    """The first of the wrong detections in words."""
-    return content.record(int(wrong.argmax()))
-
-
-def first_records(content: Content, wrong: Flags) -> str:
-    """The first few of the wrong detections in words, one a line."""
-    return "\n".join(content.record(detection) for detection in np.flatnonzero(wrong)[:NAMED_BOXES].tolist())
+    return np.asarray(np.maximum(beyond, -boxes.min(axis=1)) > SLACK)

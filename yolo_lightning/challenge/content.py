@@ -1,31 +1,26 @@
-"""An answer file in memory: ids and flat arrays, and what can be wrong with it."""
+"""Content of a submission as flat arrays, and the problems that a check finds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-FIRST_CATEGORY_ID = 1
 CATEGORY_IDS = (1, 2, 3, 4)
 """Person, bicycle, motorcycle, vehicle."""
 LTDV2_FRAME_SIZE = (384, 288)
 """Width and height in pixels."""
 
+Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The frames that must be answered for.
-
-    Attributes:
-        image_ids: Their ids, in order.
-        frame_size: Width and height that all of them share, pixels; null if they differ.
-    """
+    """The frames that a submission must contain: their ids in order, and their common width and height in pixels."""
 
     image_ids: tuple[str, ...]
     frame_size: tuple[int, int] | None = LTDV2_FRAME_SIZE
@@ -33,88 +28,86 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The frames of a split with their annotated objects.
+    """The frames of a split with G annotated objects.
 
     Attributes:
         template: The frames.
-        owners: `(G,)` int64, ascending, number of the frame that each object is in.
+        owners: `(G,)` int64, ascending, position of each object's frame.
         boxes: `(G, 4)` float64, xyxy, pixels.
         labels: `(G,)` int64, 1 to 4.
     """
 
     template: Template
-    owners: npt.NDArray[np.int64]
-    boxes: npt.NDArray[np.float64]
-    labels: npt.NDArray[np.int64]
+    owners: Integers
+    boxes: Floats
+    labels: Integers
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """F answered frames with D detections in all.
+    """F frames with D detections.
 
     Attributes:
-        image_ids: F keys as they stand in the file.
-        counts: `(F,)` int64, detections of each frame.
-        boxes: `(D, 4)` float64 as they stand in the file; right are xyxy, pixels of the frame. NaN for null.
-        scores: `(D,)` float64, likewise; right are 0 to 1.
-        labels: `(D,)` float64, likewise; right are 1 to 4.
+        image_ids: F keys of the file.
+        owners: `(D,)` int64, ascending, position of each detection's frame.
+        boxes: `(D, 4)` float64 as in the file, NaN for null; valid boxes are xyxy, pixels of the frame.
+        scores: `(D,)` float64 as in the file, NaN for null; valid scores are 0 to 1.
+        labels: `(D,)` float64 as in the file, NaN for null; valid labels are 1 to 4.
     """
 
     image_ids: tuple[str, ...]
-    counts: npt.NDArray[np.int64]
+    owners: Integers
     boxes: Floats
     scores: Floats
     labels: Floats
 
-    def owners(self) -> npt.NDArray[np.int64]:
-        """`(D,)`, number of the frame that each detection belongs to."""
-        return np.repeat(np.arange(len(self.image_ids)), self.counts)
+    def take(self, detections: npt.NDArray[Any]) -> Self:
+        """Return all frames with the detections of a boolean mask or an index array."""
+        fields = ("owners", "boxes", "scores", "labels")
+        return replace(self, **{name: getattr(self, name)[detections] for name in fields})
 
-    def keeping(self, detections: Flags) -> Self:
-        """All frames with the chosen, `(D,)` bool, detections only."""
-        counts = np.bincount(self.owners()[detections], minlength=len(self.image_ids))
-        return replace(
-            self,
-            counts=counts,
-            boxes=self.boxes[detections],
-            scores=self.scores[detections],
-            labels=self.labels[detections],
-        )
+    def with_frames(self, image_ids: Sequence[str]) -> Self:
+        """Return exactly these frames in this order; frames that this content lacks have no detections."""
+        positions = {image_id: position for position, image_id in enumerate(image_ids)}
+        moved = np.array([positions.get(image_id, -1) for image_id in self.image_ids], dtype=np.int64)[self.owners]
+        order = np.argsort(moved, kind="stable")
+        return replace(self, image_ids=tuple(image_ids), owners=moved).take(order[moved[order] >= 0])
 
     def record(self, detection: int) -> str:
-        """A detection in words: frame, place in its lists, values."""
-        frame = int(np.searchsorted(np.cumsum(self.counts), detection, side="right"))
-        place = detection - int(self.counts[:frame].sum())
+        """Return a description of a detection: image id, position in the frame, values."""
+        frame = self.owners[detection]
+        place = detection - int(np.searchsorted(self.owners, frame))
         box = ", ".join(f"{side:g}" for side in self.boxes[detection])
         return (
             f"image {self.image_ids[frame]}, detection {place}: box [{box}], score {self.scores[detection]:g}, "
             f"label {self.labels[detection]:g}"
         )
 
+    def first(self, detections: Flags, count: int = 1) -> str:
+        """Return descriptions of the first `count` of some detections, one per line."""
+        return "\n".join(self.record(detection) for detection in np.flatnonzero(detections)[:count].tolist())
+
 
 class Certainty(StrEnum):
-    """How sure it is that something is wrong."""
+    """Certainty of an error; a note is no error."""
 
     CERTAIN = "certain"
     LIKELY = "likely"
-    NOTE = "note"  # nothing is wrong, but one should know
-
-
-Repair = Callable[[Content], Content]
+    NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)
 class SubmissionProblem:
-    """Something wrong with an answer file.
+    """A problem of a submission.
 
     Attributes:
-        what: In words.
-        count: How many records have it.
-        example: The first of them, or the first few, one a line.
-        certainty: How sure it is.
-        remedy: What `repair` does, in words; empty without one.
-        repair: Mends the content where that needs no guess; null otherwise.
-        tolerated: Whether the organisers' evaluation puts up with it.
+        what: Description.
+        count: Number of records with the problem.
+        example: First of these records.
+        certainty: Certainty of the error.
+        remedy: Description of `repair`; empty without a repair.
+        repair: Returns the repaired content; None if a repair would have to guess.
+        tolerated: Whether the organisers' evaluation accepts the file nevertheless.
     """
 
     what: str
@@ -122,15 +115,25 @@ class SubmissionProblem:
     example: str
     certainty: Certainty = Certainty.CERTAIN
     remedy: str = ""
-    repair: Repair | None = None
+    repair: Callable[[Content], Content] | None = None
     tolerated: bool = False
 
+
+@dataclass(frozen=True, slots=True)
+class SubmissionReport:
+    """Result of reading or checking a file.
+
+    Attributes:
+        content: Readable part of the content; None if the file cannot be read.
+        problems: Problems in the order of repair.
+        is_results_list: Whether the file is a COCO results list, whose boxes are not corners.
+    """
+
+    content: Content | None
+    problems: tuple[SubmissionProblem, ...]
+    is_results_list: bool = False
+
     @property
-    def is_wrong(self) -> bool:
-        """Whether the file should not be handed in like this."""
-        return self.certainty is not Certainty.NOTE
-
-
-def same(content: Content) -> Content:
-    """The repair of what is mended by writing the file again."""
-    return content
+    def errors(self) -> tuple[SubmissionProblem, ...]:
+        """The problems that are not notes."""
+        return tuple(problem for problem in self.problems if problem.certainty is not Certainty.NOTE)

@@ -1,64 +1,64 @@
-"""The challenge's answer file: one JSON object keyed by image id.
+"""Writer of challenge submissions: one JSON object keyed by image id.
 
 Source: the organisers' formatter and templates (RTIOD, 6th RWS workshop at WACV 2026): boxes are xyxy in pixels of the
-original frame, labels are the dataset's category ids 1 to 4, and every id of the split is a key, with empty lists where
-nothing was found. The evaluation counts the 100 best detections per image and class.
+original frame, labels are the dataset's category ids 1 to 4, and every id of the split is a key, with empty lists for
+frames without detections. The evaluation counts the 100 best detections per image and class.
 """
 
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
-from yolo_lightning.challenge.content import FIRST_CATEGORY_ID, Content
+from yolo_lightning.challenge.content import CATEGORY_IDS, Content
 from yolo_lightning.challenge.reading import MEMBER
 from yolo_lightning.data.batch import Prediction, by_image
 from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS
 from yolo_lightning.utils.files import replacing
 
-Entry = dict[str, list[list[float]] | list[float] | list[int]]
-Submission = dict[str, Entry]
+Entry = dict[str, list[Any]]
 
 
-def build_submission(predictions: Iterable[Prediction], image_ids: Sequence[str]) -> Submission:
-    """Predictions as the answer file's content, every one of `image_ids` in their order.
+def build_submission(predictions: Iterable[Prediction], image_ids: Sequence[str]) -> dict[str, Entry]:
+    """Return the content of a submission with all `image_ids` in order.
 
     Raises:
-        ValueError: If a prediction is of a frame that was not asked for, or of one twice.
+        ValueError: If a prediction belongs to another frame, or two predictions to the same frame.
     """
-    return {
-        image_id: {"boxes": [], "scores": [], "labels": []} if prediction is None else entry(prediction)
-        for image_id, prediction in by_image(predictions, image_ids).items()
-    }
+    return {image_id: entry(prediction) for image_id, prediction in by_image(predictions, image_ids).items()}
 
 
-def entry(prediction: Prediction) -> Entry:
-    """One frame's value: the counted detections, boxes to 1/100 pixel, scores to 5 digits.
+def entry(prediction: Prediction | None) -> Entry:
+    """Return the counted detections of a frame, boxes rounded to 1/100 pixel, scores to 5 digits.
 
-    Boxes without area after that, which can match no object, are left out.
+    Boxes without area after rounding are left out, because they cannot match an object.
     """
+    result: Entry = {"boxes": [], "scores": [], "labels": []}
+    if prediction is None:
+        return result
     keep = torch.zeros(len(prediction.labels), dtype=torch.bool)
     for label in set(prediction.labels.tolist()):
         of_class = (prediction.labels == label).nonzero().flatten()
         best = prediction.scores[of_class].argsort(descending=True, stable=True)[:COUNTED_PER_CLASS]
         keep[of_class[best]] = True
-    rounded = [[round(side, 2) for side in box] for box in prediction.boxes[keep].tolist()]
-    whole = [left < right and top < bottom for left, top, right, bottom in rounded]
-    scores, labels = prediction.scores[keep].tolist(), prediction.labels[keep].tolist()
-    return {
-        "boxes": [box for box, is_whole in zip(rounded, whole, strict=True) if is_whole],
-        "scores": [round(score, 5) for score, is_whole in zip(scores, whole, strict=True) if is_whole],
-        "labels": [label + FIRST_CATEGORY_ID for label, is_whole in zip(labels, whole, strict=True) if is_whole],
-    }
+    kept = (values[keep].tolist() for values in (prediction.boxes, prediction.scores, prediction.labels))
+    for box, score, label in zip(*kept, strict=True):
+        left, top, right, bottom = (round(side, 2) for side in box)
+        if left < right and top < bottom:
+            result["boxes"].append([left, top, right, bottom])
+            result["scores"].append(round(score, 5))
+            result["labels"].append(label + CATEGORY_IDS[0])
+    return result
 
 
 def entries(content: Content) -> Iterator[tuple[str, Entry]]:
-    """Id and value of each frame of a checked content."""
-    stops = np.cumsum(content.counts).tolist()
-    for image_id, start, stop in zip(content.image_ids, [0, *stops], stops, strict=False):
+    """Yield id and value of each frame of a checked content."""
+    edges = np.searchsorted(content.owners, np.arange(len(content.image_ids) + 1)).tolist()
+    for image_id, start, stop in zip(content.image_ids, edges, edges[1:], strict=False):
         own = slice(start, stop)
         yield (
             image_id,
@@ -71,11 +71,11 @@ def entries(content: Content) -> Iterator[tuple[str, Entry]]:
 
 
 def write_submission(content: Iterable[tuple[str, Entry]], path: Path) -> None:
-    """Write the answer file, whole or not at all: JSON, or a zip that holds it where `path` ends in .zip.
+    """Write a submission atomically: JSON, or a zip that contains it if `path` ends in .zip.
 
     Args:
         content: Id and value of each frame.
-        path: Its folder is made.
+        path: File to write; its folder is created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
@@ -91,7 +91,7 @@ def write_submission(content: Iterable[tuple[str, Entry]], path: Path) -> None:
 
 
 def encoded(content: Iterable[tuple[str, Entry]]) -> Iterator[bytes]:
-    """The JSON text, frame by frame."""
+    """Yield the JSON text, frame by frame."""
     yield b"{"
     for number, (image_id, value) in enumerate(content):
         yield (b",\n" if number else b"\n") + msgspec.json.encode(image_id) + b": " + msgspec.json.encode(value)

@@ -1,6 +1,5 @@
-"""Owns the loaders: which frames, in which order, by which worker processes."""
+"""Lightning data module: frames of each split, sample order, loaders and worker processes."""
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -32,54 +31,58 @@ from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.image_cache import cache_images
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.utils.loop_position import recount
+from yolo_lightning.utils.loop_position import epochs_trained, recount
+
+SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
+    "fit": ("train", "valid"),
+    "validate": ("valid",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
 
 
 class DetectionDataModule(LightningDataModule):
-    """Frames and boxes of a dataset, read as they are: LTDv2, COCO JSON, or the `data.yaml` of a YOLO dataset.
+    """Frames and boxes of a dataset in its own format: LTDv2, COCO JSON, or a `data.yaml` of Ultralytics.
 
     Args:
-        root: Dataset folder that holds the frames and the JSON files. With a `data.yaml` it takes the place of `path`
-            there, where it is given.
-        format: `ltdv2` reads LTDv2's official files, `coco` plain COCO JSON, and the path of a `data.yaml` images and
-            label files in the layout of Ultralytics.
+        root: Dataset folder with frames and JSON files. If `format` is a `data.yaml`, replaces its `path`.
+        format: `ltdv2` for LTDv2's official files, `coco` for COCO JSON, or the path of a `data.yaml` for images and
+            label files in Ultralytics' layout.
         train_file: JSON file of the training split, relative to `root`.
-        valid_file: JSON file of the validation split, relative to `root`; null holds out `valid_share`.
-        test_file: Labelled JSON file that `test` scores, relative to `root`; null takes Valid.json of LTDv2, else
-            validation.
-        predict_file: JSON file of the frames that `predict` answers for, relative to `root`; null takes
-            TestNoLabels.json of LTDv2, else what `test` scores.
-        image_folders: Where the images of a COCO dataset are looked for, relative to `root`; empty tries the usual
-            places.
-        channels: 1 reads gray frames, 3 RGB; null takes 1 for LTDv2, what a `data.yaml` says, else 3 unless a sample of
-            the images is gray throughout.
-        storage: Where the frames of LTDv2 lie: a packed store, the folder `frames` or `frames.zip`, in this order for
-            `auto`; or `litdata`, a store that may lie in a bucket.
-        store: Folder of the packed store, null takes `packed` under `root`; or folder or address of the litdata store.
+        valid_file: JSON file of the validation split, relative to `root`; null uses `valid_share` instead.
+        test_file: Labelled JSON file for `test`, relative to `root`; null uses Valid.json of LTDv2, otherwise the
+            validation split.
+        predict_file: JSON file of the frames for `predict`, relative to `root`; null uses TestNoLabels.json of LTDv2,
+            otherwise the split of `test`.
+        image_folders: Image folders of a COCO dataset, relative to `root`; empty searches the usual folders.
+        channels: 1 for gray frames, 3 for RGB; null uses 1 for LTDv2, the value of a `data.yaml`, otherwise 3 unless
+            all of some sampled images are gray.
+        storage: Storage of LTDv2's frames: `packed`, `folder` (`frames`), `zip` (`frames.zip`), `auto` for the first of
+            these that exists, or `litdata` for a store that may be in a bucket.
+        store: Folder of the packed store, null for `packed` under `root`; or folder or URL of the litdata store.
         train_fraction: Fraction of each month's clips to train on, > 0 and <= 1. The subset consists of whole clips, at
             least one per month, is the same for every seed and is contained in every larger subset. Frames outside the
             subset need not be on the disk.
         valid_fraction: Fraction of each month's clips to validate on. `test` and `predict` always use the whole file.
-        valid_share: Share of each month's clips of `train_file` to validate on instead of training on them, between 0
-            and 1. For data without a `valid_file`, which must then be null; with a `data.yaml` instead of its `val`.
-            Where no clips are known, as in COCO JSON and YOLO datasets, shares are of the images.
-        index_root: Folder of the packed index; null takes `yolo_lightning` in the user's cache folder.
+        valid_share: Fraction of each month's clips of `train_file` that is used for validation instead of training,
+            > 0 and < 1. Requires `valid_file: null`; replaces the `val` of a `data.yaml`. For datasets without clips
+            (COCO, YOLO), fractions refer to images.
+        index_root: Folder of the packed index; null uses `yolo_lightning` in the user's cache folder.
         image_size: Side of the square network input, pixels, a multiple of 32.
         batch_size: Frames per batch and process.
-        max_bad_frames: So many missing or damaged frames are left out with a warning; one more ends the run. A frame
-            counts once, however often it is sampled.
-        allow_unlabelled: Whether a split may be trained on or scored though none of its frames in use has a box.
-        quarantine: Frames that are not read, and count as bad without limit: `id=<image id>`, or `index=<place>` in the
-            training split, from 0. `fit` adds those at which its supervisor saw training end again and again.
+        max_bad_frames: Number of missing or damaged frames that are left out with a warning; one more ends the run. A
+            frame counts once, however often it is sampled.
+        allow_unlabelled: Whether a split without any box may be used for training, validation or test.
+        quarantine: Frames that are not read and not counted by `max_bad_frames`: `id=<image id>`, or `index=<position>`
+            in the training split, from 0. `fit` adds frames at which its supervisor saw training fail repeatedly.
         seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
         loader: Worker processes.
-        image_cache_mib: Memory of each process for decoded training frames, MiB. Where all of them fit, none is
-            decoded twice; else none is kept.
+        image_cache_mib: Memory per process for decoded training frames, MiB. The cache is used only if all frames fit.
         augmentation: Strength of the training augmentation.
-        sampling: Which frames of the training split an epoch holds.
+        sampling: Frames of each training epoch.
 
     Raises:
-        ValueError: If a value is out of range. Data problems are raised by `setup`, before training starts.
+        ValueError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
     """
 
     def __init__(
@@ -112,13 +115,13 @@ class DetectionDataModule(LightningDataModule):
         super().__init__()
         check_image_size("data.image_size", image_size)
         if batch_size < 1:
-            raise ValueError(f"data.batch_size is {batch_size}, allowed are 1 and more")
+            raise ValueError(f"data.batch_size must be >= 1, got {batch_size}")
         if image_cache_mib < 0:
-            raise ValueError(f"data.image_cache_mib is {image_cache_mib}, allowed are 0 and more")
+            raise ValueError(f"data.image_cache_mib must be >= 0, got {image_cache_mib}")
         if seed < 0:
-            raise ValueError(f"data.seed is {seed}, allowed are 0 and more")
+            raise ValueError(f"data.seed must be >= 0, got {seed}")
         if channels not in (None, *get_args(Channels)):
-            raise ValueError(f"data.channels is {channels}, allowed are 1, 3 and null")
+            raise ValueError(f"data.channels must be 1, 3 or null, got {channels}")
         self.storage = storage
         self.store = store
         self.index_root = Path(index_root).expanduser() if index_root else default_index_root()
@@ -137,7 +140,7 @@ class DetectionDataModule(LightningDataModule):
         )
         self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:
-            raise ValueError("data.channels is 3, but the frames of LTDv2 are gray: allowed are 1 and null")
+            raise ValueError("data.channels must be 1 or null for LTDv2, whose frames are gray, got 3")
         self.channels: Channels | None = channels or self.dataset_format.channels
         self.image_size = image_size
         self.batch_size = batch_size
@@ -154,24 +157,22 @@ class DetectionDataModule(LightningDataModule):
         self._order: SampledOrder
 
     def setup(self, stage: str) -> None:
-        """Open the indexes that `stage` needs and check the frames behind them.
+        """Open the indexes that `stage` needs and check their frames.
 
         Raises:
             ValueError: If the dataset cannot be used; the message names file and record.
         """
-        needed: dict[str, Sequence[Split]] = {
-            "fit": ("train", "valid"),
-            "validate": ("valid",),
-            "test": ("test",),
-            "predict": ("predict",),
-        }
-        for split in needed[stage]:
+        for split in SPLITS_OF_STAGE[stage]:
             if split in self._splits:
                 continue
             frames = self.open(split)
             index = frames.index
-            rank_zero_info(f"{split} frames: {frames.storage}")
-            self._set_aside(split, frames)
+            rank_zero_info(f"{split}: frames from {frames.storage}")
+            frames.quarantined = quarantined_positions(self.quarantine, index, split)
+            self.bad_frames.quarantined |= {index.file_name(place) for place in frames.quarantined}
+            if frames.quarantined:
+                names = [f"{index.image_id(place)} ({index.file_name(place)})" for place in sorted(frames.quarantined)]
+                rank_zero_warn(f"{split}: left out because of data.quarantine: {', '.join(names)}")
             check_frames(index, frames.storage, self.bad_frames)
             if split != "predict" and not self.allow_unlabelled:
                 check_labels(index, frames.quarantined, self.dataset_format.origin(split))
@@ -182,31 +183,22 @@ class DetectionDataModule(LightningDataModule):
             for note in index.notes:
                 rank_zero_info(f"{split}: {note}")
         if stage == "fit":
-            order = SampledOrder(frame_table(self.index("train")), self.sampling, self.seed)
-            rank_zero_info(f"train: {order.describe()}")
-            global_batch = self._deal().size
-            if global_batch > order.length:
-                times = f" times {self._deal().processes} processes" if self._deal().processes > 1 else ""
+            self._order = SampledOrder(frame_table(self.index("train")), self.sampling, self.seed)
+            rank_zero_info(f"train: {self._order.describe()}")
+            batches = self._batches()
+            if batches.size > self._order.length:
+                times = f" x {batches.processes} processes" if batches.processes > 1 else ""
                 raise ValueError(
-                    f"data.batch_size is {self.batch_size}{times}, more than the {order.length} frames of an epoch "
-                    f"of {self.dataset_format.name('train')}"
+                    f"data.batch_size must be at most the {self._order.length} frames of an epoch of "
+                    f"{self.dataset_format.name('train')}, got {self.batch_size}{times}"
                 )
-            self._order = order
-
-    def _set_aside(self, split: Split, frames: LabelledFrames) -> None:
-        index = frames.index
-        frames.quarantined = quarantined_positions(self.quarantine, index, split)
-        self.bad_frames.quarantined |= {index.file_name(place) for place in frames.quarantined}
-        if frames.quarantined:
-            listed = [f"{index.image_id(place)} ({index.file_name(place)})" for place in sorted(frames.quarantined)]
-            rank_zero_warn(f"{split}: left out, in quarantine (data.quarantine): {', '.join(listed)}")
 
     def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
-        """A split with its frames, before `setup` has checked them.
+        """Return a split with its frames, unchecked.
 
         Args:
-            split: Which of them.
-            storage: Where its frames are read from; None takes the configured one.
+            split: Split to open.
+            storage: Storage of the frames; None uses `data.storage`.
 
         Raises:
             ValueError: If the dataset cannot be used.
@@ -220,7 +212,7 @@ class DetectionDataModule(LightningDataModule):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, index 0 first; the command line gives them to the model."""
+        """Names of the classes, index 0 first; the command line passes them to the model."""
         return self.dataset_format.class_names
 
     @property
@@ -230,55 +222,53 @@ class DetectionDataModule(LightningDataModule):
 
     @property
     def is_ltdv2(self) -> bool:
-        """Whether the dataset is LTDv2, whose challenge has an answer form of its own."""
+        """Whether the dataset is LTDv2, for which `predict` writes a challenge submission."""
         return isinstance(self.dataset_format, LTDv2Format)
 
     def index(self, split: Split) -> SplitIndex:
-        """The opened index of a split."""
+        """Return the index of a split that `setup` has opened."""
         return self._splits[split].index
 
     @property
     def predict_image_ids(self) -> list[str]:
-        """Ids of the images to predict, in file order; a submission must answer for each."""
+        """Ids of the images to predict, in file order; a submission must contain all of them."""
         return self.index("predict").image_ids()
 
     @property
     def predict_original_ids(self) -> list[int | str]:
-        """Ids of the images to predict as the dataset's file has them, numbers or text, in file order."""
+        """Ids of the images to predict with the type of the dataset's file, number or string, in file order."""
         index = self.index("predict")
         flags = index.text_ids().tolist()
         return [text if is_text else int(text) for text, is_text in zip(index.image_ids(), flags, strict=True)]
 
     def train_dataloader(self) -> ResumableLoader:
-        """Augmented batches in an order that depends on (seed, epoch) alone; resumes where it was saved."""
+        """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
         assert self.trainer is not None
         frames = cache_images(self._splits["train"], self.image_cache_mib)
         keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
+        keys.epoch = epochs_trained(self.trainer)  # Lightning restores no loader state at the end of an epoch
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
-        # A run resumed at an epoch's end restores no loader state, and current_epoch still names the old epoch here.
-        keys.epoch = self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
         arguments = self._loader_arguments(persistent=True)
-        kept = "; frames stay decoded in memory" if frames is not self._splits["train"] else ""
-        rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}{kept}")
+        cached = "" if frames is self._splits["train"] else ", decoded images cached"
+        rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}{cached}")
         return ResumableLoader(
             TrainingDataset(frames, self.image_size, self.augmentation, mosaic_epochs, self.seed),
             keys,
             collate,
             epoch_batches=limited(len(keys), self.trainer.limit_train_batches),
             repositioned=partial(recount, self.trainer),
-            generator=self._generator(),
             **arguments,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Identifies the training data in a checkpoint."""
+        """Return the fingerprint of the training data for a checkpoint."""
         return {"train_fingerprint": self.index("train").fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse to continue on other training data: the position in their order would mean nothing.
+        """Check that the training data is that of the checkpoint, so that the position in its order is valid.
 
         Raises:
-            ValueError: If the training split's content has changed.
+            ValueError: If the content of the training split has changed.
         """
         saved = state_dict["train_fingerprint"]
         if "train" in self._splits and self.index("train").fingerprint != saved:
@@ -289,34 +279,30 @@ class DetectionDataModule(LightningDataModule):
             )
 
     def val_dataloader(self) -> DataLoader[Sample]:
-        """Letterboxed validation batches in file order."""
         return self._evaluation_loader("valid")
 
     def test_dataloader(self) -> DataLoader[Sample]:
-        """Letterboxed test batches in file order."""
         return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> DataLoader[Sample]:
-        """Letterboxed batches of the frames to predict, in file order."""
         return self._evaluation_loader("predict")
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Name the frames that could not be used, once each, and end the run when there are too many."""
+        """Warn about each frame of the batch that could not be used; raise an error if there are too many."""
         self.bad_frames.add(batch.bad_frames)
         return batch
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
+        """Return letterboxed batches in file order."""
         frames = self._splits[split]
         return DataLoader(
             EvaluationDataset(frames, self.image_size),
-            batch_sampler=FileOrderBatches(len(frames), self._deal()),
+            batch_sampler=FileOrderBatches(len(frames), self._batches()),
             collate_fn=collate,
-            generator=self._generator(),
             **self._loader_arguments(persistent=False),
         )
 
-    def _deal(self) -> GlobalBatches:
-        """How frames are dealt to the processes of this run."""
+    def _batches(self) -> GlobalBatches:
         if self.trainer is None:
             return GlobalBatches(self.batch_size)
         return GlobalBatches(self.batch_size, self.trainer.global_rank, self.trainer.world_size)
@@ -324,8 +310,6 @@ class DetectionDataModule(LightningDataModule):
     def _loader_arguments(self, *, persistent: bool) -> dict[str, Any]:
         assert self.trainer is not None
         on_gpu = self.trainer.strategy.root_device.type == "cuda"
-        return self.loader.arguments(on_gpu=on_gpu, persistent=persistent)
-
-    def _generator(self) -> torch.Generator:
-        """A generator of the loader's own: an iterator without one draws from the global stream when it is made."""
-        return torch.Generator().manual_seed(self.seed)
+        # Without a generator of its own, each iterator of a loader draws from the global stream.
+        generator = torch.Generator().manual_seed(self.seed)
+        return {"generator": generator, **self.loader.arguments(on_gpu=on_gpu, persistent=persistent)}

@@ -1,4 +1,4 @@
-"""One sample: a frame and its boxes, augmented for training or letterboxed for evaluation."""
+"""Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation."""
 
 from typing import NamedTuple
 
@@ -14,19 +14,19 @@ from yolo_lightning.data.transforms.mosaic import PADDING, Labelled, letterbox, 
 from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
 
 SAMPLE_STREAM = 2
-"""Keeps the random numbers of samples apart from those of their order."""
+"""Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1."""
 
 UNAUGMENTED = Letterbox(1.0, 0, 0)
-"""Stands in training samples, whose way back to the frame nobody asks for."""
+"""Letterbox of training samples, which are never mapped back to the frame."""
 
 
 class SampleKey(NamedTuple):
-    """Names a training sample; with the seed it decides every random number of it.
+    """Key of a training sample; with the seed, determines all random numbers of the sample.
 
     Attributes:
         epoch: From 0.
         frame: Index of the frame in the split.
-        occurrence: How many times the frame was in this epoch before, where sampling repeats frames.
+        occurrence: Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame.
     """
 
     epoch: int
@@ -35,15 +35,15 @@ class SampleKey(NamedTuple):
 
 
 class LabelledFrames:
-    """Reads frames together with their boxes and says what is wrong with those that cannot be used.
+    """Frames of a split with their boxes.
 
     Args:
         index: Names, shapes and boxes of the split.
         storage: Storage of the pixels.
-        channels: Number of channels of the frames that `storage` returns.
+        channels: Channels of the frames of `storage`.
 
     Attributes:
-        quarantined: Places of frames that are not to be read and count as unusable.
+        quarantined: Indices of frames that are treated as unreadable.
     """
 
     def __init__(self, index: SplitIndex, storage: Storage, channels: Channels = 1) -> None:
@@ -56,38 +56,36 @@ class LabelledFrames:
         return len(self.index)
 
     def read(self, index: int) -> tuple[Labelled, str | None]:
-        """Frame `index` and, if it cannot be used, why; it is then empty gray, without boxes."""
+        """Return frame `index` and None, or an empty gray frame without boxes and the reason."""
         height, width = self.index.shape(index)
-        image_id = self.index.image_id(index)  # a supervisor finds it in the stack of a worker that hangs here
+        image_id = self.index.image_id(index)  # read by the supervisor from the stack of a worker that hangs here
         try:
             if index in self.quarantined:
-                raise FrameError(f"{self.index.file_name(index)}: image {image_id} is in quarantine")
+                raise FrameError(f"{self.index.file_name(index)}: image {image_id} is in data.quarantine")
             image = self.storage.read(self.index.file_name(index))
             if image.shape[:2] != (height, width):
                 raise FrameError(
-                    f"{self.index.file_name(index)}: the file is {image.shape[1]} x {image.shape[0]}, "
-                    f"the annotation of image {image_id} says {width} x {height}"
+                    f"{self.index.file_name(index)}: the file has {image.shape[1]} x {image.shape[0]} pixels, "
+                    f"the annotation of image {image_id} has {width} x {height}"
                 )
         except FrameError as error:
             shape = (height, width) if self.channels == 1 else (height, width, self.channels)
             empty = np.full(shape, PADDING, dtype=np.uint8)
             return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64)), str(error)
         except Exception as error:
-            error.add_note(f"while reading image id={image_id}")  # a supervisor reads it in the log
+            error.add_note(f"while reading image id={image_id}")  # read by the supervisor from the log
             raise
         return Labelled(image, self.index.boxes(index), self.index.labels(index)), None
 
 
 class TrainingDataset(Dataset[Sample]):
-    """Augmented samples; each depends on (seed, epoch, frame, occurrence) alone.
-
-    So it is the same for any number of workers, any start method and after any interruption.
+    """Augmented samples; each depends on (seed, epoch, frame, occurrence) only, not on workers or interruptions.
 
     Args:
         frames: The split.
         image_size: Side of the square input, pixels.
         augmentation: Strength of the augmentation.
-        mosaic_epochs: Mosaic is used in epochs below this.
+        mosaic_epochs: Number of epochs with mosaic, from the first epoch on.
         seed: Seed of the run.
     """
 
@@ -104,7 +102,6 @@ class TrainingDataset(Dataset[Sample]):
         return len(self.frames)
 
     def __getitem__(self, key: SampleKey | tuple[int, int]) -> Sample:
-        """Sample of `key`."""
         epoch, index, occurrence = SampleKey(*key)
         stream = (SAMPLE_STREAM, self.seed, epoch, index)
         generator = np.random.default_rng((*stream, occurrence) if occurrence else stream)
@@ -118,7 +115,10 @@ class TrainingDataset(Dataset[Sample]):
         parts: list[Labelled] = list(read)
         lent = parts.pop().image if lender is not None else None
         reference = lent if problems[-1] is None else None
-        labelled = self._arrange(parts, generator)
+        if len(parts) > 1:
+            labelled = mosaic(parts, self.image_size, generator)
+        else:
+            labelled = letterbox(parts[0], self.image_size, shrink_by_area=False)[0]
         labelled = random_affine(labelled, self.image_size, self.augmentation, generator)
         labelled = random_flip(labelled, self.augmentation, generator)
         return Sample(
@@ -132,19 +132,9 @@ class TrainingDataset(Dataset[Sample]):
             bad_frames=tuple(problem for problem in problems if problem is not None),
         )
 
-    def _arrange(self, parts: list[Labelled], generator: np.random.Generator) -> Labelled:
-        if len(parts) > 1:
-            return mosaic(parts, self.image_size, generator)
-        return letterbox(parts[0], self.image_size, shrink_by_area=False)[0]
-
 
 class EvaluationDataset(Dataset[Sample]):
-    """Letterboxed frames with their boxes, in file order.
-
-    Args:
-        frames: The split.
-        image_size: Side of the square input, pixels.
-    """
+    """Letterboxed frames of `image_size` x `image_size` pixels with their boxes, in file order."""
 
     def __init__(self, frames: LabelledFrames, image_size: int) -> None:
         self.frames = frames

@@ -1,7 +1,4 @@
-"""How worker processes are used. A worker imports this file, so it imports no more than a worker needs.
-
-docs/loader.md holds the reasons at length.
-"""
+"""Settings of the loader's worker processes, explained in docs/loader.md. Imported by workers, so imports are few."""
 
 import os
 from dataclasses import dataclass
@@ -15,7 +12,7 @@ from yolo_lightning.data.worker_processes import THREADS_VARIABLE, ForkServingCo
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """How worker processes are used.
+    """Settings of the loader's worker processes.
 
     Attributes:
         num_workers: Number of processes that prepare batches; with 0, the training process prepares them.
@@ -50,7 +47,7 @@ class LoaderSettings:
             raise ValueError(f"data.loader.multiprocessing_context must be spawn or forkserver, got {given!r}")
 
     def arguments(self, *, on_gpu: bool, persistent: bool) -> dict[str, Any]:
-        """The `DataLoader` arguments these settings stand for."""
+        """Return the arguments of `DataLoader`; `persistent` is False for evaluation."""
         arguments: dict[str, Any] = {
             "num_workers": self.num_workers,
             "pin_memory": on_gpu if self.pin_memory is None else self.pin_memory,
@@ -68,31 +65,20 @@ class LoaderSettings:
 
 
 def prepare_worker(worker: int) -> None:
-    """Keep a loader worker to its own core: OpenCV would start a thread per core otherwise.
-
-    torch is told again because the DataLoader has just set it to one thread.
-    """
+    """Set the threads of a worker: none for OpenCV, `worker_threads` for torch, which the DataLoader has set to one."""
     cv2.setNumThreads(0)
     torch.set_num_threads(int(os.environ.get(THREADS_VARIABLE, 1)))
 
 
 def describe(arguments: dict[str, Any]) -> str:
-    """Loader arguments in one line for the log."""
-    pinned = "batches in pinned memory" if arguments["pin_memory"] else "batches in pageable memory"
-    num_workers = arguments["num_workers"]
-    if not num_workers:
-        return f"no workers, the training process prepares batches; {pinned}"
-    context = arguments["multiprocessing_context"]
-    kept = "kept from epoch to epoch" if arguments["persistent_workers"] else "new every epoch"
-    patience = f"an error after {arguments['timeout']:g} s without a batch" if arguments["timeout"] else "no timeout"
-    threads, ahead = counted(context.threads, "thread"), counted(arguments["prefetch_factor"], "batch")
+    """Return the loader arguments in one line for the log."""
+    pinned = "pinned" if arguments["pin_memory"] else "not pinned"
+    if not arguments["num_workers"]:
+        return f"no workers, {pinned}"
+    context, number = arguments["multiprocessing_context"], arguments["num_workers"]
+    kept = "persistent" if arguments["persistent_workers"] else "new every epoch"
+    timeout = f"timeout {arguments['timeout']:g} s" if arguments["timeout"] else "no timeout"
     return (
-        f"{counted(num_workers, 'worker')} by {context.get_start_method()}, {kept}, "
-        f"{threads} each, {ahead} ahead each; {pinned}; {patience}"
+        f"{number} {context.get_start_method()} worker{'s' * (number > 1)}, {kept}, threads {context.threads}, "
+        f"prefetch {arguments['prefetch_factor']}, {pinned}, {timeout}"
     )
-
-
-def counted(number: int, thing: str) -> str:
-    """`2 batches`, `1 thread`."""
-    plural = thing + ("es" if thing.endswith("ch") else "s")
-    return f"{number} {thing if number == 1 else plural}"

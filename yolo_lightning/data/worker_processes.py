@@ -1,4 +1,4 @@
-"""Worker processes of a loader: how they start and end. A worker imports this file, so it imports nothing heavy."""
+"""Start and end of a loader's worker processes. Imported by workers, so imports are few."""
 
 import os
 import signal
@@ -18,43 +18,36 @@ THREADS_VARIABLE = "OMP_NUM_THREADS"
 """Read once by OpenMP (torch) and OpenBLAS (NumPy), when a process loads them."""
 
 PRELOADED = ["yolo_lightning.data.dataset"]
-"""What the fork server imports once for all workers; torch above all, two seconds and 300 MB."""
+"""Imported once by the fork server for all workers; torch takes two seconds and 300 MB."""
 
 IMPORT_LIMIT_S = 30.0
-"""How long a worker that imports may keep the next one from starting."""
+"""Maximum time for which an importing worker delays the start of the next one."""
 
 environment_lock = Lock()
 
 
 class SpawnedPopen(popen_spawn_posix.Popen):
-    """Kills where it would send SIGTERM, which workers ignore."""
+    """Sends SIGKILL instead of SIGTERM, which workers ignore."""
 
-    def terminate(self) -> None:
-        """Send SIGKILL."""
-        self.kill()
+    terminate = popen_spawn_posix.Popen.kill
 
 
 class ForkServedPopen(popen_forkserver.Popen):
-    """Kills where it would send SIGTERM, which workers ignore."""
+    """Sends SIGKILL instead of SIGTERM, which workers ignore."""
 
-    def terminate(self) -> None:
-        """Send SIGKILL."""
-        self.kill()
+    terminate = popen_forkserver.Popen.kill
 
 
 class SpawnedWorker(SpawnProcess):
-    """A process that finds its number of threads in its environment, and ignores SIGINT and SIGTERM.
+    """A spawned process with `threads` OpenMP and BLAS threads that ignores SIGINT and SIGTERM.
 
-    Attributes:
-        threads: OpenMP and BLAS threads.
-        importing: Its end of a pipe, closed as soon as all that it needs is imported, or when it dies.
+    `importing` is one end of a pipe, which is closed when the process has imported everything, or dies.
     """
 
     threads = 1
     importing: Connection
 
     def start(self) -> None:
-        """Start; the environment is as it was when this returns."""
         with thread_environment(self.threads), stop_signals_blocked():
             super().start()
         self.importing.close()
@@ -64,10 +57,10 @@ class SpawnedWorker(SpawnProcess):
         return SpawnedPopen(process)
 
     def run(self) -> None:
-        """Work, and end without tearing the interpreter down.
+        """Run without finalising the interpreter.
 
-        The thread that sends batches may be inside torch at that moment, as it is when an iterator is dropped within an
-        epoch; Python would unwind it through C++ code that may not be unwound, which aborts the process.
+        The thread that sends batches may be inside torch when an iterator is dropped within an epoch. At finalisation
+        Python unwinds that thread through C++ code, which aborts the process.
         """
         self.importing.close()
         super().run()
@@ -77,20 +70,20 @@ class SpawnedWorker(SpawnProcess):
 
 
 class ForkServedWorker(ForkServerProcess):
-    """The same, copied from the fork server; the first one starts the server, which keeps its environment."""
+    """A process forked from the fork server. The first process starts the server, which keeps its environment."""
 
     threads = 1
 
     def start(self) -> None:
-        """Start the server if there is none, and the process."""
         ForkServerContext().set_forkserver_preload(PRELOADED)
         with thread_environment(self.threads), stop_signals_blocked():
             super().start()
 
     def run(self) -> None:
-        """Work, and end when the training process dies.
+        """Run until the training process dies.
 
-        torch compares the parent's id, which is that of the fork server; the server lives as long as its workers do.
+        torch's own check compares the parent's id, which is that of the fork server; the server lives as long as its
+        workers.
         """
         Thread(target=end_with_parent, name="end with parent", daemon=True).start()
         super().run()
@@ -101,13 +94,10 @@ class ForkServedWorker(ForkServerProcess):
 
 
 class SpawningContext(SpawnContext):
-    """Python's spawn context, whose processes have `threads` threads.
+    """Python's spawn context, with `threads` OpenMP and BLAS threads per process.
 
-    No more of them import at once than there are cores: four on two cores would all be ready when the last one is, and
-    the first batch, which is the first worker's, would wait as long.
-
-    Args:
-        threads: OpenMP and BLAS threads of each process.
+    At most one process per core imports at a time. Four workers on two cores would finish importing at the same time,
+    and the first batch, made by the first worker, would be delayed until then.
     """
 
     def __init__(self, threads: int) -> None:
@@ -115,7 +105,7 @@ class SpawningContext(SpawnContext):
         self._importing: list[Connection] = []
 
     def Process(self, *arguments: Any, **keywords: Any) -> SpawnedWorker:  # type: ignore[override]
-        """A process that has not started yet; waits until a core is free to start it on."""
+        """Return a process that has not started; wait until fewer processes are importing than there are cores."""
         self._await_core()
         share_temporary_folder()
         worker = SpawnedWorker(*arguments, **keywords)
@@ -126,24 +116,19 @@ class SpawningContext(SpawnContext):
 
     def _await_core(self) -> None:
         while len(self._importing) >= available_cores():
-            # All that are not heard of in this time may hang: whoever needs their batches finds out, not we.
+            # Workers that exceed the limit may hang; that is detected by whoever waits for their batches.
             for connection in wait(self._importing, timeout=IMPORT_LIMIT_S) or tuple(self._importing):
                 self._importing.remove(connection)  # type: ignore[arg-type]
                 connection.close()  # type: ignore[union-attr]
 
 
 class ForkServingContext(ForkServerContext):
-    """Python's forkserver context, whose processes have `threads` threads.
-
-    Args:
-        threads: OpenMP and BLAS threads of each process.
-    """
+    """Python's forkserver context, with `threads` OpenMP and BLAS threads per process."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
     def Process(self, *arguments: Any, **keywords: Any) -> ForkServedWorker:  # type: ignore[override]
-        """A process that has not started yet."""
         share_temporary_folder()
         worker = ForkServedWorker(*arguments, **keywords)
         worker.threads = self.threads
@@ -152,10 +137,9 @@ class ForkServingContext(ForkServerContext):
 
 @contextmanager
 def thread_environment(threads: int) -> Iterator[None]:
-    """Let processes started inside have `threads` threads: libraries read the variable when they are loaded.
+    """Set the number of threads of processes started inside; libraries read the variable when they are loaded.
 
-    Other threads of this process that start processes at the same moment would hand the value on; nothing else reads
-    it once torch is loaded.
+    In this process nothing reads the variable any more once torch is loaded.
     """
     with environment_lock:
         before = os.environ.get(THREADS_VARIABLE)
@@ -170,7 +154,7 @@ def thread_environment(threads: int) -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Wait until the process that started this one has died, and exit at once."""
+    """Wait until the parent process has died, then exit."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -179,11 +163,11 @@ def end_with_parent() -> None:
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Let processes started inside ignore SIGINT and SIGTERM from their first instruction on.
+    """Block SIGINT and SIGTERM in processes started inside, from their first instruction on.
 
-    A process inherits the signal mask; a handler would be missing while it starts, and torch replaces the handler of
-    SIGTERM. A signal that arrives here meanwhile is delivered afterwards. The resource tracker must be running, as
-    starting the tracker unblocks both signals.
+    Processes inherit the signal mask. A handler would be missing during the start, and torch replaces the handler of
+    SIGTERM. Signals to this process are delivered afterwards. The resource tracker must be running, because its start
+    unblocks both signals.
     """
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -194,8 +178,8 @@ def stop_signals_blocked() -> Iterator[None]:
 
 
 def share_temporary_folder() -> None:
-    """Let workers put their sockets into the temporary folder of this process, which deletes the folder when it exits.
+    """Create the temporary folder for sockets, which workers inherit and this process deletes when it exits.
 
-    A process inherits the name of the folder, if there is one; a worker that has a folder of its own leaves it behind.
+    A worker with a folder of its own would not delete that folder.
     """
     util.get_temp_dir()

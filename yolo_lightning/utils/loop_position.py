@@ -20,6 +20,14 @@ def is_last_epoch(trainer: Trainer) -> bool:
     return trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
 
 
+def epochs_trained(trainer: Trainer) -> int:
+    """Return the number of epochs whose batches have all been trained.
+
+    After a checkpoint saved at the end of an epoch is restored, `trainer.current_epoch` is still that epoch.
+    """
+    return int(trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
+
+
 def recount(trainer: Trainer, batches: int) -> None:
     """Let the Trainer take `batches` for those done in the epoch that it resumes; the count since the start stays.
 

@@ -84,7 +84,7 @@ def test_quarantined_frame_is_never_read_not_even_into_a_mosaic(frames: Labelled
 
 def test_order_of_the_others_stays(make: Make) -> None:
     image_id = make().index("train").image_id(3)
-    with pytest.warns(UserWarning, match="train: left out, in quarantine"):
+    with pytest.warns(UserWarning, match="train: left out because of data.quarantine"):
         batches: list[Batch] = list(make(quarantine=(f"id={image_id}",)).train_dataloader())
     expected: list[Batch] = list(make().train_dataloader())
     assert [batch.image_ids for batch in batches] == [batch.image_ids for batch in expected]
@@ -102,7 +102,7 @@ def test_quarantined_frames_count_neither_as_missing_nor_against_the_limit(
     (message,) = [str(one.message) for one in recwarn]
     index = data.index("train")
     listed = ", ".join(f"{index.image_id(place)} ({index.file_name(place)})" for place in (0, 5))
-    assert message == f"train: left out, in quarantine (data.quarantine): {listed}"
+    assert message == f"train: left out because of data.quarantine: {listed}"
 
 
 def test_quarantined_validation_frame_is_not_scored(make: Make) -> None:

@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 from yolo_lightning.data.index.annotation_index import SplitIndex, open_index
-from yolo_lightning.data.index.clip_subset import ClipSubset
 from yolo_lightning.data.index.splits import choose_clips, clip_months, describe_split, frame_table, hold_out, subset
 
 CLIPS_OF_MONTH = {"202005": 10, "202006": 4, "202101": 1}
 FRAMES_OF_CLIP = 3
-OF_THE_FILE = {"counts", "clip_name", "class_names", "category_ids", "has_clips", "notes"}
-"""Public members of an index that a subset shares with its file."""
 
 
 @pytest.fixture
@@ -55,18 +52,11 @@ def counts_of_months(index: SplitIndex) -> dict[str, int]:
 
 
 @pytest.fixture
-def part(index: SplitIndex) -> ClipSubset:
-    clips = np.zeros(15, np.bool_)
-    clips[[2, 5, 14]] = True
-    return ClipSubset.of(index, clips)
+def part(index: SplitIndex) -> SplitIndex:
+    return index.of_clips(np.array([2, 5, 14]))
 
 
-def test_subset_answers_every_question_of_an_index_itself() -> None:
-    asked = {name for name in vars(SplitIndex) if not name.startswith("_")} - {"folder"}
-    assert asked - set(vars(ClipSubset)) == OF_THE_FILE
-
-
-def test_frames_of_a_subset_are_those_of_the_file(index: SplitIndex, part: ClipSubset) -> None:
+def test_frames_of_a_subset_are_those_of_the_file(index: SplitIndex, part: SplitIndex) -> None:
     positions = [position for position in range(len(index)) if index.clips()[position] in (2, 5, 14)]
     assert len(part) == len(positions) == 9
     for number, position in enumerate(positions):
@@ -76,7 +66,7 @@ def test_frames_of_a_subset_are_those_of_the_file(index: SplitIndex, part: ClipS
             assert np.array_equal(getattr(part, question)(number), getattr(index, question)(position))
 
 
-def test_arrays_of_a_subset_agree_with_its_frames(index: SplitIndex, part: ClipSubset) -> None:
+def test_arrays_of_a_subset_agree_with_its_frames(index: SplitIndex, part: SplitIndex) -> None:
     offsets, labels = part.box_offsets(), part.all_labels()
     assert part.image_ids() == [part.image_id(number) for number in range(9)]
     assert part.file_names() == [part.file_name(number) for number in range(9)]
@@ -90,19 +80,21 @@ def test_arrays_of_a_subset_agree_with_its_frames(index: SplitIndex, part: ClipS
     assert [part.month(index) for index in range(9)] == [202005, 202005, 202101] * 3
     assert part.weather()["Temperature"].tolist() == [2, 5, 0] * 3
     assert part.clip_name(14) == index.clip_name(14)
+    assert part.text_ids().tolist() == [False] * 9
+    assert part.pixels() == sum(height * width for height, width in map(part.shape, range(9)))
 
 
-def test_pickled_subset_is_small_and_the_same(part: ClipSubset) -> None:
+def test_pickled_subset_is_small_and_the_same(part: SplitIndex) -> None:
     part.boxes(0)
     content = pickle.dumps(part)
-    copy: ClipSubset = pickle.loads(content)
+    copy: SplitIndex = pickle.loads(content)
     assert len(content) < 500
     assert copy == part
     assert copy.image_ids() == part.image_ids()
 
 
-def test_fingerprint_tells_parts_of_a_file_apart(index: SplitIndex, part: ClipSubset) -> None:
-    other = ClipSubset.of(index, np.arange(15) < 3)
+def test_fingerprint_tells_parts_of_a_file_apart(index: SplitIndex, part: SplitIndex) -> None:
+    other = index.of_clips(np.arange(3))
     assert len({index.fingerprint, part.fingerprint, other.fingerprint}) == 3
     assert part.fingerprint == pickle.loads(pickle.dumps(part)).fingerprint
 
@@ -139,12 +131,14 @@ def test_choice_depends_on_the_names_of_the_clips_alone(
 
 
 def test_choice_is_not_that_of_the_first_clips(index: SplitIndex) -> None:
-    chosen = np.flatnonzero(choose_clips(index, 0.5)[:10]).tolist()
-    assert chosen != list(range(5))
+    chosen = choose_clips(index, 0.5)
+    assert sorted(chosen[chosen < 10].tolist()) != list(range(5))
 
 
 def test_month_of_a_clip_is_that_of_its_frames(index: SplitIndex) -> None:
-    assert clip_months(index).tolist() == [202005] * 10 + [202006] * 4 + [202101]
+    numbers, months = clip_months(index)
+    assert numbers.tolist() == list(range(15))
+    assert months.tolist() == [202005] * 10 + [202006] * 4 + [202101]
 
 
 @pytest.mark.parametrize("share", [0.01, 0.25, 0.5, 0.99])
@@ -173,12 +167,12 @@ def test_subset_of_what_remains_after_holding_out(index: SplitIndex) -> None:
     assert clip_names(subset(held_out, 0.5)) < clip_names(held_out)
 
 
-def test_frame_table_is_that_of_the_part(part: ClipSubset) -> None:
+def test_frame_table_is_that_of_the_part(part: SplitIndex) -> None:
     table = frame_table(part)
     assert (len(table), len(table.labels), len(table.box_offsets)) == (9, len(part.all_labels()), 10)
     assert table.months.tolist() == part.months().tolist()
 
 
-def test_split_is_described_in_one_line(index: SplitIndex, part: ClipSubset) -> None:
+def test_split_is_described_in_one_line(index: SplitIndex, part: SplitIndex) -> None:
     assert describe_split(index) == "45 frames, 15 clips, 3 months from 202005 to 202101"
     assert describe_split(part) == "9 of 45 frames, 3 of 15 clips, 2 months from 202005 to 202101"

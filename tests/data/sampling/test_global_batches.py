@@ -110,5 +110,5 @@ def test_rest_that_is_too_small_for_the_processes_of_the_resumed_run_is_refused(
     (alone,) = loaders(1, 11)
     list(islice(alone, 2))  # 22 of 23
     (resumed, _) = loaders(2, 4)
-    with pytest.raises(ValueError, match="stands 1 samples before the end of epoch 0, too few for 2 processes"):
+    with pytest.raises(ValueError, match="saved 1 samples before the end of epoch 0, too few for 2 processes"):
         resumed.load_state_dict(alone.state_dict())

@@ -219,7 +219,7 @@ def test_resume_with_persistent_spawned_workers() -> None:
 
 @pytest.mark.parametrize(("name", "saved", "now"), [("seed", 3, 4), ("rule", None, "another")])
 def test_other_order_is_refused_within_an_epoch(name: str, saved: Any, now: Any) -> None:
-    with pytest.raises(ValueError, match=f"inside epoch 1 with {name} {saved}, now {now}: keep {name} {saved}"):
+    with pytest.raises(ValueError, match=rf"data\.{name} must be {saved}, got {now}: .* within epoch 1"):
         resumed(state_after(5), **{name: now})
 
 
@@ -262,7 +262,7 @@ def test_batches_done_are_told_as_they_were_where_nothing_has_changed() -> None:
 
 def test_position_beyond_the_end_of_shorter_epochs_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"after 4 samples of epoch 0, an epoch now ends after 3: raise trainer\.limit"
+        ValueError, match=r"after 4 samples of epoch 0, but an epoch has 3 samples: raise trainer\.limit"
     ):
         resumed(state_after(2), batch_size=1, epoch_batches=3)
 
@@ -270,7 +270,7 @@ def test_position_beyond_the_end_of_shorter_epochs_is_refused() -> None:
 def test_rule_that_the_checkpoint_does_not_know_is_refused_within_an_epoch() -> None:
     state = state_after(5)
     del state["settings"]["rule"]
-    with pytest.raises(ValueError, match="inside epoch 1 with rule None, now another"):
+    with pytest.raises(ValueError, match=r"data\.rule must be None, got another: .* within epoch 1"):
         resumed(state, rule="another")
 
 
@@ -282,7 +282,7 @@ def test_other_order_is_accepted_at_the_end_of_an_epoch(name: str, now: Any) -> 
 
 def test_refused_state_leaves_the_loader_as_it_was() -> None:
     loader = make_loader(seed=4)
-    with pytest.raises(ValueError, match="inside epoch 0 with seed 3"):
+    with pytest.raises(ValueError, match=r"data\.seed must be 3, got 4: .* within epoch 0"):
         loader.load_state_dict(state_after(1))
     assert loader.state_dict() == state_after(0, seed=4)
 

@@ -13,7 +13,7 @@ from yolo_lightning.data.sampling.sampling_rules import (
     FrameTable,
     SampledOrder,
     Sampling,
-    comb_offset,
+    grid_offset,
     occurrences,
     repeat_factors,
     sampling_weights,
@@ -261,7 +261,7 @@ def test_weights_sum_to_a_whole_number_equal_for_each_group(groups: list[int], i
 @repeatable
 @given(seeds, st.integers(1, 20), st.integers(0, 5))
 def test_offsets_of_a_cycle_are_evenly_spaced(seed: int, interval: int, cycle: int) -> None:
-    offsets = sorted(comb_offset(seed, cycle * interval + step, interval) for step in range(interval))
+    offsets = sorted(grid_offset(seed, cycle * interval + step, interval) for step in range(interval))
     assert offsets[0] >= 0
     assert offsets[-1] < 1
     assert np.diff(offsets) == pytest.approx(1 / interval)
@@ -277,21 +277,21 @@ def test_occurrence_counts_the_same_index_before(indices: list[int]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("frame_interval", 0, "1 and more"),
-        ("balance", "week", "none, clip, month"),
-        ("repeat_threshold", -0.1, "0 to 1"),
-        ("repeat_threshold", 1.5, "0 to 1"),
-        ("repeat_threshold", float("nan"), "0 to 1"),
-        ("epoch_frames", 0, "1 and more, or null"),
+        ("frame_interval", 0, ">= 1"),
+        ("balance", "week", "one of none, clip, month"),
+        ("repeat_threshold", -0.1, "from 0 to 1"),
+        ("repeat_threshold", 1.5, "from 0 to 1"),
+        ("repeat_threshold", float("nan"), "from 0 to 1"),
+        ("epoch_frames", 0, ">= 1 or null"),
     ],
 )
 def test_value_out_of_range_is_refused(name: str, value: Any, allowed: str) -> None:
-    with pytest.raises(ValueError, match=rf"sampling\.{name} is {value!r}, allowed are {allowed}"):
+    with pytest.raises(ValueError, match=rf"data\.sampling\.{name} must be {allowed}, got {value!r}"):
         Sampling(**{name: value})
 
 
 def test_interval_beyond_the_split_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sampling\.frame_interval is 11, the split has 10 frames"):
+    with pytest.raises(ValueError, match=r"data\.sampling\.frame_interval must be <= 10, .*, got 11"):
         SampledOrder(make_table([10]), Sampling(frame_interval=11), SEED)
 
 

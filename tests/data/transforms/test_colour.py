@@ -15,9 +15,8 @@ from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.index.annotation_index import open_packed
 from yolo_lightning.data.storage.frames import Channels, ImageFiles
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.colour import random_colour
 from yolo_lightning.data.transforms.mosaic import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip
-from yolo_lightning.data.transforms.photometric import random_photometry
+from yolo_lightning.data.transforms.photometric import random_colour, random_photometry
 
 YoloSet = Callable[..., Path]
 STILL = Augmentation(mosaic=0, translate=0, scale=0, flip_horizontal=0, hsv_hue=0, hsv_saturation=0, hsv_value=0)

@@ -40,12 +40,12 @@ def test_photometry_ends_with_the_transforms_in_every_sample() -> None:
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        ({}, "name is None, allowed are the pixel-level"),
-        ({"name": "Rotate"}, "name is 'Rotate', allowed are the pixel-level"),
-        ({"name": "random"}, "name is 'random', allowed are the pixel-level"),
-        ({"name": "CLAHE", "clip": 3}, "CLAHE refuses .*'clip'"),
-        ({"name": "CLAHE", "clip_limit": "high"}, "CLAHE refuses .*'high'"),
-        ({"name": "ISONoise"}, "ISONoise refuses"),
+        ({}, "name must be a pixel-level .* got None"),
+        ({"name": "Rotate"}, "name must be a pixel-level .* got 'Rotate'"),
+        ({"name": "random"}, "name must be a pixel-level .* got 'random'"),
+        ({"name": "CLAHE", "clip": 3}, "CLAHE rejects .*'clip'"),
+        ({"name": "CLAHE", "clip_limit": "high"}, "CLAHE rejects .*'high'"),
+        ({"name": "ISONoise"}, "ISONoise rejects"),
         ({"name": "ToRGB"}, "ToRGB does not turn a gray image into a gray image"),
     ],
 )

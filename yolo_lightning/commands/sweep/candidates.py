@@ -20,7 +20,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
 from yolo_lightning.data.index.annotation_index import SplitIndex
-from yolo_lightning.data.index.splits import choose_clips, clip_months
+from yolo_lightning.data.index.splits import choose_clips
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import augmented
 from yolo_lightning.training.device_transforms import as_one_class
@@ -155,7 +155,4 @@ def first_half(index: SplitIndex) -> npt.NDArray[np.bool_]:
     Args:
         index: Index of the split, which may be a subset of a file.
     """
-    whole = SplitIndex(index.folder)
-    candidates = np.zeros(len(clip_months(whole)), dtype=np.bool_)
-    candidates[index.clips()] = True
-    return choose_clips(whole, 0.5, candidates)[index.clips()]
+    return np.isin(index.clips(), choose_clips(index, 0.5))

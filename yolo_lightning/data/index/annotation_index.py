@@ -1,4 +1,4 @@
-"""Annotations packed once into memory-mapped arrays, so that a loader worker receives a path, never a list."""
+"""Annotations of a split as memory-mapped arrays, so that a loader worker receives a path instead of a list."""
 
 import glob
 import os
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,32 +21,41 @@ from yolo_lightning.utils.files import cache_folder
 
 FORMAT = 4
 IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
-"""Arrays that the fingerprint is taken of."""
+"""Arrays that enter the fingerprint."""
 ARRAYS = (*IDENTIFYING, "text_ids", "months", "clips", "clip_names", "positions_in_clip", "weather")
 
 State = dict[str, Any]
-"""What must be unchanged for an index to be current; `path` says of what it is an index. Plain JSON."""
+"""Plain JSON that must be unchanged for an index to be current; `path` identifies the source of the annotations."""
 
 
 @dataclass(frozen=True)
 class SplitIndex:
-    """One split, read from a folder of `.npy` files that are mapped when first used.
+    """One split, or whole clips of it, read from a folder of `.npy` files that are mapped on first use.
 
-    Pickles as its path: what was mapped stays behind, a spawned worker maps the same pages again. The methods that
-    return arrays of all frames return the mapped pages themselves, read-only; keep the index instead of the arrays in
-    what a worker receives. While the arrays are mapped, no other run clears the folder away.
+    Pickles as its two attributes; a spawned worker maps the same pages again. Methods that return arrays of all frames
+    of a file return the mapped pages, read-only; arrays of a part are copies. Pass the index to a worker instead of
+    these arrays. While the arrays are mapped, no other run deletes the folder.
 
     Attributes:
-        folder: Where the arrays lie.
+        folder: Folder of the arrays.
+        clips_in_use: One bit per clip of the file, packed by `numpy.packbits`; None uses all frames of the file. Frames
+            of a part are numbered from 0 in file order; clips keep their numbers, and `counts` describe the file.
     """
 
     folder: Path
+    clips_in_use: bytes | None = None
+
+    def of_clips(self, clips: npt.NDArray[np.integer[Any]]) -> Self:
+        """Return the part of the file that consists of the clips with these numbers."""
+        in_use = np.zeros(len(self._arrays["clip_names"]), dtype=np.bool_)
+        in_use[clips] = True
+        return type(self)(self.folder, np.packbits(in_use).tobytes())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder}
+        return {"folder": self.folder, "clips_in_use": self.clips_in_use}
 
     def __len__(self) -> int:
-        return len(self._arrays["image_ids"])
+        return len(self._arrays["image_ids"] if self._positions is None else self._positions)
 
     @cached_property
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -54,17 +63,40 @@ class SplitIndex:
         return {name: np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS}
 
     @cached_property
+    def _positions(self) -> npt.NDArray[np.int32] | None:
+        """Positions of the frames in the file, None for a whole file."""
+        if self.clips_in_use is None:
+            return None
+        bits = np.unpackbits(np.frombuffer(self.clips_in_use, dtype=np.uint8))
+        return np.flatnonzero(bits[self._arrays["clips"]]).astype(np.int32)
+
+    @cached_property
     def _manifest(self) -> dict[str, Any]:
         return index_folder.read_manifest(self.folder)
 
+    def _all(self, name: str) -> npt.NDArray[Any]:
+        array = self._arrays[name]
+        return array if self._positions is None else array[self._positions]
+
+    def _one(self, name: str, index: int) -> Any:
+        return self._arrays[name][index if self._positions is None else self._positions[index]]
+
+    def _boxes_of(self, index: int) -> slice:
+        position = index if self._positions is None else self._positions[index]
+        start, stop = self._arrays["box_offsets"][position : position + 2]
+        return slice(int(start), int(stop))
+
     @property
     def fingerprint(self) -> str:
-        """Hash of the packed content; two splits with the same frames and boxes in the same order share it."""
-        return str(self._manifest["fingerprint"])
+        """Hash of the content; splits with equal frames and boxes in equal order have equal fingerprints."""
+        whole = str(self._manifest["fingerprint"])
+        if self.clips_in_use is None:
+            return whole
+        return sha256(whole.encode() + self.clips_in_use).hexdigest()[:32]
 
     @property
     def counts(self) -> BoxCounts:
-        """Boxes kept, clipped and dropped when the split was packed."""
+        """Boxes of the file that were kept, clipped and dropped."""
         return BoxCounts(**self._manifest["counts"])
 
     @property
@@ -79,102 +111,107 @@ class SplitIndex:
 
     @property
     def has_clips(self) -> bool:
-        """Whether clips are recordings; if not, each image stands as a clip of its own."""
+        """Whether clips are recordings; otherwise each image forms a clip of its own."""
         return bool(self._manifest["has_clips"])
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else the user should know of the split, one line each."""
+        """Further messages about the split for the log, one line each."""
         return tuple(self._manifest["notes"])
 
     def image_id(self, index: int) -> str:
-        """Id of frame `index` as text."""
-        return bytes(self._arrays["image_ids"][index]).decode()
+        """Return the id of frame `index` as text."""
+        return bytes(self._one("image_ids", index)).decode()
 
     def image_ids(self) -> list[str]:
-        """Ids of all frames, in order."""
-        return [identifier.decode() for identifier in self._arrays["image_ids"].tolist()]
+        """Return the ids of all frames."""
+        return [identifier.decode() for identifier in self._all("image_ids").tolist()]
 
     def text_ids(self) -> npt.NDArray[np.bool_]:
-        """`(N,)` bool, whether each frame's id is text in the annotation file; else it is a number there."""
-        return self._arrays["text_ids"]
+        """Return `(N,)` bool: whether the id is a string in the annotation file, not a number."""
+        return self._all("text_ids")
 
     def file_name(self, index: int) -> str:
-        """File of frame `index`, relative to the dataset root."""
-        return bytes(self._arrays["file_names"][index]).decode()
+        """Return the file of frame `index`, relative to the dataset root."""
+        return bytes(self._one("file_names", index)).decode()
 
     def file_names(self) -> list[str]:
-        """Files of all frames, in order."""
-        return [name.decode() for name in self._arrays["file_names"].tolist()]
+        """Return the files of all frames, relative to the dataset root."""
+        return [name.decode() for name in self._all("file_names").tolist()]
 
     def shape(self, index: int) -> tuple[int, int]:
-        """`(height, width)` of frame `index` in pixels, as the annotation file says."""
-        height, width = self._arrays["shapes"][index]
+        """Return `(height, width)` of frame `index` in pixels, from the annotation file."""
+        height, width = self._one("shapes", index)
         return int(height), int(width)
 
     def pixels(self) -> int:
-        """Of all frames together, as the annotation file says."""
-        return int(self._arrays["shapes"].prod(axis=1, dtype=np.int64).sum())
+        """Return the number of pixels of all frames, from the annotation file."""
+        return int(self._all("shapes").prod(axis=1, dtype=np.int64).sum())
 
     def boxes(self, index: int) -> npt.NDArray[np.float32]:
-        """`(N, 4)` float32 copy, xyxy, pixels of the frame."""
-        return np.array(self._arrays["boxes"][self._slice(index)])
+        """Return a `(N, 4)` float32 copy, xyxy, pixels of the frame."""
+        return np.array(self._arrays["boxes"][self._boxes_of(index)])
 
     def labels(self, index: int) -> npt.NDArray[np.int64]:
-        """`(N,)` int64 copy, class index from 0."""
-        return self._arrays["labels"][self._slice(index)].astype(np.int64)
+        """Return a `(N,)` int64 copy, class index from 0."""
+        return self._arrays["labels"][self._boxes_of(index)].astype(np.int64)
 
     def box_offsets(self) -> npt.NDArray[np.int64]:
-        """`(N + 1,)` int64; frame `i` owns boxes and labels `box_offsets[i]:box_offsets[i + 1]`."""
-        return self._arrays["box_offsets"]
+        """Return `(N + 1,)` int64; frame `i` has boxes and labels `box_offsets[i]:box_offsets[i + 1]`."""
+        offsets = self._arrays["box_offsets"]
+        if self._positions is None:
+            return offsets
+        return np.concatenate(([0], np.cumsum(np.diff(offsets)[self._positions])))
 
     def all_labels(self) -> npt.NDArray[np.integer[Any]]:
-        """`(M,)` int8 or int16, class index from 0 of all boxes, grouped by frame."""
-        return self._arrays["labels"]
+        """Return `(M,)` int8 or int16, class index from 0 of all boxes, grouped by frame."""
+        labels = self._arrays["labels"]
+        if self._positions is None:
+            return labels
+        in_use = np.zeros(len(self._arrays["image_ids"]), dtype=np.bool_)
+        in_use[self._positions] = True
+        return labels[np.repeat(in_use, np.diff(self._arrays["box_offsets"]))]
 
     def month(self, index: int) -> int:
-        """YYYYMM of frame `index`, 0 where it is unknown."""
-        return int(self._arrays["months"][index])
+        """Return YYYYMM of frame `index`, 0 if unknown."""
+        return int(self._one("months", index))
 
     def months(self) -> npt.NDArray[np.int32]:
-        """`(N,)` int32, YYYYMM of each frame, 0 where it is unknown."""
-        return self._arrays["months"]
+        """Return `(N,)` int32, YYYYMM of each frame, 0 if unknown."""
+        return self._all("months")
 
     def clips(self) -> npt.NDArray[np.int32]:
-        """`(N,)` int32, number of each frame's clip (the folder of its file), from 0 in order of first appearance."""
-        return self._arrays["clips"]
+        """Return `(N,)` int32, clip number of each frame (one per folder), from 0 in order of first appearance."""
+        return self._all("clips")
 
     def clip_name(self, number: int) -> str:
-        """Folder of clip `number`, relative to the dataset root."""
+        """Return the folder of clip `number`, relative to the dataset root."""
         return bytes(self._arrays["clip_names"][number]).decode()
 
     def positions_in_clip(self) -> npt.NDArray[np.int32]:
-        """`(N,)` int32, rank of each frame in its clip, from 0, by the image number in its name."""
-        return self._arrays["positions_in_clip"]
+        """Return `(N,)` int32, rank of each frame in its clip, from 0, ordered by the image number in its name."""
+        return self._all("positions_in_clip")
 
     def weather(self) -> dict[str, npt.NDArray[np.float32]]:
-        """By LTDv2's name of the measurement (see `recording.WEATHER`), `(N,)` float32; NaN where it is unknown."""
-        return dict(zip(WEATHER, self._arrays["weather"], strict=True))
-
-    def _slice(self, index: int) -> slice:
-        start, stop = self._arrays["box_offsets"][index : index + 2]
-        return slice(int(start), int(stop))
+        """Return `(N,)` float32 per measurement of `recording.WEATHER`, NaN if unknown."""
+        rows = self._arrays["weather"]
+        return dict(zip(WEATHER, rows if self._positions is None else rows[:, self._positions], strict=True))
 
 
 def default_index_root() -> Path:
-    """Where packed indexes are kept unless the user says otherwise."""
+    """Return the folder of packed indexes that is used unless `data.index_root` is set."""
     return cache_folder() / "index"
 
 
 def open_index(
     annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations] = read_annotations
 ) -> SplitIndex:
-    """The packed index of a JSON file under `index_root`, built first where it is missing or out of date.
+    """Open the index of a JSON file under `index_root`; build the index if it is missing or out of date.
 
     Args:
-        annotation_file: The file; its size and time of change say whether it is the one that was packed.
+        annotation_file: A change of its size or modification time makes the index out of date.
         index_root: See `open_packed`.
-        read: What reads it.
+        read: Reader of the file.
 
     Raises:
         ValueError: If the annotation file cannot be used or `index_root` cannot be written.
@@ -183,7 +220,13 @@ def open_index(
         raise ValueError(f"annotation file {annotation_file} does not exist")
 
     def describe() -> State:
-        return describe_source(annotation_file, read.__name__)
+        status = annotation_file.stat()
+        return {
+            "path": str(annotation_file.resolve()),
+            "reader": read.__name__,
+            "bytes": status.st_size,
+            "modified_ns": status.st_mtime_ns,
+        }
 
     return open_packed(annotation_file.stem, describe, lambda: read(annotation_file), index_root)
 
@@ -191,17 +234,17 @@ def open_index(
 def open_packed(
     stem: str, describe: Callable[[], State], read: Callable[[], Annotations], index_root: Path
 ) -> SplitIndex:
-    """A packed index under `index_root`, built first where it is missing or out of date.
+    """Open an index under `index_root`; build the index if it is missing or out of date.
 
-    The folder's name holds a hash of what the index is of and one of its state: another state gets another folder, and
-    a run keeps the one it opened. Several processes may ask at once: one builds under a lock, beside the final folder,
-    renames, and clears away folders of earlier states that no process holds.
+    The folder name contains a hash of the source's path and a hash of its state. A changed source therefore gets a new
+    folder, and a run keeps the folder that it opened. Concurrent processes are safe: one process builds under a lock,
+    in a temporary folder, renames the folder, and deletes folders of earlier states that no process uses.
 
     Args:
-        stem: Beginning of the folder's name.
-        describe: Looks at the state of the annotations.
-        read: Reads them.
-        index_root: Where packed indexes are kept.
+        stem: Beginning of the folder name.
+        describe: Returns the current state of the annotations.
+        read: Reads the annotations.
+        index_root: Folder of packed indexes.
 
     Raises:
         ValueError: If the annotations cannot be used or `index_root` cannot be written.
@@ -216,37 +259,25 @@ def open_packed(
                 with index_folder.exclusive_lock(index_root / f"{name}.lock"):
                     index_folder.remove_leftovers(index_root, name)
                     if not index_folder.is_current(folder, source):
-                        build_index(read(), folder, source)
+                        write_index(read(), folder, source)
                     earlier = index_root.glob(f"{glob.escape(name)}*/")
                     index_folder.remove_unused(path for path in earlier if path != folder)
             except OSError as error:
                 raise ValueError(f"cannot write the dataset index under {index_root}: {error}") from error
         index = SplitIndex(folder)
         try:
-            len(index)  # maps and holds it
-        except FileNotFoundError:  # another run saw a later state and cleared this one away a moment ago
+            len(index)  # maps the arrays and locks the folder
+        except FileNotFoundError:  # another run found a later state and deleted this folder
             continue
         return index
 
 
 def short_hash(text: str) -> str:
-    """Sixteen hexadecimal digits."""
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def describe_source(annotation_file: Path, reader: str) -> State:
-    """State of a JSON file."""
-    status = annotation_file.stat()
-    return {
-        "path": str(annotation_file.resolve()),
-        "reader": reader,
-        "bytes": status.st_size,
-        "modified_ns": status.st_mtime_ns,
-    }
-
-
-def build_index(annotations: Annotations, folder: Path, source: State) -> None:
-    """Write the arrays of `annotations`, with the hash of their content, into `folder`."""
+def write_index(annotations: Annotations, folder: Path, source: State) -> None:
+    """Write the arrays of `annotations` and a manifest with the hash of their content into `folder`."""
     arrays = {name: getattr(annotations, name) for name in ARRAYS}
     fingerprint = sha256()
     for name in IDENTIFYING:

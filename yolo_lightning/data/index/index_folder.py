@@ -1,7 +1,7 @@
-"""Folders of `.npy` arrays that are whole or not there, never change, and stay while somebody uses them.
+"""Folders of `.npy` arrays that are complete or absent, never change, and are not deleted while in use.
 
-A folder is written aside, flushed and renamed. Who reads it holds a shared `flock` on its manifest, so that whoever
-clears away old folders, of this run or another, sees that it is in use. The kernel releases the lock of a dead process.
+A folder is written to a temporary folder, flushed and renamed. A reader holds a shared `flock` on the manifest, by
+which any process that deletes old folders recognises a folder in use. The kernel releases the lock of a dead process.
 """
 
 import fcntl
@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ MANIFEST = "manifest.json"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder, empty where there is none that can be read."""
+    """Return the manifest of a folder, empty if it is missing or unreadable."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
@@ -33,7 +33,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def is_current(folder: Path, source: Mapping[str, Any]) -> bool:
-    """Whether `folder` was made from exactly this source and its files still have the sizes they were written with."""
+    """Return whether `folder` was made from exactly this source and its files have the sizes they were written with."""
     manifest = read_manifest(folder)
     if manifest.get("source") != source:
         return False
@@ -46,12 +46,12 @@ def is_current(folder: Path, source: Mapping[str, Any]) -> bool:
 def write_folder(folder: Path, arrays: Mapping[str, npt.NDArray[Any]], manifest: Mapping[str, Any]) -> None:
     """Write arrays and manifest into a temporary folder, then rename it to `folder`.
 
-    A damaged `folder` is moved out of the way. The caller holds the lock on its name.
+    A damaged `folder` is replaced. The caller holds the lock on the folder's name.
 
     Args:
-        folder: Where the arrays are to lie.
-        arrays: By the stem of their file.
-        manifest: What to know about them; `file_bytes` is added.
+        folder: Target folder.
+        arrays: Arrays by file stem.
+        manifest: Plain JSON; `file_bytes` is added.
     """
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -60,7 +60,7 @@ def write_folder(folder: Path, arrays: Mapping[str, npt.NDArray[Any]], manifest:
             np.save(temporary / f"{name}.npy", array)
             file_bytes[f"{name}.npy"] = (temporary / f"{name}.npy").stat().st_size
         (temporary / MANIFEST).write_text(json.dumps({**manifest, "file_bytes": file_bytes}, indent=2) + "\n")
-        temporary.chmod(0o755)  # mkdtemp makes it private; another user may share the index
+        temporary.chmod(0o755)  # mkdtemp makes a private folder; another user may share the index
         for file in (*temporary.iterdir(), temporary):
             flush(file)
         if folder.exists():
@@ -72,35 +72,35 @@ def write_folder(folder: Path, arrays: Mapping[str, npt.NDArray[Any]], manifest:
 
 
 def hold(folder: Path) -> int:
-    """Take a shared lock on a folder; returns the open descriptor whose closing releases it.
+    """Take a shared lock on a folder; return the open descriptor, which releases the lock when it is closed.
 
     Raises:
-        FileNotFoundError: If the folder is not there (any more).
+        FileNotFoundError: If the folder does not exist.
     """
     descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
-    with suppress(OSError):  # a file system without locks, where nothing is ever cleared away either
+    with suppress(OSError):  # file system without locks; `remove_unused` deletes nothing there
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
 
 
-def remove_unused(folders: Iterator[Path]) -> None:
-    """Delete those folders that nobody holds."""
+def remove_unused(folders: Iterable[Path]) -> None:
+    """Delete the folders on which no process holds a lock."""
     for folder in folders:
         try:
-            descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # NFS locks exclusively only what may be written
+            descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # NFS requires write access for an exclusive lock
         except OSError:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove(folder)
-        except OSError:  # held, or not ours to delete
+        except OSError:  # in use, or permission denied
             continue
         finally:
             os.close(descriptor)
 
 
 def remove(folder: Path) -> None:
-    """Take a folder out of sight at once, then delete it."""
+    """Rename a folder to a hidden name, so that it disappears at once, then delete it."""
     doomed = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         os.replace(folder, doomed)
@@ -109,14 +109,14 @@ def remove(folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path, name: str) -> None:
-    """Delete what killed writers of folders called `name...` left behind; the caller holds the lock on the name."""
+    """Delete temporary folders of killed writers of folders `name...`; the caller holds the lock on the name."""
     for path in parent.glob(f".{glob.escape(name)}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold an advisory lock on `path`; waits for whoever holds it. Released by the kernel if the process dies."""
+    """Wait for and hold an advisory lock on `path`; the kernel releases the lock if the process dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

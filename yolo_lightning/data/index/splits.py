@@ -1,7 +1,7 @@
-"""Which frames are trained on and which are validated on, by whole clips.
+"""Division of a dataset into training and validation frames by whole clips.
 
-Consecutive frames are near duplicates, so a clip is never divided between them, and a part of a split is a part of
-its clips.
+Consecutive frames of a clip are near duplicates. Therefore frames of one clip are never divided between training and
+validation, and a fraction of a split consists of whole clips.
 """
 
 from dataclasses import dataclass
@@ -12,24 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index.annotation_index import SplitIndex
-from yolo_lightning.data.index.clip_subset import ClipSubset
 from yolo_lightning.data.sampling.sampling_rules import FrameTable
 
-Mask = npt.NDArray[np.bool_]
 Split = Literal["train", "valid", "test", "predict"]
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the clips that are used.
-
-    Attributes:
-        train_fraction: Share of the clips to train on; see `choose_clips`.
-        valid_fraction: Share of the clips to validate on.
-        valid_share: Share of the clips of the training split to hold out for validation; see `hold_out`.
+    """Fractions of the clips that are used; see `DetectionDataModule`.
 
     Raises:
-        ValueError: If a share is out of range.
+        ValueError: If a fraction is out of range.
     """
 
     train_fraction: float = 1.0
@@ -39,88 +32,72 @@ class Shares:
     def __post_init__(self) -> None:
         for name in ("train_fraction", "valid_fraction"):
             if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"data.{name} is {getattr(self, name)}, allowed are values above 0 up to 1")
+                raise ValueError(f"data.{name} must be > 0 and <= 1, got {getattr(self, name)}")
         if self.valid_share is not None and not 0 < self.valid_share < 1:
-            raise ValueError(f"data.valid_share is {self.valid_share}, allowed are values between 0 and 1, or null")
+            raise ValueError(f"data.valid_share must be > 0 and < 1, or null, got {self.valid_share}")
 
     def part(self, split: Split, index: SplitIndex) -> SplitIndex:
-        """The clips that `split` uses of the file that it is taken from.
+        """Return the clips of the file `index` that `split` uses.
 
         Raises:
-            ValueError: If nothing can be held out.
+            ValueError: If no clip can be held out.
         """
         if self.valid_share is not None and split in ("train", "valid"):
-            remaining, held_out = hold_out(index, self.valid_share)
-            index = remaining if split == "train" else held_out
+            index = hold_out(index, self.valid_share)[split == "valid"]
         return subset(index, {"train": self.train_fraction, "valid": self.valid_fraction}.get(split, 1.0))
 
 
-def choose_clips(index: SplitIndex, share: float, candidates: Mask | None = None) -> Mask:
-    """A share of the clips of each month, at least one of each, whatever the seed; a larger share holds a smaller one.
+def clip_months(index: SplitIndex) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Return the number of each clip, ascending, and the month of its first frame as YYYYMM, 0 if unknown."""
+    numbers, first = np.unique(index.clips(), return_index=True)
+    return numbers, index.months()[first]
 
-    Within a month, clips are taken in the order of a hash of their names.
 
-    Args:
-        index: A whole file.
-        share: Of the clips of each month, 0 to 1.
-        candidates: `(number of clips,)` bool, the clips to choose from; null are all.
+def choose_clips(index: SplitIndex, fraction: float) -> npt.NDArray[np.int32]:
+    """Return the numbers of a fraction of each month's clips, at least one per month.
 
-    Returns:
-        `(number of clips,)` bool.
+    Within a month, clips are taken in the order of a hash of their names. Thus the choice is independent of any seed,
+    and a larger fraction contains every smaller one.
     """
-    months = clip_months(index)
-    chosen = np.zeros(len(months), dtype=np.bool_)
-    allowed = np.ones(len(months), dtype=np.bool_) if candidates is None else candidates
-    ranks = np.array([sha256(index.clip_name(number).encode()).hexdigest() for number in range(len(months))])
-    for month in np.unique(months[allowed]):
-        members = np.flatnonzero(allowed & (months == month))
-        count = max(1, round(share * len(members)))
-        chosen[members[np.argsort(ranks[members], kind="stable")[:count]]] = True
-    return chosen
+    numbers, months = clip_months(index)
+    ranks = np.array([sha256(index.clip_name(number).encode()).hexdigest() for number in numbers.tolist()])
+    chosen = [np.zeros(0, dtype=np.int32)]
+    for month in np.unique(months):
+        members = np.flatnonzero(months == month)
+        count = max(1, round(fraction * len(members)))
+        chosen.append(numbers[members[np.argsort(ranks[members], kind="stable")[:count]]])
+    return np.concatenate(chosen)
 
 
-def clip_months(index: SplitIndex) -> npt.NDArray[np.int32]:
-    """`(number of clips,)` month of each clip, that of its first frame in the file, as YYYYMM; 0 where unknown."""
-    _, first = np.unique(index.clips(), return_index=True)
-    return index.months()[first]
+def subset(index: SplitIndex, fraction: float) -> SplitIndex:
+    """Return a fraction of the clips of a split; see `choose_clips`."""
+    return index if fraction == 1 else index.of_clips(choose_clips(index, fraction))
 
 
-def subset(index: SplitIndex, share: float) -> SplitIndex:
-    """A share of the clips of a split, which may be a part of a file; see `choose_clips`."""
-    if share == 1:
-        return index
-    whole = SplitIndex(index.folder)
-    candidates = np.zeros(len(clip_months(whole)), dtype=np.bool_)
-    candidates[index.clips()] = True
-    return ClipSubset.of(whole, choose_clips(whole, share, candidates))
+def hold_out(index: SplitIndex, fraction: float) -> tuple[SplitIndex, SplitIndex]:
+    """Divide a file into clips for training and a fraction of each month's clips for validation.
 
-
-def hold_out(index: SplitIndex, share: float) -> tuple[SplitIndex, SplitIndex]:
-    """Split a file into the clips to train on and a share to validate on; see `choose_clips`.
-
-    Args:
-        index: A whole file.
-        share: Of the clips of each month; a month with a single clip is trained on.
+    At least one clip of each month remains for training.
 
     Raises:
-        ValueError: If that leaves nothing to validate on.
+        ValueError: If no clip remains for validation.
     """
-    months = clip_months(index)
-    held_out = choose_clips(index, share)
+    numbers, months = clip_months(index)
+    held_out = np.isin(numbers, choose_clips(index, fraction))
     for month in np.unique(months):
         members = np.flatnonzero(months == month)
         if held_out[members].all():
             held_out[members[-1]] = False
     if not held_out.any():
         raise ValueError(
-            f"data.valid_share is {share}, but no month has two clips of which one could be held out; "
-            "name a validation split instead"
+            f"data.valid_share is {fraction}, but no month has two clips, so no clip can be held out: "
+            "set data.valid_file instead"
         )
-    return ClipSubset.of(index, ~held_out), ClipSubset.of(index, held_out)
+    return index.of_clips(numbers[~held_out]), index.of_clips(numbers[held_out])
 
 
 def frame_table(index: SplitIndex) -> FrameTable:
-    """What sampling needs to know of a split."""
+    """Return the arrays of a split that sampling needs."""
     return FrameTable(
         clips=index.clips(),
         positions_in_clip=index.positions_in_clip(),
@@ -132,7 +109,7 @@ def frame_table(index: SplitIndex) -> FrameTable:
 
 
 def describe_split(index: SplitIndex) -> str:
-    """Size of a split, in one line for the log."""
+    """Return the size of a split in one line for the log."""
     whole = SplitIndex(index.folder)
 
     def part(found: int, of: int) -> str:
@@ -143,7 +120,5 @@ def describe_split(index: SplitIndex) -> str:
     months = np.unique(index.months())
     known = months[months > 0]
     span = f"{len(known)} months from {known[0]} to {known[-1]}" if len(known) else "months unknown"
-    return (
-        f"{part(len(index), len(whole))} frames, "
-        f"{part(len(np.unique(index.clips())), len(np.unique(whole.clips())))} clips, {span}"
-    )
+    clips = part(len(clip_months(index)[0]), len(clip_months(whole)[0]))
+    return f"{part(len(index), len(whole))} frames, {clips} clips, {span}"

@@ -1,4 +1,4 @@
-"""Training order that survives interruptions: a batch sampler and a loader whose whole state is two integers."""
+"""Batch sampler and loader of the training split. Their resumable state consists of an epoch and a sample count."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -12,69 +12,63 @@ from yolo_lightning.data.sampling.sampling_rules import Integers, occurrences
 
 
 class EpochOrder(Protocol):
-    """Which samples an epoch holds, in which order: a function of the epoch and of `settings` alone."""
+    """Samples of each epoch and their order, a function of the epoch and of `settings` alone; see `SampledOrder`."""
 
     @property
-    def length(self) -> int:
-        """Samples in every epoch."""
-        ...
+    def length(self) -> int: ...
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """All that the order depends on besides the data; plain Python, compared when a run resumes."""
-        ...
+    def settings(self) -> Mapping[str, Any]: ...
 
-    def indices(self, epoch: int) -> Integers:
-        """`(length,)` indices of the samples of `epoch`; one may occur several times."""
-        ...
+    def indices(self, epoch: int) -> Integers: ...
 
 
 class EpochBatchSampler(Sampler[list[SampleKey]]):
-    """Yields batches of keys, from sample `start` of the epoch's order on.
+    """Yields batches of keys from sample `start` of epoch `epoch` on.
 
-    `start` is kept, not consumed: a DataLoader with workers asks for the iterator twice. Among several processes, each
-    has a sampler of its own, which yields its share of every global batch; `start` counts samples of all.
+    Iteration does not change `start`, because a DataLoader with workers creates the iterator twice. Each rank has its
+    own sampler, which yields the rank's slice of every global batch; `start` counts the samples of all ranks.
 
     Args:
-        order: The order of each epoch.
-        batch_size: Samples per batch and process; the last batch of an epoch may be smaller.
-        rank: Number of this process, from 0.
-        processes: How many there are.
+        order: Order of each epoch.
+        batch_size: Samples per batch and rank; the last batch of an epoch may be smaller.
+        rank: Rank of this process, from 0.
+        processes: World size.
     """
 
     def __init__(self, order: EpochOrder, batch_size: int, rank: int = 0, processes: int = 1) -> None:
         self.order = order
         self.batch_size = batch_size
-        self.deal = GlobalBatches(batch_size, rank, processes)
+        self.batches = GlobalBatches(batch_size, rank, processes)
         self.epoch = 0
         self.start = 0
 
     def __len__(self) -> int:
-        return self.deal.count(self.order.length)
+        return self.batches.count(self.order.length)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         epoch, indices = self.epoch, self.order.indices(self.epoch)
         repeats = occurrences(indices)
-        for batch in self.deal.slices(self.start, len(indices)):
-            members = zip(indices[batch].tolist(), repeats[batch].tolist(), strict=True)
+        for own in self.batches.slices(self.start, len(indices)):
+            members = zip(indices[own].tolist(), repeats[own].tolist(), strict=True)
             yield [SampleKey(epoch, frame, occurrence) for frame, occurrence in members]
 
 
 class ResumableLoader(DataLoader[Sample]):
-    """A DataLoader that continues at the sample after the last one it delivered.
+    """A DataLoader that resumes at the sample after the last delivered one.
 
-    Lightning saves and restores loaders that have `state_dict` and `load_state_dict`. The state is the epoch and the
-    number of samples delivered in it to all processes, whatever the number of processes, of workers or their start
-    method. The loader keeps count of
-    epochs itself, from the one its sampler stands at: Lightning calls `set_epoch` only after workers began to prefetch.
+    Lightning saves and restores loaders with `state_dict` and `load_state_dict`. The state is the epoch and the number
+    of samples delivered to all ranks in that epoch; it is independent of the world size, of the number of workers and
+    of their start method. The loader counts epochs itself, from `batch_sampler.epoch` on, because Lightning calls
+    `set_epoch` after workers have begun to prefetch.
 
     Args:
         dataset: Map-style dataset over `SampleKey`.
-        batch_sampler: The order; owned by this loader.
-        collate_fn: Samples to batch.
-        epoch_batches: Batches after which an epoch is over, if fewer than the loader has (Trainer's limit).
-        repositioned: Told, when an epoch is resumed, how many batches of it count as done: the rest of its samples is
-            dealt in batches of today's size, and together they are as many as in any epoch.
+        batch_sampler: Order of the samples; the loader changes its position.
+        collate_fn: Makes a batch of samples.
+        epoch_batches: Number of batches after which the Trainer ends an epoch, if the loader has more.
+        repositioned: Called with the number of batches of the epoch that count as done when training resumes within an
+            epoch. With a changed batch size, this is the number after which the remaining batches complete the epoch.
         kwargs: Further arguments of `DataLoader`.
     """
 
@@ -96,9 +90,9 @@ class ResumableLoader(DataLoader[Sample]):
 
     @property
     def epoch_samples(self) -> int:
-        """Samples in every epoch, within the limit."""
+        """Samples of each epoch, within the limit."""
         whole = self.epoch_batches == len(self.keys)
-        return self.keys.order.length if whole else self.epoch_batches * self.keys.deal.size
+        return self.keys.order.length if whole else self.epoch_batches * self.keys.batches.size
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self._positioned:
@@ -106,11 +100,11 @@ class ResumableLoader(DataLoader[Sample]):
             self.keys.start = self._delivered = 0
         self._positioned = False
         for batch in super().__iter__():
-            self._delivered = self.keys.deal.stop(self._delivered, self.keys.order.length)
+            self._delivered = self.keys.batches.stop(self._delivered, self.keys.order.length)
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Position in the order, and what it refers to; plain Python."""
+        """Return the position and the settings on which the order depends; plain Python."""
         return {
             "epoch": self.keys.epoch,
             "delivered_samples": self._delivered,
@@ -119,13 +113,13 @@ class ResumableLoader(DataLoader[Sample]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the sample that `state` was saved at; a finished epoch rolls over to the next.
+        """Resume after the last delivered sample of `state`, or at the next epoch if that epoch was complete.
 
-        Inside an epoch nothing may change that decides the order of its samples. The batch size may: no sample is
-        dealt twice, none is left out.
+        Within an epoch, the settings on which the order depends must be unchanged, except the batch size: each
+        remaining sample of the epoch is delivered once.
 
         Raises:
-            ValueError: If the state stands inside an epoch of another order, or beyond the end of today's epochs.
+            ValueError: If `state` is within an epoch of another order, or beyond the end of the present epochs.
         """
         epoch, delivered = int(state["epoch"]), int(state["delivered_samples"])
         if delivered >= int(state["epoch_samples"]):
@@ -134,33 +128,33 @@ class ResumableLoader(DataLoader[Sample]):
         for name in sorted((saved.keys() | now.keys()) - {"batch_size"}) if delivered else ():
             if saved.get(name) != now.get(name):
                 raise ValueError(
-                    f"the checkpoint stands inside epoch {epoch} with {name} {saved.get(name)}, now {now.get(name)}: "
-                    f"keep {name} {saved.get(name)}, or resume from a checkpoint of an epoch's end"
+                    f"data.{name} must be {saved.get(name)}, got {now.get(name)}: the checkpoint was saved within "
+                    f"epoch {epoch}; resume with the saved value, or from a checkpoint saved at the end of an epoch"
                 )
+        samples, batches = self.keys.order.length, self.keys.batches
         left = self.epoch_samples - delivered
         if left <= 0:
             raise ValueError(
-                f"the checkpoint stands after {delivered} samples of epoch {epoch}, an epoch now ends after "
-                f"{self.epoch_samples}: raise trainer.limit_train_batches or data.batch_size"
+                f"the checkpoint was saved after {delivered} samples of epoch {epoch}, but an epoch has "
+                f"{self.epoch_samples} samples: raise trainer.limit_train_batches or data.batch_size"
             )
-        rest, processes = self.keys.order.length - delivered, self.keys.deal.processes
-        if rest < processes:
+        if samples - delivered < batches.processes:
             raise ValueError(
-                f"the checkpoint stands {rest} samples before the end of epoch {epoch}, too few for {processes} "
-                f"processes: resume with at most {rest}, or from another checkpoint"
+                f"the checkpoint was saved {samples - delivered} samples before the end of epoch {epoch}, too few for "
+                f"{batches.processes} processes: use at most {samples - delivered}, or resume from another checkpoint"
             )
         self.keys.epoch, self.keys.start, self._delivered = epoch, delivered, delivered
         self._positioned = True
         if delivered and self.repositioned is not None:
-            deal, whole = self.keys.deal, self.epoch_samples == self.keys.order.length
-            self.repositioned(self.epoch_batches - (deal.count(left) if whole else -(-left // deal.size)))
+            whole = self.epoch_samples == samples
+            self.repositioned(self.epoch_batches - (batches.count(left) if whole else -(-left // batches.size)))
 
     def _settings(self) -> dict[str, Any]:
         return {"batch_size": self.keys.batch_size, **self.keys.order.settings}
 
 
 def limited(batches: int, limit: float | int | None) -> int:
-    """Batches per epoch under Trainer's limit: an integer counts batches, a float is a share."""
+    """Return the batches per epoch under `trainer.limit_train_batches`: an int is a count, a float a fraction."""
     if limit is None:
         return batches
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)

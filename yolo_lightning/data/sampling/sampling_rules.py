@@ -1,14 +1,15 @@
-"""Which frames an epoch holds, and in which order: a pure function of (seed, epoch).
+"""Frames of each epoch and their order, a pure function of (seed, epoch).
 
-Consecutive frames of a clip are near duplicates, and months and classes are unequal. Every rule is a weight: the
-expected number of times that a frame is in an epoch. The weights of a split sum to a whole number, the length of an
-epoch, and are turned into whole counts by systematic sampling (W. G. Madow 1949, "On the theory of systematic
-sampling, II", Annals of Mathematical Statistics 20): frames are laid end to end, in order of time, each as long as its
-weight, and a comb of unit spacing is laid over them. So each epoch has the same length, each group of frames gets its
-share to within one, what is left out is spread evenly over time, and only the comb's offset moves with the epoch.
+Consecutive frames of a clip are near duplicates, and months and classes are unequally frequent. Each sampling rule
+assigns a weight to every frame: the expected number of times that the frame occurs in an epoch. The weights of a split
+sum to an integer, the length of an epoch, and systematic sampling turns them into integer counts (W. G. Madow 1949, "On
+the theory of systematic sampling, II", Annals of Mathematical Statistics 20): the weights are intervals laid end to end
+in order of time, and each frame counts the points of a grid of unit spacing that fall on its interval. Thus every epoch
+has the same length, the count of each group of frames differs by less than one from the sum of its weights, omitted
+frames are spread evenly over time, and only the offset of the grid depends on the epoch.
 
-Order of the rules: subset of clips (`splits`), then `repeat_threshold` and `frame_interval`, then `balance`, then the
-shuffle, then `epoch_frames`.
+Order of the rules: subset of clips (`splits`), `repeat_threshold` and `frame_interval`, `balance`, shuffling,
+`epoch_frames`.
 """
 
 from dataclasses import asdict, dataclass
@@ -23,32 +24,33 @@ Integers = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
 
 ORDER_STREAM = 1
-"""Keeps the random numbers of the order apart from those of the samples."""
+"""Seed component of the order; `dataset.SAMPLE_STREAM` is 2."""
 
 OFFSET_STREAM = 3
-"""Keeps the random numbers of the comb's offset apart from both."""
+"""Seed component of the grid offset."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which frames of the training split an epoch holds. The defaults take every frame once.
+    """Sampling of the training split. The defaults use every frame once per epoch.
 
-    Epochs are what the Trainer counts: validation intervals, warm-up, `close_mosaic_epochs` and the learning rates
-    follow the epoch whose length is decided here. Mosaic draws its other three frames from the whole split, evenly. A
-    resumed run may change the rules at an epoch's end, not inside an epoch.
+    The Trainer counts the epochs defined here: validation intervals, warm-up, `close_mosaic_epochs` and learning rates
+    depend on them. Mosaic draws its other three frames uniformly from the whole split. A resumed run may change the
+    rules at the end of an epoch only.
 
     Attributes:
-        frame_interval: Every n-th frame of each clip, in order of time; the phase moves with the epoch, so that n
-            epochs (the first n, the next n, ...) hold every frame. 1 takes all.
-        balance: Give each clip or each month the same share of an epoch, to within one frame, at unchanged length:
-            frames of large groups are then taken in some epochs only, those of small groups several times in one.
-            Frames of unknown month are a group of their own.
-        repeat_threshold: The threshold t of repeat factor sampling (LVIS, Gupta et al. 2019, arXiv 1908.03195,
-            appendix B.2): a class in a share f of the frames is repeated max(1, sqrt(t / f)) times, a frame as often as
-            its rarest class, an epoch grows accordingly. 0 to 1; 0 is off. With `balance` it acts within groups.
-        epoch_frames: Length of an epoch in frames; null takes what the rules above give, called a pass. Epochs walk
-            on through one pass after the other, so a short epoch only means more frequent validation, while
-            `trainer.limit_train_batches` would train the first frames of every pass.
+        frame_interval: Use every n-th frame of each clip, in order of time. The phase changes with the epoch, so that n
+            epochs (the first n, the next n, ...) contain every frame. 1 uses all.
+        balance: `clip` or `month` gives each clip or month the same number of frames per epoch, to within one, without
+            changing the length of an epoch: frames of large groups occur in some epochs only, frames of small groups
+            several times per epoch. Frames of unknown month form one group.
+        repeat_threshold: Threshold t of repeat factor sampling (LVIS, Gupta et al. 2019, arXiv 1908.03195, appendix
+            B.2), 0 to 1: the repeat factor of a class that occurs in a fraction f of the frames is max(1, sqrt(t / f)),
+            that of a frame the largest factor of its classes. The epoch becomes longer accordingly. 0 disables it. With
+            `balance` it acts within groups.
+        epoch_frames: Frames per epoch; null uses the length that results from the other rules, called a pass.
+            Successive epochs walk through one pass after the other, so short epochs omit no frame, whereas
+            `trainer.limit_train_batches` trains on the first frames of every pass only.
     """
 
     frame_interval: int = 1
@@ -58,26 +60,27 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.frame_interval < 1:
-            raise ValueError(f"sampling.frame_interval is {self.frame_interval}, allowed are 1 and more")
+            raise ValueError(f"data.sampling.frame_interval must be >= 1, got {self.frame_interval}")
         if self.balance not in get_args(Balance):
-            raise ValueError(f"sampling.balance is {self.balance!r}, allowed are {', '.join(get_args(Balance))}")
+            names = ", ".join(get_args(Balance))
+            raise ValueError(f"data.sampling.balance must be one of {names}, got {self.balance!r}")
         if not 0 <= self.repeat_threshold <= 1:
-            raise ValueError(f"sampling.repeat_threshold is {self.repeat_threshold}, allowed are 0 to 1")
+            raise ValueError(f"data.sampling.repeat_threshold must be from 0 to 1, got {self.repeat_threshold}")
         if self.epoch_frames is not None and self.epoch_frames < 1:
-            raise ValueError(f"sampling.epoch_frames is {self.epoch_frames}, allowed are 1 and more, or null")
+            raise ValueError(f"data.sampling.epoch_frames must be >= 1 or null, got {self.epoch_frames}")
 
 
 @dataclass(frozen=True)
 class FrameTable:
-    """What sampling needs to know of a split's N frames and M boxes.
+    """Arrays of a split of N frames and M boxes that determine the sampling.
 
     Attributes:
         clips: `(N,)` integer, number of the clip.
         positions_in_clip: `(N,)` integer, ascending with time within a clip.
-        months: `(N,)` integer, YYYYMM; 0 where unknown.
-        box_offsets: `(N + 1,)` int64; frame `i` owns boxes `box_offsets[i]:box_offsets[i + 1]`.
+        months: `(N,)` integer, YYYYMM; 0 if unknown.
+        box_offsets: `(N + 1,)` int64; frame `i` has boxes `box_offsets[i]:box_offsets[i + 1]`.
         labels: `(M,)` integer, class index from 0.
-        has_clips: Whether clips are recordings; if not, each frame stands as a clip of its own.
+        has_clips: Whether clips are recordings; otherwise each frame forms a clip of its own.
     """
 
     clips: npt.NDArray[np.integer[Any]]
@@ -92,7 +95,7 @@ class FrameTable:
 
 
 class SampledOrder:
-    """The frames of each epoch in training order; `sampler.EpochOrder` says what it promises.
+    """The frames of each epoch in training order.
 
     Args:
         table: The split.
@@ -100,9 +103,9 @@ class SampledOrder:
         seed: Seed of the run.
 
     Attributes:
-        length: Frames in every epoch.
-        pass_length: Frames in every pass, which is an epoch unless `epoch_frames` says otherwise.
-        settings: All that the order depends on besides the split; plain Python.
+        length: Frames per epoch.
+        pass_length: Frames per pass; equal to `length` unless `epoch_frames` is set.
+        settings: Everything besides the split on which the order depends; plain Python, compared when a run resumes.
 
     Raises:
         ValueError: If a rule cannot be applied to this split.
@@ -110,15 +113,18 @@ class SampledOrder:
 
     def __init__(self, table: FrameTable, sampling: Sampling, seed: int) -> None:
         if sampling.frame_interval > len(table):
-            raise ValueError(f"sampling.frame_interval is {sampling.frame_interval}, the split has {len(table)} frames")
+            raise ValueError(
+                f"data.sampling.frame_interval must be <= {len(table)}, the number of frames of the split, "
+                f"got {sampling.frame_interval}"
+            )
         if not table.has_clips and (sampling.balance != "none" or sampling.frame_interval > 1):
             raise ValueError(
-                f"sampling.balance is {sampling.balance} and sampling.frame_interval {sampling.frame_interval}, but "
-                "the images of this dataset belong to no clips or months, allowed are none and 1; "
-                "sampling.epoch_frames and data.train_fraction make epochs shorter"
+                "data.sampling.balance must be none and data.sampling.frame_interval 1 for a dataset without clips and "
+                f"months, got {sampling.balance} and {sampling.frame_interval}; use data.sampling.epoch_frames or "
+                "data.train_fraction for shorter epochs"
             )
         if sampling.balance == "month" and not np.any(table.months):
-            raise ValueError("sampling.balance is month, but no frame's month is known, allowed are none and clip")
+            raise ValueError("data.sampling.balance must be none or clip because no frame's month is known, got month")
         self.frames = len(table)
         self.sampling = sampling
         self.seed = seed
@@ -134,21 +140,21 @@ class SampledOrder:
         self.length = sampling.epoch_frames or self.pass_length
 
     def indices(self, epoch: int) -> Integers:
-        """`(length,)` frame indices of `epoch`, in training order; a frame may occur several times."""
+        """Return `(length,)` frame indices of `epoch` in training order; a frame may occur several times."""
         first, stop = epoch * self.length, (epoch + 1) * self.length
         passes = range(first // self.pass_length, -(-stop // self.pass_length))
         start = first - passes.start * self.pass_length
         return np.concatenate([self._pass(number) for number in passes])[start : start + self.length]
 
     def _pass(self, number: int) -> Integers:
-        offset = comb_offset(self.seed, number, self.sampling.frame_interval)
+        offset = grid_offset(self.seed, number, self.sampling.frame_interval)
         counts = np.empty(self.frames, dtype=np.int64)
         counts[self._by_time] = systematic_counts(self._weights_by_time, offset, self.pass_length)
         chosen = np.repeat(np.arange(self.frames), counts)
         return chosen[np.random.default_rng((ORDER_STREAM, self.seed, number)).permutation(len(chosen))]
 
     def describe(self) -> str:
-        """The rules' effect on an epoch, in one line for the log."""
+        """Return the resulting epoch in one line for the log."""
         rules = self.sampling
         parts = [f"epoch: {self.length:,} of {self.frames:,} frames"]
         if rules.frame_interval > 1:
@@ -168,7 +174,7 @@ class SampledOrder:
 def repeat_factors(
     box_offsets: npt.NDArray[np.integer[Any]], labels: npt.NDArray[np.integer[Any]], threshold: float
 ) -> Weights:
-    """`(N,)` repeat factor, 1 or more, of each frame; fields as in `FrameTable`, rule as in `Sampling`."""
+    """Return the `(N,)` repeat factor, >= 1, of each frame; fields as in `FrameTable`, rule as in `Sampling`."""
     frames = len(box_offsets) - 1
     if not threshold or not len(labels):
         return np.ones(frames)
@@ -180,16 +186,16 @@ def repeat_factors(
 
 
 def sampling_weights(repeats: Weights, groups: npt.NDArray[np.integer[Any]], frame_interval: int) -> Weights:
-    """Expected number of times that each frame is in a pass; sums to a whole number, the length of a pass.
+    """Return the `(N,)` expected number of times that each frame occurs in a pass; the sum is an integer.
 
     Args:
         repeats: `(N,)` repeat factors.
         groups: `(N,)` integer; all groups get the same share of a pass.
-        frame_interval: The pass is this many times shorter than the sum of the repeat factors, rounded up: in one
-            group, each weight is at least 1 / `frame_interval`, which is what makes so many passes hold every frame.
+        frame_interval: Divisor of the length of a pass, which is rounded up. With one group, each weight is at least
+            1 / `frame_interval`, so that `frame_interval` passes contain every frame.
     """
     _, members = np.unique(groups, return_inverse=True)
-    # Sequential sums: numpy's pairwise ones depend on the processor in their last bit.
+    # Sequential sums, because the last bit of NumPy's pairwise sums depends on the processor.
     sums = np.bincount(members, weights=repeats)
     length = ceil(np.cumsum(sums)[-1] / frame_interval)
     weights: Weights = repeats * (length / len(sums) / sums[members])
@@ -197,24 +203,24 @@ def sampling_weights(repeats: Weights, groups: npt.NDArray[np.integer[Any]], fra
 
 
 def systematic_counts(weights: Weights, offset: float, length: int) -> Integers:
-    """`(N,)` whole counts, each its weight rounded down or up, that sum to `length`, the sum of `weights`.
+    """Return `(N,)` integer counts, each weight rounded down or up, that sum to `length`, the sum of `weights`.
 
-    Counts the teeth `offset`, `offset` + 1, ... (`offset` from 0 to 1) that fall on each weight, laid end to end.
+    Each frame counts the grid points `offset`, `offset` + 1, ... (0 <= `offset` < 1) on its interval.
     """
     ends = np.minimum(np.ceil(np.cumsum(weights) - offset), length).astype(np.int64)
     ends[-1] = length
     return np.diff(ends, prepend=0)
 
 
-def comb_offset(seed: int, number: int, frame_interval: int) -> float:
-    """Offset of the comb in pass `number`, 0 to 1; `frame_interval` passes together make a finer, even comb."""
+def grid_offset(seed: int, number: int, frame_interval: int) -> float:
+    """Return the grid offset of a pass, 0 to 1; the grids of `frame_interval` passes form a finer regular grid."""
     cycle, step = divmod(number, frame_interval)
     generator = np.random.default_rng((OFFSET_STREAM, seed, cycle))
     return float((generator.random() + generator.permutation(frame_interval)[step]) / frame_interval)
 
 
 def occurrences(indices: Integers) -> Integers:
-    """`(N,)` how many times the index at each position stands before it."""
+    """Return, for each position of `indices`, how many earlier positions have the same index."""
     by_index = np.argsort(indices, kind="stable")
     ordered = indices[by_index]
     starts_run = np.diff(ordered, prepend=-1) != 0

@@ -1,7 +1,7 @@
-"""What the camera makes of it: objects over the harbour, boxes around what is visible, temperature to gray.
+"""Frames of the drawn dataset: objects over the background, boxes of the visible parts, temperature to gray levels.
 
-Only the last step turns degrees into 8-bit gray. That is what makes the seasonal drift honest: a summer quay in the sun
-overtakes the temperature of a person, so the person turns dark, without any rule that says so.
+Temperatures become 8-bit gray levels in the last step only. Thus the seasonal drift follows from the temperatures: in
+the summer sun the quay is warmer than a person, so the person appears dark.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Box = tuple[int, int, int, int]
 """Left, top, width, height in pixels."""
 
 MINIMUM_BOX_SIDE = 6
-"""Pixels; a smaller box holds too little to be recognised."""
+"""Pixels; smaller objects get no label."""
 _MASK_COVERAGE = 0.4
 _LEAST_VISIBLE = 0.3
 
@@ -33,10 +33,10 @@ def draw_frame(
     frame: int,
     rng: np.random.Generator,
 ) -> tuple[GrayImage, list[tuple[int, Box]]]:
-    """Draw frame number `frame` of a clip over the background from `Scene.background`.
+    """Draw frame `frame` of a clip over `background`.
 
     Returns:
-        The 8-bit frame, and the class index and box of every labelled object, far to near.
+        The `(H, W)` uint8 frame, and the class index and box of every labelled object, far to near.
     """
     heat = background.copy()
     covered: Mask = np.zeros(heat.shape, np.bool_)
@@ -60,13 +60,13 @@ def draw_frame(
 
 
 def _overlap(start: int, length: int, size: int) -> tuple[slice, slice]:
-    """Along one axis: the part of the frame (`size` long) that a piece covers, and the part of the piece inside it."""
+    """Return, along one axis, the part of the frame that an object covers, and the visible part of the object."""
     first, last = (min(max(end, 0), size) for end in (start, start + length))
     return slice(first, last), slice(first - start, last - start)
 
 
 def _box_of(mask: Mask, left: int, top: int) -> Box | None:
-    """The tight box of a mask whose corner is at (left, top); None when it is too small for a label."""
+    """Return the tight box of a mask whose corner is at (left, top), or None if the box is too small for a label."""
     columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
     if columns.size == 0:
         return None
@@ -77,7 +77,7 @@ def _box_of(mask: Mask, left: int, top: int) -> Box | None:
 
 
 def _expose(scene: Scene, heat: FloatImage, weather: Weather, rng: np.random.Generator) -> GrayImage:
-    """Turn temperatures into the frame that the camera would store; the noise does not depend on the objects."""
+    """Turn temperatures into gray levels; the noise is independent of the objects."""
     ripples = rng.standard_normal((max(2, scene.height // 4), max(2, scene.width // 10)), dtype=np.float32)
     noise = rng.standard_normal((scene.height, scene.width), dtype=np.float32)
     heat = heat + 0.4 * scene.water * resized(ripples, scene.width, scene.height, cv2.INTER_LINEAR)

@@ -1,4 +1,4 @@
-"""Eight months and the weather of a clip. Temperatures are in degrees Celsius."""
+"""Climate of eight months and weather of a clip. Temperatures are in degrees Celsius."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Month:
-    """Climate of one month and the state of the sensor in it.
+    """Climate of one month and gain of the sensor.
 
     Attributes:
         year: Calendar year.
@@ -19,7 +19,7 @@ class Month:
         sunrise: Hour of sunrise.
         sunset: Hour of sunset.
         radiation: Clear noon sun in watts per square metre.
-        gain: Gray levels per degree; it drifts over the life of the camera.
+        gain: Gray levels per degree.
     """
 
     year: int
@@ -46,7 +46,7 @@ MONTHS = (
 
 @dataclass(frozen=True)
 class Weather:
-    """What decides the look of one clip.
+    """Conditions of one clip.
 
     Attributes:
         ambient: Air temperature.
@@ -56,8 +56,8 @@ class Weather:
         humidity: Relative humidity in percent.
         gain: Gray levels per degree.
         noise: Standard deviation of the sensor noise in gray levels.
-        pattern: Strength of the fixed row and column pattern, 1 being usual.
-        lamps_lit: Whether the lamps are hot: from midnight to sunrise.
+        pattern: Strength of the fixed row and column pattern relative to the usual strength.
+        lamps_lit: Whether the lamps are hot, which is the case from midnight to sunrise.
     """
 
     ambient: float
@@ -81,7 +81,7 @@ def weather_at(month: Month, moment: datetime, rng: np.random.Generator) -> Weat
     return Weather(
         ambient=ambient,
         water=month.water + float(rng.normal(0, 0.5)),
-        # Stone stores the day: it stays a little above the air at night and runs far ahead of it in the sun.
+        # Stone stores heat: slightly warmer than the air at night, much warmer in the sun.
         ground=ambient + 1.0 + 0.022 * sun,
         sun=sun,
         humidity=humidity,

@@ -1,4 +1,4 @@
-"""When each clip is taken, what its frames are called, and what moves through it."""
+"""Clips of the drawn dataset: date, file names, image records and moving objects."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ _CLIP_FRAMES = 8
 _EMPTY_SHARE = 0.08
 _MOST_OBJECTS = 7
 _FAR_GROUND, _NEAR_GROUND = 0.46, 0.97
-"""Heights (fractions of the frame) between which objects stand on the quay."""
+"""Range of the vertical position of objects on the quay, fractions of the frame height."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A planned clip of one-second frames.
+    """A planned clip of frames one second apart.
 
     Attributes:
         split: "train", "valid" or "test".
-        month: Its month.
-        start: Moment of its first frame, local time.
-        number: Number of the clip in its day: its half hour, so no two are the same.
-        frames: Its length.
-        empty: Whether nothing moves in it.
+        month: Climate of the clip.
+        start: Local time of the first frame.
+        number: Number of the clip, unique within a day.
+        frames: Number of frames.
+        empty: Whether the clip has no objects.
     """
 
     split: str
@@ -40,21 +40,29 @@ class Clip:
 
     @property
     def folder(self) -> str:
-        """Its folder relative to the root."""
+        """Folder of the frames, relative to the root."""
         return f"frames/{self.start:%Y%m%d}/clip_{self.number}_{self.start:%H%M}"
+
+    def image_id(self, frame: int) -> int:
+        """Return the id of a frame: YYYYMM, clip number (3 digits), DD, HHMMSS."""
+        moment = self.start + timedelta(seconds=frame)
+        return int(f"{moment:%Y%m}{self.number:03d}{moment:%d%H%M%S}")
 
 
 def plan_clips(counts: Mapping[str, int], seed: int) -> list[Clip]:
-    """Spread the clips of every split (its name: its frames) over the months; no clip is in two splits."""
+    """Distribute the clips of every split over the months; `counts` are the frames of each split."""
     rng = np.random.default_rng([seed, 2000])
     taken: set[tuple[Month, int, int]] = set()
     clips: list[Clip] = []
     for split, count in counts.items():
         empty = max(round(_EMPTY_SHARE * count), 1 if count >= len(MONTHS) else 0)
-        # Shorter clips where frames are few, so that a small split still sees all months.
+        # Shorter clips in a small split, so that it contains all months.
         longest = min(max((count - empty) // len(MONTHS), 1), _CLIP_FRAMES)
-        lengths = [(length, False) for length in _cut(count - empty, longest)]
-        lengths += [(length, True) for length in _cut(empty, longest)]
+        lengths = [
+            (min(longest, total - done), is_empty)
+            for total, is_empty in ((count - empty, False), (empty, True))
+            for done in range(0, total, longest)
+        ]
         for index, (length, is_empty) in enumerate(lengths):
             month = MONTHS[index % len(MONTHS)]
             while True:
@@ -68,18 +76,14 @@ def plan_clips(counts: Mapping[str, int], seed: int) -> list[Clip]:
     return clips
 
 
-def _cut(total: int, longest: int) -> list[int]:
-    return [min(longest, total - done) for done in range(0, total, longest)]
-
-
-def image_entry(clip: Clip, frame: int, weather: Weather, scene: Scene) -> dict[str, Any]:
-    """Describe a frame as the official JSON does; its id reads YYYYMM, clip, DD, HHMMSS."""
+def image_entry(clip: Clip, frame: int, weather: Weather, width: int, height: int) -> dict[str, Any]:
+    """Return the record of a frame in the official JSON."""
     moment = clip.start + timedelta(seconds=frame)
     return {
-        "id": int(f"{moment:%Y%m}{clip.number:03d}{moment:%d%H%M%S}"),
+        "id": clip.image_id(frame),
         "file_name": f"{clip.folder}/image_{frame:04d}.jpg",
-        "width": scene.width,
-        "height": scene.height,
+        "width": width,
+        "height": height,
         "date_captured": moment.isoformat(),
         "meta": {
             "Temperature": round(weather.ambient, 1),
@@ -95,14 +99,14 @@ def image_entry(clip: Clip, frame: int, weather: Weather, scene: Scene) -> dict[
 
 
 def cast_clip(scene: Scene, frames: int, boxes: Mapping[str, int], rng: np.random.Generator) -> list[Actor]:
-    """Choose the objects of a clip, given the boxes per class so far; a frame with less room gets fewer."""
+    """Choose the objects of a clip, given the number of boxes per class so far; small frames get fewer objects."""
     room = (scene.width * scene.height / (REFERENCE_WIDTH * REFERENCE_HEIGHT)) ** 0.5 / scene.scale
     most = int(np.clip(round(_MOST_OBJECTS * room), 2, _MOST_OBJECTS))
     shares = np.array([kind.share for kind in KINDS])
     expected = np.array([boxes[name] for name in CLASS_NAMES], float)
     actors: list[Actor] = []
     for _ in range(int(rng.integers(1, most + 1))):
-        # The class that lags most behind its share comes next: even a tiny split then holds all four.
+        # The class that is farthest below its share comes next, so that even a tiny split contains all four.
         class_index = int(np.argmax(shares * (expected.sum() + frames) - expected))
         expected[class_index] += frames
         actors.append(cast_actor(scene, class_index, frames, actors, rng))
@@ -110,7 +114,7 @@ def cast_clip(scene: Scene, frames: int, boxes: Mapping[str, int], rng: np.rando
 
 
 def cast_actor(scene: Scene, class_index: int, frames: int, placed: Sequence[Actor], rng: np.random.Generator) -> Actor:
-    """Place one object so that it is in the frame in the middle of the clip, away from others where there is room."""
+    """Place one object inside the frame at the middle of the clip, away from other objects if there is room."""
     kind = KINDS[class_index]
     middle = (frames - 1) / 2
     for _ in range(4):
@@ -130,13 +134,13 @@ def cast_actor(scene: Scene, class_index: int, frames: int, placed: Sequence[Act
             warmth=float(rng.normal(0, 1.2)),
             shape=int(rng.integers(0, 2)),
         )
-        if not any(_collide(actor, other, middle) for other in placed):
+        if not any(_overlaps(actor, other, middle) for other in placed):
             break
     return actor
 
 
-def _collide(first: Actor, second: Actor, frame: float) -> bool:
-    """Whether two objects largely cover each other at a moment."""
+def _overlaps(first: Actor, second: Actor, frame: float) -> bool:
+    """Return whether two objects largely cover each other in a frame."""
     distance = abs(first.center + first.velocity * frame - second.center - second.velocity * frame)
     rise = abs((first.ground - first.height / 2) - (second.ground - second.height / 2))
     return distance < 0.4 * (first.width + second.width) and rise < 0.4 * (first.height + second.height)

@@ -1,8 +1,9 @@
-"""The files of the dataset: frames, the JSON file of every split, and a manifest that tells what a root holds."""
+"""Files of the drawn dataset: frames, one JSON file per split, and a manifest of its parameters."""
 
 import json
 import os
-from dataclasses import dataclass, field
+import shutil
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,45 +12,18 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from yolo_lightning.data.synthetic.camera import draw_frame
+from yolo_lightning.data.synthetic.camera import Box, draw_frame
 from yolo_lightning.data.synthetic.climate import weather_at
-from yolo_lightning.data.synthetic.clips import Clip, cast_clip, image_entry, plan_clips
+from yolo_lightning.data.synthetic.clips import cast_clip, image_entry, plan_clips
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene
 
 VERSION = 1
-"""Version of the drawing; a root drawn by another version is not taken for a finished one."""
+"""Version of the drawing; a folder drawn by another version is not reused."""
 MANIFEST_NAME = "synthetic.json"
 SPLIT_FILES = {"train": "Train.json", "valid": "Valid.json", "test": "TestNoLabels.json"}
-_LARGEST_SPLIT = 20_000
-_SMALLEST_SIDE, _LARGEST_SIDE = 32, 4096
+CATEGORIES = [{"id": number, "name": name} for number, name in enumerate(("background", *CLASS_NAMES))]
 _JPEG_QUALITY = 95
-_UNFINISHED = ".part"
-_CATEGORIES = [{"id": number, "name": name} for number, name in enumerate(("background", *CLASS_NAMES))]
-
-
-@dataclass(frozen=True)
-class SyntheticSummary:
-    """What a drawn dataset holds.
-
-    Attributes:
-        root: Folder of the dataset.
-        frames: Frames per split ("train", "valid", "test").
-        boxes: Boxes per split and class name; those of the test split were drawn, but are in no file.
-    """
-
-    root: Path
-    frames: dict[str, int]
-    boxes: dict[str, dict[str, int]]
-
-
-@dataclass
-class _SplitRecord:
-    """What is collected of one split while it is drawn."""
-
-    images: list[dict[str, Any]] = field(default_factory=list)
-    annotations: list[dict[str, Any]] = field(default_factory=list)
-    boxes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CLASS_NAMES, 0))
 
 
 def draw_dataset(
@@ -62,139 +36,95 @@ def draw_dataset(
     width: int = REFERENCE_WIDTH,
     height: int = REFERENCE_HEIGHT,
     progress: bool = False,
-) -> SyntheticSummary:
-    """Draw a synthetic LTDv2, finish an interrupted draw, or return the one that is already there.
+) -> Path:
+    """Draw a synthetic LTDv2 dataset, or return the folder if it contains one with the same parameters.
+
+    The dataset is drawn into a temporary folder beside `root`, which is renamed when it is complete.
 
     Args:
-        root: Folder to draw into: a new or empty one, or one drawn by this function with the same parameters.
+        root: New or empty folder, or one drawn by this function with the same parameters.
         train_frames: Frames of Train.json.
         valid_frames: Frames of Valid.json.
         test_frames: Frames of TestNoLabels.json.
-        seed: Seed of everything that is left to chance; the same parameters always give the same files.
-        width: Frame width in pixels; objects shrink with the frame down to 0.75 of their size.
+        seed: Seed; equal parameters give equal files.
+        width: Frame width in pixels; objects shrink with the frame to at most 0.75 of their size.
         height: Frame height in pixels.
         progress: Whether to show a progress bar on stderr.
 
     Raises:
-        ValueError: A number is out of its range, the root cannot be written, or it holds something else.
+        ValueError: If a number is out of range, or the folder cannot be written or has other content.
     """
     counts = {"train": train_frames, "valid": valid_frames, "test": test_frames}
-    for split, count in counts.items():
-        _check_range(f"{split}_frames", count, 1, _LARGEST_SPLIT)
-    _check_range("seed", seed, 0, 2**32 - 1)
-    _check_range("width", width, _SMALLEST_SIDE, _LARGEST_SIDE)
-    _check_range("height", height, _SMALLEST_SIDE, _LARGEST_SIDE)
+    ranges = {f"{split}_frames": (count, 1, 20_000) for split, count in counts.items()}
+    ranges |= {"seed": (seed, 0, 2**32 - 1), "width": (width, 32, 4096), "height": (height, 32, 4096)}
+    for name, (value, low, high) in ranges.items():
+        if not low <= value <= high:
+            raise ValueError(f"{name} must be from {low} to {high}, got {value}")
     root = Path(root)
     parameters = {"version": VERSION, "frames": counts, "seed": seed, "width": width, "height": height}
-    if finished := _open_root(root, parameters):
-        return finished
-    records = _draw_splits(root, plan_clips(counts, seed), Scene(width, height, seed), progress)
-    for split, record in records.items():
-        content: dict[str, Any] = {"info": {"description": "Synthetic LTDv2 look-alike"}, "images": record.images}
-        if split != "test":
-            content["annotations"] = record.annotations
-        _write_json(root / SPLIT_FILES[split], {**content, "categories": _CATEGORIES})
-    boxes = {split: record.boxes for split, record in records.items()}
-    _write_json(root / MANIFEST_NAME, {"parameters": parameters, "complete": True, "boxes": boxes})
-    return SyntheticSummary(root, counts, boxes)
-
-
-def _check_range(name: str, value: int, lowest: int, highest: int) -> None:
-    if not lowest <= value <= highest:
-        raise ValueError(f"{name} is {value}; allowed are {lowest} to {highest}")
-
-
-def _open_root(root: Path, parameters: dict[str, Any]) -> SyntheticSummary | None:
-    """Return the finished dataset of a root, or make the root ready to draw into and return None."""
+    temporary = root.with_name(root.name + ".part")
     try:
-        if root.is_file():
-            raise ValueError(f"root {root} is a file; give a new or empty folder")
-        root.mkdir(parents=True, exist_ok=True)
-        # A draw that was interrupted before its first frame leaves at most the beginning of its manifest.
-        if {path.name for path in root.iterdir()} - {MANIFEST_NAME + _UNFINISHED}:
-            manifest = _read_manifest(root)
-            if manifest.get("parameters") != parameters:
-                raise ValueError(
-                    f"root {root} is not empty and does not hold this dataset ({_describe(manifest)}); "
-                    "give a new or empty folder, or the same parameters"
-                )
-            if manifest.get("complete"):
-                return _finished(root, manifest)
-        # The manifest is there before the first frame, so that a root without its end is known to be ours.
-        _write_json(root / MANIFEST_NAME, {"parameters": parameters, "complete": False})
+        if root.exists() and (root.is_file() or any(root.iterdir())):
+            if _is_drawn(root, parameters):
+                return root
+            raise ValueError(f"root must be a new or empty folder, or one drawn with the same parameters, got {root}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        _draw(temporary, counts, Scene(width, height, seed), progress)
+        (temporary / MANIFEST_NAME).write_text(json.dumps({"parameters": parameters, "complete": True}))
+        os.replace(temporary, root)
     except OSError as error:
-        raise ValueError(f"root {root} cannot be read or written ({error}); give a writable folder") from error
-    return None
+        raise ValueError(f"cannot draw a dataset into {root}: {error}") from error
+    return root
 
 
-def _read_manifest(root: Path) -> dict[str, Any]:
+def _is_drawn(root: Path, parameters: dict[str, Any]) -> bool:
     try:
-        manifest = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return manifest if isinstance(manifest, dict) else {}
+        manifest = json.loads((root / MANIFEST_NAME).read_text())
+        return bool(manifest["parameters"] == parameters and manifest["complete"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
-def _describe(manifest: dict[str, Any]) -> str:
-    if "parameters" not in manifest:
-        return f"it has no readable {MANIFEST_NAME}"
-    state = "finished" if manifest.get("complete") else "interrupted"
-    return f"it holds a {state} draw with {json.dumps(manifest['parameters'])}"
-
-
-def _finished(root: Path, manifest: dict[str, Any]) -> SyntheticSummary:
-    """The summary of a finished root, if its files are still all there."""
-    frames: dict[str, int] = manifest["parameters"]["frames"]
-    missing = [name for name in SPLIT_FILES.values() if not (root / name).is_file()]
-    found = sum(1 for _ in root.glob("frames/*/*/image_*.jpg"))
-    if missing or found != sum(frames.values()):
-        raise ValueError(
-            f"root {root} was drawn completely, but now {found} of {sum(frames.values())} frames are there and "
-            f"{', '.join(missing) or 'no JSON file'} is missing; delete the folder or give another one"
-        )
-    return SyntheticSummary(root, frames, manifest["boxes"])
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file so that it is either there in full or not at all."""
-    unfinished = path.with_name(path.name + _UNFINISHED)
-    unfinished.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(unfinished, path)
-
-
-def _draw_splits(root: Path, clips: list[Clip], scene: Scene, progress: bool) -> dict[str, _SplitRecord]:
-    """Draw all clips and write their frames."""
-    records = {split: _SplitRecord() for split in SPLIT_FILES}
+def _draw(root: Path, counts: dict[str, int], scene: Scene, progress: bool) -> None:
+    """Draw all clips and write frames and JSON files."""
+    images: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    annotations: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    boxes = {split: dict.fromkeys(CLASS_NAMES, 0) for split in counts}
+    clips = plan_clips(counts, scene.seed)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
-        task = bar.add_task("drawing frames", total=sum(clip.frames for clip in clips))
+        task = bar.add_task("drawing frames", total=sum(counts.values()))
         for index, clip in enumerate(clips):
-            _draw_clip(root, clip, scene, np.random.default_rng([scene.seed, 3000, index]), records[clip.split])
+            rng = np.random.default_rng([scene.seed, 3000, index])
+            weather = weather_at(clip.month, clip.start, rng)
+            actors = [] if clip.empty else cast_clip(scene, clip.frames, boxes[clip.split], rng)
+            background = scene.background(weather)
+            (root / clip.folder).mkdir(parents=True)
+            for frame in range(clip.frames):
+                image, labels = draw_frame(scene, background, actors, weather, frame, rng)
+                entry = image_entry(clip, frame, weather, scene.width, scene.height)
+                _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
+                (root / entry["file_name"]).write_bytes(encoded.tobytes())
+                images[clip.split].append(entry)
+                own = annotations[clip.split]
+                for class_index, box in labels:
+                    boxes[clip.split][CLASS_NAMES[class_index]] += 1
+                    own.append(annotation_entry(len(own) + 1, entry["id"], class_index + 1, box))
             bar.advance(task, clip.frames)
-    return records
+    for split, name in SPLIT_FILES.items():
+        content = {"info": {"description": "Synthetic LTDv2 look-alike"}, "images": images[split]}
+        labelled = {} if split == "test" else {"annotations": annotations[split]}
+        (root / name).write_text(json.dumps({**content, **labelled, "categories": CATEGORIES}))
 
 
-def _draw_clip(root: Path, clip: Clip, scene: Scene, rng: np.random.Generator, record: _SplitRecord) -> None:
-    """Draw one clip, write its frames and add them to the record of its split."""
-    weather = weather_at(clip.month, clip.start, rng)
-    actors = [] if clip.empty else cast_clip(scene, clip.frames, record.boxes, rng)
-    background = scene.background(weather)
-    (root / clip.folder).mkdir(parents=True, exist_ok=True)
-    for frame in range(clip.frames):
-        image, labels = draw_frame(scene, background, actors, weather, frame, rng)
-        entry = image_entry(clip, frame, weather, scene)
-        _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
-        (root / entry["file_name"]).write_bytes(encoded.tobytes())
-        record.images.append(entry)
-        for class_index, box in labels:
-            record.boxes[CLASS_NAMES[class_index]] += 1
-            record.annotations.append(
-                {
-                    "id": len(record.annotations) + 1,
-                    "image_id": entry["id"],
-                    "category_id": class_index + 1,
-                    "bbox": list(box),
-                    "area": box[2] * box[3],
-                    "iscrowd": 0,
-                }
-            )
+def annotation_entry(number: int, image_id: int, category_id: int, box: Box) -> dict[str, Any]:
+    """Return the record of a box in the official JSON."""
+    return {
+        "id": number,
+        "image_id": image_id,
+        "category_id": category_id,
+        "bbox": list(box),
+        "area": box[2] * box[3],
+        "iscrowd": 0,
+    }

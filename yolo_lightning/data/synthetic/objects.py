@@ -1,4 +1,4 @@
-"""Persons, bicycles, motorcycles and vehicles: how large, fast and warm they are, and how one is painted."""
+"""Persons, bicycles, motorcycles and vehicles: size, speed, temperature and shape."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from yolo_lightning.data.synthetic.climate import Weather
 from yolo_lightning.data.synthetic.scene import FloatImage, resized
 
 _FINENESS = 4
-"""An object is painted on a canvas so many times finer than the frame."""
+"""Resolution of an object's canvas relative to the frame."""
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Actor:
 
     Attributes:
         class_index: Index in `KINDS`.
-        center: Horizontal position of its middle at frame 0.
-        ground: Vertical position of its feet or wheels.
+        center: Horizontal position of the middle at frame 0.
+        ground: Vertical position of feet or wheels.
         width: Intended width.
         height: Intended height.
         velocity: Pixels per frame, negative to the left.
         heading: 1 when it faces right, -1 when it faces left.
-        warmth: Degrees by which it is warmer than its kind.
+        warmth: Temperature difference to the mean of the class, degrees.
         shape: 0 or 1, the variant (car or van).
     """
 
@@ -43,7 +43,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class _Part:
-    """A painted piece: a disc (radius), a ring (both), a line (thickness) or a polygon (neither).
+    """A shape: a disc (radius), a ring (both), a line (thickness) or a polygon (neither).
 
     Points are fractions of the object's box, radius and thickness of its height.
     """
@@ -55,7 +55,7 @@ class _Part:
 
 
 def _apart(heat: float, weather: Weather, least: float) -> float:
-    """The temperature, moved away from that of the ground where the two could not be told apart."""
+    """Return `heat`, shifted if necessary to differ from the temperature of the ground by `least` degrees."""
     # Halfway between quay and road, which differ by about two degrees in full sun.
     ground = weather.ground + 0.5 + 0.0015 * weather.sun
     gap = heat - ground
@@ -63,7 +63,7 @@ def _apart(heat: float, weather: Weather, least: float) -> float:
 
 
 def _body_heat(actor: Actor, weather: Weather) -> float:
-    """Surface temperature of clothing: between skin and air, and never equal to the ground behind it."""
+    """Return the surface temperature of clothing: between skin and air, different from the ground."""
     return _apart(20.5 + 0.38 * weather.ambient + 0.005 * weather.sun + actor.warmth, weather, 5.5)
 
 
@@ -139,10 +139,10 @@ class Kind:
     Attributes:
         name: Name of the category.
         share: Share of all boxes.
-        far: Width and height in pixels of the reference frame at the far end of the quay.
-        near: The same at its near end.
-        speeds: Slowest and fastest motion in pixels per frame at the near end.
-        parts: What it is painted of, given the object, the weather and the stride, -1 to 1.
+        far: Width and height at the far end of the quay, pixels of the reference frame.
+        near: Width and height at the near end.
+        speeds: Minimum and maximum speed at the near end, pixels per frame.
+        parts: Returns the shapes, given the object, the weather and the phase of the stride, -1 to 1.
     """
 
     name: str
@@ -163,7 +163,7 @@ CLASS_NAMES = tuple(kind.name for kind in KINDS)
 
 
 def paint(actor: Actor, weather: Weather, frame: int) -> tuple[FloatImage, FloatImage, int, int]:
-    """Paint one object; returns temperature times coverage, coverage, and where in the frame their corner is."""
+    """Return temperature times coverage, coverage, and the x and y of their corner in the frame."""
     left, top = actor.center + actor.velocity * frame - actor.width / 2, actor.ground - actor.height
     origin_x, origin_y = math.floor(left) - 2, math.floor(top) - 2
     columns, rows = math.ceil(actor.width) + 5, math.ceil(actor.height) + 5

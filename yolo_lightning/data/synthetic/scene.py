@@ -1,4 +1,4 @@
-"""The harbour without anything that moves, as temperatures in degrees Celsius."""
+"""Static background of the drawn dataset, as temperatures in degrees Celsius."""
 
 import cv2
 import numpy as np
@@ -11,18 +11,18 @@ Corners = tuple[tuple[float, float], ...]
 
 REFERENCE_WIDTH, REFERENCE_HEIGHT = 384, 288
 SMALLEST_SCALE = 0.75
-"""Below this scale a far person would be narrower than the smallest box, so tiny frames keep larger objects."""
+"""Minimum scale; below it, a far person would be narrower than the smallest box."""
 HORIZON = 0.19
-"""Fraction of the frame height above which there is sky, and below it water."""
+"""Boundary of sky and water, fraction of the frame height."""
 
 
 class Scene:
-    """The fixed view of the camera.
+    """Fixed view of the camera.
 
     Attributes:
         scale: Object size relative to the reference frame.
-        pattern: Fixed rows and columns of the sensor in gray levels, at usual strength.
-        water: 1 in the rows of the basin, 0 elsewhere, as a column.
+        pattern: Fixed row and column pattern of the sensor at usual strength, gray levels.
+        water: `(H, 1)`, 1 in the rows of the basin, 0 elsewhere.
     """
 
     def __init__(self, width: int, height: int, seed: int) -> None:
@@ -37,10 +37,10 @@ class Scene:
         self.water: FloatImage = ((self._rows > HORIZON) & (self._rows < 0.36)).astype(np.float32)
 
     def background(self, weather: Weather) -> FloatImage:
-        """The empty harbour, height x width."""
-        width, height = 2 * self.width, 2 * self.height  # drawn twice as fine
+        """Return the empty harbour, `(H, W)` float32."""
+        width, height = 2 * self.width, 2 * self.height  # antialiasing
         rows = _rows(height)
-        # A clear sky is far colder than the air overhead and meets it at the horizon; humid air closes that gap.
+        # A clear sky is much colder than the air except at the horizon; humidity reduces the difference.
         sky = weather.ambient - (26 - 0.2 * weather.humidity) * (1 - rows / HORIZON)
         water = weather.water + 1.5 * (rows - HORIZON) / 0.17 * (1 if weather.sun > 100 else -1)
         canvas = np.repeat(np.where(rows < HORIZON, sky, water), width, axis=1).astype(np.float32)
@@ -54,17 +54,17 @@ class Scene:
 
 
 def resized(image: FloatImage, width: int, height: int, interpolation: int) -> FloatImage:
-    """The image at another size, by an interpolation of OpenCV."""
+    """Return the image resized by OpenCV."""
     return np.asarray(cv2.resize(image, (width, height), interpolation=interpolation), np.float32)
 
 
 def _rows(height: int) -> FloatImage:
-    """Fractions of the frame height, as a column."""
+    """Return `(height, 1)` vertical positions as fractions of the frame height."""
     return np.linspace(0, 1, height, dtype=np.float32)[:, None]
 
 
 def _material_heat(weather: Weather) -> dict[str, float]:
-    """Temperature of every material of the static scene."""
+    """Return the temperature of every material."""
     ambient, sun = weather.ambient, weather.sun
     heating = max(0.0, 15.0 - ambient) * 0.35
     return {
@@ -89,7 +89,7 @@ def _rectangle(left: float, top: float, right: float, bottom: float) -> Corners:
 
 
 def _static_shapes() -> list[tuple[str, Corners]]:
-    """The harbour from far to near: (material, corners as fractions of the frame)."""
+    """Return material and corners, as fractions of the frame, of all shapes from far to near."""
     shapes: list[tuple[str, Corners]] = []
     houses = ((0.0, 0.13, 0.1), (0.1, 0.09, 0.2), (0.22, 0.12, 0.36), (0.4, 0.14, 0.56), (0.58, 0.1, 1.0))
     for left, top, right in houses:
@@ -108,7 +108,7 @@ def _static_shapes() -> list[tuple[str, Corners]]:
     shapes.append(("roof", ((0.74, 0.15), (0.8, 0.1), (1.0, 0.1), (1.0, 0.15))))
     shapes.extend(("window", _rectangle(x, 0.22, x + 0.03, 0.28)) for x in (0.79, 0.85, 0.91, 0.96))
     shapes.extend(("crate", _rectangle(x, 0.375, x + 0.045, 0.425)) for x in (0.12, 0.17, 0.44, 0.68))
-    # The posts stand behind the farthest object, for the objects are painted over the empty harbour.
+    # Posts are behind the farthest object, because objects are drawn over the background.
     for x, top in ((0.05, 0.08), (0.28, 0.2), (0.63, 0.2), (0.9, 0.06)):
         shapes.append(("post", _rectangle(x, top, x + 0.009, 0.45)))
         shapes.append(("lamp", _rectangle(x - 0.015, top - 0.012, x + 0.024, top + 0.008)))

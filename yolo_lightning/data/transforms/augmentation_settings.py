@@ -1,75 +1,66 @@
-"""Settings of the training augmentation. Kept apart from the code that follows them: a worker receives them pickled."""
+"""Settings of the training augmentation. A separate file, because a worker receives them pickled."""
 
 from dataclasses import dataclass
 from typing import Any
 
-RANGES: dict[str, tuple[float, float, str]] = {
-    "mosaic": (0, 1, ""),
-    "degrees": (0, 180, " degrees"),
-    "translate": (0, 1, ""),
-    "scale": (0, 0.9, ""),
-    "shear": (0, 45, " degrees"),
-    "flip_horizontal": (0, 1, ""),
-    "flip_vertical": (0, 1, ""),
-    "photometric": (0, 1, ""),
-    "gain": (0, 0.9, ""),
-    "offset": (0, 1, ""),
-    "gamma": (0, 4, ""),
-    "stretch": (0, 1, ""),
-    "histogram_match": (0, 1, ""),
-    "inversion": (0, 1, ""),
-    "noise": (0, 64, " gray levels"),
-    "fixed_pattern": (0, 64, " gray levels"),
-    "shading": (0, 128, " gray levels"),
-    "blur": (0, 10, " pixels"),
-    "hsv_hue": (0, 1, ""),
-    "hsv_saturation": (0, 1, ""),
-    "hsv_value": (0, 1, ""),
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("mosaic", "translate", "flip_horizontal", "flip_vertical", "photometric", "offset"), (0, 1)),
+    **dict.fromkeys(("stretch", "histogram_match", "inversion", "hsv_hue", "hsv_saturation", "hsv_value"), (0, 1)),
+    "degrees": (0, 180),
+    "scale": (0, 0.9),
+    "shear": (0, 45),
+    "gain": (0, 0.9),
+    "gamma": (0, 4),
+    "noise": (0, 64),
+    "fixed_pattern": (0, 64),
+    "shading": (0, 128),
+    "blur": (0, 10),
 }
-"""Lowest and highest allowed value of each setting, and its unit."""
+"""Minimum and maximum of each setting."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Strength of the training augmentation; YOLOv8's defaults for the geometry, 0 is off throughout.
+    """Strength of the training augmentation; the geometry has YOLOv8's defaults, and 0 disables each setting.
 
-    Gray frames drift as thermal cameras do, frames in colour get YOLOv8's jitter of hue, saturation and value instead.
-    `photometric` is the one knob for thermal drift: the share of samples that drift at all. In these, each effect below
-    it occurs by chance (`photometric.py`), as strong as a uniform draw up to its setting says.
-    The defaults stay within what one uncooled 8-bit camera shows over a year: its own gain control moves mean and
-    contrast by tens of levels between seasons ("Seasons in Drift", Nikolov et al. 2021), a noise-equivalent temperature
-    difference of 50 mK is one level of a 13 K scene and five of a flat 2.5 K one, and the fixed pattern and the shading
-    that a shutter correction leaves behind stand at a few levels.
+    Gray frames get the drift of thermal cameras, colour frames YOLOv8's jitter of hue, saturation and value.
+    `photometric` is the fraction of samples with thermal drift. In these samples each effect from `gain` to `blur`
+    occurs with a fixed probability (`photometric.py`), with a strength drawn uniformly up to its setting. The defaults
+    stay within the yearly drift of one uncooled 8-bit camera: its gain control changes mean and contrast by tens of
+    levels between seasons ("Seasons in Drift", Nikolov et al. 2021), a noise-equivalent temperature difference of 50 mK
+    is one level of a 13 K scene and five levels of a flat 2.5 K scene, and fixed pattern and shading after a shutter
+    correction amount to a few levels.
 
     Attributes:
-        mosaic: Share of samples made of four frames, 0 to 1.
-        close_mosaic_epochs: Mosaic is off for this many epochs at the end.
-        degrees: Rotation up to this angle either way, degrees, 0 to 180. Not 0, samples take twice as long.
-        translate: Shift up to this share of the input size either way, 0 to 1.
+        mosaic: Fraction of samples composed of four frames, 0 to 1.
+        close_mosaic_epochs: Number of epochs at the end of training without mosaic.
+        degrees: Maximum rotation in either direction, degrees, 0 to 180. Doubles the time per sample if > 0.
+        translate: Maximum shift in either direction as a fraction of the input size, 0 to 1.
         scale: Scaling by 1 - scale to 1 + scale, 0 to 0.9.
-        shear: Shear up to this angle either way, degrees, 0 to 45. As slow as rotation.
-        flip_horizontal: Share of samples mirrored left to right, 0 to 1.
-        flip_vertical: Share of samples mirrored top to bottom, 0 to 1.
-        photometric: Share of samples with thermal drift, 0 to 1.
-        gain: Contrast about the mean level, by 1 - gain to 1 + gain, 0 to 0.9: gain control.
-        offset: Shift of all levels up to this share of the range of 255 either way, 0 to 1: ambient temperature.
-        gamma: Exponent from 1 / (1 + gamma) to 1 + gamma, 0 to 4: display curve of the camera.
-        stretch: Share of drifting samples stretched to the full range between two percentiles, 0 to 1: gain control
-            that follows the coldest and warmest pixels.
-        histogram_match: Share of samples that take over the histogram of a random frame of the split, 0 to 1: another
-            month over the same scene. Costs one more frame to read.
-        inversion: Share of samples with black-hot instead of white-hot polarity, 0 to 1.
-        noise: Standard deviation of Gaussian noise up to this, gray levels, 0 to 64.
-        fixed_pattern: Standard deviation of row and of column offsets up to this, gray levels, 0 to 64: microbolometer
-            columns between two shutter corrections.
-        shading: Amplitude of a smooth additive field up to this, gray levels, 0 to 128: warm lens, narcissus.
-        blur: Standard deviation of a Gaussian, or radius of a defocus disc, up to this, pixels of the input, 0 to 10.
-        hsv_hue: Hue turned by up to this share of a full turn either way, 0 to 1. Frames in colour only.
-        hsv_saturation: Saturation scaled by 1 - this to 1 + this, 0 to 1. Frames in colour only.
-        hsv_value: Brightness (the V of HSV) scaled by 1 - this to 1 + this, 0 to 1. Frames in colour only.
-        pixel_transforms: Further pixel-level transforms of albumentations, applied last, in order, to all samples: per
-            transform its `name` and its arguments, such as `{name: CLAHE, clip_limit: [1.0, 3.0], p: 0.02}`. Empty, no
-            worker imports albumentations, which takes a second.
+        shear: Maximum shear in either direction, degrees, 0 to 45. Doubles the time per sample if > 0.
+        flip_horizontal: Fraction of samples mirrored left to right, 0 to 1.
+        flip_vertical: Fraction of samples mirrored top to bottom, 0 to 1.
+        photometric: Fraction of samples with thermal drift, 0 to 1.
+        gain: Contrast about the mean level by 1 - gain to 1 + gain, 0 to 0.9; simulates gain control.
+        offset: Maximum shift of all levels in either direction as a fraction of 255, 0 to 1; simulates ambient
+            temperature.
+        gamma: Exponent from 1 / (1 + gamma) to 1 + gamma, 0 to 4; simulates the display curve.
+        stretch: Fraction of drifting samples that are stretched to the full range between two percentiles, 0 to 1;
+            simulates gain control by the coldest and warmest pixels.
+        histogram_match: Fraction of samples that receive the histogram of a random frame of the split, 0 to 1;
+            simulates another month of the same scene. Reads one more frame.
+        inversion: Fraction of samples with black-hot instead of white-hot polarity, 0 to 1.
+        noise: Maximum standard deviation of Gaussian noise, gray levels, 0 to 64.
+        fixed_pattern: Maximum standard deviation of row offsets and of column offsets, gray levels, 0 to 64; simulates
+            microbolometer columns between two shutter corrections.
+        shading: Maximum amplitude of a smooth additive field, gray levels, 0 to 128; simulates a warm lens.
+        blur: Maximum standard deviation of a Gaussian, or radius of a defocus disc, pixels of the input, 0 to 10.
+        hsv_hue: Maximum hue rotation in either direction as a fraction of a full turn, 0 to 1. Colour frames only.
+        hsv_saturation: Saturation by 1 - hsv_saturation to 1 + hsv_saturation, 0 to 1. Colour frames only.
+        hsv_value: Brightness (the V of HSV) by 1 - hsv_value to 1 + hsv_value, 0 to 1. Colour frames only.
+        pixel_transforms: Further pixel-level transforms of albumentations, applied last, in order, to all samples. Each
+            is a dictionary of `name` and arguments, such as `{name: CLAHE, clip_limit: [1.0, 3.0], p: 0.02}`. Workers
+            import albumentations (1 s) only if there are any.
     """
 
     mosaic: float = 1.0
@@ -97,12 +88,11 @@ class Augmentation:
     pixel_transforms: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, (least, most, unit) in RANGES.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise ValueError(f"augmentation.{name} is {value}, allowed are {least} to {most}{unit}")
+        for name, (low, high) in RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"data.augmentation.{name} must be from {low} to {high}, got {getattr(self, name)}")
         if self.close_mosaic_epochs < 0:
-            raise ValueError(f"augmentation.close_mosaic_epochs is {self.close_mosaic_epochs}, allowed are 0 and more")
+            raise ValueError(f"data.augmentation.close_mosaic_epochs must be >= 0, got {self.close_mosaic_epochs}")
         if self.pixel_transforms:
             from yolo_lightning.data.transforms.pixel_transforms import build_pipeline
 

@@ -1,8 +1,8 @@
-"""Where a frame lands in the network's input, and its boxes with it, on one channel or three.
+"""Geometric augmentation and letterbox of a gray or RGB image with its boxes.
 
-Follows YOLOv8's recipe: mosaic of four on a double canvas, then a random affine map that crops it, then flips. The
-canvas is drawn at the frames' own resolution, so that every pixel is resampled once. Every function draws from the
-generator it is given and from nothing else.
+Follows YOLOv8's recipe: mosaic of four frames on a canvas of twice the input size, random affine map that crops the
+canvas, flips. The canvas has the resolution of the frames, so that every pixel is resampled once. All randomness comes
+from the generator argument.
 """
 
 from typing import NamedTuple
@@ -17,28 +17,23 @@ from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 Image = npt.NDArray[np.uint8]
 
 PADDING = 114
-"""Gray level of what lies outside a frame, as in YOLOv8."""
+"""Gray level outside a frame, as in YOLOv8."""
 
-HALF_PIXEL_ON = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
-HALF_PIXEL_BACK = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
+HALF_PIXEL_UP = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
+HALF_PIXEL_DOWN = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
 
-MINIMUM_SIDE = 2.0
-"""Pixels. Boxes that an affine map leaves narrower are dropped (YOLOv8's value)."""
-
-MINIMUM_AREA_SHARE = 0.1
-"""Boxes of which an affine map leaves less than this share are dropped (YOLOv8's value)."""
-
-MAXIMUM_ASPECT = 100.0
-"""Boxes that an affine map leaves more elongated than this are dropped (YOLOv8's value)."""
+MINIMUM_SIDE, MINIMUM_AREA_SHARE, MAXIMUM_ASPECT = 2.0, 0.1, 100.0
+"""YOLOv8's limits for boxes after an affine map: side in pixels, remaining fraction of the area, aspect ratio."""
 
 LARGEST_CUT = 2
-"""Image sides. A larger square is not cut out but warped: most of it would be padding."""
+"""Image sides. A larger square is warped instead of cropped, because most of it is padding."""
 
 
 class Labelled(NamedTuple):
     """An image `(H, W)` or `(H, W, 3)` uint8 with boxes `(N, 4)` xyxy in its pixels and labels `(N,)`.
 
-    `gain` is what is left to scale it by: input pixels per pixel of `image`. 1 but between mosaic and affine map.
+    `gain` is the scaling still to be applied, input pixels per pixel of `image`; it differs from 1 only between mosaic
+    and affine map.
     """
 
     image: Image
@@ -48,12 +43,12 @@ class Labelled(NamedTuple):
 
 
 def blank(side: int, like: Image) -> Image:
-    """A gray square of `side` pixels with as many channels as `like`."""
+    """Return a gray square of `side` pixels with the channels of `like`."""
     return np.full((side, side, *like.shape[2:]), PADDING, dtype=np.uint8)
 
 
 def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
-    """Scale a frame by `gain`; averaging areas when shrinking is sharper but slower, so only evaluation asks for it."""
+    """Scale a frame by `gain`; area averaging when shrinking is sharper and slower, used in evaluation."""
     height, width = scaled_shape(frame.shape[0], frame.shape[1], gain)
     if (height, width) == frame.shape[:2]:
         return frame
@@ -62,7 +57,7 @@ def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
 
 
 def letterbox(frame: Labelled, size: int, *, shrink_by_area: bool) -> tuple[Labelled, Letterbox]:
-    """Place a frame centred in a `size` x `size` gray square, as large as fits."""
+    """Place a frame centred in a `size` x `size` gray square, as large as possible."""
     height, width = frame.image.shape[:2]
     placement = Letterbox.fit(height, width, size)
     resized = resize_frame(frame.image, placement.gain, shrink_by_area=shrink_by_area)
@@ -73,10 +68,10 @@ def letterbox(frame: Labelled, size: int, *, shrink_by_area: bool) -> tuple[Labe
 
 
 def mosaic(frames: list[Labelled], size: int, generator: np.random.Generator) -> Labelled:
-    """Four frames around a random centre of a canvas that stands for `2 size` x `2 size` input pixels.
+    """Place four frames around a random centre of a canvas of `2 size` x `2 size` input pixels.
 
-    Every frame fills a `size` x `size` quarter as well as it can. Where no frame has sides as long as that, the canvas
-    has the resolution of the largest, and `gain` says by how much it is still to be enlarged.
+    The longer side of every frame gets `size` input pixels. If all frames are smaller, the canvas has the resolution of
+    the largest, and `gain` of the result is the remaining enlargement.
     """
     side = min(size, max(max(frame.image.shape[:2]) for frame in frames))
     canvas = blank(2 * side, frames[0].image)
@@ -100,8 +95,8 @@ def mosaic(frames: list[Labelled], size: int, generator: np.random.Generator) ->
 def random_affine(labelled: Labelled, size: int, settings: Augmentation, generator: np.random.Generator) -> Labelled:
     """Rotate, scale, shear and shift the image about its centre into a `size` x `size` output.
 
-    Without rotation and shear the map is rounded to whole pixels of the image (scale by less than one in 256, position
-    by half a pixel, the boxes along with it): cutting a square and resizing it takes a fifth of the time of a warp.
+    Without rotation and shear, the map of image and boxes is rounded to whole pixels of the image (scale by less than
+    1/256, position by half a pixel), because a crop and a resize take a fifth of the time of a warp.
     """
     height, width = labelled.image.shape[:2]
     angle = generator.uniform(-settings.degrees, settings.degrees)
@@ -121,8 +116,8 @@ def random_affine(labelled: Labelled, size: int, settings: Augmentation, generat
         shift = np.array([[1, 0, shift_x], [0, 1, shift_y], [0, 0, 1]])
         edges = shift @ shear @ rotate @ centre
         matrix = edges[:2]
-        # Boxes count from a pixel's edge, OpenCV from its centre.
-        centres = (HALF_PIXEL_BACK @ edges @ HALF_PIXEL_ON)[:2]
+        # Coordinates of boxes refer to pixel edges, those of OpenCV to pixel centres.
+        centres = (HALF_PIXEL_DOWN @ edges @ HALF_PIXEL_UP)[:2]
         image = cv2.warpAffine(
             labelled.image, centres, (size, size), flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 3
         )
@@ -132,7 +127,7 @@ def random_affine(labelled: Labelled, size: int, settings: Augmentation, generat
 
 
 def cut(image: Image, left: int, top: int, side: int) -> Image:
-    """The `side` x `side` square from `(left, top)` on, which may be negative; gray where it leaves the image."""
+    """Return the `side` x `side` square at `(left, top)`, which may be negative; gray outside the image."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = max(left, 0), max(top, 0), min(left + side, width), min(top + side, height)
     inside = image[y1:y2, x1:x2]
@@ -145,25 +140,22 @@ def cut(image: Image, left: int, top: int, side: int) -> Image:
 
 
 def map_boxes(boxes: FloatArray, matrix: npt.NDArray[np.float64]) -> FloatArray:
-    """The upright boxes around the images of `boxes` `(N, 4)` xyxy under the 2 x 3 affine `matrix`."""
+    """Return the axis-aligned bounds of `boxes` `(N, 4)` xyxy after the 2 x 3 affine `matrix`."""
     corners = boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2) @ matrix[:, :2].T + matrix[:, 2]
     return np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32)
 
 
 def still_visible(before: FloatArray, after: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which boxes are still worth learning after an affine map cut them; both `(N, 4)` xyxy at the same scale."""
+    """Return `(N,)` bool: boxes within the limits after clipping; both `(N, 4)` xyxy at the same scale."""
     old_sides, sides = before[:, 2:] - before[:, :2], after[:, 2:] - after[:, :2]
     tiny = np.float32(1e-9)
     aspect = sides.max(axis=1, initial=0) / (sides.min(axis=1, initial=np.inf) + tiny)
     share = sides.prod(axis=1) / (old_sides.prod(axis=1) + tiny)
-    visible: npt.NDArray[np.bool_] = (
-        (sides > MINIMUM_SIDE).all(axis=1) & (share > MINIMUM_AREA_SHARE) & (aspect < MAXIMUM_ASPECT)
-    )
-    return visible
+    return np.asarray((sides > MINIMUM_SIDE).all(axis=1) & (share > MINIMUM_AREA_SHARE) & (aspect < MAXIMUM_ASPECT))
 
 
 def random_flip(labelled: Labelled, settings: Augmentation, generator: np.random.Generator) -> Labelled:
-    """Mirror the image along each axis with the settings' chances."""
+    """Mirror the image along each axis with the probabilities of the settings."""
     image, boxes = labelled.image, labelled.boxes
     height, width = image.shape[:2]
     if generator.random() < settings.flip_horizontal:

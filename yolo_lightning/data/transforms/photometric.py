@@ -1,9 +1,9 @@
-"""What drifts in a thermal camera over months, drawn onto a gray frame: optics, sensor, gain control, then polarity.
+"""Photometric augmentation: drift of a thermal camera on gray frames, YOLOv8's colour jitter on colour frames.
 
-OpenCV and NumPy rather than albumentations: all changes of gray levels fold into one table, and at 640 x 640 its
-Gaussian noise takes 4.9 ms and its defocus 6.8 ms against 0.6 and 1.3 ms here. `pixel_transforms` opens the door to
-the rest of albumentations, `colour` sees to frames in colour. Every function draws from the generator it is given and
-from nothing else.
+Implemented with OpenCV and NumPy instead of albumentations, because all changes of gray levels combine into one lookup
+table, and at 640 x 640 albumentations' Gaussian noise takes 4.9 ms and its defocus 6.8 ms, compared with 0.6 ms and
+1.3 ms here. `pixel_transforms` applies further transforms of albumentations. All randomness comes from the generator
+argument.
 """
 
 from functools import cache
@@ -14,30 +14,32 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.colour import random_colour
 from yolo_lightning.data.transforms.mosaic import PADDING, Image
 
 Levels = npt.NDArray[np.float32]
-"""`(256,)` float32: what each gray level becomes."""
+"""`(256,)` float32: new value of each gray level."""
 
 TONE_SHARE, GAMMA_SHARE, NOISE_SHARE, PATTERN_SHARE, SHADING_SHARE, BLUR_SHARE = 0.8, 0.3, 0.2, 0.2, 0.2, 0.1
-"""How often each effect occurs in a sample that drifts."""
+"""Probability of each effect in a drifting sample."""
 
 TAIL = 0.02
-"""Largest share of pixels that a stretch saturates at either end."""
+"""Maximum fraction of pixels that a stretch saturates at either end."""
 
 LEAST_SPAN = 32
-"""Gray levels. A scene flatter than this is stretched as if it spanned so many: its noise would become the picture."""
+"""Gray levels. A scene with a smaller range is stretched as if it had this range, to limit the gain of its noise."""
 
 SHADING_WAVES = 3
 """Cosine waves per axis of the shading field; the coarsest is half a wave over the input."""
 
 HISTOGRAM_STEP = 4
-"""Every so many rows and columns count in a histogram."""
+"""A histogram counts every fourth row and column."""
+
+HUES = 180
+"""Hues of OpenCV's 8-bit images, two degrees each."""
 
 
 def reference_index(count: int, settings: Augmentation, generator: np.random.Generator) -> int | None:
-    """Which of `count` frames lends the sample its histogram; None for most samples."""
+    """Return the index of the frame, of `count`, whose histogram the sample receives; None for most samples."""
     if settings.histogram_match and generator.random() < settings.histogram_match:
         return int(generator.integers(count))
     return None
@@ -46,13 +48,9 @@ def reference_index(count: int, settings: Augmentation, generator: np.random.Gen
 def random_photometry(
     image: Image, settings: Augmentation, generator: np.random.Generator, reference: Image | None = None
 ) -> Image:
-    """Change the pixels of a frame, gray or in colour, and apply the further transforms that the settings name.
+    """Return `image` `(H, W)` or `(H, W, 3)` uint8 after drift or colour jitter and `settings.pixel_transforms`.
 
-    Args:
-        image: `(H, W)` or `(H, W, 3)` uint8; left as it is.
-        settings: Shares and strengths.
-        generator: Source of all randomness.
-        reference: As in `random_drift`; frames in colour have none.
+    `reference` as in `random_drift`; None for colour frames.
     """
     if image.ndim == 3:
         image = random_colour(image, settings, generator)
@@ -65,16 +63,34 @@ def random_photometry(
     return image
 
 
+def random_colour(image: Image, settings: Augmentation, generator: np.random.Generator) -> Image:
+    """Change hue, saturation and value of an `(H, W, 3)` uint8 RGB image by one random gain each.
+
+    Equals `RandomHSV` of Ultralytics 8.4, except that gray pixels stay gray.
+    """
+    strengths = (settings.hsv_hue, settings.hsv_saturation, settings.hsv_value)
+    if not any(strengths):
+        return image
+    hue, saturation, value = generator.uniform(-1, 1, size=3) * strengths
+    levels = np.arange(256, dtype=np.float64)
+    table = np.stack(
+        (
+            (levels + hue * HUES) % HUES,
+            np.clip(levels * (1 + saturation), 0, 255),
+            np.clip(levels * (1 + value), 0, 255),
+        ),
+        axis=-1,
+    ).astype(np.uint8)
+    changed = cv2.LUT(cv2.cvtColor(image, cv2.COLOR_RGB2HSV), table[None])
+    return np.asarray(cv2.cvtColor(changed, cv2.COLOR_HSV2RGB), dtype=np.uint8)
+
+
 def random_drift(
     image: Image, settings: Augmentation, generator: np.random.Generator, reference: Image | None = None
 ) -> Image:
-    """Change gray levels as ambient heat, gain control, sensor noise and focus drift would.
+    """Simulate ambient heat, gain control, sensor noise and focus drift on an `(H, W)` uint8 image.
 
-    Args:
-        image: `(H, W)` uint8; left as it is.
-        settings: Shares and strengths.
-        generator: Source of all randomness.
-        reference: `(H, W)` uint8 frame of any size whose histogram the image takes over.
+    If `reference`, a `(H, W)` uint8 frame of any size, is given, the image receives its histogram.
     """
     drifting, inverted = generator.random(2) < (settings.photometric, settings.inversion)
     if drifting:
@@ -94,7 +110,7 @@ def random_drift(
 
 
 def random_levels(levels: Levels, image: Image, settings: Augmentation, generator: np.random.Generator) -> Levels:
-    """Put stretch, gain and offset, and gamma behind the table `levels` of `image`."""
+    """Apply stretch, gain and offset, and gamma to the table `levels` of `image`."""
     stretched, toned, curved = generator.random(3) < (settings.stretch, TONE_SHARE, GAMMA_SHARE)
     if stretched:
         low, high = percentile_levels(histogram(image), *generator.uniform(0, TAIL, size=2))
@@ -112,14 +128,14 @@ def random_levels(levels: Levels, image: Image, settings: Augmentation, generato
 
 
 def histogram(image: Image) -> npt.NDArray[np.int64]:
-    """`(256,)` pixels per gray level of a thinned image; the level of the padding counts as its neighbours do."""
+    """Return `(256,)` pixels per gray level; the level of the padding gets the mean count of its two neighbours."""
     counts = np.bincount(image[::HISTOGRAM_STEP, ::HISTOGRAM_STEP].ravel(), minlength=256)
     counts[PADDING] = (counts[PADDING - 1] + counts[PADDING + 1]) // 2
     return counts
 
 
 def percentile_levels(counts: npt.NDArray[np.int64], low: float, high: float) -> tuple[int, int]:
-    """The gray levels below and above which the shares `low` and `high` of the pixels lie."""
+    """Return the gray levels below and above which the fractions `low` and `high` of the pixels lie."""
     cumulated = counts.cumsum()
     bounds = np.array([low, 1 - high]) * cumulated[-1]
     first, last = np.searchsorted(cumulated, bounds, side="right").clip(0, 255)
@@ -127,22 +143,20 @@ def percentile_levels(counts: npt.NDArray[np.int64], low: float, high: float) ->
 
 
 def matched_levels(counts: npt.NDArray[np.int64], reference: npt.NDArray[np.int64]) -> Levels:
-    """The table that gives an image the histogram of another (Gonzalez and Woods, histogram specification).
+    """Return the table that gives an image with histogram `counts` the histogram `reference`, both `(256,)`.
 
-    Args:
-        counts: `(256,)` pixels per level of the image.
-        reference: `(256,)` pixels per level of the other image.
+    This is histogram specification (Gonzalez and Woods).
     """
     if not counts.any() or not reference.any():
         return np.arange(256, dtype=np.float32)
     present = reference > 0
-    # The middle of each level's pixels: the ends of a cumulated histogram would pull all tables up.
+    # Cumulated to the middle of each level; the upper ends would raise all levels.
     own, wanted = (values.cumsum() - values / 2 for values in (counts / counts.sum(), reference / reference.sum()))
     return np.asarray(np.interp(own, wanted[present], np.flatnonzero(present)), dtype=np.float32)
 
 
 def random_blur(image: Image, settings: Augmentation, generator: np.random.Generator) -> Image:
-    """Put the image out of focus, as a Gaussian or as a disc."""
+    """Blur the image with a Gaussian or a disc."""
     if not settings.blur or generator.random() >= BLUR_SHARE:
         return image
     width = generator.uniform(0.3, 1) * settings.blur
@@ -154,7 +168,7 @@ def random_blur(image: Image, settings: Augmentation, generator: np.random.Gener
 
 
 def disc(radius: float) -> npt.NDArray[np.float32]:
-    """A defocus kernel: a disc of `radius` pixels with a soft edge, odd square, float32, of sum 1."""
+    """Return a defocus kernel: a disc of `radius` pixels with a soft edge; square, odd side, float32, sum 1."""
     reach = int(np.ceil(radius))
     axis = np.arange(-reach, reach + 1, dtype=np.float32)
     kernel = np.clip(radius + 0.5 - np.hypot(axis[:, None], axis[None, :]), 0, 1)
@@ -162,7 +176,7 @@ def disc(radius: float) -> npt.NDArray[np.float32]:
 
 
 def random_pattern(image: Image, settings: Augmentation, generator: np.random.Generator) -> Image:
-    """Add row and column offsets and a smooth field, as one matrix product of low rank."""
+    """Add row offsets, column offsets and a smooth field, as one low-rank matrix product."""
     striped, shaded = generator.random(2) < (PATTERN_SHARE, SHADING_SHARE)
     height, width = image.shape
     left, right = [], []
@@ -172,7 +186,7 @@ def random_pattern(image: Image, settings: Augmentation, generator: np.random.Ge
         right += [np.ones((1, width)), columns * generator.standard_normal((1, width))]
     if shaded and settings.shading:
         field = generator.standard_normal((SHADING_WAVES, SHADING_WAVES))
-        field[0, 0] = 0  # a constant is no shading
+        field[0, 0] = 0  # no constant offset
         amplitude = generator.uniform(0, settings.shading) / np.abs(field).sum()
         left.append(waves(height))
         right.append(amplitude * field @ waves(width).T)
@@ -184,13 +198,13 @@ def random_pattern(image: Image, settings: Augmentation, generator: np.random.Ge
 
 @cache
 def waves(length: int) -> npt.NDArray[np.float32]:
-    """`(length, SHADING_WAVES)` cosines along an axis, from the constant on."""
+    """Return `(length, SHADING_WAVES)` cosines along an axis, the first constant."""
     position = (np.arange(length, dtype=np.float32) + 0.5) / length
     return np.cos(np.pi * position[:, None] * np.arange(SHADING_WAVES)).astype(np.float32)
 
 
 def random_noise(image: Image, settings: Augmentation, generator: np.random.Generator) -> Image:
-    """Add Gaussian noise: random bytes, looked up in the 256 quantiles of the distribution."""
+    """Add Gaussian noise: random bytes, mapped to 256 quantiles of the distribution."""
     if not settings.noise or generator.random() >= NOISE_SHARE:
         return image
     quantiles = np.rint(normal_quantiles() * generator.uniform(0, settings.noise)).clip(-127, 127).astype(np.int8)
@@ -200,6 +214,6 @@ def random_noise(image: Image, settings: Augmentation, generator: np.random.Gene
 
 @cache
 def normal_quantiles() -> npt.NDArray[np.float64]:
-    """`(256,)` values of equal chance that stand for a normal distribution of mean 0 and standard deviation 1."""
+    """Return `(256,)` equally probable values of a normal distribution with mean 0 and standard deviation 1."""
     values = np.array([NormalDist().inv_cdf((number + 0.5) / 256) for number in range(256)])
     return np.asarray(values / values.std(), dtype=np.float64)

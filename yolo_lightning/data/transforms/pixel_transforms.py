@@ -1,4 +1,4 @@
-"""The pixel-level transforms of albumentations that a configuration names. Imported where there are any, not before."""
+"""Pixel-level transforms of albumentations named by the configuration. Imported only if there are any."""
 
 import json
 import warnings
@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 Image = npt.NDArray[np.uint8]
 
-PROBE = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64)
-"""A gray image on which every transform is tried once, before training starts."""
+PROBE = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64, 1)
+"""Gray image to which every transform is applied once before training starts."""
 
 
 def apply_pixel_transforms(image: Image, transforms: Sequence[dict[str, Any]], generator: np.random.Generator) -> Image:
-    """Run `image` `(H, W)` or `(H, W, 3)` uint8 through the pipeline of `transforms`.
+    """Apply `transforms` to `image` `(H, W)` or `(H, W, 3)` uint8.
 
-    The pipeline is seeded for each sample: left alone, albumentations gives every loader worker the same random stream.
+    The pipeline is seeded for each sample; otherwise albumentations has the same random stream in every loader worker.
     """
     pipeline = cached_pipeline(json.dumps(list(transforms), sort_keys=True))
     pipeline.set_random_seed(int(generator.integers(2**32)))
@@ -30,37 +30,35 @@ def apply_pixel_transforms(image: Image, transforms: Sequence[dict[str, Any]], g
 
 @cache
 def cached_pipeline(transforms: str) -> Any:
-    """The pipeline of this process for the transforms written as JSON."""
+    """Return the pipeline of this process for transforms in JSON."""
     return build_pipeline(json.loads(transforms))
 
 
 def build_pipeline(transforms: Sequence[dict[str, Any]]) -> Any:
-    """An `albumentations.Compose` of `transforms`, each of which has been tried on a gray image.
+    """Return an `albumentations.Compose` of `transforms`, each of which has been applied to a gray image.
 
     Raises:
-        ValueError: If a name or an argument is unknown, or a transform does not work on one channel.
+        ValueError: If a name or an argument is unknown, or a transform does not support one channel.
     """
     return albumentations.Compose([build_transform(transform) for transform in transforms])
 
 
 def build_transform(transform: dict[str, Any]) -> Any:
-    """One transform, from its `name` and its arguments; see `build_pipeline`."""
     arguments = dict(transform)
     name = arguments.pop("name", None)
     transform_class = getattr(albumentations, str(name), None)
     if not (isinstance(transform_class, type) and issubclass(transform_class, albumentations.ImageOnlyTransform)):
         raise ValueError(
-            f"augmentation.pixel_transforms: name is {name!r}, allowed are the pixel-level transforms of "
-            "albumentations, such as CLAHE, MotionBlur or Sharpen"
+            "data.augmentation.pixel_transforms: name must be a pixel-level transform of albumentations, "
+            f"such as CLAHE, MotionBlur or Sharpen, got {name!r}"
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # albumentations warns of unknown arguments and goes on
-            certain = transform_class(**arguments | {"p": 1.0})
-            tried = certain(image=PROBE[..., None])["image"]
+            warnings.simplefilter("error", UserWarning)  # albumentations only warns about unknown arguments
+            tried = transform_class(**arguments | {"p": 1.0})(image=PROBE)["image"]
             built = transform_class(**arguments)
-    except Exception as error:  # whatever a foreign transform raises, its arguments are the reason
-        raise ValueError(f"augmentation.pixel_transforms: {name} refuses {arguments}: {error}") from error
-    if tried.shape != (*PROBE.shape, 1) or tried.dtype != np.uint8:
-        raise ValueError(f"augmentation.pixel_transforms: {name} does not turn a gray image into a gray image")
+    except Exception as error:  # a transform may raise any exception; its arguments are the cause
+        raise ValueError(f"data.augmentation.pixel_transforms: {name} rejects {arguments}: {error}") from error
+    if tried.shape != PROBE.shape or tried.dtype != np.uint8:
+        raise ValueError(f"data.augmentation.pixel_transforms: {name} does not turn a gray image into a gray image")
     return built
