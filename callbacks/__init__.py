@@ -2,7 +2,7 @@
 
 When each hook runs, and who acts there::
 
-    all                        ProgressRecord, first: writes what the loop does for whoever watches; StatusFile;
+    all                        HeartbeatFile, first: writes what the loop does for whoever watches; StatusFile;
                                StopOnSignal lets StoppableTrainer end a fit between two steps
     setup                      StallMonitor arms; EMA copies the network; CheckpointMirror begins
     on_fit_start               EnvironmentFile
@@ -25,7 +25,7 @@ from yolo_lightning.callbacks.environment_file import EnvironmentFile
 from yolo_lightning.callbacks.epoch_checkpoint import EpochCheckpoint
 from yolo_lightning.callbacks.final_validation import FinalValidation
 from yolo_lightning.callbacks.frame_gallery import FrameGallery
-from yolo_lightning.callbacks.heartbeat_writer import ProgressRecord
+from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.callbacks.metrics_file import MetricsFile
 from yolo_lightning.callbacks.prediction_pictures import PredictionPictures
@@ -50,7 +50,7 @@ __all__ = [
     "MetricsFile",
     "PredictionPictures",
     "ProgressLines",
-    "ProgressRecord",
+    "HeartbeatFile",
     "RandomState",
     "ResultsFile",
     "RunProgressBar",

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.checkpoints.remote import RemoteFolder, below, copy, not_copied
-from yolo_lightning.checkpoints.run_folder import CHECKPOINTS
+from yolo_lightning.utils.run_files import CHECKPOINTS
 
 POLL_S = 2.0
 PATIENCE_S = 45.0

@@ -12,10 +12,11 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from yolo_lightning.supervision.heartbeat import started_ticks
-from yolo_lightning.supervision.run_status import STATUS_FILE, FitPlan, Scores, Status, write_status
+from yolo_lightning.supervision.processes import started_ticks
+from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, write_status
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import STATUS_FILE
 
 BLOCK_STEPS = 16
 BLOCKS = 16
@@ -185,7 +186,7 @@ class StatusFile(Callback):
             written_s=time.time(),
             interval_s=self.interval_s,
             process=os.getpid(),
-            process_started_ticks=started_ticks(os.getpid()) or 0,
+            process_started_ticks=started_ticks(os.getpid()),
             host=socket.gethostname(),
             device=str(trainer.strategy.root_device),
             workers=getattr(loader, "num_workers", 0),

@@ -18,6 +18,7 @@ def main() -> None:
     from yolo_lightning.checkpoints import run_folder
     from yolo_lightning.cli import main as command_line
     from yolo_lightning.data.synthetic import draw_dataset
+    from yolo_lightning.utils import run_files
 
     console = Console()
     started_s = time.monotonic()
@@ -28,13 +29,13 @@ def main() -> None:
         sys.argv = [sys.argv[0], subcommand, *common]  # so that the log shows what a user would type
         command_line()
     run = run_folder.runs(RUN)[0]
-    scores = json.loads((run / run_folder.SCORES).read_text())
+    scores = json.loads((run / run_files.SCORES).read_text())
     table = "\n".join(f"{name:<24}{value:.4f}" for name, value in scores.items() if name.startswith("test/map"))
     places = {
-        "checkpoint": run / run_folder.CHECKPOINTS / run_folder.BEST_CHECKPOINT,
-        "submission": run / run_folder.PREDICTIONS,
-        "pictures": f"{run / run_folder.picture_name('test')}, {run / run_folder.picture_name('predict')}",
-        "curves": run / run_folder.METRICS,
+        "checkpoint": run / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT,
+        "submission": run / run_files.PREDICTIONS,
+        "pictures": f"{run / run_files.picture_name('test')}, {run / run_files.picture_name('predict')}",
+        "curves": run / run_files.METRICS,
     }
     lines = "\n".join(f"{name:<24}{place}" for name, place in places.items())
     console.print(Panel(f"{table}\n\n{lines}", title=f"demo done in {(time.monotonic() - started_s) / 60:.1f} minutes"))

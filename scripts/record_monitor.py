@@ -30,7 +30,7 @@ LIMIT_S = 600.0
 STEPS_BEFORE, STEPS_AFTER = 46, 10
 OPTIONS = {
     "supervise": "true",
-    "supervision.floors.fetch_s": "15",
+    "supervision.phase_timeouts.fetch_s": "15",
     "supervision.kill_after_s": "10",
     "supervision.pause_s": "2",
     "trainer.max_epochs": "20",

@@ -69,6 +69,7 @@ from yolo_lightning.supervision import (
 )
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.supervised_fit import job
+from yolo_lightning.utils import run_files
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
@@ -217,7 +218,7 @@ class YOLOCLI(LightningCLI):
         base = Path(config.trainer.default_root_dir)
         if self.config.subcommand == "fit":
             restarted = folder_after_restart(base)
-            if restarted is not None and run_folder.has_checkpoint(restarted):
+            if restarted is not None and run_files.has_checkpoint(restarted):
                 checkpoint = checkpoint_to_fit(restarted, None, True, exactly=True)
             else:
                 if config.mirror is not None and (config.resume or config.ckpt_path == "last"):
@@ -336,7 +337,7 @@ class YOLOCLI(LightningCLI):
             kwargs["num_nodes"] = nodes
         if config["logger"] in (None, True):
             fitting = self.subcommand == "fit"
-            kwargs["logger"] = fitting and Curves(folder, name="", version=run_folder.TENSORBOARD)
+            kwargs["logger"] = fitting and Curves(folder, name="", version=run_files.TENSORBOARD)
         plugins = config["plugins"] or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
@@ -347,8 +348,6 @@ class YOLOCLI(LightningCLI):
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
             kwargs["enable_progress_bar"] = terminal
         if self.subcommand == "fit":
-            if is_supervised():  # the supervisor detects stalls
-                chosen = [one for one in chosen if not isinstance(one, callbacks.StallMonitor)]
             if not any(isinstance(one, callbacks.StatusFile) for one in chosen):
                 chosen.insert(0, callbacks.StatusFile())
             if not any(isinstance(one, callbacks.EnvironmentFile) for one in chosen):
@@ -356,7 +355,7 @@ class YOLOCLI(LightningCLI):
             mirror = self._get(self.config_init, "mirror")
             if mirror is not None:
                 chosen.append(callbacks.CheckpointMirror(mirror))
-            chosen[:0] = [callbacks.ProgressRecord(), callbacks.StopOnSignal()]
+            chosen[:0] = [callbacks.HeartbeatFile(), callbacks.StopOnSignal()]
         kwargs["callbacks"] = chosen
         trainer = super().instantiate_trainer(**kwargs)
         place = trainer.strategy.root_device.type
@@ -402,7 +401,7 @@ class SaveRunConfig(SaveConfigCallback):
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Overwrite the file: a resumed run is described by what it was resumed with, not by where it went on."""
         assert trainer.state.fn is not None
-        path = Path(trainer.default_root_dir) / run_folder.config_name(trainer.state.fn.value)
+        path = Path(trainer.default_root_dir) / run_files.config_name(trainer.state.fn.value)
         with self._file.attempt(path), replacing(path) as temporary:
             temporary.write_text(yaml.safe_dump(self._content, sort_keys=False))
 

@@ -15,9 +15,9 @@ from rich.table import Table
 from comparison.clock import CLOCK
 from comparison.training import ARMS, Run
 from yolo_lightning import callbacks
-from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.utils import run_files
 
 RESULT = "comparison.json"
 """In a run folder, once the run is finished and scored."""
@@ -43,7 +43,7 @@ def measure(run: Run, data: DetectionDataModule) -> Result:
     if run.arm == "ultralytics":
         weights = folder / "weights" / "last.pt"
     else:
-        weights = folder / run_folder.CHECKPOINTS / run_folder.LAST_CHECKPOINT
+        weights = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT
     trainer = Trainer(
         accelerator="cpu",
         callbacks=[callbacks.MeanAP()],
@@ -79,7 +79,7 @@ def finished(work: Path) -> list[Result]:
 
 def columns(folder: Path, names: Sequence[str]) -> list[float]:
     """The sum of columns of `results.csv`, row by row; rows without them are left out."""
-    with (folder / run_folder.RESULTS).open(newline="") as file:
+    with (folder / run_files.RESULTS).open(newline="") as file:
         rows = [{key.strip(): value for key, value in row.items()} for row in csv.DictReader(file)]
     return [sum(float(row[name]) for name in names) for row in rows if all(row[name].strip() for name in names)]
 

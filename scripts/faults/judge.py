@@ -10,8 +10,9 @@ from faults import outcome, traces
 from faults.case import Case, Report
 from faults.run import MARK_VARIABLE, Beat, Run
 from yolo_lightning.supervision.fallback import STATE_FILE, LadderState
-from yolo_lightning.supervision.heartbeat import ALLOWANCES_FILE, Phase
-from yolo_lightning.supervision.phase_timeouts import Allowances
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
 
 REPORTED = re.compile(
     r"^supervisor: \S+ \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"
@@ -151,7 +152,7 @@ def limit_s(report: Report, incident: dict[str, Any], run: Run) -> float:
     """Seconds within which it must be noticed."""
     if report.within_s is not None:
         return report.within_s * run.busyness
-    learned = Allowances.read(run.run_folder / ALLOWANCES_FILE)
+    learned = AdaptiveTimeouts.read(run.run_folder / PHASE_TIMEOUTS_FILE)
     phase = Phase[incident["phase"].replace(" ", "_").upper()]
     return SLACK_S * run.busyness + (learned.seconds(phase) if learned else 0.0)
 

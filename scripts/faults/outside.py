@@ -11,7 +11,8 @@ from typing import Any
 
 from faults.run import Act, Run
 from faults.workshop import put
-from yolo_lightning.supervision.heartbeat import FINISHED_FILE, Phase
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.utils.run_files import FINISHED_FILE
 
 Deed = Callable[[Run], None]
 TRAINS = frozenset({Phase.STEP, Phase.FETCH})
@@ -278,10 +279,10 @@ def start_second(run: Run) -> None:
 
 
 def lose_record(how: Callable[[Path], None]) -> Deed:
-    """Something happens to the progress record."""
+    """Something happens to the heartbeat."""
 
     def deed(run: Run) -> None:
-        run.note("progress record lost")
+        run.note("heartbeat lost")
         run.hit.add(trainer(run))
         how(run.live_record())
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from yolo_lightning.callbacks import ProgressRecord
+from yolo_lightning.callbacks import HeartbeatFile
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.supervision import SuperviseSettings
-from yolo_lightning.supervision.heartbeat import PROGRESS_FILE, ProgressReader, ProgressWriter
-from yolo_lightning.supervision.phase_timeouts import Allowances
+from yolo_lightning.supervision.heartbeat import HeartbeatReader, HeartbeatWriter
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.watch import Watch, excuse_for
+from yolo_lightning.utils.run_files import HEARTBEAT_FILE
 
 STEP_S = 0.4
 """A training step on the hardware that this is for."""
@@ -51,15 +52,15 @@ def measure() -> list[Cost]:
 
 def of_the_trainer(folder: Path) -> Cost:
     """The hooks of a step, as often as a step calls them."""
-    record, trainer, batch = ProgressRecord(), stand_in_trainer(folder), stand_in_batch(8)
-    writer = ProgressWriter(folder / PROGRESS_FILE)
-    record._writer = writer
-    cost = Cost("trainer: progress record of a step", fastest(lambda: step(record, trainer, batch), 2000))
+    record, trainer, batch = HeartbeatFile(), stand_in_trainer(folder), stand_in_batch(8)
+    writer = HeartbeatWriter(folder / HEARTBEAT_FILE)
+    record.writer = writer
+    cost = Cost("trainer: heartbeat of a step", fastest(lambda: step(record, trainer, batch), 2000))
     writer.close()
     return cost
 
 
-def step(record: ProgressRecord, trainer: Any, batch: Batch) -> None:
+def step(record: HeartbeatFile, trainer: Any, batch: Batch) -> None:
     """What a training step calls."""
     record.on_train_batch_start(trainer, trainer.lightning_module, batch, 7)
     record.on_train_batch_end(trainer, trainer.lightning_module, None, batch, 7)
@@ -68,11 +69,14 @@ def step(record: ProgressRecord, trainer: Any, batch: Batch) -> None:
 def of_the_supervisor(folder: Path) -> Cost:
     """A look at the record and at the process, as often as it looks in the time of a step; of another core."""
     path = folder / "watched"
-    writer = ProgressWriter(path)
-    reader, settings = ProgressReader(path), SuperviseSettings()
+    writer = HeartbeatWriter(path)
+    reader, settings = HeartbeatReader(path), SuperviseSettings()
     process = os.getpid()
     watch = Watch(
-        lambda: reader.read(process), lambda: excuse_for(process), Allowances(settings.floors, {}), settings.poll_s
+        lambda: reader.read(process),
+        lambda: excuse_for(process),
+        AdaptiveTimeouts(settings.phase_timeouts, {}),
+        settings.poll_s,
     )
     look_s = fastest(watch.look, 200)
     writer.close()

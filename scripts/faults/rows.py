@@ -25,7 +25,7 @@ QUICK = Case(
         at_step(12, to_trainer(signal.SIGKILL)),
     ),
     reports=(
-        Report(StallClass.LOADER_STALL, ("stopped (T)", "owes it")),
+        Report(StallClass.LOADER_STALL, ("stopped (T)", "has not delivered the batch")),
         Report(StallClass.UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S),
         Report(StallClass.UNKNOWN, ("c_call (", "state S"), "step"),
     ),

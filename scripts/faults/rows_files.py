@@ -1,4 +1,4 @@
-"""Rows 21 to 23, 30 and 41: checkpoints, disks, the progress record, the configuration."""
+"""Rows 21 to 23, 30 and 41: checkpoints, disks, the heartbeat, the configuration."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ from faults.outside import (
 )
 from faults.run import Run
 from yolo_lightning.supervision.classify import StallClass
-from yolo_lightning.supervision.phase_timeouts import Floors
+from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 
 UNKNOWN = StallClass.UNKNOWN
 KILLED = Report(UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S)
@@ -120,25 +120,25 @@ CASES = (
     disk_full("23d", "disk full for everything", 7, 12, 1, "training goes on"),
     Case(
         "30a",
-        "progress record deleted",
+        "heartbeat deleted",
         outside=(at_step(8, lose_record(Path.unlink)),),
-        log=("blind: there is no record",),
+        log=("no heartbeat: the heartbeat file does not exist",),
     ),
     Case(
         "30b",
-        "progress record cannot be read",
+        "heartbeat cannot be read",
         outside=(at_step(8, lose_record(replace_by_folder)),),
-        log=("blind: the record cannot be read",),
+        log=("no heartbeat: the heartbeat file cannot be read",),
     ),
     Case(
         "30c",
-        "progress record cut off under its writer",
+        "heartbeat cut off under its writer",
         outside=(at_step(8, lose_record(empty)),),
         reports=(Report(UNKNOWN, ("SIGBUS",), within_s=AT_ONCE_S),),
     ),
     Case(
         "30d",
-        "progress record frozen: a copy that nobody writes",
+        "heartbeat frozen: a copy that nobody writes",
         outside=(at_step(8, lose_record(freeze)),),
         reports=(Report(None),),
         short_s={"fetch_s": 2.0, "step_s": 2.0, "save_s": 2.0},
@@ -146,11 +146,11 @@ CASES = (
     ),
     Case(
         "30e",
-        "progress record deleted, then the trainer hangs: noticed after the largest allowance of all phases",
+        "heartbeat deleted, then the trainer hangs: noticed after the largest allowance of all phases",
         ("lock @ step 12",),
         outside=(at_step(8, lose_record(Path.unlink)),),
         reports=(Report(UNKNOWN, ("lock (",), within_s=LARGEST_S + SLACK_S),),
-        short_s={field.name: LARGEST_S for field in fields(Floors)},
+        short_s={field.name: LARGEST_S for field in fields(PhaseTimeouts)},
         supervision={"factor": 1.0},
     ),
     Case(

@@ -25,7 +25,7 @@ AT_FRAME = "@ frame 24"
 
 def stuck(name: str, fault: str, kind: str, *words: str) -> Case:
     """A worker that hangs while it reads a frame: one rung down, and on within the epoch."""
-    report = Report(STALL, ("owes it and stands in", *words), "fetch")
+    report = Report(STALL, ("has not delivered the batch; it is in", *words), "fetch")
     return Case(name, f"worker: {fault}", (f"{kind} {AT_FRAME}",), reports=(report,), short_s=FETCH, workers=1, rung=1)
 
 
@@ -50,7 +50,7 @@ CASES = (
         "4",
         "worker: SIGSTOP",
         outside=(at_step(6, to_worker(signal.SIGSTOP)),),
-        reports=(Report(STALL, ("stopped (T)", "owes it"), "fetch"),),
+        reports=(Report(STALL, ("stopped (T)", "has not delivered the batch"), "fetch"),),
         short_s=FETCH,
         workers=2,
         rung=1,

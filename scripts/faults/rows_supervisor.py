@@ -129,7 +129,7 @@ CASES = (
         outside=(at_step(8, to_all(signal.SIGSTOP)), after(7.0, to_all(signal.SIGCONT))),
         short_s=STEP | {"fetch_s": 3.0, "save_s": 3.0},
         workers=2,
-        log=("the supervisor itself was away for",),
+        log=("the watching process was suspended for",),
         check=one_trainer,
     ),
     Case(

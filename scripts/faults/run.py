@@ -18,11 +18,12 @@ from faults.inside import FIRED_FILE, note_fired
 from faults.launch import Launch
 from faults.workshop import REPOSITORY, SCRIPTS, Workshop, busyness, write
 from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
-from yolo_lightning.supervision.heartbeat import PROGRESS_FILE, Phase, Progress, ProgressReader
+from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase
 from yolo_lightning.supervision.output import LOG_FILE
-from yolo_lightning.supervision.phase_timeouts import Floors
-from yolo_lightning.supervision.run_lock import LOCK_FILE, read_holder
+from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
+from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.supervision.supervised_fit import job
+from yolo_lightning.utils.run_files import HEARTBEAT_FILE, LOCK_FILE
 
 MARK_VARIABLE = "FAULTS_CASE"
 WORKSHOP_VARIABLE = "FAULTS_WORKSHOP"
@@ -99,7 +100,7 @@ class Run:
         self.codes: list[int] = []
         self.lines: list[Line] = []
         self.beats: list[Beat] = []
-        self.record: Progress | None = None
+        self.record: Heartbeat | None = None
         self.hit: set[int] = set()
         self.notes: dict[str, Any] = {}
         self.hung = False
@@ -127,7 +128,7 @@ class Run:
         if typed or not self.configuration["supervise"]:
             return [self.workshop.python, "-m", "yolo_lightning", *fit]
         given = dict(self.configuration["supervision"])
-        settings = SuperviseSettings(**given | {"floors": Floors(**given["floors"])})
+        settings = SuperviseSettings(**given | {"phase_timeouts": PhaseTimeouts(**given["phase_timeouts"])})
         made = job(fit, self.run_folder, workers=self.case.workers, settings=settings, on_gpu=False)
         made = replace(made, smoke_test=self.case.smoke_test)
         return [self.workshop.python, "-m", "yolo_lightning.supervision", str(self.run_folder), made.to_json()]
@@ -192,7 +193,7 @@ class Run:
         return path.read_text(errors="replace") if path.is_file() else ""
 
     @property
-    def fresh(self) -> Progress | None:
+    def fresh(self) -> Heartbeat | None:
         """The record of a trainer that nothing was done to yet."""
         return None if self.record is None or self.record.process in self.hit else self.record
 
@@ -201,17 +202,17 @@ class Run:
         holder = read_holder(self.run_folder / LOCK_FILE)
         if holder is not None:
             for folder in live_heartbeat.folders(holder.marker):
-                path = Path(f"/proc/{self.supervisor.pid}/root{folder}") / PROGRESS_FILE
+                path = Path(f"/proc/{self.supervisor.pid}/root{folder}") / HEARTBEAT_FILE
                 if path.is_file():
                     return path
-        return self.run_folder / PROGRESS_FILE
+        return self.run_folder / HEARTBEAT_FILE
 
     def _watch(self) -> None:
         end_s = time.monotonic() + self.case.limit_s
         sequence = -1
         while self.supervisor.poll() is None:
-            found = ProgressReader(self.live_record()).read()
-            self.record = found if isinstance(found, Progress) else None
+            found = HeartbeatReader(self.live_record()).read()
+            self.record = found if isinstance(found, Heartbeat) else None
             if self.record is not None and self.record.sequence != sequence:
                 sequence = self.record.sequence
                 now = Beat(time.monotonic(), self.record.process, self.record.phase, self.record.step)

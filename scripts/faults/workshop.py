@@ -13,7 +13,7 @@ import yaml
 
 from faults.launch import Launch
 from yolo_lightning.data.synthetic import draw_dataset
-from yolo_lightning.supervision.phase_timeouts import Floors
+from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 
 SCRIPTS = Path(__file__).resolve().parent.parent
 REPOSITORY = SCRIPTS.parent
@@ -108,9 +108,9 @@ class Workshop:
             folder: Where it notes which faults have happened.
         """
         tree = deepcopy(CONFIGURATION)
-        long_s = {field.name: PATIENT_S * busyness() for field in fields(Floors)}
+        long_s = {field.name: PATIENT_S * busyness() for field in fields(PhaseTimeouts)}
         short_s = {name: value * (busyness() if name in STARTS else 1) for name, value in case.short_s.items()}
-        tree["supervision"] |= {**case.supervision, "floors": long_s | short_s}
+        tree["supervision"] |= {**case.supervision, "phase_timeouts": long_s | short_s}
         tree["data"] |= {"root": str(self.data), "index_root": str(self.index)}
         tree["data"]["loader"]["num_workers"] = case.workers
         injector = {

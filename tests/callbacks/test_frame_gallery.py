@@ -9,10 +9,10 @@ import pytest
 from tests.callbacks.tiny_detection import HIT, MISS, DetectionModule, Frames, frame_batch, prediction, target
 from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import FrameGallery
-from yolo_lightning.checkpoints.run_folder import FRAMES
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.frame_pictures import GAP, enlargement, side_by_side
 from yolo_lightning.evaluation.frame_scores import SIZE_EDGES, SizeCounts, above, frame_scores
+from yolo_lightning.utils.run_files import FRAMES
 
 
 def right(number: int) -> tuple[Prediction, Target]:

@@ -42,6 +42,7 @@ RENAMED_KEYS = {
     "model.max_halvings": "model.max_oom_splits",
     "model.nonfinite_in_a_row": "model.max_consecutive_nonfinite",
     "model.overlap": "model.iou_threshold",
+    "supervision.floors": "supervision.phase_timeouts",
     "augment": "tta",
     "confidence": "score_threshold",
     "overlap": "iou_threshold",

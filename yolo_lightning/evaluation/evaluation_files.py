@@ -5,11 +5,11 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
-from yolo_lightning.checkpoints.run_folder import EVALUATIONS, evaluation_record
 from yolo_lightning.evaluation.record import EvaluationRecord, Stage
 from yolo_lightning.evaluation.score_pictures import draw_evaluation
 from yolo_lightning.evaluation.ultralytics_metrics import UltralyticsScores
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import EVALUATIONS, evaluation_record
 
 RECORD, PICTURES = OptionalFile(), OptionalFile()
 """Of this process: an evaluation follows another."""

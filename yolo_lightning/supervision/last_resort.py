@@ -1,8 +1,8 @@
-"""Ends a training process whose interpreter lock is held for ever, from a small process beside it.
+"""Ends a training process whose interpreter lock is never released, from a small process beside it.
 
-The small process runs this file with the standard library alone. It counts its own waits of `TICK_S`: a wait in which
-both processes were suspended counts as one, however long it took, and no wait counts while the training process alone
-is stopped. A timer inside the training process counts that time too, and ends the process when it resumes.
+The small process counts its own waits of `TICK_S`: a wait in which both processes were suspended counts as one, however
+long it took, and no wait counts while the training process alone is stopped. A timer inside the training process counts
+that time too, and ends the process when it resumes.
 """
 
 import os
@@ -13,25 +13,30 @@ import sys
 import time
 from pathlib import Path
 
+from yolo_lightning.supervision.processes import STOPPED, read_process
+
 TICK_S = 0.5
 WRITE_STACKS_S = 2.0
-"""Time that the training process gets to write its stacks before it is killed."""
+"""Time for the training process to write its stacks before it is killed."""
 
-STOPPED = frozenset("Tt")
+START = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from yolo_lightning.supervision.last_resort import main; main()"
+)
 
 
 class LastResort:
-    """Ends the calling process if `still_running` is not called for the time that the last call has granted.
+    """Ends the calling process if `still_running` is not called within the time granted by the last call.
 
     Args:
-        limit_s: Seconds granted until the first call, not counting those in which the process is suspended.
-        stacks_signal: Signal upon which the calling process writes its stacks.
+        limit_s: Seconds granted until the first call, without the time in which the process is suspended.
+        stacks_signal: Signal on which the calling process writes its stacks.
     """
 
     def __init__(self, limit_s: float, stacks_signal: int) -> None:
-        words = [str(os.getpid()), str(limit_s), str(int(stacks_signal))]
+        root = Path(__file__).resolve().parents[2]
+        words = [str(root), str(os.getpid()), str(limit_s), str(int(stacks_signal))]
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *words], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-I", "-S", "-c", START, *words], stdin=subprocess.PIPE, start_new_session=True
         )
         assert self._child.stdin is not None
         self._pulse = self._child.stdin.fileno()
@@ -41,7 +46,7 @@ class LastResort:
         """Restart the wait, and grant `limit_s` seconds until the next call."""
         try:
             os.write(self._pulse, f"{limit_s}\n".encode())
-        except OSError:  # the pipe is full, so that the child has something to read; or the child was killed
+        except OSError:  # the pipe is full, so that the child has data to read; or the child was killed
             return
 
     def close(self) -> None:
@@ -51,9 +56,9 @@ class LastResort:
 
 
 def watch(process: int, limit_s: float, stacks_signal: int) -> None:
-    """Wait for pulses on the standard input, and kill `process` if none comes in time. A pulse is a new `limit_s`.
+    """Read pulses from the standard input; kill `process` if no pulse arrives in time. A pulse is a new `limit_s`.
 
-    The wait ends when the process, which is the parent of this one, has ended: its id may soon be that of another.
+    The wait ends when the process, the parent of this one, has ended, because its id can then belong to a new process.
     """
     ticks = 0
     while ticks * TICK_S < limit_s:
@@ -64,20 +69,15 @@ def watch(process: int, limit_s: float, stacks_signal: int) -> None:
             if not pulses:
                 return
             ticks, limit_s = 0, float(pulses[-1])
-        elif state_of(process) not in STOPPED:
-            ticks += 1
+        else:
+            found = read_process(process)
+            ticks += found is None or found.state not in STOPPED
     os.kill(process, stacks_signal)
     time.sleep(WRITE_STACKS_S)
     os.kill(process, signal.SIGKILL)
 
 
-def state_of(process: int) -> str:
-    """Return the letter by which the kernel describes the state of a process; empty where there is no /proc."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-if __name__ == "__main__":
-    watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+def main() -> None:
+    """Watch the process of the command line."""
+    process, limit_s, stacks_signal = sys.argv[1:]
+    watch(int(process), float(limit_s), int(stacks_signal))

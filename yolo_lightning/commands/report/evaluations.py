@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from yolo_lightning.checkpoints.run_folder import FRAMES, SCORES, evaluation_record
 from yolo_lightning.commands.report.contents import BoxSizes, Evaluation, Gallery, GalleryFrame
 from yolo_lightning.commands.report.detections import read_detections
 from yolo_lightning.commands.report.metrics_curves import Metrics
 from yolo_lightning.commands.report.problems import Problems, is_number, read_object
 from yolo_lightning.evaluation.drift import named_scores
+from yolo_lightning.utils.run_files import FRAMES, SCORES, evaluation_record
 
 STAGES = ("val", "test")
 

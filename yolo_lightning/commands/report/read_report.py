@@ -5,18 +5,25 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from yolo_lightning.checkpoints.run_folder import CHECKPOINTS, ENVIRONMENT, INCIDENTS, METRICS, TENSORBOARD
 from yolo_lightning.commands.monitor.read_run import check_holds_run, checkpoints, time_of
 from yolo_lightning.commands.report.configuration import batch_size, readable_configuration
 from yolo_lightning.commands.report.contents import Contents, IncidentSummary
 from yolo_lightning.commands.report.evaluations import STAGES, evaluation
 from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
 from yolo_lightning.commands.report.problems import Problems, read_object
-from yolo_lightning.supervision.heartbeat import FINISHED_FILE, PROGRESS_FILE
 from yolo_lightning.supervision.incident import read_incident
-from yolo_lightning.supervision.run_files import INCIDENT_FILE
-from yolo_lightning.supervision.run_status import STATUS_FILE
 from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
+from yolo_lightning.utils.run_files import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    FINISHED_FILE,
+    HEARTBEAT_FILE,
+    INCIDENT_FILE,
+    INCIDENTS,
+    METRICS,
+    STATUS_FILE,
+    TENSORBOARD,
+)
 
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
 """Its name says when it was begun, seconds since 1970; every start of training begins one."""
@@ -43,7 +50,7 @@ def read_contents(folder: Path) -> Contents:
     }
     environment = problems.attempt(folder / ENVIRONMENT, read_object) or {}
     now_s = time.time()
-    signs = [time_of(folder / name) for name in (PROGRESS_FILE, STATUS_FILE, METRICS, FINISHED_FILE)]
+    signs = [time_of(folder / name) for name in (HEARTBEAT_FILE, STATUS_FILE, METRICS, FINISHED_FILE)]
     return Contents(
         name=folder.name,
         read_s=now_s,
