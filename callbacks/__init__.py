@@ -2,12 +2,12 @@
 
 When each hook runs, and who acts there::
 
-    all                        HeartbeatFile, first: writes what the loop does for whoever watches; StatusFile;
+    all                        HeartbeatFile, first: records the phase of the loop; StatusFile;
                                StopOnSignal lets StoppableTrainer end a fit between two steps
     setup                      StallMonitor arms; EMA copies the network; CheckpointMirror begins
     on_fit_start               EnvironmentFile
     on_train_start             MetricsFile and ResultsFile cut back to the resumed step; RandomState restores generators
-      on_train_batch_start     StallMonitor: fetch is over, step begins; FinalValidation
+      on_train_batch_start     FinalValidation
       on_train_batch_end       EMA averages after an update; MetricsFile; ResultsFile; LastCheckpoint every N steps
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves
       on_train_epoch_end       ResultsFile; LastCheckpoint; EpochCheckpoint

@@ -12,7 +12,7 @@ from yolo_lightning.utils.run_files import CHECKPOINTS
 
 POLL_S = 2.0
 PATIENCE_S = 45.0
-"""That the end of a fit waits for the last copy; below the allowance for ending a process."""
+"""That the end of a fit waits for the last copy; below the phase timeout `exit_s`."""
 HURRY_S = 15.0
 """The same after an error or a signal; below what a supervisor grants."""
 

@@ -69,7 +69,7 @@ class HeartbeatFile(Callback):
         if stage != "fit":
             return
         folder = Path(trainer.default_root_dir)
-        self.writer, self._any_batch = heartbeat.current(), False
+        self.writer, self._any_batch = heartbeat.open_from_environment(), False
         if self.writer is None:
             path = folder / f"{HEARTBEAT_FILE}{rank_suffix(trainer.global_rank)}"
             try:

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 AT_A_TIME = 3
-"""One more than cores on a small machine: a case waits for its allowances half of the time."""
+"""One more than cores on a small machine: a case waits for phase timeouts half of the time."""
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ class Report:
         kind: Class of the stall or crash; None where either may be seen.
         words: That its sentence must hold.
         phase: In which it happened; empty for any.
-        within_s: Seconds from the fault to the report; None allows the phase's allowance and five seconds.
+        within_s: Seconds from the fault to the report; None for the phase timeout plus five seconds.
     """
 
     kind: StallClass | None

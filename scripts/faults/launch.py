@@ -13,7 +13,7 @@ class Launch:
         fault: For a person.
         inside: Faults that the trainer or a worker calls, texts of `InsideFault`.
         codes: Exit codes: of the first command, then of each `fit --resume` that follows it.
-        short_s: Allowances that are short, by name of `PhaseTimeouts`; the others are long.
+        short_s: Short phase timeouts by name of `PhaseTimeouts`; the others are long.
         supervision: Other settings of the supervisor.
         options: Other values of the configuration, by dotted name.
         workers: Loader workers.

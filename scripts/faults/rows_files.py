@@ -146,7 +146,7 @@ CASES = (
     ),
     Case(
         "30e",
-        "heartbeat deleted, then the trainer hangs: noticed after the largest allowance of all phases",
+        "heartbeat deleted, then the trainer hangs: noticed after the largest phase timeout",
         ("lock @ step 12",),
         outside=(at_step(8, lose_record(Path.unlink)),),
         reports=(Report(UNKNOWN, ("lock (",), within_s=LARGEST_S + SLACK_S),),

@@ -125,7 +125,7 @@ CASES = (
     ),
     Case(
         "29a",
-        "all processes suspended for longer than any allowance",
+        "all processes suspended for longer than any phase timeout",
         outside=(at_step(8, to_all(signal.SIGSTOP)), after(7.0, to_all(signal.SIGCONT))),
         short_s=STEP | {"fetch_s": 3.0, "save_s": 3.0},
         workers=2,

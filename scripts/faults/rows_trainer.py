@@ -34,7 +34,7 @@ def killed(name: str, fault: str, *places: str) -> Case:
 
 
 def by_default_in_time(run: Run) -> list[str]:
-    """From the stall to the next step: the allowance, 20 s until the kill, at most 20 s to be back."""
+    """From the stall to the next step: the phase timeout, 20 s until the kill, at most 20 s to be back."""
     (fired_s,) = run.fired_s()
     first = run.beats[0].process
     trained = [beat.at_s for beat in run.beats if beat.process != first and beat.step > 8]

@@ -24,7 +24,7 @@ PATIENT_S = 90.0
 """What no case waits for; a busy machine must not raise an alarm."""
 
 STARTS = frozenset({"import_s", "setup_s", "first_batch_s", "validate_s", "exit_s"})
-"""Allowances of the phases in which processes start or end; they take longer where others run."""
+"""Timeouts of the phases in which processes start or end; they take longer where others run."""
 
 SUPERVISION = {"poll_s": 0.1, "kill_after_s": 0.5, "pause_s": 0.0, "grace_s": 20.0, "resample_s": 0.2}
 CALLBACKS: tuple[dict[str, Any], ...] = (

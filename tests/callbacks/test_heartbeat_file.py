@@ -51,7 +51,7 @@ def test_phases_of_a_whole_fit(beats: Beats, tmp_path: Path) -> None:
     fit(tmp_path, HeartbeatFile(), LastCheckpoint(interval_steps=2), epochs=2, batches=3, num_sanity_val_steps=1)
     epoch_end = ["fetch", "validate", "metrics", "epoch_end", "save", "epoch_end"]
     assert beats.phases() == [
-        *("import", "setup", "sanity", "setup", "first_batch"),
+        *("setup", "sanity", "setup", "first_batch"),
         *("fetch", "step", "fetch", "save", "fetch", "step", *epoch_end),
         *("fetch", "step", "fetch", "step", "fetch", "save", "fetch", "step", *epoch_end),
         "exit",
@@ -213,7 +213,7 @@ fit(Path(sys.argv[1]), HeartbeatFile(), module=Suspended())
 
 
 @pytest.mark.whole_run
-def test_fault_29_a_suspension_longer_than_any_allowance_does_not_end_the_trainer(tmp_path: Path, forks: Forks) -> None:
+def test_fault_29_a_suspension_longer_than_any_timeout_does_not_end_the_trainer(tmp_path: Path, forks: Forks) -> None:
     (tmp_path / "phase_timeouts.json").write_text(AdaptiveTimeouts(PhaseTimeouts(step_s=0.5), {}, factor=0.0).to_json())
     (tmp_path / "train.py").write_text(SUSPENDED)
     words = [tmp_path / "train.py", tmp_path, REPOSITORY]
@@ -222,7 +222,7 @@ def test_fault_29_a_suspension_longer_than_any_allowance_does_not_end_the_traine
     stat = Path(f"/proc/{process.pid}/stat")
     while stat.read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.05)
-    time.sleep(2.0)  # twice what a timer at twice the allowance would wait
+    time.sleep(2.0)  # twice what a timer at twice the timeout would wait
     os.kill(process.pid, signal.SIGCONT)
     assert process.wait() == 0
     assert (tmp_path / "finished.json").is_file()

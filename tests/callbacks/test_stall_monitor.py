@@ -109,6 +109,7 @@ def main():
 
         def training_step(self, batch, batch_idx):
             monitor.timeout_s, monitor.watch.timeouts = 1.5, stall_monitor.uniform_timeouts(1.5)
+            monitor._last_resort.still_running(1.5 + stall_monitor.GRACE_S)
             if KIND == "suspended" and batch_idx == 3:
                 time.sleep(0.2)
                 os.kill(os.getpid(), signal.SIGSTOP)

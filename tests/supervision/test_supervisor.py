@@ -150,7 +150,7 @@ def test_rung_stays_for_the_next_supervisor(tmp_path: Path) -> None:
     assert "--data.loader.num_workers=2" in again.starts()[-1]["options"]
 
 
-def test_fault_28_slow_phases_within_their_allowance_are_no_stall(tmp_path: Path) -> None:
+def test_fault_28_slow_phases_within_their_timeout_are_no_stall(tmp_path: Path) -> None:
     supervised = Supervised(tmp_path / "run", "be_slow", allowed=STEP)
     assert supervised.wait() == ExitCode.FINISHED
     assert len(supervised.starts()) == 1
@@ -168,7 +168,7 @@ def test_fault_30_lost_record_is_blindness_and_no_stall(tmp_path: Path) -> None:
     assert supervised.incidents() == []
 
 
-def test_fault_30_hang_without_a_record_is_noticed_after_the_largest_allowance(tmp_path: Path) -> None:
+def test_fault_30_hang_without_a_record_is_noticed_after_the_largest_timeout(tmp_path: Path) -> None:
     allowed = PhaseTimeouts(**{field.name: 3.0 for field in fields(PhaseTimeouts)})
     supervised = Supervised(tmp_path / "run", "lose_record_and_hang", allowed=allowed)
     assert supervised.wait() == ExitCode.FINISHED

@@ -100,30 +100,19 @@ class ProcessEvidence:
 
     @property
     def described_state(self) -> str:
-        """State in messages."""
         return "stopped (T)" if self.state in STOPPED else f"state {self.state}"
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """State of a stalled trainer.
-
-    Attributes:
-        phase: Current phase.
-        trainer: Main process.
-        others: All descendants.
-        evicted_ms: Increase, during the collection, of the time for which the kernel has stopped the GPU queues of the
-            trainer; None without an AMD GPU.
-        kernel_lines: Relevant lines of the kernel log.
-        log_lines: Last lines of the trainer's output.
-    """
+    """State of a stalled trainer."""
 
     phase: Phase
     trainer: ProcessEvidence
-    others: tuple[ProcessEvidence, ...] = ()
-    evicted_ms: int | None = None
-    kernel_lines: tuple[str, ...] = ()
-    log_lines: tuple[str, ...] = ()
+    others: tuple[ProcessEvidence, ...] = ()  # all descendants
+    evicted_ms: int | None = None  # time of stopped GPU queues (AMD) during the collection; None without an AMD GPU
+    kernel_lines: tuple[str, ...] = ()  # relevant lines of the kernel log
+    log_lines: tuple[str, ...] = ()  # last lines of the trainer's output
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,27 +50,16 @@ Keep = Callable[[Path, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Trainer to examine.
+    """Trainer to examine."""
 
-    Attributes:
-        folder: Folder of the incident.
-        trainer: Process id.
-        record: Path of the trainer's heartbeat file.
-        heartbeat: Last heartbeat, or None.
-        phase: Last recorded phase.
-        log_lines: Last lines of the trainer's output.
-        part_timeout_s: Time limit of each part.
-        resample_s: Seconds between the two reads of the trainer's stack.
-    """
-
-    folder: Path
-    trainer: int
-    record: Path
-    heartbeat: Heartbeat | None
-    phase: Phase
-    log_lines: tuple[str, ...]
-    part_timeout_s: float
-    resample_s: float
+    folder: Path  # of the incident
+    trainer: int  # process id
+    record: Path  # heartbeat file of the trainer
+    heartbeat: Heartbeat | None  # last heartbeat
+    phase: Phase  # last recorded phase
+    log_lines: tuple[str, ...]  # last lines of the trainer's output
+    part_timeout_s: float  # time limit of each part
+    resample_s: float  # seconds between the two reads of the trainer's stack
 
 
 def keep(path: Path, text: str) -> None:

@@ -1,21 +1,8 @@
 """Heartbeat file: fixed-size record of what the training process does now, readable by other processes.
 
-The training loop writes the file through a memory map, which takes about a microsecond, makes no system call and does
+The training loop writes the file through a memory map, which takes a few microseconds, makes no system call and does
 not release the interpreter lock. A supervisor, `StallMonitor` and `monitor` read the file. No background thread writes
 it, because a thread keeps running while the training loop hangs.
-
-Layout, little-endian, `RECORD_BYTES` bytes; times are seconds of the monotonic clock::
-
-    0     8s     magic `YLBEAT` and two zero bytes
-    8     u32    format version          12  u32  signal that makes the process write its stacks, 0 for none
-    16    u64    process id              24  u64  start time of the process, clock ticks since boot
-    32    u64    sequence before the body: odd while the body is being written
-    40    i64    epoch, from 0           48  i64  step: batches trained since training began
-    56    i64    batch within the epoch  64  u64  phase
-    72    f64    start of the phase
-    80    16f64  longest completed duration of each phase, by number of the phase
-    208   u64    length of the ids       216 512s ids of the last samples, joined by commas, as many as fit
-    728   u64    sequence after the body: equal to the first sequence unless the record is incomplete
 """
 
 import faulthandler
@@ -28,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from signal import SIGUSR2, Signals
+from signal import SIGUSR2
 from typing import BinaryIO
 
 from yolo_lightning.supervision.processes import started_ticks
@@ -42,15 +29,16 @@ STACKS_SIGNAL = SIGUSR2
 
 MAGIC = b"YLBEAT\0\0"
 VERSION = 1
-HEAD = struct.Struct("<8sIIQQ")
-BODY = struct.Struct("<QqqqQd")
+RECORD = struct.Struct("<8sII QQQ qqqQd 16d Q512s Q 288x")
+"""Little-endian: magic, version, stacks signal | process id, start time, sequence | epoch, step, batch, phase, start
+of the phase | longest duration of each phase by its number | length and content of the sample ids, joined by commas |
+sequence. The first sequence is odd during a write. The two sequences differ in an incomplete record."""
+
 SEQUENCE = struct.Struct("<Q")
-SECONDS = struct.Struct("<d")
-IDS = struct.Struct("<Q512s")
+SEQUENCE_AT, TAIL_AT = 32, 728
 PHASES = 16
-BODY_AT, LONGEST_AT, IDS_AT, TAIL_AT = 32, 80, 208, 728
 IDS_BYTES = 512
-RECORD_BYTES = 1024
+RECORD_BYTES = RECORD.size
 READ_ATTEMPTS = 5
 
 
@@ -125,41 +113,38 @@ class HeartbeatWriter:
         except BaseException:
             self._file.close()
             raise
-        self._map[:] = bytes(RECORD_BYTES)
         self._stacks: BinaryIO | None = None
         self._longest_s = [0.0] * PHASES
+        self._ids = b""
+        self._process = os.getpid(), started_ticks(os.getpid())
+        self._sequence = 0
         self.phase, self.epoch, self.step, self.batch = Phase.IMPORT, 0, 0, 0
         self._began_s = time.monotonic()
-        self._sequence = 0
-        self._write_head()
-        self.beat(Phase.IMPORT)
+        self._write()
 
     def beat(self, phase: Phase, epoch: int | None = None, step: int | None = None, batch: int | None = None) -> None:
         """Record the start of `phase`, or of the next item in the same phase; None keeps the last number."""
         now_s = time.monotonic()
-        duration_s = now_s - self._began_s
+        self._longest_s[self.phase] = max(self._longest_s[self.phase], now_s - self._began_s)
         self.epoch = self.epoch if epoch is None else epoch
         self.step = self.step if step is None else step
         self.batch = self.batch if batch is None else batch
-        record, sequence = self._map, self._sequence
-        BODY.pack_into(record, BODY_AT, sequence + 1, self.epoch, self.step, self.batch, phase, now_s)
-        if duration_s > self._longest_s[self.phase]:
-            self._longest_s[self.phase] = duration_s
-            SECONDS.pack_into(record, LONGEST_AT + SECONDS.size * self.phase, duration_s)
-        self.phase, self._began_s, self._sequence = phase, now_s, sequence + 2
-        SEQUENCE.pack_into(record, TAIL_AT, sequence + 2)
-        SEQUENCE.pack_into(record, BODY_AT, sequence + 2)
+        self.phase, self._began_s = phase, now_s
+        self._write()
 
     def samples(self, ids: Sequence[str]) -> None:
-        """Record the ids of the current samples, before the beat that starts their processing."""
+        """Set the ids of the current samples, which the next beat writes; as many whole ids as fit."""
         joined = ",".join(ids).encode()
-        if len(joined) > IDS_BYTES:  # whole ids only
-            joined = joined[: IDS_BYTES + 1].rpartition(b",")[0]
-        SEQUENCE.pack_into(self._map, BODY_AT, self._sequence + 1)
-        IDS.pack_into(self._map, IDS_AT, len(joined), joined)
-        SEQUENCE.pack_into(self._map, TAIL_AT, self._sequence + 2)
-        self._sequence += 2
-        SEQUENCE.pack_into(self._map, BODY_AT, self._sequence)
+        self._ids = joined if len(joined) <= IDS_BYTES else joined[: IDS_BYTES + 1].rpartition(b",")[0]
+
+    def _write(self) -> None:
+        signal, before = STACKS_SIGNAL if self._stacks is not None else 0, self._sequence
+        SEQUENCE.pack_into(self._map, SEQUENCE_AT, before + 1)
+        self._sequence = before + 2
+        loop = self.epoch, self.step, self.batch, self.phase, self._began_s, *self._longest_s
+        head = MAGIC, VERSION, signal, *self._process, before + 1
+        self._map[:] = RECORD.pack(*head, *loop, len(self._ids), self._ids, self._sequence)
+        SEQUENCE.pack_into(self._map, SEQUENCE_AT, self._sequence)
 
     def read(self) -> Heartbeat | NoHeartbeat:
         """Return the content of the file without disk access; for another thread of this process."""
@@ -175,7 +160,7 @@ class HeartbeatWriter:
         """
         self._stacks = stacks_path(self.path).open("wb", buffering=0)
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
-        self._write_head(STACKS_SIGNAL)
+        self._write()
 
     def close(self) -> None:
         """Close the file; the last content remains."""
@@ -184,10 +169,6 @@ class HeartbeatWriter:
             self._stacks.close()
         self._map.close()
         self._file.close()
-
-    def _write_head(self, stacks_signal: Signals | int = 0) -> None:
-        process = os.getpid()
-        HEAD.pack_into(self._map, 0, MAGIC, VERSION, stacks_signal, process, started_ticks(process))
 
 
 class HeartbeatReader:
@@ -206,9 +187,9 @@ class HeartbeatReader:
                 with self.path.open("rb", buffering=0) as file:
                     # The kernel copies the bytes of one read in any order. Equal sequences in reads before and after
                     # prove that no write began or ended meanwhile.
-                    before = os.pread(file.fileno(), SEQUENCE.size, BODY_AT)
+                    before = os.pread(file.fileno(), SEQUENCE.size, SEQUENCE_AT)
                     content = file.read(RECORD_BYTES + 1)
-                    after = os.pread(file.fileno(), SEQUENCE.size, BODY_AT)
+                    after = os.pread(file.fileno(), SEQUENCE.size, SEQUENCE_AT)
             except FileNotFoundError:
                 return NoHeartbeat.MISSING
             except OSError:
@@ -226,41 +207,31 @@ def parse(content: bytes) -> Heartbeat | NoHeartbeat:
     """Return the heartbeat in the content of a heartbeat file, or the reason why there is none."""
     if len(content) < RECORD_BYTES:
         return NoHeartbeat.TRUNCATED
-    magic, version, stacks_signal, process, ticks = HEAD.unpack_from(content)
-    sequence, epoch, step, batch, phase, began_s = BODY.unpack_from(content, BODY_AT)
-    if len(content) > RECORD_BYTES or magic != MAGIC or version != VERSION:
+    if len(content) > RECORD_BYTES:
         return NoHeartbeat.FOREIGN
-    if sequence == 0 or sequence % 2 or SEQUENCE.unpack_from(content, TAIL_AT)[0] != sequence:
+    magic, version, signal, process, ticks, sequence, epoch, step, batch, phase, began_s, *rest = RECORD.unpack(content)
+    *longest, length, ids, tail = rest
+    if magic != MAGIC or version != VERSION:
+        return NoHeartbeat.FOREIGN
+    if sequence == 0 or sequence % 2 or tail != sequence:
         return NoHeartbeat.TORN
     try:
         known_phase = Phase(phase)
     except ValueError:
         return NoHeartbeat.FOREIGN
-    length, ids = IDS.unpack_from(content, IDS_AT)
-    text = ids[:length].decode(errors="replace")
-    longest = {one: SECONDS.unpack_from(content, LONGEST_AT + SECONDS.size * one)[0] for one in Phase}
-    return Heartbeat(
-        process=process,
-        process_started_ticks=ticks,
-        stacks_signal=stacks_signal,
-        sequence=sequence,
-        epoch=epoch,
-        step=step,
-        batch=batch,
-        phase=known_phase,
-        phase_began_s=began_s,
-        longest_s={one: seconds for one, seconds in longest.items() if seconds > 0},
-        samples=tuple(text.split(",")) if text else (),
-    )
+    durations_s = {one: longest[one] for one in Phase if longest[one] > 0}
+    samples = tuple(ids[:length].decode(errors="replace").split(",")) if length else ()
+    return Heartbeat(process, ticks, signal, sequence, epoch, step, batch, known_phase, began_s, durations_s, samples)
 
 
 _writer: HeartbeatWriter | None = None
 
 
 def open_from_environment() -> HeartbeatWriter | None:
-    """Open the heartbeat file that the supervisor has chosen; None without a supervisor.
+    """Return the writer of the heartbeat file that the supervisor has chosen; None without a supervisor.
 
-    A child process of the trainer inherits the environment variable and finds the file locked.
+    The first call opens the file. A child process of the trainer inherits the environment variable and finds the file
+    locked.
     """
     global _writer
     path = os.environ.get(HEARTBEAT_VARIABLE)
@@ -277,8 +248,3 @@ def enter(phase: Phase) -> None:
     """Record the start of `phase` in the file of `open_from_environment`, if there is one."""
     if _writer is not None:
         _writer.beat(phase)
-
-
-def current() -> HeartbeatWriter | None:
-    """Return the writer that `open_from_environment` created."""
-    return _writer

@@ -16,23 +16,14 @@ WAITS_FOR_BATCH = (Phase.FIRST_BATCH.label, Phase.FETCH.label)
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A stall or an unexpected exit of the training process.
+    """A stall or an unexpected exit of the training process."""
 
-    Attributes:
-        folder: Folder of the report, the stacks and the logs.
-        phase: Last recorded phase.
-        heartbeat: Last heartbeat, or None.
-        diagnosis: Class and description.
-        waited_s: Seconds without a heartbeat; 0 after an exit.
-        blames_samples: Whether the current samples can be the cause.
-    """
-
-    folder: Path
-    phase: Phase
-    heartbeat: Heartbeat | None
+    folder: Path  # of the report, the stacks and the logs
+    phase: Phase  # last recorded phase
+    heartbeat: Heartbeat | None  # last heartbeat
     diagnosis: Diagnosis
-    waited_s: float = 0.0
-    blames_samples: bool = True
+    waited_s: float = 0.0  # seconds without a heartbeat; 0 after an exit
+    blames_samples: bool = True  # whether the current samples can be the cause
 
     def sentence(self) -> str:
         """Return class, place and description in one line."""
@@ -44,7 +35,6 @@ class Incident:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the last heartbeat, from 0."""
         return self.heartbeat.epoch if self.heartbeat else 0
 
     def suspects(self) -> tuple[str, ...]:
@@ -62,18 +52,14 @@ class Incident:
 
     def report(self, outcome: str, **further: Any) -> str:
         """Return the report as JSON; `outcome` describes the reaction to the incident, `further` adds entries."""
-        heartbeat = self.heartbeat
         report = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "class": self.diagnosis.kind,
             "sentence": self.sentence(),
             "outcome": outcome,
             "phase": self.phase.label,
-            "epoch": heartbeat.epoch if heartbeat else None,
-            "batch": heartbeat.batch if heartbeat else None,
-            "step": heartbeat.step if heartbeat else None,
-            "process": heartbeat.process if heartbeat else None,
-            "samples": list(heartbeat.samples) if heartbeat else [],
+            **{name: getattr(self.heartbeat, name, None) for name in ("epoch", "batch", "step", "process")},
+            "samples": list(self.heartbeat.samples) if self.heartbeat else [],
             "suspects": list(self.suspects()),
             "waited_s": round(self.waited_s, 1),
         }

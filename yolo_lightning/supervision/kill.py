@@ -32,19 +32,12 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Result of `kill_tree`.
+    """Result of `kill_tree`."""
 
-    Attributes:
-        processes: Ids of the ended processes.
-        survivors: Processes that survived SIGKILL, each with its state and its place in the kernel.
-        removed: Deleted leftover files.
-        left: The survivors as entries of the process table.
-    """
-
-    processes: tuple[int, ...] = ()
-    survivors: dict[int, str] = field(default_factory=dict)
-    removed: tuple[Path, ...] = ()
-    left: tuple[Process, ...] = ()
+    processes: tuple[int, ...] = ()  # ids of the ended processes
+    survivors: dict[int, str] = field(default_factory=dict)  # state and place in the kernel of each survivor
+    removed: tuple[Path, ...] = ()  # deleted leftover files
+    left: tuple[Process, ...] = ()  # the survivors as entries of the process table
 
     @property
     def needs_reboot(self) -> bool:

@@ -53,7 +53,6 @@ def config_name(subcommand: str) -> str:
 
 
 def picture_name(stage: str) -> str:
-    """Return the name of the picture of predictions of a stage."""
     return f"{stage}.png"
 
 
@@ -68,7 +67,6 @@ def stacks_path(heartbeat: Path) -> Path:
 
 
 def has_checkpoint(run: Path) -> bool:
-    """Return whether a run folder contains a checkpoint."""
     return any((run / CHECKPOINTS).glob(CHECKPOINT_PATTERN))
 
 
@@ -106,7 +104,6 @@ def clear(run: Path) -> None:
 
 
 def incident_names(run: Path) -> set[str]:
-    """Return the names of the folders of all incidents in a run folder."""
     folder = run / INCIDENTS
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
@@ -120,7 +117,6 @@ def incident_folder(run: Path, taken: set[str]) -> Path:
 
 
 def is_finished(run: Path) -> bool:
-    """Return whether the fit in a run folder is complete."""
     return (run / FINISHED_FILE).is_file()
 
 

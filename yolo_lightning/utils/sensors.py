@@ -1,6 +1,6 @@
 """Readings of this machine from /proc, /sys and NVML: GPUs, memory, disks, kernel settings.
 
-No function creates a GPU context. A read can block for ever while a GPU driver hangs: call the GPU functions from a
+No function creates a GPU context. A read can block forever while a GPU driver hangs: call the GPU functions from a
 daemon thread or a child process. `root` is the folder that contains `proc` and `sys`; tests pass another one.
 """
 
@@ -211,9 +211,8 @@ def evicted_ms(pid: int, root: Path = ROOT) -> int | None:
 
 def memory(root: Path = ROOT) -> Capacity | None:
     """Return usage of the main memory, of the control group if its limit is lower; None if neither can be read."""
-    try:
-        total, available = (_meminfo_bytes(root, name) for name in ("MemTotal", "MemAvailable"))
-    except (KeyError, ValueError, IndexError):
+    total, available = _meminfo_bytes(root, "MemTotal"), _meminfo_bytes(root, "MemAvailable")
+    if total is None or available is None:
         return None
     group = root / "sys/fs/cgroup"
     limit, used = integer(group / "memory.max"), integer(group / "memory.current")
@@ -225,14 +224,12 @@ def memory(root: Path = ROOT) -> Capacity | None:
 
 def swap_bytes(root: Path = ROOT) -> int:
     """Return the size of the swap space; 0 if it cannot be read."""
-    try:
-        return _meminfo_bytes(root, "SwapTotal")
-    except (KeyError, ValueError, IndexError):
-        return 0
+    return _meminfo_bytes(root, "SwapTotal") or 0
 
 
-def _meminfo_bytes(root: Path, name: str) -> int:
-    return int(_fields(text(root / "proc/meminfo"))[name].split()[0]) * 1024
+def _meminfo_bytes(root: Path, name: str) -> int | None:
+    words = _fields(text(root / "proc/meminfo")).get(name, "").split()
+    return int(words[0]) * 1024 if words and words[0].isdigit() else None
 
 
 def disk(path: Path) -> Capacity | None:

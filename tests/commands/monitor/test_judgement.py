@@ -36,13 +36,13 @@ def test_trainer_that_has_not_begun_is_starting(phase: Phase) -> None:
     ("phase", "waited_s", "stalled"),
     [(Phase.STEP, 59.9, False), (Phase.STEP, 60.0, True), (Phase.VALIDATE, 60.0, False), (Phase.VALIDATE, 120.0, True)],
 )
-def test_allowance_of_the_phase_decides_what_is_a_stall(phase: Phase, waited_s: float, stalled: bool) -> None:
+def test_timeout_of_the_phase_decides_what_is_a_stall(phase: Phase, waited_s: float, stalled: bool) -> None:
     found = judge(replace(ALIVE, found=record(phase), waited_s=waited_s))
     assert (found.verdict is RunVerdict.STALLED) == stalled
     assert found.since_s == (NOW_S - waited_s if stalled else None)
 
 
-def test_learned_allowance_counts() -> None:
+def test_learned_timeout_counts() -> None:
     learned = AdaptiveTimeouts(PhaseTimeouts(step_s=60), {Phase.STEP: 30.0})
     assert judge(replace(ALIVE, waited_s=100.0, timeouts=learned)).verdict is RunVerdict.RUNNING
 

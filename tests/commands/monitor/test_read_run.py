@@ -62,7 +62,7 @@ def test_living_run_is_read_from_record_and_status(tmp_path: Path) -> None:
     assert state.trainer.pid == os.getpid()
 
 
-def test_stall_is_judged_by_the_allowances_of_the_supervisor(tmp_path: Path) -> None:
+def test_stall_is_judged_by_the_timeouts_of_the_supervisor(tmp_path: Path) -> None:
     make_run(tmp_path)
     (tmp_path / "phase_timeouts.json").write_text(AdaptiveTimeouts(PhaseTimeouts(step_s=0.05), {}).to_json())
     time.sleep(0.1)
@@ -112,7 +112,7 @@ def test_torn_record_of_a_dead_trainer(tmp_path: Path) -> None:
     tear(tmp_path)
     judgement = read_run(tmp_path).judgement
     assert judgement.verdict is RunVerdict.GONE
-    assert "half written" in judgement.sentence
+    assert "incomplete" in judgement.sentence
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": 1}', "\x00\xff"])
@@ -164,12 +164,13 @@ def test_incidents_of_supervisor_and_stall_monitor_are_both_read(tmp_path: Path)
             f"2026112{number}-000000",
             **{"time": f"2026-11-2{number}T00:00:00+0000", "class": "loader stall", "sentence": "s", "outcome": "o"},
         )
-    add_incident(tmp_path, "20261126-000000", reason="no progress for 900 s")
+    further = {"sentence": "no progress for 900 s", "outcome": "the process ended itself", "launch": "a", "attempt": 0}
+    add_incident(tmp_path, "20261126-000000", **{"class": "unknown"}, **further)
     (tmp_path / "incidents" / "20261127-000000").mkdir()
     found = incidents(tmp_path / "incidents")
-    assert [one.kind for one in found] == ["loader stall"] * 3 + ["stall"]
+    assert [one.kind for one in found] == ["loader stall"] * 3 + ["unknown"]
     assert (found[0].time_s, found[0].outcome) == (1795305600.0, "o")
-    assert (found[3].sentence, found[3].outcome) == ("no progress for 900 s", "the process was ended")
+    assert (found[3].sentence, found[3].outcome) == ("no progress for 900 s", "the process ended itself")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])

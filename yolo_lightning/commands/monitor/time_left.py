@@ -4,7 +4,7 @@ from datetime import datetime
 
 from yolo_lightning.commands.monitor.run_state import Remaining
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.supervision.run_status import Status, validations_after, validations_left
+from yolo_lightning.supervision.run_status import Status
 
 
 def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Remaining:
@@ -20,14 +20,14 @@ def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Re
         return Remaining()
     steps = max(0, status.batches_per_epoch - batch)
     is_validation_done = phase is Phase.EPOCH_END and steps == 0
-    validations = 0 if is_validation_done else validations_left(status, epoch, steps)
+    validations = 0 if is_validation_done else status.validations_left(epoch, steps)
     is_measured = status.validation_s is not None
     validation_s = status.validation_s or 0.0
     epoch_s = steps * status.step_s + validations * validation_s if is_measured or not validations else None
     if status.epochs is None:
         return Remaining(epoch_s)
     steps += max(0, status.epochs - epoch - 1) * status.batches_per_epoch
-    validations += validations_after(status, epoch)
+    validations += status.validations_after(epoch)
     run_s = steps * status.step_s + validations * validation_s
     return Remaining(epoch_s, run_s, unmeasured_validations=0 if is_measured else validations)
 
