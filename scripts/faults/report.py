@@ -9,7 +9,7 @@ COLUMNS = ("row", "fault", "noticed (s)", "reported", "steps lost", "next step (
 PAGE = """# Faults, injected and measured
 
 Written by `python scripts/inject_faults.py --write {path}`. Each line is a supervised fit on a small drawn dataset
-({steps} steps, one thread, phase timeouts of seconds by configuration), with real processes and signals; what cannot be had
+({steps} steps, one thread, short phase timeouts by configuration), with real processes and signals; what cannot be had
 for real is named as a fake. *noticed*: from the fault to the report. *steps lost*: trained again after
 the restart. *next step*: from the decision to restart to the next completed step. *left behind*: processes, files in
 /dev/shm, temporary files. A pass means that all this was within its limits, that the exit codes were those documented,
