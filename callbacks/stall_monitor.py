@@ -13,10 +13,8 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TextIO
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
@@ -24,18 +22,22 @@ from lightning.pytorch.utilities import rank_zero_warn
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.heartbeat import STACKS_SIGNAL
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.last_resort import LastResort
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.watch import Health, Look, Watch
 from yolo_lightning.utils.distributed import launch_id, rank_suffix, restarts
-from yolo_lightning.utils.run_files import INCIDENT_FILE, INCIDENTS, has_checkpoint
+from yolo_lightning.utils.run_files import (
+    INCIDENT_FILE,
+    STACKS_FILE,
+    has_checkpoint,
+    incident_folder,
+    incident_names,
+)
 
 EXIT_STALLED = 75
 """Exit code of a process that was ended because it stalled (EX_TEMPFAIL: try again)."""
 
-STACKS = "stacks.txt"
 GRACE_S = 20.0
 """Seconds after the timeout of the thread at which `last_resort` ends the process."""
 
@@ -59,10 +61,8 @@ class StallMonitor(Callback):
         if not timeout_s > 0:
             raise ValueError(f"StallMonitor.timeout_s must be > 0, got {timeout_s}")
         self.timeout_s = timeout_s
-        self._folder = Path()
-        self._stacks: TextIO | None = None
-        self._stop = threading.Event()
-        self._has_others = False
+        self._stop: threading.Event | None = None
+        self._suffix, self._has_others = "", False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or is_supervised():
@@ -72,23 +72,17 @@ class StallMonitor(Callback):
             raise ValueError("StallMonitor needs the callback HeartbeatFile before it in trainer.callbacks")
         if source.writer is None:  # HeartbeatFile has warned
             return
-        incidents = Path(trainer.default_root_dir) / INCIDENTS
-        suffix, self._has_others = rank_suffix(trainer.global_rank), trainer.world_size > 1
-        for earlier in incidents.glob(f"{'[0-9]' * 8}-{'[0-9]' * 6}{suffix}"):  # of runs that were killed
-            remove_incident_without_stacks(earlier)
-        self._folder = incidents / f"{time.strftime('%Y%m%d-%H%M%S')}{suffix}"
+        self._run = Path(trainer.default_root_dir)
+        self._suffix, self._has_others = rank_suffix(trainer.global_rank), trainer.world_size > 1
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._stacks = (self._folder / STACKS).open("w")
+            source.writer.arm_stacks()
         except OSError as error:
-            rank_zero_warn(f"could not write {self._folder} ({error.strerror}); stacks of a stall go to stderr")
-            self._stacks = os.fdopen(os.dup(2), "w")
-        faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
-        self._last_resort = LastResort(self.timeout_s + GRACE_S, STACKS_SIGNAL)
-        self._stop = threading.Event()
+            rank_zero_warn(f"no stacks after a stall inside a C call: {error}")
+        self._last_resort = LastResort(self.timeout_s + GRACE_S, self._run, source.writer.path, self._suffix)
         poll_s = min(1.0, self.timeout_s / 10)
         self.watch = Watch(source.writer.read, lambda: None, uniform_timeouts(self.timeout_s), poll_s)
-        self._thread = threading.Thread(target=self._run, args=(poll_s,), name="stall monitor", daemon=True)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll, args=(self._stop, poll_s), name="stall monitor", daemon=True)
         self._thread.start()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -98,37 +92,38 @@ class StallMonitor(Callback):
         self._disarm()
 
     def _disarm(self) -> None:
-        self._stop.set()
-        if self._stacks is None:
-            return
-        self._thread.join()  # the thread writes to `last_resort` and to the stacks
-        self._last_resort.close()
-        faulthandler.unregister(STACKS_SIGNAL)
-        self._stacks.close()
-        self._stacks = None
-        remove_incident_without_stacks(self._folder)
+        if self._stop is not None:
+            self._stop.set()
+            self._thread.join()  # the thread writes to `last_resort`
+            self._last_resort.close()
+            self._stop = None
 
-    def _run(self, poll_s: float) -> None:
-        while not self._stop.wait(poll_s):
+    def _poll(self, stop: threading.Event, poll_s: float) -> None:
+        while not stop.wait(poll_s):
             self._last_resort.still_running(self.timeout_s + GRACE_S)
             look = self.watch.look()
             if look.health is Health.STALLED:
                 self._end_process(look)
 
     def _end_process(self, look: Look) -> None:
-        """Write the report, then end the process."""
-        assert self._stacks is not None
+        """Write stacks and report, then end the process."""
+        folder = incident_folder(self._run, incident_names(self._run), self._suffix)
         workers = {child.name: child.pid for child in multiprocessing.active_children()}
-        faulthandler.dump_traceback(self._stacks, all_threads=True)
-        self._stacks.flush()
         diagnosis = Diagnosis(StallClass.UNKNOWN, f"the timeout is {look.timeout_s:g} s")
-        incident = Incident(self._folder, look.phase, look.heartbeat, diagnosis, look.waited_s)
+        incident = Incident(folder, look.phase, look.heartbeat, diagnosis, look.waited_s)
         further = {"workers": workers, "launch": launch_id(), "attempt": restarts()}
-        with suppress(OSError):
+        where = f"stacks in {folder}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / STACKS_FILE).open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
             report = incident.report(f"the process ended itself with exit code {EXIT_STALLED}", **further)
-            (self._folder / INCIDENT_FILE).write_text(report)
-        hint = "continue with fit --resume" if has_checkpoint(self._folder.parent.parent) else "nothing was saved yet"
-        print(f"\nstalled: {incident.sentence()}; stacks in {self._folder}; {hint}", file=sys.stderr, flush=True)
+            (folder / INCIDENT_FILE).write_text(report)
+        except OSError as error:
+            where = f"could not write {folder} ({error.strerror})"
+            faulthandler.dump_traceback(all_threads=True)
+        hint = "continue with fit --resume" if has_checkpoint(self._run) else "nothing was saved yet"
+        print(f"\nstalled: {incident.sentence()}; {where}; {hint}", file=sys.stderr, flush=True)
         if self._has_others:
             time.sleep(OTHERS_REPORT_S)
         for process in workers.values():
@@ -140,13 +135,3 @@ class StallMonitor(Callback):
 def uniform_timeouts(seconds: float) -> AdaptiveTimeouts:
     """Return the same timeout for all phases."""
     return AdaptiveTimeouts(PhaseTimeouts(**{field.name: seconds for field in fields(PhaseTimeouts)}), {})
-
-
-def remove_incident_without_stacks(folder: Path) -> None:
-    """Delete an incident folder with empty stacks, and its parent if nothing else is in it."""
-    stacks = folder / STACKS
-    if stacks.is_file() and stacks.stat().st_size == 0:
-        stacks.unlink()
-    for empty in (folder, folder.parent):
-        with suppress(OSError):  # not empty, or already deleted by another process of this run
-            empty.rmdir()

@@ -29,7 +29,7 @@ from yolo_lightning.supervision.processes import (
     tree,
     wait_channel,
 )
-from yolo_lightning.utils.run_files import stacks_path
+from yolo_lightning.utils.run_files import STACKS_FILE, stacks_path
 from yolo_lightning.utils.sensors import evicted_ms
 
 GPU_DEVICES = re.compile(r"/dev/(kfd|dri/|nvidia)")
@@ -162,7 +162,7 @@ def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
 
     text = bounded(ask, request.part_timeout_s)
     if text is not None:
-        keep(request.folder / "stacks.txt", text)
+        keep(request.folder / STACKS_FILE, text)
     return parse_faulthandler(text or "")
 
 

@@ -12,6 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -157,6 +158,9 @@ class HeartbeatWriter:
         """Write the stacks of all threads into `stacks_path` on `STACKS_SIGNAL`.
 
         The file is opened now, because a hung process cannot open a file.
+
+        Raises:
+            OSError: If the file cannot be opened.
         """
         self._stacks = stacks_path(self.path).open("wb", buffering=0)
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
@@ -167,6 +171,10 @@ class HeartbeatWriter:
         if self._stacks is not None:
             faulthandler.unregister(STACKS_SIGNAL)
             self._stacks.close()
+            path = stacks_path(self.path)
+            with suppress(OSError):
+                if path.stat().st_size == 0:
+                    path.unlink()
         self._map.close()
         self._file.close()
 

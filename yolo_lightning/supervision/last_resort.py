@@ -7,13 +7,17 @@ that time too, and ends the process when it resumes.
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from yolo_lightning.supervision.heartbeat import STACKS_SIGNAL
 from yolo_lightning.supervision.processes import STOPPED, read_process
+from yolo_lightning.utils.run_files import STACKS_FILE, incident_folder, incident_names, stacks_path
 
 TICK_S = 0.5
 WRITE_STACKS_S = 2.0
@@ -29,12 +33,14 @@ class LastResort:
 
     Args:
         limit_s: Seconds granted until the first call, without the time in which the process is suspended.
-        stacks_signal: Signal on which the calling process writes its stacks.
+        run: Run folder, in which an incident with the stacks is stored.
+        heartbeat: Heartbeat file of the calling process, which must have called `arm_stacks`.
+        suffix: Suffix of the incident's name.
     """
 
-    def __init__(self, limit_s: float, stacks_signal: int) -> None:
+    def __init__(self, limit_s: float, run: Path, heartbeat: Path, suffix: str = "") -> None:
         root = Path(__file__).resolve().parents[2]
-        words = [str(root), str(os.getpid()), str(limit_s), str(int(stacks_signal))]
+        words = [str(root), str(os.getpid()), str(limit_s), str(run.absolute()), str(heartbeat.absolute()), suffix]
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", START, *words], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -55,29 +61,36 @@ class LastResort:
         self._child.communicate()
 
 
-def watch(process: int, limit_s: float, stacks_signal: int) -> None:
-    """Read pulses from the standard input; kill `process` if no pulse arrives in time. A pulse is a new `limit_s`.
+def pulses_stop(process: int, limit_s: float) -> bool:
+    """Read pulses from the standard input until no pulse arrives in time. A pulse is a new `limit_s`.
 
-    The wait ends when the process, the parent of this one, has ended, because its id can then belong to a new process.
+    Returns:
+        False if the process, the parent of this one, has ended: its id can then belong to a new process.
     """
     ticks = 0
     while ticks * TICK_S < limit_s:
         if os.getppid() != process:
-            return
+            return False
         if select.select([0], [], [], TICK_S)[0]:
             pulses = os.read(0, 1 << 16).split()
             if not pulses:
-                return
+                return False
             ticks, limit_s = 0, float(pulses[-1])
         else:
             found = read_process(process)
             ticks += found is None or found.state not in STOPPED
-    os.kill(process, stacks_signal)
-    time.sleep(WRITE_STACKS_S)
-    os.kill(process, signal.SIGKILL)
+    return True
 
 
 def main() -> None:
-    """Watch the process of the command line."""
-    process, limit_s, stacks_signal = sys.argv[1:]
-    watch(int(process), float(limit_s), int(stacks_signal))
+    """Watch the process of the command line; kill it and store its stacks if the pulses stop."""
+    process, limit_s, run, heartbeat, suffix = sys.argv[1:]
+    if not pulses_stop(int(process), float(limit_s)):
+        return
+    os.kill(int(process), STACKS_SIGNAL)
+    time.sleep(WRITE_STACKS_S)
+    os.kill(int(process), signal.SIGKILL)
+    with suppress(OSError):
+        folder = incident_folder(Path(run), incident_names(Path(run)), suffix)
+        folder.mkdir(parents=True)
+        shutil.move(stacks_path(Path(heartbeat)), folder / STACKS_FILE)

@@ -30,6 +30,7 @@ FRAMES = f"{EVALUATIONS}/frames"
 
 INCIDENTS = "incidents"
 INCIDENT_FILE = "incident.json"
+STACKS_FILE = "stacks.txt"
 HEARTBEAT_FILE = "heartbeat"
 PHASE_TIMEOUTS_FILE = "phase_timeouts.json"
 STATUS_FILE = "status.json"
@@ -108,10 +109,10 @@ def incident_names(run: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def incident_folder(run: Path, taken: set[str]) -> Path:
+def incident_folder(run: Path, taken: set[str], suffix: str = "") -> Path:
     """Return a path for a new incident that is not in `taken`, without disk access; add its name to `taken`."""
     base = run / INCIDENTS / time.strftime("%Y%m%d-%H%M%S")
-    folder = first_free(base, is_taken=lambda path: path.name in taken)
+    folder = first_free(base, suffix, is_taken=lambda path: path.name in taken)
     taken.add(folder.name)
     return folder
 
