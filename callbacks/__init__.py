@@ -2,12 +2,12 @@
 
 When each hook runs, and who acts there::
 
-    all                        ProgressRecord, first: writes what the loop does for whoever watches; StatusFile;
+    all                        HeartbeatFile, first: records the phase of the loop; StatusFile;
                                StopOnSignal lets StoppableTrainer end a fit between two steps
     setup                      StallMonitor arms; EMA copies the network; CheckpointMirror begins
     on_fit_start               EnvironmentFile
     on_train_start             MetricsFile and ResultsFile cut back to the resumed step; RandomState restores generators
-      on_train_batch_start     StallMonitor: fetch is over, step begins; FinalValidation
+      on_train_batch_start     FinalValidation
       on_train_batch_end       EMA averages after an update; MetricsFile; ResultsFile; LastCheckpoint every N steps
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves
       on_train_epoch_end       ResultsFile; LastCheckpoint; EpochCheckpoint
@@ -25,7 +25,7 @@ from yolo_lightning.callbacks.environment_file import EnvironmentFile
 from yolo_lightning.callbacks.epoch_checkpoint import EpochCheckpoint
 from yolo_lightning.callbacks.final_validation import FinalValidation
 from yolo_lightning.callbacks.frame_gallery import FrameGallery
-from yolo_lightning.callbacks.heartbeat_writer import ProgressRecord
+from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.callbacks.metrics_file import MetricsFile
 from yolo_lightning.callbacks.prediction_pictures import PredictionPictures
@@ -50,7 +50,7 @@ __all__ = [
     "MetricsFile",
     "PredictionPictures",
     "ProgressLines",
-    "ProgressRecord",
+    "HeartbeatFile",
     "RandomState",
     "ResultsFile",
     "RunProgressBar",

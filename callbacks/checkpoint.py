@@ -19,15 +19,15 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     remove_checkpoint,
     superseded,
 )
-from yolo_lightning.checkpoints.run_folder import (
+from yolo_lightning.utils.files import remove_leftovers
+from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
+from yolo_lightning.utils.run_files import (
     BEST_CHECKPOINT,
     CHECKPOINTS,
     LAST_CHECKPOINT,
     STEP_CHECKPOINT,
     STEP_CHECKPOINTS,
 )
-from yolo_lightning.utils.files import remove_leftovers
-from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.stop_signals import request
 
 BEST_SO_FAR = (

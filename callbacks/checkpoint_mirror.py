@@ -8,11 +8,11 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.checkpoints.remote import RemoteFolder, below, copy, not_copied
-from yolo_lightning.checkpoints.run_folder import CHECKPOINTS
+from yolo_lightning.utils.run_files import CHECKPOINTS
 
 POLL_S = 2.0
 PATIENCE_S = 45.0
-"""That the end of a fit waits for the last copy; below the allowance for ending a process."""
+"""That the end of a fit waits for the last copy; below the phase timeout `exit_s`."""
 HURRY_S = 15.0
 """The same after an error or a signal; below what a supervisor grants."""
 

@@ -9,7 +9,7 @@ from yolo_lightning.callbacks.ema import EMA
 from yolo_lightning.callbacks.environment_file import EnvironmentFile
 from yolo_lightning.callbacks.final_validation import FinalValidation
 from yolo_lightning.callbacks.frame_gallery import FrameGallery
-from yolo_lightning.callbacks.heartbeat_writer import ProgressRecord
+from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.callbacks.metrics_file import MetricsFile
 from yolo_lightning.callbacks.prediction_pictures import PredictionPictures
@@ -20,7 +20,7 @@ from yolo_lightning.callbacks.status_file import StatusFile
 from yolo_lightning.callbacks.stop_on_signal import StopOnSignal
 from yolo_lightning.callbacks.submission_writer import SubmissionWriter
 
-REQUIRED: tuple[type[Callback], ...] = (ProgressRecord, StopOnSignal)
+REQUIRED: tuple[type[Callback], ...] = (HeartbeatFile, StopOnSignal)
 """Callbacks of every fit, in front of all others: the supervisor and a stop by signal need them."""
 
 DEFAULTS: tuple[type[Callback], ...] = (

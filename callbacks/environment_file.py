@@ -12,9 +12,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
-from yolo_lightning.checkpoints.run_folder import ENVIRONMENT
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import ENVIRONMENT
 
 PACKAGES = (
     "lightning",

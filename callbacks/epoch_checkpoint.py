@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from yolo_lightning.callbacks.checkpoint import failing_together
-from yolo_lightning.checkpoints.run_folder import CHECKPOINTS
+from yolo_lightning.utils.run_files import CHECKPOINTS
 
 
 class EpochCheckpoint(ModelCheckpoint):

@@ -10,12 +10,12 @@ import numpy.typing as npt
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.callbacks.prediction_pictures import original_frame
-from yolo_lightning.checkpoints.run_folder import FRAMES
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.evaluation.gallery import FrameScore, SizeCounts, above, encode, frame_scores, side_by_side
 from yolo_lightning.utils.files import remove_leftovers, replacing, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import FRAMES
 
 STAGES = {"fit": "val", "validate": "val", "test": "test"}
 """By the function of Trainer: how its frames are named."""

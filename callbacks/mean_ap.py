@@ -7,7 +7,6 @@ from typing import Any
 import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from yolo_lightning.checkpoints.run_folder import CHALLENGE_SCORES, SCORES
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
 from yolo_lightning.evaluation.metric import Collected, EvaluationCollection
 from yolo_lightning.evaluation.record import EvaluationRecord, Stage, write_record
@@ -21,6 +20,7 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
 from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES
 
 
 class MeanAP(Callback):

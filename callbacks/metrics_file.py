@@ -8,10 +8,10 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
-from yolo_lightning.checkpoints.run_folder import METRICS
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import METRICS
 
 FIXED_COLUMNS = ("epoch", "step", "time_s")
 

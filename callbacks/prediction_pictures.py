@@ -8,11 +8,11 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from yolo_lightning.checkpoints.run_folder import picture_name
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.data.boxes import scaled_shape
 from yolo_lightning.evaluation.plots import LabelledImage, draw_pictures
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import picture_name
 
 
 class PredictionPictures(Callback):

@@ -9,7 +9,6 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from yolo_lightning.callbacks.status_file import BLOCK_STEPS, StepPace, fit_plan
-from yolo_lightning.supervision.run_status import validations_after, validations_left
 
 ESTIMATING = "estimating"
 
@@ -59,7 +58,7 @@ class FinishEstimate:
         if plan.epochs is None or typical is None or self._timed_steps < min(BLOCK_STEPS, plan.batches_per_epoch):
             return None
         steps = max(0, plan.batches_per_epoch - batches)
-        validations = validations_left(plan, epoch, steps) + validations_after(plan, epoch)
+        validations = plan.validations_left(epoch, steps) + plan.validations_after(epoch)
         if validations and self.validation_s is None:
             return None
         steps += max(0, plan.epochs - epoch - 1) * plan.batches_per_epoch

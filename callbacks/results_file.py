@@ -10,9 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from yolo_lightning.checkpoints.run_folder import RESULTS
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import RESULTS
 
 LOSSES = ("box_loss", "cls_loss", "dfl_loss")
 SCORES = {

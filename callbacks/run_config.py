@@ -9,9 +9,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 
-from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION
 from yolo_lightning.checkpoints.resume import storable
+from yolo_lightning.utils import run_files
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
 
@@ -31,7 +31,7 @@ class SaveRunConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         assert trainer.state.fn is not None
-        path = Path(trainer.default_root_dir) / run_folder.config_name(trainer.state.fn.value)
+        path = Path(trainer.default_root_dir) / run_files.config_name(trainer.state.fn.value)
         with self._file.attempt(path), replacing(path) as temporary:
             temporary.write_text(yaml.safe_dump(self._content, sort_keys=False))
 

@@ -9,10 +9,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.challenge.submission_file import build_submission, write_submission
-from yolo_lightning.checkpoints.run_folder import PREDICTIONS, PREDICTIONS_ARCHIVE
 from yolo_lightning.data.batch import Prediction
 from yolo_lightning.evaluation.coco_results import coco_results, write_coco_results
 from yolo_lightning.utils.distributed import gather_on_first
+from yolo_lightning.utils.run_files import PREDICTIONS, PREDICTIONS_ARCHIVE
 
 
 class SubmissionWriter(Callback):

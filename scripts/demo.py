@@ -18,6 +18,7 @@ def main() -> None:
     from yolo_lightning.checkpoints import run_folder
     from yolo_lightning.cli import main as command_line
     from yolo_lightning.data.synthetic import draw_dataset
+    from yolo_lightning.utils import run_files
 
     console = Console()
     started_s = time.monotonic()
@@ -28,12 +29,12 @@ def main() -> None:
         sys.argv = [sys.argv[0], subcommand, *common]  # the log contains the command line
         command_line()
     run = run_folder.runs(RUN)[0]
-    scores = json.loads((run / run_folder.SCORES).read_text())
+    scores = json.loads((run / run_files.SCORES).read_text())
     rows = {name: f"{value:.4f}" for name, value in scores.items() if name.startswith("test/map")} | {
-        "checkpoint": run / run_folder.CHECKPOINTS / run_folder.BEST_CHECKPOINT,
-        "submission": run / run_folder.PREDICTIONS,
-        "pictures": f"{run / run_folder.picture_name('test')}, {run / run_folder.picture_name('predict')}",
-        "curves": run / run_folder.METRICS,
+        "checkpoint": run / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT,
+        "submission": run / run_files.PREDICTIONS,
+        "pictures": f"{run / run_files.picture_name('test')}, {run / run_files.picture_name('predict')}",
+        "curves": run / run_files.METRICS,
     }
     text = "\n".join(f"{name:<24}{value}" for name, value in rows.items())
     console.print(Panel(text, title=f"demo finished in {(time.monotonic() - started_s) / 60:.1f} minutes"))

@@ -23,8 +23,8 @@ from typing import Any
 
 from common import markdown_table, run_logged, spread
 
-from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.data.synthetic import draw_dataset
+from yolo_lightning.utils import run_files
 from yolo_lightning.utils.files import replacing, write_json
 
 MONTH_SHARES = {202006: 1.0, 202007: 1.0, 202008: 1.0, 202005: 0.25, 202104: 0.1}
@@ -169,7 +169,7 @@ def outcome(arm: Arm, data: Path, options: argparse.Namespace) -> dict[str, Any]
     except (OSError, ValueError, KeyError):
         pass
     train(arm, data, options)
-    scores = last_scores(arm.folder(options.work) / run_folder.METRICS)
+    scores = last_scores(arm.folder(options.work) / run_files.METRICS)
     found = {**asdict(arm), "name": arm.name, "scores": scores, "conditions": conditions(options)}
     write_json(file, found)
     return found

@@ -29,7 +29,7 @@ LIMIT_S = 600.0
 STEPS_BEFORE, STEPS_AFTER = 46, 10
 OPTIONS = {
     "supervision.enabled": "true",
-    "supervision.floors.fetch_s": "15",
+    "supervision.phase_timeouts.fetch_s": "15",
     "supervision.kill_after_s": "10",
     "supervision.pause_s": "2",
     "trainer.max_epochs": "20",

@@ -69,6 +69,7 @@ from yolo_lightning.supervision import (
 )
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.supervised_fit import job
+from yolo_lightning.utils import run_files
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
 from yolo_lightning.utils.tensorboard import Curves
 
@@ -239,7 +240,7 @@ class YOLOCLI(LightningCLI):
         base = Path(config.trainer.default_root_dir)
         resumes = config.resume or config.ckpt_path == "last"
         restarted = folder_after_restart(base)
-        if restarted is not None and run_folder.has_checkpoint(restarted):
+        if restarted is not None and run_files.has_checkpoint(restarted):
             checkpoint = checkpoint_to_fit(restarted, None, True, exactly=True)
         else:
             if config.mirror is not None and resumes:
@@ -354,7 +355,7 @@ class YOLOCLI(LightningCLI):
             kwargs["num_nodes"] = nodes
         if config["logger"] in (None, True):
             fitting = self.subcommand == "fit"
-            kwargs["logger"] = fitting and Curves(folder, name="", version=run_folder.TENSORBOARD)
+            kwargs["logger"] = fitting and Curves(folder, name="", version=run_files.TENSORBOARD)
         plugins = config["plugins"] or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):

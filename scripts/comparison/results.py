@@ -16,9 +16,9 @@ from rich.table import Table
 from comparison.clock import CLOCK
 from comparison.training import ARMS, Run
 from yolo_lightning import callbacks
-from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.utils import run_files
 
 RESULT = "comparison.json"
 """File in a run folder that is finished and scored."""
@@ -40,7 +40,7 @@ Result = dict[str, Any]
 def measure(run: Run, data: DetectionDataModule) -> Result:
     """Return scores of the final averaged weights, speed and memory, and store them in the run folder."""
     folder = Path(run.folder)
-    ours = folder / run_folder.CHECKPOINTS / run_folder.LAST_CHECKPOINT
+    ours = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT
     weights = folder / "weights" / "last.pt" if run.arm == "ultralytics" else ours
     trainer = Trainer(
         accelerator="cpu",
@@ -52,7 +52,7 @@ def measure(run: Run, data: DetectionDataModule) -> Result:
     (scores,) = trainer.validate(YOLOModule(weights=str(weights), class_names=data.class_names), data, verbose=False)
     names = ("map_50", "map", "ultralytics_map_50", "ultralytics_map")
     result = {"arm": run.arm, "seed": run.seed, **{name: scores[f"val/{name}"] for name in names}}
-    with (folder / run_folder.RESULTS).open(newline="") as file:
+    with (folder / run_files.RESULTS).open(newline="") as file:
         times = [0.0, *(float(row["time"]) for row in csv.DictReader(file, skipinitialspace=True))]
     result["epoch_s"] = statistics.median(after - before for before, after in pairwise(times))
     result |= speed(folder)

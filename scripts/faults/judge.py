@@ -16,8 +16,9 @@ from torch import Tensor
 from faults import traces
 from faults.run import MARK_VARIABLE, Beat, Case, Line, Report, Run
 from yolo_lightning.supervision.fallback import STATE_FILE, LadderState
-from yolo_lightning.supervision.heartbeat import ALLOWANCES_FILE, Phase
-from yolo_lightning.supervision.phase_timeouts import Allowances
+from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
 
 REPORTED = re.compile(
     r"^supervisor: \S+ \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"
@@ -214,7 +215,7 @@ def report_limit_s(report: Report, incident: dict[str, Any], run: Run) -> float:
     """Return the seconds within which a fault must be reported."""
     if report.within_s is not None:
         return report.within_s * run.busyness
-    learned = Allowances.read(run.run_folder / ALLOWANCES_FILE)
+    learned = AdaptiveTimeouts.read(run.run_folder / PHASE_TIMEOUTS_FILE)
     phase = Phase[incident["phase"].replace(" ", "_").upper()]
     return SLACK_S * run.busyness + (learned.seconds(phase) if learned else 0.0)
 

@@ -17,7 +17,7 @@ from faults.run import Case, Report, Run, put
 from faults.soak import RANDOM_CASES
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.supervision.phase_timeouts import Floors
+from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.settings import SuperviseSettings
 
 UNKNOWN, GPU, LIVELOCK = StallClass.UNKNOWN, StallClass.GPU_STALL, StallClass.LIVELOCK
@@ -317,7 +317,7 @@ CASES: tuple[Case, ...] = (
     Case("30e", "heartbeat file deleted, then the trainer hangs: detected after the largest phase timeout",
          ("lock @ step 12",), (at_step(8, do.damage_heartbeat(Path.unlink)),),
          (Report(UNKNOWN, ("lock (",), within_s=LARGEST_S + 10.0),),
-         timeouts_s={field.name: LARGEST_S for field in fields(Floors)}, supervision={"factor": 1.0}),
+         timeouts_s={field.name: LARGEST_S for field in fields(PhaseTimeouts)}, supervision={"factor": 1.0}),
     Case("31", "supervisor: SIGKILL; then fit --resume", (), (at_step(8, to_supervisor(SIGKILL)),),
          codes=(-SIGKILL, 0), workers=2),
     Case("32", "a second supervisor on the same run folder", ("slow @ step 8", "slow @ step 9", "slow @ step 10"),

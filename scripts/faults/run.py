@@ -19,11 +19,12 @@ from faults import traces
 from faults.hangs import FIRED_FILE, LIBRARY_VARIABLE, record_fired
 from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
 from yolo_lightning.supervision.classify import StallClass
-from yolo_lightning.supervision.heartbeat import PROGRESS_FILE, Phase, Progress, ProgressReader
+from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase
 from yolo_lightning.supervision.output import LOG_FILE
-from yolo_lightning.supervision.phase_timeouts import Floors
-from yolo_lightning.supervision.run_lock import LOCK_FILE, read_holder
+from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
+from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.supervision.supervised_fit import job
+from yolo_lightning.utils.run_files import HEARTBEAT_FILE, LOCK_FILE
 
 FAULTS = Path(__file__).resolve().parent
 REPOSITORY = FAULTS.parent.parent
@@ -67,7 +68,7 @@ class Case:
         outside: Actions from outside, in order; each is called repeatedly until it returns True.
         reports: Expected incident reports, in order.
         codes: Expected exit codes: of the first command, then of each `fit --resume` that follows.
-        timeouts_s: Short phase timeouts by name of `Floors`; the others are long.
+        timeouts_s: Short phase timeouts by name of `PhaseTimeouts`; the others are long.
         supervision: Other settings of the supervisor.
         config: Other values of the configuration, by dotted key.
         workers: Loader workers.
@@ -166,7 +167,7 @@ class Run:
         self.codes: list[int] = []
         self.lines: list[Line] = []
         self.beats: list[Beat] = []
-        self.record: Progress | None = None
+        self.record: Heartbeat | None = None
         self.hit: set[int] = set()
         self.notes: dict[str, Any] = {}
         self.hung = False
@@ -193,7 +194,7 @@ class Run:
         if typed or not self.configuration["supervision"]["enabled"]:
             return [sys.executable, "-m", "yolo_lightning", *fit]
         given = dict(self.configuration["supervision"])
-        settings = SuperviseSettings(**given | {"floors": Floors(**given["floors"])})
+        settings = SuperviseSettings(**given | {"phase_timeouts": PhaseTimeouts(**given["phase_timeouts"])})
         made = job(fit, self.run_folder, workers=self.case.workers, settings=settings, on_gpu=False)
         made = replace(made, smoke_test=self.case.smoke_test)
         return [sys.executable, "-m", "yolo_lightning.supervision", str(self.run_folder), made.to_json()]
@@ -258,7 +259,7 @@ class Run:
         return self.record.process
 
     @property
-    def fresh(self) -> Progress | None:
+    def fresh(self) -> Heartbeat | None:
         """Heartbeat of a trainer without a fault so far; None if there is no such trainer."""
         return None if self.record is None or self.record.process in self.hit else self.record
 
@@ -267,17 +268,17 @@ class Run:
         holder = read_holder(self.run_folder / LOCK_FILE)
         if holder is not None:
             for folder in live_heartbeat.folders(holder.marker):
-                path = Path(f"/proc/{self.process.pid}/root{folder}") / PROGRESS_FILE
+                path = Path(f"/proc/{self.process.pid}/root{folder}") / HEARTBEAT_FILE
                 if path.is_file():
                     return path
-        return self.run_folder / PROGRESS_FILE
+        return self.run_folder / HEARTBEAT_FILE
 
     def _watch(self, actions: "list[Action]") -> None:
         end_s = time.monotonic() + self.case.limit_s
         sequence = -1
         while self.process.poll() is None:
-            found = ProgressReader(self.heartbeat_file()).read()
-            self.record = found if isinstance(found, Progress) else None
+            found = HeartbeatReader(self.heartbeat_file()).read()
+            self.record = found if isinstance(found, Heartbeat) else None
             if self.record is not None and self.record.sequence != sequence:
                 sequence = self.record.sequence
                 self.beats.append(Beat(time.monotonic(), self.record.process, self.record.phase, self.record.step))
@@ -309,9 +310,9 @@ Action = Callable[[Run], bool]
 def configuration(case: Case, root: Path, folder: Path) -> dict[str, Any]:
     """Return the configuration of a case, whose faults are recorded in `folder`."""
     tree: dict[str, Any] = yaml.safe_load((FAULTS / "config.yaml").read_text())
-    long_s = {one.name: LONG_S * busyness() for one in fields(Floors)}
+    long_s = {one.name: LONG_S * busyness() for one in fields(PhaseTimeouts)}
     short_s = {name: value * (busyness() if name in PROCESS_STARTS else 1) for name, value in case.timeouts_s.items()}
-    tree["supervision"] |= {**case.supervision, "floors": long_s | short_s}
+    tree["supervision"] |= {**case.supervision, "phase_timeouts": long_s | short_s}
     tree["data"] |= {"root": str(root / "data"), "index_root": str(root / "index")}
     tree["data"]["loader"]["num_workers"] = case.workers
     arguments = {"faults": list(case.inside), "folder": str(folder)}

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
-from yolo_lightning.callbacks import BestCheckpoint, LastCheckpoint, ProgressRecord
+from yolo_lightning.callbacks import BestCheckpoint, HeartbeatFile, LastCheckpoint
 from yolo_lightning.callbacks.checkpoint import FINAL_PAUSES_S
 from yolo_lightning.checkpoints.checkpoint_file import (
     NotSavedError,
@@ -23,7 +23,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     write_checkpoint,
 )
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
-from yolo_lightning.supervision.heartbeat import FINISHED_FILE
+from yolo_lightning.utils.run_files import FINISHED_FILE
 
 
 def steps_kept(folder: Path) -> list[int]:
@@ -166,7 +166,7 @@ def test_fit_whose_last_checkpoint_cannot_be_saved_fails(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
     monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", disk_full)
-    record = ProgressRecord()
+    record = HeartbeatFile()
     with pytest.raises(NotSavedError, match="No space left on device"):
         fit(tmp_path, record, LastCheckpoint(0), batches=4, **options)
     assert pauses == [*FINAL_PAUSES_S]

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import fit
 from yolo_lightning.callbacks import EnvironmentFile
-from yolo_lightning.checkpoints.run_folder import ENVIRONMENT
+from yolo_lightning.utils.run_files import ENVIRONMENT
 
 
 def test_a_fit_says_where_it_runs(tmp_path: Path) -> None:

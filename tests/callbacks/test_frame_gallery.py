@@ -9,7 +9,6 @@ import pytest
 from tests.callbacks.tiny_detection import HIT, MISS, DetectionModule, Frames, frame_batch, prediction, target
 from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import FrameGallery
-from yolo_lightning.checkpoints.run_folder import FRAMES
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.gallery import (
     GAP,
@@ -20,6 +19,7 @@ from yolo_lightning.evaluation.gallery import (
     frame_scores,
     side_by_side,
 )
+from yolo_lightning.utils.run_files import FRAMES
 
 
 def right(number: int) -> tuple[Prediction, Target]:

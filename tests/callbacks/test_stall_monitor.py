@@ -13,58 +13,50 @@ import pytest
 from tests.callbacks.tiny_training import Interrupt, StopAt, fit
 from tests.conftest import REPOSITORY
 from tests.helpers.forks import Forks
-from yolo_lightning.callbacks import StallMonitor
-from yolo_lightning.callbacks.stall_monitor import (
-    EXIT_STALLED,
-    LastProgress,
-    MonitoredPhase,
-    remove_incident_without_stacks,
-    stall_reason,
-)
-
-
-@pytest.mark.parametrize(
-    ("now", "stalled"), [(100.0, False), (109.99, False), (110.0, True), (500.0, True), (99.0, False)]
-)
-def test_a_stall_begins_when_the_time_is_over(now: float, stalled: bool) -> None:
-    progress = LastProgress(MonitoredPhase.FETCH, epoch=3, batch=17, since_s=100.0)
-    assert (stall_reason(progress, now, timeout_s=10.0) is not None) == stalled
-
-
-@pytest.mark.parametrize("phase", list(MonitoredPhase))
-def test_reason_names_times_phase_epoch_and_batch(phase: MonitoredPhase) -> None:
-    reason = stall_reason(LastProgress(phase, epoch=3, batch=17, since_s=100.0), 142.0, timeout_s=30.0)
-    assert reason == f"no progress for 42 s (allowed 30 s) in phase '{phase.value}', epoch 3, batch 17"
+from yolo_lightning.callbacks import HeartbeatFile, StallMonitor
+from yolo_lightning.callbacks.stall_monitor import EXIT_STALLED
+from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 
 
 def test_no_time_at_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="timeout_s is 0"):
+    with pytest.raises(ValueError, match=r"StallMonitor\.timeout_s must be > 0, got 0"):
         StallMonitor(0)
 
 
 def test_healthy_fit_leaves_no_incident(tmp_path: Path) -> None:
-    fit(tmp_path, StallMonitor(1000))
-    assert list(tmp_path.iterdir()) == []
+    fit(tmp_path, HeartbeatFile(), StallMonitor(1000))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["finished.json", "heartbeat", "started"]
 
 
-def test_folder_that_cannot_be_made_does_not_end_the_fit(tmp_path: Path) -> None:
-    (tmp_path / "incidents").write_text("no folder")
-    with pytest.warns(UserWarning, match="stacks of a stall go to stderr"):
-        assert fit(tmp_path, StallMonitor(1000)).steps == 4
+def test_monitor_without_heartbeat_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="StallMonitor needs the callback HeartbeatFile"):
+        fit(tmp_path, StallMonitor(1000))
+
+
+def test_monitor_is_not_armed_without_a_heartbeat(tmp_path: Path) -> None:
+    (tmp_path / "heartbeat").mkdir()
+    with pytest.warns(UserWarning, match="stalls are not detected"):
+        assert fit(tmp_path, HeartbeatFile(), StallMonitor(1000)).steps == 4
+    assert not (tmp_path / "incidents").exists()
+
+
+def test_monitor_does_nothing_under_a_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARKER_VARIABLE, "token")
+    monitor = StallMonitor(1000)
+    fit(tmp_path, HeartbeatFile(), monitor)
+    assert not hasattr(monitor, "watch")
+
+
+def test_stacks_file_that_cannot_be_made_does_not_end_the_fit(tmp_path: Path) -> None:
+    (tmp_path / "heartbeat.stacks").mkdir()
+    with pytest.warns(UserWarning, match="no stacks after a stall inside a C call"):
+        assert fit(tmp_path, HeartbeatFile(), StallMonitor(1000)).steps == 4
 
 
 def test_failing_fit_leaves_no_incident(tmp_path: Path) -> None:
     with pytest.raises(Interrupt):
-        fit(tmp_path, StallMonitor(1000), StopAt(0, 2))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_disarming_leaves_older_incidents(tmp_path: Path) -> None:
-    older = tmp_path / "incidents/20200101-000000/stacks.txt"
-    older.parent.mkdir(parents=True)
-    older.write_text("stacks")
-    fit(tmp_path, StallMonitor(1000))
-    assert [path.name for path in (tmp_path / "incidents").iterdir()] == ["20200101-000000"]
+        fit(tmp_path, HeartbeatFile(), StallMonitor(1000), StopAt(0, 2))
+    assert not (tmp_path / "incidents").exists()
 
 
 SCRIPT = '''
@@ -97,7 +89,7 @@ def main():
     import ctypes
     import torch
     from lightning.pytorch import LightningModule, Trainer
-    from yolo_lightning.callbacks import stall_monitor
+    from yolo_lightning.callbacks import HeartbeatFile, stall_monitor
 
     stall_monitor.GRACE_S = 1.0
     monitor = stall_monitor.StallMonitor(100.0)  # imports and workers may take their time
@@ -108,7 +100,8 @@ def main():
             self.layer = torch.nn.Linear(1, 1)
 
         def training_step(self, batch, batch_idx):
-            monitor.timeout_s = 1.5
+            monitor.timeout_s, monitor.watch.timeouts = 1.5, stall_monitor.uniform_timeouts(1.5)
+            monitor._last_resort.still_running(1.5 + stall_monitor.GRACE_S)
             if KIND == "suspended" and batch_idx == 3:
                 time.sleep(0.2)
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -127,7 +120,7 @@ def main():
     workers = {"num_workers": 1, "multiprocessing_context": "spawn"} if KIND == "worker" else {}
     Trainer(
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=FOLDER, callbacks=[monitor],
+        enable_model_summary=False, default_root_dir=FOLDER, callbacks=[HeartbeatFile(), monitor],
     ).fit(Module(), torch.utils.data.DataLoader(Frames(), batch_size=1, **workers))
     time.sleep(3.5)  # both watchers would have ended an armed process by now
 
@@ -178,8 +171,11 @@ class Run:
         return content
 
     def stacks(self) -> str:
-        (path,) = (self.folder / "incidents").glob("*/stacks.txt")
-        return path.read_text()
+        for _ in range(100):  # `last_resort` stores them after the end of the process
+            if found := list((self.folder / "incidents").glob("*/stacks.txt")):
+                return found[0].read_text()
+            time.sleep(0.1)
+        raise AssertionError("no stacks")
 
     def text(self) -> str:
         return (self.folder / "output.txt").read_text()
@@ -237,7 +233,7 @@ def test_stacks_name_the_wait_for_a_worker(runs: dict[str, Run]) -> None:
 @pytest.mark.parametrize("kind", ["main", "worker"])
 def test_incident_names_phase_and_batch(runs: dict[str, Run], kind: str) -> None:
     incident = runs[kind].incident()
-    assert (incident["phase"], incident["epoch"], incident["batch"]) == ("wait for a batch", 0, 3)
+    assert (incident["phase"], incident["epoch"], incident["batch"]) == ("fetch", 0, 3)
 
 
 def test_incident_names_process_and_workers(runs: dict[str, Run]) -> None:
@@ -248,15 +244,16 @@ def test_incident_names_process_and_workers(runs: dict[str, Run]) -> None:
 
 def test_message_says_where_the_stacks_are_and_that_nothing_was_saved(runs: dict[str, Run]) -> None:
     text = runs["main"].text()
-    assert "stalled: no progress for" in text
+    assert "stalled: unknown: no progress for" in text
+    assert "in phase fetch, epoch 0, batch 3, step 3: the timeout is 1.5 s; stacks in" in text
     assert f"{runs['main'].folder}/incidents/" in text
     assert text.rstrip().endswith("nothing was saved yet")
 
 
 def test_last_resort_ends_with_the_process_that_it_watches(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time\nfrom yolo_lightning.supervision.last_resort import LastResort\n"
-        "print(LastResort(1000.0, 12)._child.pid, flush=True)\nos._exit(0)"
+        "import os\nfrom pathlib import Path\nfrom yolo_lightning.supervision.last_resort import LastResort\n"
+        "print(LastResort(1000.0, Path(), Path())._child.pid, flush=True)\nos._exit(0)"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -279,13 +276,3 @@ def test_time_in_which_the_process_was_suspended_is_no_stall(runs: dict[str, Run
 def test_healthy_run_disarms_and_leaves_no_incident(runs: dict[str, Run]) -> None:
     assert runs["healthy"].code == 0, runs["healthy"].text()
     assert not (runs["healthy"].folder / "incidents").exists()
-
-
-def test_only_incidents_without_stacks_are_removed(tmp_path: Path) -> None:
-    for name, content in (("killed", ""), ("stalled", "Thread 0x1")):
-        (tmp_path / "incidents" / name).mkdir(parents=True)
-        (tmp_path / "incidents" / name / "stacks.txt").write_text(content)
-        remove_incident_without_stacks(tmp_path / "incidents" / name)
-    assert [folder.name for folder in (tmp_path / "incidents").iterdir()] == ["stalled"]
-    remove_incident_without_stacks(tmp_path / "incidents" / "stalled")
-    assert (tmp_path / "incidents" / "stalled" / "stacks.txt").is_file()

@@ -96,7 +96,7 @@ def test_file_is_never_written_more_often_than_asked_for(clock: Clock, tmp_path:
 
 @pytest.mark.parametrize("interval_s", [0.0, 0.9, -1.0, float("nan")])
 def test_interval_below_a_second_is_refused(interval_s: float) -> None:
-    with pytest.raises(ValueError, match=f"interval_s is {interval_s}, allowed are 1 and more"):
+    with pytest.raises(ValueError, match=rf"StatusFile\.interval_s must be >= 1, got {interval_s}"):
         StatusFile(interval_s)
 
 

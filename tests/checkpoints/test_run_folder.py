@@ -5,6 +5,7 @@ import pytest
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.utils import run_files
 
 
 def save(run: Path, name: str = "last.ckpt", steps: int = 1, written: int | None = None) -> Path:
@@ -61,7 +62,7 @@ def test_note_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
     for name in ("yolo", "yolo-2"):
         save(tmp_path / name)
         run_folder.note_start(tmp_path / name)
-    (tmp_path / "yolo" / run_folder.STARTED).write_bytes(b"\xff")
+    (tmp_path / "yolo" / run_files.STARTED).write_bytes(b"\xff")
     run_folder.note_start(tmp_path / "yolo-2")
     assert [folder.name for folder in run_folder.runs(tmp_path / "yolo")] == ["yolo-2", "yolo"]
 
@@ -71,7 +72,7 @@ def test_folder_of_a_launch_is_the_one_it_has_started_in_last(tmp_path: Path) ->
         (tmp_path / name).mkdir()
         run_folder.note_launch(tmp_path / name, "launch-1")
         run_folder.note_start(tmp_path / name)
-    os.utime(tmp_path / "yolo-2" / run_folder.LAUNCH, (4e9, 4e9))
+    os.utime(tmp_path / "yolo-2" / run_files.LAUNCH, (4e9, 4e9))
     assert run_folder.run_of_launch(tmp_path / "yolo", "launch-1") == tmp_path / "yolo"
     assert run_folder.run_of_launch(tmp_path / "yolo", "launch-2") is None
 
@@ -146,7 +147,7 @@ def test_longest_trained_is_evaluated_where_none_was_scored(tmp_path: Path) -> N
 
 
 def test_nothing_to_evaluate_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds a checkpoint"):
+    with pytest.raises(ValueError, match="contains a checkpoint"):
         run_folder.checkpoint_to_evaluate(tmp_path / "yolo")
 
 
@@ -167,5 +168,5 @@ def test_run_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_each_subcommand_has_its_own_configuration_file() -> None:
-    names = [run_folder.config_name(subcommand) for subcommand in ("fit", "validate", "test", "predict")]
+    names = [run_files.config_name(subcommand) for subcommand in ("fit", "validate", "test", "predict")]
     assert names == ["config.yaml", "config.validate.yaml", "config.test.yaml", "config.predict.yaml"]

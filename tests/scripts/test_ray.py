@@ -22,4 +22,4 @@ def test_two_processes_of_ray_finish_a_fit(tmp_path: Path, look_alike: Path, ind
     options = ["--data.batch_size", "4", "--trainer.default_root_dir", "run"]
     subprocess.run([*words, *options], cwd=tmp_path, env=os.environ | settings, check=True, timeout=500)
     assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == 2
-    assert (tmp_path / "run/progress-rank1").is_file()
+    assert (tmp_path / "run/heartbeat-rank1").is_file()

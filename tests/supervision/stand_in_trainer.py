@@ -155,13 +155,13 @@ def hang_at_exit() -> None:
 def lose_record_and_hang() -> None:
     """The supervisor is blind; it still finds the stacks."""
     time.sleep(0.3)  # the supervisor sees the step
-    Path(os.environ[heartbeat.PROGRESS_VARIABLE]).unlink()
+    Path(os.environ[heartbeat.HEARTBEAT_VARIABLE]).unlink()
     sleep_for_ever()
 
 
 def truncate_record() -> None:
     """Replaces the record by a file that says nothing, and goes on beating into the old one."""
-    path = Path(os.environ[heartbeat.PROGRESS_VARIABLE])
+    path = Path(os.environ[heartbeat.HEARTBEAT_VARIABLE])
     path.unlink()
     path.write_bytes(b"nothing")
     for _ in range(75):

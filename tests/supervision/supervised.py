@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.supervision import Job, SuperviseSettings
-from yolo_lightning.supervision.phase_timeouts import Floors
+from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.processes import marked, tree
 from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.supervision.trainer import marker_of
@@ -30,9 +30,9 @@ SHORT = {
 }
 
 
-def floors(**short_s: float) -> Floors:
+def floors(**short_s: float) -> PhaseTimeouts:
     """Long for what is not named, as the machine may be busy."""
-    return Floors(**{field.name: PATIENT_S for field in fields(Floors)} | short_s)
+    return PhaseTimeouts(**{field.name: PATIENT_S for field in fields(PhaseTimeouts)} | short_s)
 
 
 class Supervised:
@@ -45,14 +45,14 @@ class Supervised:
         until: int = 1,
         *,
         workers: int = 4,
-        allowed: Floors | None = None,
+        allowed: PhaseTimeouts | None = None,
         smoke_test: tuple[str, ...] = (),
         stdout: int = subprocess.DEVNULL,
         **settings: Any,
     ) -> None:
         self.run = run
         run.mkdir(parents=True, exist_ok=True)
-        options = SuperviseSettings(floors=allowed or floors(), **(SHORT | settings))
+        options = SuperviseSettings(phase_timeouts=allowed or floors(), **(SHORT | settings))
         command = (sys.executable, str(TRAINER), str(run), fault, str(until))
         job = Job(command, (*command, "--resume"), workers, options, smoke_test)
         self.process = subprocess.Popen(

@@ -12,11 +12,11 @@ from tests.supervision.supervised import Supervised, floors
 from yolo_lightning.supervision import ExitCode, NotifySettings
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.fallback import Decision, LadderState
-from yolo_lightning.supervision.heartbeat import Phase, Progress
+from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.notify import News
 from yolo_lightning.supervision.state_file import Standing, SupervisorState
 
-RECORD = Progress(1, 1, 0, 2, 0, 10, 10, Phase.STEP, 0.0, {}, ())
+RECORD = Heartbeat(1, 1, 0, 2, 0, 10, 10, Phase.STEP, 0.0, {}, ())
 
 
 @dataclass
@@ -74,7 +74,7 @@ def test_pings_with_headway_and_not_more_often_than_asked_for(tmp_path: Path, cl
     ids=["beats without a step", "the same steps again and again", "set-up", "blind"],
 )
 def test_without_headway_comes_no_second_ping(
-    states: list[Progress | None], tmp_path: Path, clock: list[float]
+    states: list[Heartbeat | None], tmp_path: Path, clock: list[float]
 ) -> None:
     made, spy = announcer(tmp_path)
     made.sees(RECORD)

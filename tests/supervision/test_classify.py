@@ -1,9 +1,28 @@
+import inspect
+import multiprocessing.queues
+import multiprocessing.reduction
 from dataclasses import replace
 
 import pytest
+import torch.multiprocessing.reductions
+from torch.utils.data import dataloader
+from torch.utils.data._utils import fetch as torch_fetch
+from torch.utils.data._utils import worker as torch_worker
 
+from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
 from yolo_lightning.data.worker_processes import SpawningContext
 from yolo_lightning.supervision.classify import (
+    FRAME_ID,
+    GET_SAMPLE,
+    LOADER_WAITS,
+    QUEUE_GET,
+    READ_FRAME,
+    RECEIVE_TENSOR,
+    SAMPLE_INDEX,
+    SPAWN_WAIT,
+    WAITS_FOR_LOADER,
+    WORKER_FETCH,
+    WORKER_LOOP,
     Diagnosis,
     Evidence,
     Frame,
@@ -40,13 +59,38 @@ def judge(trainer: ProcessEvidence, *others: ProcessEvidence, phase: Phase = Pha
     return classify(Evidence(phase, trainer, others, **rest))  # type: ignore[arg-type]
 
 
-def test_worker_that_owes_the_batch_is_named_not_the_idle_one() -> None:
+def test_names_of_the_contract_exist_in_the_code_that_they_point_to() -> None:
+    for name in LOADER_WAITS:
+        assert callable(getattr(dataloader._MultiProcessingDataLoaderIter, name))
+    modules = (multiprocessing.reduction, torch.multiprocessing.reductions)
+    assert all(callable(getattr(module, name)) for module, name in zip(modules, RECEIVE_TENSOR, strict=True))
+    assert callable(getattr(torch_worker, WORKER_LOOP))
+    assert callable(getattr(torch_fetch._MapDatasetFetcher, WORKER_FETCH))
+    assert callable(getattr(multiprocessing.queues.Queue, QUEUE_GET))
+    assert callable(getattr(SpawningContext, SPAWN_WAIT))
+    assert FRAME_ID in getattr(LabelledFrames, READ_FRAME).__code__.co_varnames
+    for dataset in (TrainingDataset, EvaluationDataset):
+        assert set(inspect.signature(getattr(dataset, GET_SAMPLE)).parameters) & set(SAMPLE_INDEX)
+
+
+@pytest.mark.parametrize("function", sorted(WAITS_FOR_LOADER))
+def test_each_wait_for_the_loader_is_a_loader_stall(function: str) -> None:
+    assert judge(main_process(f"{function} ({TORCH})")).kind is StallClass.LOADER_STALL
+
+
+@pytest.mark.parametrize("name", SAMPLE_INDEX)
+def test_index_of_the_sample_is_the_suspect(name: str) -> None:
+    stuck = worker(12, f"{GET_SAMPLE} (data/dataset.py:93)", *LOOP, **{name: "7"})
+    assert judge(main_process(*WAITING), stuck).suspect == f"{name}=7"
+
+
+def test_worker_that_has_not_delivered_the_batch_is_named_not_the_idle_one() -> None:
     stuck = worker(12, "__getitem__ (data/dataset.py:93)", "fetch (fetch.py:52)", *LOOP, index="4711", key="(0, 4711)")
     found = judge(main_process(*WAITING), worker(11, *IDLE, *LOOP), stuck, worker(13, *IDLE, *LOOP))
     assert (found.kind, found.moves_down, found.suspect) == (StallClass.LOADER_STALL, True, "index=4711")
     assert found.sentence == (
-        f"the trainer (process 10) waits for a batch in _try_get_data ({TORCH}); worker process 12, state S, owes it "
-        "and stands in __getitem__ (data/dataset.py:93) at the sample index=4711"
+        f"the trainer (process 10) waits for a batch in _try_get_data ({TORCH}); worker process 12 (state S) has "
+        "not delivered the batch; it is in __getitem__ (data/dataset.py:93) at sample index=4711"
     )
 
 
@@ -54,25 +98,23 @@ def test_batch_that_no_idle_worker_could_hand_over_is_explained_by_the_log() -> 
     said = "RuntimeError: unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
     workers = (worker(11, *IDLE, *LOOP), worker(12, *IDLE, *LOOP))
     found = judge(main_process(*WAITING), *workers, log_lines=("epoch 1/2", said, "epoch 1/2, batch 3"))
-    assert found.sentence.endswith(f"its 2 workers wait for work; a batch may have been lost on its way: {said}")
+    assert found.sentence.endswith(f"its 2 workers are idle; a batch may have been lost: {said}")
     assert "lost" not in judge(main_process(*WAITING), *workers, log_lines=("epoch 1/2",)).sentence
 
 
 def test_trainer_that_reads_itself_is_named_with_the_sample_it_stands_at() -> None:
-    reading = Frame("read", "data/dataset.py:60", {"image_id": "'20200502114223915'"})
+    reading = Frame(READ_FRAME, "data/dataset.py:60", {FRAME_ID: "'20200502114223915'"})
     trainer = main_process("sleep (codec.py:3)", "read (data/dataset.py:60)", f"_next_data ({TORCH})")
     trainer = replace(trainer, stack=(trainer.stack[0], reading, trainer.stack[2]))
     found = judge(trainer)
     assert (found.kind, found.suspect) == (StallClass.LOADER_STALL, "id=20200502114223915")
-    assert found.sentence.endswith(
-        "it has no workers and stands in sleep (codec.py:3) at the sample id=20200502114223915"
-    )
+    assert found.sentence.endswith("it has no workers; it is in sleep (codec.py:3) at sample id=20200502114223915")
 
 
 def test_stall_at_an_epochs_begin_says_so() -> None:
     frames = (*WAITING, f"_reset ({TORCH})", f"__iter__ ({TORCH})")
     found = judge(main_process(*frames), worker(11, *IDLE, *LOOP, state="T"))
-    assert "at an epoch's begin in _reset: its workers were idle before; worker process 11" in found.sentence
+    assert "at the start of an epoch in _reset; worker process 11" in found.sentence
     assert "_reset" not in judge(main_process(*WAITING), worker(11, *IDLE, *LOOP, state="T")).sentence
 
 
@@ -84,7 +126,7 @@ def test_stall_before_the_first_batch_may_be_a_slow_start_and_stays_on_the_rung(
 
 
 def test_frame_that_is_read_is_suspected_not_the_sample_that_it_is_mixed_into() -> None:
-    reading = Frame("read", "data/dataset.py:60", {"index": "5", "image_id": '"20200502114223915"'})
+    reading = Frame(READ_FRAME, "data/dataset.py:60", {"index": "5", FRAME_ID: '"20200502114223915"'})
     sample = Frame("__getitem__", "data/dataset.py:93", {"index": "4711"})
     frames = (Frame("read", "data/frames.py:40", {"name": '"a.jpg"'}), reading, sample, *stack(*LOOP))
     stuck = ProcessEvidence(12, "python -c from multiprocessing.spawn import spawn_main", "D", "", frames)
@@ -94,7 +136,7 @@ def test_frame_that_is_read_is_suspected_not_the_sample_that_it_is_mixed_into() 
 def test_stopped_worker_owes_the_batch_even_if_another_is_busy() -> None:
     busy = worker(11, "imdecode (cv2.py:1)", "fetch (fetch.py:52)", *LOOP)
     found = judge(main_process("recvfds (multiprocessing/reduction.py:159)"), busy, worker(12, *IDLE, *LOOP, state="T"))
-    assert "worker process 12, stopped (T), owes it" in found.sentence
+    assert "worker process 12 (stopped (T)) has not delivered the batch" in found.sentence
 
 
 def test_worker_in_the_kernel_is_named_with_its_place() -> None:
@@ -105,7 +147,7 @@ def test_worker_in_the_kernel_is_named_with_its_place() -> None:
 def test_wait_with_idle_workers_says_so() -> None:
     found = judge(main_process(*WAITING), worker(11, *IDLE, *LOOP), worker(12, *IDLE, *LOOP))
     assert (found.kind, found.suspect) == (StallClass.LOADER_STALL, "")
-    assert found.sentence.endswith("its 2 workers wait for work")
+    assert found.sentence.endswith("its 2 workers are idle")
 
 
 @pytest.mark.parametrize("place", ["_reset", "_shutdown_workers"])
@@ -116,21 +158,20 @@ def test_fault_9_wait_for_workers_after_validation_is_a_loader_stall(place: str)
 
 
 def test_wait_for_workers_that_import_is_a_loader_stall() -> None:
-    place = SpawningContext._await_core.__name__
     importing = worker(11, "open (storage.py:1)", "<module> (torch/__init__.py:1)")
     found = judge(
-        main_process("poll (multiprocessing/connection.py:257)", f"{place} (worker_processes.py:1)"), importing
+        main_process("poll (multiprocessing/connection.py:257)", f"{SPAWN_WAIT} (worker_processes.py:1)"), importing
     )
     assert found.kind is StallClass.LOADER_STALL
-    assert f"in {place}" in found.sentence
-    assert "worker process 11, state S, owes it and stands in open" in found.sentence
+    assert f"in {SPAWN_WAIT}" in found.sentence
+    assert "worker process 11 (state S) has not delivered the batch; it is in open" in found.sentence
 
 
 def test_dead_worker_is_a_crash_with_the_kernels_word() -> None:
     lines = ("nothing", "Out of memory: Killed process 11 (python)")
     found = judge(main_process(*WAITING), worker(11, state="Z"), worker(12, *IDLE, *LOOP), kernel_lines=lines)
     assert (found.kind, found.moves_down) == (StallClass.LOADER_CRASH, False)
-    assert found.sentence == "worker process 11 is dead; the kernel says: Out of memory: Killed process 11 (python)"
+    assert found.sentence == "worker process 11 is dead; kernel log: Out of memory: Killed process 11 (python)"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +235,7 @@ def test_livelock_computes_in_the_same_function(state: str, later: tuple[str, ..
 
 def test_nothing_known_is_unknown_and_says_so() -> None:
     found = judge(main_process(state="T"), phase=Phase.STEP)
-    assert found == Diagnosis(StallClass.UNKNOWN, "the trainer (process 10, stopped (T)) stands in an unknown function")
+    assert found == Diagnosis(StallClass.UNKNOWN, "the trainer (process 10, stopped (T)) is in an unknown function")
 
 
 PY_SPY = """Process 5: python train.py

@@ -14,10 +14,11 @@ import pytest
 
 from yolo_lightning.supervision import evidence
 from yolo_lightning.supervision.classify import Evidence, StallClass, classify
-from yolo_lightning.supervision.evidence import Request, allowed_environment, collect, evicted_ms
-from yolo_lightning.supervision.heartbeat import Phase, Progress, stacks_path
+from yolo_lightning.supervision.evidence import Request, allowed_environment, collect
+from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.kill import kill_tree
 from yolo_lightning.supervision.processes import read_process
+from yolo_lightning.utils.run_files import stacks_path
 
 needs_py_spy = pytest.mark.skipif(
     not (Path(sys.executable).with_name("py-spy").exists() or shutil.which("py-spy")), reason="py-spy is not installed"
@@ -66,9 +67,9 @@ class Started:
             assert time.monotonic() < end_s
             time.sleep(0.05)
 
-    def look(self, folder: Path, phase: Phase, progress: Progress | None = None) -> Evidence:
-        incident, record = folder / "incident", folder / "progress"
-        return collect(Request(incident, self.process.pid, record, progress, phase, (), 10.0, 0.1))
+    def look(self, folder: Path, phase: Phase, heartbeat: Heartbeat | None = None) -> Evidence:
+        incident, record = folder / "incident", folder / "heartbeat"
+        return collect(Request(incident, self.process.pid, record, heartbeat, phase, (), 10.0, 0.1))
 
     def end(self) -> None:
         kill_tree(self.process.pid, f"{MARKER_VARIABLE}={MARKER}")
@@ -109,8 +110,8 @@ def test_torchs_loader_names_the_worker_that_hangs(
     time.sleep(1.0)  # the main process comes to its wait
     found = classify(trainer.look(tmp_path, Phase.FETCH))
     assert found.kind is StallClass.LOADER_STALL
-    assert f"worker process {worker}, " in found.sentence
-    assert "owes it and stands in __getitem__" in found.sentence
+    assert f"worker process {worker} (" in found.sentence
+    assert "has not delivered the batch; it is in __getitem__" in found.sentence
     assert found.suspect == "index=5"
 
 
@@ -151,23 +152,15 @@ def test_secrets_are_not_kept(started: list[Started], monkeypatch: pytest.Monkey
     assert [name for name in ("TOKEN", "API_KEY", "SECRET", "HOME") if name in kept] == []
 
 
-def test_eviction_is_summed_over_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "KFD", tmp_path)
-    for gpu, text in (("1", "300\n"), ("2", "45\n")):
-        (tmp_path / "77" / f"stats_{gpu}").mkdir(parents=True)
-        (tmp_path / "77" / f"stats_{gpu}" / "evicted_ms").write_text(text)
-    assert (evicted_ms(77), evicted_ms(78)) == (345, None)
-
-
 def test_stacks_are_asked_only_of_a_trainer_that_listens(started: list[Started], tmp_path: Path) -> None:
     """The signal would end a process that has not armed faulthandler."""
     started.append(Started("-c", "import time; print('up', flush=True); time.sleep(1000)"))
     started[0].wait_for("up")
     pid = started[0].process.pid
-    stacks_path(tmp_path / "progress").write_text("")
-    says_nothing = Progress(pid, 1, 0, 2, 0, 0, 0, Phase.STEP, 0.0, {}, ())
-    for progress in (None, says_nothing, replace(says_nothing, process=pid + 1, stacks_signal=signal.SIGUSR2)):
-        started[0].look(tmp_path, Phase.STEP, progress)
+    stacks_path(tmp_path / "heartbeat").write_text("")
+    says_nothing = Heartbeat(pid, 1, 0, 2, 0, 0, 0, Phase.STEP, 0.0, {}, ())
+    for heartbeat in (None, says_nothing, replace(says_nothing, process=pid + 1, stacks_signal=signal.SIGUSR2)):
+        started[0].look(tmp_path, Phase.STEP, heartbeat)
         assert started[0].process.poll() is None
 
 
@@ -175,9 +168,9 @@ def test_process_without_a_handler_is_not_ended_by_the_question_for_its_stacks(t
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         number = int(signal.SIGUSR2)
-        progress = Progress(process.pid, 0, number, 2, 0, 0, 0, Phase.EXIT, 0.0, {}, ())
-        stacks_path(tmp_path / "progress").touch()
-        request = Request(tmp_path, process.pid, tmp_path / "progress", progress, Phase.EXIT, (), 5.0, 0.1)
+        heartbeat = Heartbeat(process.pid, 0, number, 2, 0, 0, 0, Phase.EXIT, 0.0, {}, ())
+        stacks_path(tmp_path / "heartbeat").touch()
+        request = Request(tmp_path, process.pid, tmp_path / "heartbeat", heartbeat, Phase.EXIT, (), 5.0, 0.1)
         assert evidence.stacks_by_signal(request, evidence.keep) == ()
         time.sleep(0.2)
         assert process.poll() is None

@@ -171,13 +171,13 @@ def test_live_record_lies_in_memory_and_is_found_by_the_lock_file(tmp_path: Path
         assert path.is_relative_to("/dev/shm")
         assert not path.exists()
         path.write_bytes(b"")
-        assert live_heartbeat.record_of(tmp_path) == tmp_path / "progress"
+        assert live_heartbeat.record_of(tmp_path) == tmp_path / "heartbeat"
         (tmp_path / "run.lock").write_text(f'{{"process": 1, "host": "here", "marker": "{TOKEN}"}}')
         assert live_heartbeat.record_of(tmp_path) == path
     finally:
         live_heartbeat.remove(TOKEN)
     assert not path.parent.exists()
-    assert live_heartbeat.record_of(tmp_path) == tmp_path / "progress"
+    assert live_heartbeat.record_of(tmp_path) == tmp_path / "heartbeat"
 
 
 def test_live_record_lies_on_a_disk_where_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +187,6 @@ def test_live_record_lies_on_a_disk_where_memory_is_full(tmp_path: Path, monkeyp
     assert path.is_relative_to(tmp_path)
     assert path.parent.is_dir()
     live_heartbeat.write_copy(b"copy", tmp_path)
-    assert (tmp_path / "progress").read_bytes() == b"copy"
+    assert (tmp_path / "heartbeat").read_bytes() == b"copy"
     live_heartbeat.remove(TOKEN)
-    assert [one.name for one in tmp_path.iterdir()] == ["progress"]
+    assert [one.name for one in tmp_path.iterdir()] == ["heartbeat"]

@@ -137,7 +137,7 @@ def test_started_by_a_person_the_rung_stays_and_attempts_do_not() -> None:
 def report(run: Path, name: str, **content: object) -> None:
     folder = run / "incidents" / name
     folder.mkdir(parents=True)
-    whole = {"launch": "a", "attempt": 0, "phase": "wait for a batch"} | content
+    whole = {"launch": "a", "attempt": 0, "phase": "fetch"} | content
     (folder / "incident.json").write_text(json.dumps(whole))
 
 

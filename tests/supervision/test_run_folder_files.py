@@ -3,18 +3,19 @@ import json
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-from yolo_lightning.callbacks import stall_monitor
-from yolo_lightning.checkpoints import checkpoint_file, run_folder
-from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_files, run_lock
-from yolo_lightning.supervision.heartbeat import FINISHED_FILE, PROGRESS_FILE
+from yolo_lightning.checkpoints import checkpoint_file
+from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_lock
 from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.supervision.output import Output, Recorder
-from yolo_lightning.supervision.phase_timeouts import Floors
-from yolo_lightning.supervision.run_lock import LOCK_FILE, Holder, read_holder
+from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
+from yolo_lightning.supervision.run_lock import Holder, read_holder
+from yolo_lightning.utils import run_files
+from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, LOCK_FILE
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -28,12 +29,12 @@ def save(run: Path, steps: int, written_s: float, name: str = "") -> None:
     os.utime(sidecar, (written_s, written_s))
 
 
-def test_names_are_those_of_the_run_folder() -> None:
-    assert run_files.CHECKPOINTS_FOLDER == run_folder.CHECKPOINTS
-    assert run_files.INCIDENTS_FOLDER == run_folder.INCIDENTS
-    assert run_files.WAITING_FOR_A_BATCH == stall_monitor.MonitoredPhase.FETCH
-    assert checkpoint_file.STEP_NAME.fullmatch(run_folder.STEP_CHECKPOINT.format(steps=25))[1] == "000000025"
-    assert run_files.SIDECAR_PATTERN == run_folder.STEP_CHECKPOINTS + checkpoint_file.CHECKSUM_SUFFIX
+def test_names_of_step_checkpoints_agree() -> None:
+    name = run_files.STEP_CHECKPOINT.format(steps=25)
+    found = checkpoint_file.STEP_NAME.fullmatch(name)
+    assert found is not None
+    assert found[1] == "000000025"
+    assert fnmatch(name, run_files.STEP_CHECKPOINTS)
 
 
 def test_checkpoint_of_another_step_is_headway(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_damaged_sidecar_is_passed_over(tmp_path: Path) -> None:
 
 def test_what_an_earlier_attempt_said_is_cleared(tmp_path: Path) -> None:
     run_files.clear(tmp_path)
-    for name in (PROGRESS_FILE, FINISHED_FILE, "progress.stacks", "metrics.csv"):
+    for name in (HEARTBEAT_FILE, FINISHED_FILE, "heartbeat.stacks", "metrics.csv"):
         (tmp_path / name).write_text("")
     run_files.clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
@@ -117,7 +118,7 @@ def test_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
 
 
 def test_job_survives_its_command_line() -> None:
-    settings = SuperviseSettings(floors=Floors(step_s=3.5), attempts=7)
+    settings = SuperviseSettings(phase_timeouts=PhaseTimeouts(step_s=3.5), attempts=7)
     job = Job(("python", "a b", "--x='1'"), ("python", "--resume"), 4, settings)
     assert Job.from_json(job.to_json()) == job
 
@@ -161,18 +162,25 @@ def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *(REPOSITORY / "yolo_lightning" / "utils" / f"{name}.py" for name in ("files", "stop_signals")),
+        *(
+            REPOSITORY / "yolo_lightning" / "utils" / f"{name}.py"
+            for name in ("files", "run_files", "sensors", "stop_signals")
+        ),
         *(REPOSITORY / "yolo_lightning" / "supervision").glob("*.py"),
     ],
     ids=lambda path: path.name,
 )
 def test_supervision_needs_the_standard_library_alone(path: Path) -> None:
-    rooms = tuple(f"yolo_lightning.{name}" for name in ("supervision", "utils.files", "utils.stop_signals"))
+    rooms = tuple(
+        f"yolo_lightning.{name}"
+        for name in ("supervision", "utils.files", "utils.run_files", "utils.sensors", "utils.stop_signals")
+    )
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
+            base = node.module or ""
+            names = [f"{base}.{alias.name}" for alias in node.names] if base == "yolo_lightning.utils" else [base]
         else:
             continue
         for name in names:

@@ -13,7 +13,7 @@ from tests.supervision.supervised import PATIENT_S, REPOSITORY, TRAINER, Supervi
 from yolo_lightning.supervision import ExitCode, Job, SuperviseSettings
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.supervision.supervisor import STOP_SIGNALS, Supervisor
 from yolo_lightning.supervision.trainer import temporary_folder
@@ -31,7 +31,7 @@ class Fault:
     kind: str
     stall_class: StallClass
     words: tuple[str, ...]
-    allowed: Floors
+    allowed: PhaseTimeouts
     rung: int = 0
     phase: str = "step"
 
@@ -40,7 +40,12 @@ STEP, FETCH, SAVE = floors(step_s=SHORT_S), floors(fetch_s=SHORT_S), floors(save
 UNKNOWN, LOADER = StallClass.UNKNOWN, StallClass.LOADER_STALL
 STALLS = {
     "fault 1, 7.1: worker sleeps": Fault(
-        "wait_for_worker", LOADER, ("owes it", "__getitem__", "index=7", "epoch 0, batch 5"), FETCH, 1, "fetch"
+        "wait_for_worker",
+        LOADER,
+        ("has not delivered the batch", "__getitem__", "index=7", "epoch 0, batch 5"),
+        FETCH,
+        1,
+        "fetch",
     ),
     "fault 12: C call without the lock": Fault("sleep_in_c", UNKNOWN, ("sleep_in_c", "state S"), STEP),
     "fault 13: C call with the lock": Fault("hold_the_lock", UNKNOWN, ("hold_the_lock",), STEP),
@@ -81,7 +86,7 @@ def test_evidence_of_a_stall_is_kept(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "run" / "incidents").iterdir()
     kept = {path.name for path in folder.iterdir()}
     pid = supervised.starts()[0]["process"]
-    assert kept >= {"incident.json", "evidence.json", "progress.json", "system.txt", "log.txt", "stacks.txt"}
+    assert kept >= {"incident.json", "evidence.json", "heartbeat.json", "system.txt", "log.txt", "stacks.txt"}
     assert f"process-{pid}.txt" in kept
     assert "sleep_for_ever" in (folder / "stacks.txt").read_text()  # by faulthandler, without py-spy
 
@@ -145,12 +150,12 @@ def test_rung_stays_for_the_next_supervisor(tmp_path: Path) -> None:
     assert "--data.loader.num_workers=2" in again.starts()[-1]["options"]
 
 
-def test_fault_28_slow_phases_within_their_allowance_are_no_stall(tmp_path: Path) -> None:
+def test_fault_28_slow_phases_within_their_timeout_are_no_stall(tmp_path: Path) -> None:
     supervised = Supervised(tmp_path / "run", "be_slow", allowed=STEP)
     assert supervised.wait() == ExitCode.FINISHED
     assert len(supervised.starts()) == 1
     assert supervised.incidents() == []
-    learned = Allowances.read(tmp_path / "run" / "allowances.json")
+    learned = AdaptiveTimeouts.read(tmp_path / "run" / "phase_timeouts.json")
     assert learned is not None
     assert 0.9 <= learned.longest_s[Phase.METRICS] < PATIENT_S
 
@@ -158,13 +163,13 @@ def test_fault_28_slow_phases_within_their_allowance_are_no_stall(tmp_path: Path
 def test_fault_30_lost_record_is_blindness_and_no_stall(tmp_path: Path) -> None:
     supervised = Supervised(tmp_path / "run", "truncate_record", allowed=STEP)
     assert supervised.wait() == ExitCode.FINISHED
-    assert "blind: the record is too short" in supervised.log()
+    assert "no heartbeat: the heartbeat file is too short" in supervised.log()
     assert len(supervised.starts()) == 1
     assert supervised.incidents() == []
 
 
-def test_fault_30_hang_without_a_record_is_noticed_after_the_largest_allowance(tmp_path: Path) -> None:
-    allowed = Floors(**{field.name: 3.0 for field in fields(Floors)})
+def test_fault_30_hang_without_a_record_is_noticed_after_the_largest_timeout(tmp_path: Path) -> None:
+    allowed = PhaseTimeouts(**{field.name: 3.0 for field in fields(PhaseTimeouts)})
     supervised = Supervised(tmp_path / "run", "lose_record_and_hang", allowed=allowed)
     assert supervised.wait() == ExitCode.FINISHED
     (incident,) = supervised.incidents()

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.supervision import watch
-from yolo_lightning.supervision.heartbeat import Blind, Phase, Progress
-from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
+from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import Process
 from yolo_lightning.supervision.watch import Health, Watch, excuse_for
 
@@ -16,16 +16,18 @@ class World:
 
     def __init__(self) -> None:
         self.now_s, self.excuse = 0.0, None
-        self.found: Progress | Blind = Blind.MISSING
+        self.found: Heartbeat | NoHeartbeat = NoHeartbeat.MISSING
         self.sequence = 0
         others = ("setup_s", "sanity_s", "first_batch_s", "fetch_s", "validate_s", "epoch_end_s", "exit_s")
         short = dict.fromkeys(others, 1.0)
-        allowances = Allowances(Floors(import_s=30, step_s=10, save_s=20, metrics_s=50, index_s=1, **short), {})
-        self.watch = Watch(lambda: self.found, lambda: self.excuse, allowances, POLL_S, lambda: self.now_s)
+        timeouts = AdaptiveTimeouts(
+            PhaseTimeouts(import_s=30, step_s=10, save_s=20, metrics_s=50, index_s=1, **short), {}
+        )
+        self.watch = Watch(lambda: self.found, lambda: self.excuse, timeouts, POLL_S, lambda: self.now_s)
 
     def beat(self, phase: Phase) -> None:
         self.sequence += 2
-        self.found = Progress(1, 1, 0, self.sequence, 0, 0, 0, phase, 0.0, {}, ())
+        self.found = Heartbeat(1, 1, 0, self.sequence, 0, 0, 0, phase, 0.0, {}, ())
 
     def after(self, seconds: float) -> Health:
         """Look every second until so much later; the last judgement."""
@@ -60,25 +62,25 @@ def test_before_the_first_record_importing_is_watched() -> None:
     assert world.after(1) is Health.STALLED
 
 
-@pytest.mark.parametrize("blind", list(Blind))
-def test_fault_30_blind_is_never_healthy_and_in_the_end_a_stall(blind: Blind) -> None:
+@pytest.mark.parametrize("reason", list(NoHeartbeat))
+def test_fault_30_missing_heartbeat_is_never_healthy_and_in_the_end_a_stall(reason: NoHeartbeat) -> None:
     world = World()
     world.beat(Phase.STEP)
     world.after(1)
-    world.found = blind
-    assert world.after(49) is Health.BLIND
-    assert world.watch.look().reason == blind.value
+    world.found = reason
+    assert world.after(49) is Health.NO_HEARTBEAT
+    assert world.watch.look().reason == reason.value
     assert world.after(1) is Health.STALLED
 
 
-def test_fault_29_sleep_of_the_supervisor_restarts_the_allowance() -> None:
+def test_fault_29_sleep_of_the_supervisor_restarts_the_wait() -> None:
     world = World()
     world.beat(Phase.STEP)
     assert world.after(9) is Health.HEALTHY
     world.now_s += 3600
     look = world.watch.look()
     assert look.health is Health.EXCUSED
-    assert "away for 3600 s" in look.reason
+    assert "suspended for 3600 s" in look.reason
     assert world.after(9) is Health.HEALTHY
     assert world.after(2) is Health.STALLED
 
@@ -92,7 +94,7 @@ def test_time_spent_on_evidence_is_no_sleep() -> None:
     assert world.watch.look().health is Health.STALLED
 
 
-def test_excuse_restarts_the_allowance() -> None:
+def test_excuse_restarts_the_wait() -> None:
     world = World()
     world.beat(Phase.STEP)
     world.excuse = "process 7 traces the trainer"

@@ -15,7 +15,6 @@ from yolo_lightning.utils.sensors import (
     GpuReading,
     KernelSettings,
     PciGpu,
-    ProcessInfo,
     Vendor,
     architecture_name,
     kernel_settings,
@@ -112,42 +111,6 @@ def test_disk_of_this_folder_and_of_none(tmp_path: Path) -> None:
     assert found is not None
     assert 0 < found.used_bytes <= found.total_bytes
     assert sensors.disk(tmp_path / "nowhere") is None
-
-
-def stat(pid: int, name: str, state: str, pages: int, started_ticks: int = 0) -> str:
-    return f"{pid} ({name}) {state} 1 " + "0 " * 17 + f"{started_ticks} 0 {pages} 0"
-
-
-def test_workers_are_told_from_other_children(tmp_path: Path) -> None:
-    page = os.sysconf("SC_PAGESIZE")
-    write(
-        tmp_path,
-        {
-            "proc/10/task/10/children": "11 12",
-            "proc/10/task/13/children": "14 15",
-            "proc/11/stat": stat(11, "python", "S", 5),  # multiprocessing's resource tracker
-            "proc/12/stat": stat(12, "pt_data_worker", "S", 100),
-            "proc/14/stat": stat(14, "pt_data_worker", "T", 200),
-        },
-    )
-    assert sensors.loader_workers(10, tmp_path) == [
-        ProcessInfo(12, "pt_data_worker", "S", 100 * page),
-        ProcessInfo(14, "pt_data_worker", "T", 200 * page),
-    ]
-    assert sensors.loader_workers(99, tmp_path) == []
-
-
-def test_name_with_brackets_is_read(tmp_path: Path) -> None:
-    found = sensors.process(7, write(tmp_path, {"proc/7/stat": stat(7, "a) b (c", "D", 1, 4711)}))
-    assert found is not None
-    assert (found.name, found.state, found.started_ticks) == ("a) b (c", "D", 4711)
-
-
-def test_this_process_is_there() -> None:
-    found = sensors.process(os.getpid())
-    assert found is not None
-    assert found.state in "RS"
-    assert found.memory_bytes > 1e6
 
 
 class FakeNvml(SimpleNamespace):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, INPUT, find_damage, training_age
-from yolo_lightning.checkpoints.run_folder import STEP_CHECKPOINTS
+from yolo_lightning.utils.run_files import STEP_CHECKPOINTS
 
 AVERAGED = "averaged"
 """Key of a checkpoint that is an average: names of the files that it was made of, in order of training."""

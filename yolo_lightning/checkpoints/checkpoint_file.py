@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from yolo_lightning.utils.files import flush, replacing, write_json
+from yolo_lightning.utils.run_files import CHECKSUM_SUFFIX
 
-CHECKSUM_SUFFIX = ".json"
 STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
-"""Name of a checkpoint that is numbered by its steps; a test compares the pattern with `run_folder.STEP_CHECKPOINT`."""
+"""Name of a checkpoint that is numbered by its steps; a test compares the pattern with `run_files.STEP_CHECKPOINT`."""
 
 
 class NotSavedError(OSError):

@@ -12,14 +12,13 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from yolo_lightning.checkpoints.checkpoint_file import (
-    CHECKSUM_SUFFIX,
     checksum_path,
     find_damage,
     link_checkpoint,
     training_age,
 )
-from yolo_lightning.checkpoints.run_folder import BEST_CHECKPOINT, STEP_CHECKPOINTS
 from yolo_lightning.utils.files import TEMPORARY_PREFIX, cache_folder
+from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKSUM_SUFFIX, STEP_CHECKPOINTS
 
 SCHEME = "://"
 LOCAL = f"file{SCHEME}"

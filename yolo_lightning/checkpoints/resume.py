@@ -12,6 +12,7 @@ from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.averaging import AVERAGED
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, find_damage, require_whole, training_age
 from yolo_lightning.checkpoints.remote import RemoteFolder, below, fetch_run, local_checkpoint
+from yolo_lightning.utils import run_files
 from yolo_lightning.utils.distributed import launch_id, restarts
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
@@ -54,12 +55,12 @@ def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None
     Raises:
         ValueError: If the mirror cannot be read, or the run folder not be written.
     """
-    if run_folder.has_checkpoint(base) if exactly else run_folder.runs(base):
+    if run_files.has_checkpoint(base) if exactly else run_folder.runs(base):
         return
     names = [name for name in mirrored_runs(base, mirror) if name == base.absolute().name or not exactly]
     for name in names[:1]:
         try:
-            path, damaged = fetch_run(below(mirror, name), base.absolute().with_name(name) / run_folder.CHECKPOINTS)
+            path, damaged = fetch_run(below(mirror, name), base.absolute().with_name(name) / run_files.CHECKPOINTS)
         except OSError as error:
             raise ValueError(f"nothing could be fetched from mirror {mirror}/{name}: {error}") from error
         for file, reason in damaged.items():
@@ -160,7 +161,7 @@ def remembered(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
 
     A configuration file that cannot be read is replaced by the configuration in the checkpoint.
     """
-    path, configured = folder / run_folder.config_name("fit"), content.get(CONFIGURATION, {})
+    path, configured = folder / run_files.config_name("fit"), content.get(CONFIGURATION, {})
     if path.is_file():
         try:
             configured = read_configuration(path)

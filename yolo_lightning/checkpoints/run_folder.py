@@ -1,4 +1,4 @@
-"""The names inside a run folder, and which run folder a command means. Only this file knows them."""
+"""Selection of a run folder: a new one for a new run, the newest one for a resume or an evaluation."""
 
 import os
 import re
@@ -7,55 +7,17 @@ from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import newest_checkpoint
 from yolo_lightning.utils.files import DISK_FULL, first_free, replacing
+from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, LAUNCH, STARTED, has_checkpoint
 
 DEFAULT_RUN = "runs/yolo"
-CHECKPOINTS = "checkpoints"
-BEST_CHECKPOINT = "best.ckpt"
-LAST_CHECKPOINT = "last.ckpt"
-AVERAGE_CHECKPOINT = "average.ckpt"
-STEP_CHECKPOINT = "step-{steps:09d}.ckpt"
-STEP_CHECKPOINTS = "step-*.ckpt"
-METRICS = "metrics.csv"
-RESULTS = "results.csv"
-TENSORBOARD = "tensorboard"
-INCIDENTS = "incidents"
-SCORES = "test_scores.json"
-CHALLENGE_SCORES = "scores.json"
-PREDICTIONS = "predictions.json"
-PREDICTIONS_ARCHIVE = "predictions.zip"
-ENVIRONMENT = "environment.json"
-REPORT = "report.html"
-EVALUATIONS = "evaluations"
-FRAMES = f"{EVALUATIONS}/frames"
-
-LAUNCH = "launch"
-"""Names the distributed launch that trained in the folder last."""
-
-STARTED = "started"
-"""Contains the number of the last fit in the folder: fits in a run folder and in its numbered siblings count up."""
-
-
-def config_name(subcommand: str) -> str:
-    """File that records the resolved configuration of a subcommand."""
-    return "config.yaml" if subcommand == "fit" else f"config.{subcommand}.yaml"
-
-
-def picture_name(stage: str) -> str:
-    """File of the picture of predictions that `stage` draws."""
-    return f"{stage}.png"
-
-
-def evaluation_record(stage: str) -> str:
-    """File that keeps all detections of an evaluation; `stage` is `val` or `test`."""
-    return f"{EVALUATIONS}/{stage}.npz"
 
 
 def prepare(folder: Path) -> None:
-    """Make the run folder, and make sure that it can be written.
+    """Create a run folder and check that it is writable.
 
     Raises:
-        ValueError: If it cannot.
-        OSError: If the disk is full, which may change.
+        ValueError: If the folder is not writable.
+        OSError: If the disk is full, which can be temporary.
     """
     try:
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
@@ -71,35 +33,32 @@ def prepare(folder: Path) -> None:
 
 
 def numbered(base: Path) -> re.Pattern[str]:
-    """What the names of `base`, `base-2`, ... match."""
+    """Return the pattern of the names `base`, `base-2`, ..., with the number as group 1."""
     return re.compile(re.escape(base.absolute().name) + r"(?:-(\d+))?")
 
 
-def fresh_run(base: Path, taken: Collection[str] = ()) -> Path:
-    """`base`, or the first of `base-2`, `base-3`, ... that holds no checkpoint: a new run never overwrites one.
+def numbered_folders(base: Path) -> list[Path]:
+    """Return the existing folders among `base`, `base-2`, ..., in no particular order."""
+    base = base.absolute() if not base.name else base
+    folders = base.parent.iterdir() if base.parent.is_dir() else ()
+    pattern = numbered(base)
+    return [folder for folder in folders if pattern.fullmatch(folder.name)]
 
-    Args:
-        base: Configured run folder.
-        taken: Names that runs have elsewhere.
-    """
+
+def fresh_run(base: Path, taken: Collection[str] = ()) -> Path:
+    """Return the first of `base`, `base-2`, ... without a checkpoint and with a name that is not in `taken`."""
     base = base.absolute() if not base.name else base
     return first_free(base, is_taken=lambda folder: has_checkpoint(folder) or folder.name in taken)
 
 
 def note_launch(folder: Path, launch: str) -> None:
-    """Let the processes of `launch` find the folder again, should they be started anew."""
+    """Record the id of a torchrun launch in a run folder, for `run_of_launch` after a restart of all processes."""
     (folder / LAUNCH).write_text(launch + "\n")
 
 
 def run_of_launch(base: Path, launch: str) -> Path | None:
-    """The folder among `base`, `base-2`, ... that `launch` trained in last, if there is one."""
-    base = base.absolute() if not base.name else base
-    pattern = numbered(base)
-    notes = [
-        folder / LAUNCH
-        for folder in (base.parent.iterdir() if base.parent.is_dir() else ())
-        if pattern.fullmatch(folder.name) and (folder / LAUNCH).is_file()
-    ]
+    """Return the folder among `base`, `base-2`, ... in which `launch` trained last, or None."""
+    notes = [note for folder in numbered_folders(base) if (note := folder / LAUNCH).is_file()]
     own = [note.parent for note in notes if note.read_text().strip() == launch]
     return max(own, key=start_order, default=None)
 
@@ -138,36 +97,24 @@ def start_order(folder: Path) -> tuple[int, int]:
     return start_number(folder), int(number[1]) if number else 1
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run folder holds something to continue from."""
-    return any((folder / CHECKPOINTS).glob("*.ckpt"))
-
-
 def runs(base: Path) -> list[Path]:
-    """Return those of `base`, `base-2`, ... that contain checkpoints, the run whose last fit has started last first."""
-    base = base.absolute() if not base.name else base
-    pattern = numbered(base)
-    found = [
-        folder
-        for folder in (base.parent.iterdir() if base.parent.is_dir() else ())
-        if pattern.fullmatch(folder.name) and has_checkpoint(folder)
-    ]
-    return sorted(found, key=start_order, reverse=True)
+    """Return the folders with checkpoints among `base`, `base-2`, ..., by the start of the last fit, newest first."""
+    return sorted(filter(has_checkpoint, numbered_folders(base)), key=start_order, reverse=True)
 
 
 def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, dict[Path, str]]:
-    """The checkpoint of the newest run that has trained longest, and why newer ones were passed over.
+    """Return the checkpoint of the newest run with the most steps, and the damaged newer checkpoints with reasons.
 
     Args:
         base: Configured run folder.
-        exactly: Whether only `base` itself counts, not `base-2` and so on.
+        exactly: Consider only `base`, not `base-2`, ...
 
     Raises:
-        ValueError: If no run exists, or the newest has no whole checkpoint.
+        ValueError: If no run exists, or the newest run has no intact checkpoint.
     """
     folders = [folder for folder in runs(base) if folder == base or not exactly]
     if not folders:
-        raise ValueError(f"nothing to resume: no run folder {base} or {base}-<n> holds a checkpoint")
+        raise ValueError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")
     path, damaged = newest_checkpoint(folders[0] / CHECKPOINTS)
     if path is None:
         listed = "; ".join(f"{file}: {reason}" for file, reason in damaged.items())
@@ -176,17 +123,17 @@ def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, di
 
 
 def checkpoint_to_evaluate(base: Path) -> Path:
-    """The best checkpoint of the newest run, or the one that has trained longest where none was scored.
+    """Return the best checkpoint of the newest run; without validation scores the one with the most steps.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If no run has an intact checkpoint.
     """
     folders = runs(base)
-    if folders and (folders[0] / CHECKPOINTS / BEST_CHECKPOINT).is_file():
-        return folders[0] / CHECKPOINTS / BEST_CHECKPOINT
+    if folders and (best := folders[0] / CHECKPOINTS / BEST_CHECKPOINT).is_file():
+        return best
     return checkpoint_to_resume(base)[0]
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run folder that a checkpoint lies in, or None for a file from elsewhere."""
+    """Return the run folder that contains a checkpoint, or None for a file outside of a run folder."""
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None

@@ -5,7 +5,7 @@ from pathlib import Path
 from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, newest_steps
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.remote import local_checkpoint
-from yolo_lightning.checkpoints.run_folder import AVERAGE_CHECKPOINT, CHECKPOINTS
+from yolo_lightning.utils.run_files import AVERAGE_CHECKPOINT, CHECKPOINTS
 
 
 def average(run: str, *, last: int = 3, checkpoints: str | None = None, output: str | None = None) -> None:

@@ -12,12 +12,12 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, newest_checkpoint, read_checksum
-from yolo_lightning.checkpoints.run_folder import CHECKPOINTS
 from yolo_lightning.supervision import ExitCode, is_supervised
 from yolo_lightning.supervision.supervised_fit import resume_words
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.files import DISK_FULL
 from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.run_files import CHECKPOINTS
 from yolo_lightning.utils.stop_signals import exit_code, pasteable, request
 
 

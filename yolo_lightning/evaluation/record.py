@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 
-from yolo_lightning.checkpoints.run_folder import evaluation_record
 from yolo_lightning.evaluation.frame_records import FrameRecords
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import evaluation_record
 
 Stage = Literal["val", "test"]
 Records = TypeVar("Records", bound=FrameRecords)

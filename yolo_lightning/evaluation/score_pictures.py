@@ -14,13 +14,13 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from yolo_lightning.checkpoints.run_folder import EVALUATIONS, evaluation_record
 from yolo_lightning.evaluation.average_precision import AT_50
 from yolo_lightning.evaluation.record import EvaluationRecord, Stage
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_IOU_THRESHOLD, CONFUSION_SCORE_THRESHOLD
 from yolo_lightning.evaluation.ultralytics_metrics import GRID, SMOOTHED_POINTS, UltralyticsScores, running_mean
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import EVALUATIONS, evaluation_record
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,9 +14,10 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
-from yolo_lightning.checkpoints.run_folder import config_name, run_of
+from yolo_lightning.checkpoints.run_folder import run_of
 from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.model.graph import ultralytics_description
+from yolo_lightning.utils.run_files import config_name
 
 LETTERBOX = "centred in a square, padded with 114"
 NORMALISATION = "uint8 / 255"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from yolo_lightning.supervision.fallback import Decision
-from yolo_lightning.supervision.heartbeat import Phase, Progress
+from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.messenger import Messenger
 from yolo_lightning.supervision.notify import Event, News, NotifySettings
 from yolo_lightning.supervision.outcome import ExitCode
@@ -66,13 +66,13 @@ class Announcer:
             self._tell(Event.STARTED, f"rung '{rung}'", rung=rung)
         self._started = True
 
-    def sees(self, progress: Progress | None) -> None:
+    def sees(self, heartbeat: Heartbeat | None) -> None:
         """The record as it is now: pings while it goes on, and says when a restart has worked."""
-        if progress is None or progress.phase not in AT_WORK:
+        if heartbeat is None or heartbeat.phase not in AT_WORK:
             return
-        self._say_recovered(f"trains on from step {progress.step}")
-        is_validating = progress.phase is Phase.VALIDATE
-        place = (progress.step, int(is_validating), progress.batch if is_validating else 0)
+        self._say_recovered(f"trains on from step {heartbeat.step}")
+        is_validating = heartbeat.phase is Phase.VALIDATE
+        place = (heartbeat.step, int(is_validating), heartbeat.batch if is_validating else 0)
         now_s = time.monotonic()
         is_due = self._pinged_s is None or now_s >= self._pinged_s + self.settings.ping_interval_s
         if place > self._furthest and is_due:  # going through the same steps again and again is no progress

@@ -6,22 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from yolo_lightning.supervision import live_heartbeat, run_files
+from yolo_lightning.supervision import live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
 from yolo_lightning.supervision.evidence import Request, collect, keep, keep_disk_usage
 from yolo_lightning.supervision.fallback import Rung
-from yolo_lightning.supervision.heartbeat import ALLOWANCES_FILE, Phase, Progress, ProgressReader, parse
+from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase, parse
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.kill import Killed, kill_tree
 from yolo_lightning.supervision.outcome import FAULTS, diagnose_exit, signal_name
 from yolo_lightning.supervision.output import Recorder
-from yolo_lightning.supervision.phase_timeouts import Allowances
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.processes import is_same
 from yolo_lightning.supervision.run_disk import PROBE_S, RunDisk
 from yolo_lightning.supervision.settings import SuperviseSettings
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
 from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for
+from yolo_lightning.utils import run_files
+from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Attendant:
         recorder: For all output.
         say: Writes a line for a person.
         signals: Signals that told the supervisor to stop; grows.
-        allowances: What is known of the length of the phases.
+        timeouts: What is known of the length of the phases.
     """
 
     def __init__(
@@ -69,15 +71,15 @@ class Attendant:
         announcer: Announcer,
         say: Callable[[str], None],
         signals: list[int],
-        allowances: Allowances,
+        timeouts: AdaptiveTimeouts,
     ) -> None:
         self.run_folder, self.token, self.settings, self.disk, self.recorder = run, token, settings, disk, recorder
-        self.announcer, self.say, self.signals, self.allowances = announcer, say, signals, allowances
+        self.announcer, self.say, self.signals, self.timeouts = announcer, say, signals, timeouts
         self._incidents: set[str] = set()
-        self._seen: Progress | None = None
+        self._seen: Heartbeat | None = None
         self._disk_hung = False
         self._copied_s = 0.0
-        self._reader: ProgressReader
+        self._reader: HeartbeatReader
 
     def attempt(self, command: Sequence[str], rung: Rung, restarts: int) -> Attempt:
         """Run a trainer from start to end.
@@ -89,9 +91,9 @@ class Attendant:
         self.disk.ask(run_files.clear, self.run_folder)
         self.disk.ask(make_temporary_folder, self.token)
         self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
-        self._reader, self._seen = ProgressReader(live_heartbeat.make(self.token)), None
+        self._reader, self._seen = HeartbeatReader(live_heartbeat.make(self.token)), None
         self._disk_hung = False
-        self._keep_allowances()
+        self._keep_timeouts()
         incident: Incident | None = None
         try:
             trainer = RunningTrainer(command, rung, self._reader.path, self.token, self.recorder.record)
@@ -119,7 +121,7 @@ class Attendant:
         watch = Watch(
             lambda: self._reader.read(trainer.pid),
             lambda: excuse_for(trainer.pid),
-            self.allowances,
+            self.timeouts,
             self.settings.poll_s,
         )
         incident: Incident | None = None
@@ -132,11 +134,11 @@ class Attendant:
                 self._stop(trainer)
                 return None
             look = watch.look()
-            if look.progress is not None:
-                self._seen = look.progress
-                self.allowances = self.allowances.learn(look.progress.longest_s, self.settings.kill_after_s)
-                watch.allowances = self.allowances
-                self.announcer.sees(look.progress)
+            if look.heartbeat is not None:
+                self._seen = look.heartbeat
+                self.timeouts = self.timeouts.learn(look.heartbeat.longest_s, self.settings.kill_after_s)
+                watch.timeouts = self.timeouts
+                self.announcer.sees(look.heartbeat)
                 self._copy_record()
             if look.reason != last_reason and look.reason:
                 self.say(f"{look.health}: {look.reason}")
@@ -168,7 +170,7 @@ class Attendant:
             content = self._reader.path.read_bytes()
         except OSError:
             return
-        if isinstance(parse(content), Progress):
+        if isinstance(parse(content), Heartbeat):
             self.disk.post(live_heartbeat.write_copy, content, self.run_folder, replaces="record")
 
     def _look_closer(self, trainer: RunningTrainer, look: Look) -> Incident:
@@ -176,17 +178,17 @@ class Attendant:
         folder = run_files.incident_folder(self.run_folder, self._incidents)
         limits_s = (self.settings.part_timeout_s, self.settings.resample_s)
         lines = trainer.output.lines()
-        progress = look.progress or self._seen
-        request = Request(folder, trainer.pid, self._reader.path, progress, look.phase, lines, *limits_s)
+        heartbeat = look.heartbeat or self._seen
+        request = Request(folder, trainer.pid, self._reader.path, heartbeat, look.phase, lines, *limits_s)
         self._disk_hung = not self.disk.answers(min(PROBE_S, self.settings.part_timeout_s))
         if not self._disk_hung:
             diagnosis = classify(collect(request, self._keep))
-            incident = Incident(folder, look.phase, progress, diagnosis, look.waited_s)
+            incident = Incident(folder, look.phase, heartbeat, diagnosis, look.waited_s)
             self._tell_stalled(incident)
         else:
             silent = f"the disk of the run folder has not answered for {self.disk.silent_s:.0f} s"
             hangs = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.pid}")
-            incident = Incident(folder, look.phase, progress, hangs, look.waited_s)
+            incident = Incident(folder, look.phase, heartbeat, hangs, look.waited_s)
             self._tell_stalled(incident)
             seen = classify(collect(request, self._keep)).sentence
             incident = replace(incident, diagnosis=replace(hangs, sentence=f"{silent}; {seen}"))
@@ -204,13 +206,13 @@ class Attendant:
     def _incident_of_exit(self, trainer: RunningTrainer) -> Incident:
         """A trainer that ended by itself, without having finished."""
         found = self._reader.read(trainer.pid)
-        progress = found if isinstance(found, Progress) else self._seen
+        heartbeat = found if isinstance(found, Heartbeat) else self._seen
         folder = run_files.incident_folder(self.run_folder, self._incidents)
         lines = trainer.output.lines()
         self._keep(folder / "log.txt", "\n".join(lines) + "\n")
         code = trainer.process.returncode or 0
-        phase = progress.phase if progress else Phase.IMPORT
-        return Incident(folder, phase, progress, diagnose_exit(code, lines), blames_samples=-code in FAULTS)
+        phase = heartbeat.phase if heartbeat else Phase.IMPORT
+        return Incident(folder, phase, heartbeat, diagnose_exit(code, lines), blames_samples=-code in FAULTS)
 
     def _stop(self, trainer: RunningTrainer) -> None:
         """Pass the signal on and give the trainer time to save; a second signal ends the patience."""
@@ -233,7 +235,7 @@ class Attendant:
         self.disk.post(remove_temporary_folder, self.token)
         if not killed.needs_reboot:
             self.disk.post(run_files.clear_leftovers, self.run_folder)
-        self._keep_allowances()
+        self._keep_timeouts()
         return killed
 
     def _waits_for_storage(self, killed: Killed, incident: Incident | None) -> bool:
@@ -260,6 +262,6 @@ class Attendant:
         trainer.process.poll()
         return kill_tree(trainer.pid, marker_of(self.token), self.settings.kill_wait_s)
 
-    def _keep_allowances(self) -> None:
-        path = self.run_folder / ALLOWANCES_FILE
-        self.disk.post(keep, path, self.allowances.to_json(), replaces=str(path))
+    def _keep_timeouts(self) -> None:
+        path = self.run_folder / PHASE_TIMEOUTS_FILE
+        self.disk.post(keep, path, self.timeouts.to_json(), replaces=str(path))

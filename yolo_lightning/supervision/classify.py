@@ -1,4 +1,4 @@
-"""What kind of stall it is, from the evidence alone: a pure function."""
+"""Classification of a stall from the collected evidence; pure functions."""
 
 import re
 from collections.abc import Sequence
@@ -8,9 +8,46 @@ from enum import StrEnum
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.processes import GONE, STOPPED
 
+# Contract: names of functions and variables that classification searches in Python stacks. They belong to torch, to the
+# standard library and to the data room. tests/supervision/test_classify.py checks that each name exists there.
+WORKER_LOOP, WORKER_FETCH, QUEUE_GET = "_worker_loop", "fetch", "get"
+"""Main loop of a DataLoader worker; load of a batch in this loop; wait for the next list of samples."""
+
+LOADER_WAITS = ("_try_get_data", "_get_data", "_next_data", "_reset", "_shutdown_workers")
+"""Methods of torch's `_MultiProcessingDataLoaderIter` in which the trainer waits for workers."""
+
+EPOCH_RESET = "_reset"
+RECEIVE_TENSOR = ("recvfds", "rebuild_storage_fd")
+"""Functions of `multiprocessing.reduction` and `torch.multiprocessing.reductions`: receipt of a batch from a worker."""
+
+SPAWN_WAIT = "_await_core"
+"""Method of `SpawningContext` in `data/worker_processes.py` that waits for the import in a new worker."""
+
+READ_FRAME, FRAME_ID = "read", "image_id"
+"""Method `LabelledFrames.read` in `data/dataset.py`, and its local variable that contains the id of the frame."""
+
+GET_SAMPLE, SAMPLE_INDEX = "__getitem__", ("index", "idx", "i", "key")
+"""Method of every dataset, and the usual names of its argument."""
+
+WAITS_FOR_LOADER = frozenset({*LOADER_WAITS, *RECEIVE_TENSOR, SPAWN_WAIT})
+WAITS_FOR_GPU = frozenset({"synchronize", "item", "cpu", "tolist", "numpy"})
+WRITES = frozenset({"fsync", "flush", "write", "write_bytes", "write_text", "save", "_save", "link", "replace"})
+
+LIBRARY = re.compile(r"(^|/)(multiprocessing|threading\.py|selectors\.py|queue\.py|socket\.py|subprocess\.py)")
+COMPUTES = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.SANITY, Phase.VALIDATE, Phase.METRICS})
+GPU_IN_KERNEL = re.compile(r"amdgpu|kfd|dup_mmap|nvidia|uvm")
+WRITES_IN_KERNEL = re.compile(
+    r"fsync|io_schedule|jbd2|wait_on_page|folio_wait|balance_dirty|nfs|rpc_wait|fuse|percpu_rwsem"
+)
+LOOKS_FOR_KILL = re.compile(r"out of memory|oom-kill|killed process|segfault", re.IGNORECASE)
+LOST_BATCH = re.compile(r"^\w*(Error|Exception): ")
+"""Error of a worker's thread that cannot deliver a batch (no shared memory, no socket). The worker keeps running."""
+
+DEAD_WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\)|ConnectionResetError")
+
 
 class StallClass(StrEnum):
-    """Where the cause lies; decides what is tried next."""
+    """Location of the cause; decides the reaction."""
 
     LOADER_CRASH = "loader crash"
     LOADER_STALL = "loader stall"
@@ -23,133 +60,84 @@ class StallClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a Python stack.
-
-    Attributes:
-        function: Its name.
-        place: `file:line`.
-        values: Arguments and local variables, where they are known, as text.
-    """
+    """One line of a Python stack."""
 
     function: str
-    place: str
-    values: dict[str, str] = field(default_factory=dict)
+    place: str  # `file:line`
+    values: dict[str, str] = field(default_factory=dict)  # arguments and local variables as text, if known
 
     def __str__(self) -> str:
         return f"{self.function} ({self.place})"
 
     @property
     def location(self) -> tuple[str, str]:
-        """Function and file: a loop goes from line to line."""
+        """Function and file. The line is left out, because it changes within a loop."""
         return self.function, self.place.rpartition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEvidence:
-    """What was seen of one process.
-
-    Attributes:
-        pid: Its id.
-        command: Its words.
-        state: Letter of the kernel, of its main thread.
-        wait_channel: Function of the kernel that it waits in; empty if unknown.
-        stack: Python stack of its main thread, innermost first; empty if unknown.
-        later_stack: The same a while later.
-    """
+    """State of one process."""
 
     pid: int
     command: str
-    state: str
-    wait_channel: str = ""
-    stack: tuple[Frame, ...] = ()
-    later_stack: tuple[Frame, ...] = ()
+    state: str  # state of the main thread, as in `Process`
+    wait_channel: str = ""  # kernel function in which the process waits; empty if unknown
+    stack: tuple[Frame, ...] = ()  # Python stack of the main thread, innermost first; empty if unknown
+    later_stack: tuple[Frame, ...] = ()  # the same stack a moment later
 
     @property
     def is_worker(self) -> bool:
-        """Whether it prepares batches."""
-        return "multiprocessing.spawn" in self.command or any(frame.function == "_worker_loop" for frame in self.stack)
+        """Whether the process is a DataLoader worker."""
+        return "multiprocessing.spawn" in self.command or any(frame.function == WORKER_LOOP for frame in self.stack)
 
     @property
     def function(self) -> str:
-        """Where it stands: the innermost function that is not the library's own way of waiting."""
+        """Innermost function that is no waiting function of the standard library."""
         if not self.stack:
             return "an unknown function"
         return str(next((one for one in self.stack if not LIBRARY.search(one.place)), self.stack[0]))
 
+    @property
+    def described_state(self) -> str:
+        return "stopped (T)" if self.state in STOPPED else f"state {self.state}"
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was seen of a stalled trainer.
-
-    Attributes:
-        phase: That it is in.
-        trainer: Its main process.
-        others: All below it.
-        evicted_ms: Growth, while it was watched, of the time for which the kernel had stopped its GPU queues; None
-            without an AMD GPU.
-        kernel_lines: Of the kernel's log, that may matter.
-        log_lines: Last lines that the trainer wrote.
-    """
+    """State of a stalled trainer."""
 
     phase: Phase
     trainer: ProcessEvidence
-    others: tuple[ProcessEvidence, ...] = ()
-    evicted_ms: int | None = None
-    kernel_lines: tuple[str, ...] = ()
-    log_lines: tuple[str, ...] = ()
+    others: tuple[ProcessEvidence, ...] = ()  # all descendants
+    evicted_ms: int | None = None  # time of stopped GPU queues (AMD) during the collection; None without an AMD GPU
+    kernel_lines: tuple[str, ...] = ()  # relevant lines of the kernel log
+    log_lines: tuple[str, ...] = ()  # last lines of the trainer's output
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The judgement.
-
-    Attributes:
-        kind: Class of the stall.
-        sentence: For a person: process, function, worker.
-        moves_down: Whether the next rung of the loader ladder may help.
-        suspect: What names the sample that a worker hangs at; empty if none does.
-    """
+    """Result of the classification."""
 
     kind: StallClass
-    sentence: str
-    moves_down: bool = False
-    suspect: str = ""
-
-
-LIBRARY = re.compile(r"(^|/)(multiprocessing|threading\.py|selectors\.py|queue\.py|socket\.py|subprocess\.py)")
-WAITS_FOR_LOADER = frozenset(
-    {
-        *("_try_get_data", "_get_data", "_next_data", "recvfds", "rebuild_storage_fd", "_reset", "_shutdown_workers"),
-        "_await_core",  # of yolo_lightning.data.worker_processes
-    }
-)
-WAITS_FOR_GPU = frozenset({"synchronize", "item", "cpu", "tolist", "numpy"})
-COMPUTES = frozenset({Phase.FIRST_BATCH, Phase.STEP, Phase.SANITY, Phase.VALIDATE, Phase.METRICS})
-GPU_IN_KERNEL = re.compile(r"amdgpu|kfd|dup_mmap|nvidia|uvm")
-WRITES = frozenset({"fsync", "flush", "write", "write_bytes", "write_text", "save", "_save", "link", "replace"})
-WRITES_IN_KERNEL = re.compile(
-    r"fsync|io_schedule|jbd2|wait_on_page|folio_wait|balance_dirty|nfs|rpc_wait|fuse|percpu_rwsem"
-)
-LOOKS_FOR_KILL = re.compile(r"out of memory|oom-kill|killed process|segfault", re.IGNORECASE)
-LOST_BATCH = re.compile(r"^\w*(Error|Exception): ")
-"""What a worker's thread says when it cannot hand a batch over: no shared memory, no socket. The worker lives on."""
-
-DEAD_WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\)|ConnectionResetError")
+    sentence: str  # description with process, function and worker
+    moves_down: bool = False  # whether the next loader fallback level can help
+    suspect: str = ""  # sample at which a worker hangs; empty if unknown
 
 
 def classify(evidence: Evidence) -> Diagnosis:
-    """The first that fits, in the order of how much each sign proves."""
+    """Return the diagnosis of the first matching rule; the strongest evidence is tested first."""
     for rule in (loader_crash, loader_stall, gpu_stall, storage, livelock):
         diagnosis = rule(evidence)
         if diagnosis is not None:
             return diagnosis
     trainer = evidence.trainer
-    state = "stopped (T)" if trainer.state in STOPPED else f"state {trainer.state}"
-    return Diagnosis(StallClass.UNKNOWN, f"the trainer (process {trainer.pid}, {state}) stands in {trainer.function}")
+    sentence = f"the trainer (process {trainer.pid}, {trainer.described_state}) is in {trainer.function}"
+    return Diagnosis(StallClass.UNKNOWN, sentence)
 
 
 def loader_crash(evidence: Evidence) -> Diagnosis | None:
-    """A worker has ended while training goes on."""
+    """Detect a worker that has ended while the trainer waits for it."""
     waits = innermost(evidence.trainer, WAITS_FOR_LOADER, depth=len(evidence.trainer.stack)) is not None
     dead = [process for process in evidence.others if process.state in GONE and waits]
     reported = [line for line in evidence.log_lines if DEAD_WORKER.search(line)]
@@ -157,109 +145,107 @@ def loader_crash(evidence: Evidence) -> Diagnosis | None:
         return None
     killed = [line for line in evidence.kernel_lines if LOOKS_FOR_KILL.search(line)]
     what = f"worker process {dead[0].pid} is dead" if dead else reported[-1].strip()
-    return Diagnosis(StallClass.LOADER_CRASH, what + (f"; the kernel says: {killed[-1].strip()}" if killed else ""))
+    return Diagnosis(StallClass.LOADER_CRASH, what + (f"; kernel log: {killed[-1].strip()}" if killed else ""))
 
 
 def loader_stall(evidence: Evidence) -> Diagnosis | None:
-    """The trainer waits for a batch, and a worker does not bring it."""
-    waiting = innermost(evidence.trainer, WAITS_FOR_LOADER, depth=len(evidence.trainer.stack))
+    """Detect a trainer that waits for a batch."""
+    trainer = evidence.trainer
+    waiting = innermost(trainer, WAITS_FOR_LOADER, depth=len(trainer.stack))
     if waiting is None:
         return None
+    sentence = f"the trainer (process {trainer.pid}) waits for a batch in {waiting}"
+    if any(frame.function == EPOCH_RESET for frame in trainer.stack):
+        sentence += f", at the start of an epoch in {EPOCH_RESET}"
     workers = [process for process in evidence.others if process.is_worker and process.state not in GONE]
-    down = evidence.phase is not Phase.FIRST_BATCH
-    busy = sorted((one for one in workers if not waits_for_work(one)), key=lambda one: one.state not in STOPPED)
-    where = f"the trainer (process {evidence.trainer.pid}) waits for a batch in {waiting}"
-    if any(frame.function == "_reset" for frame in evidence.trainer.stack):
-        where += ", at an epoch's begin in _reset: its workers were idle before"
-    if not workers:
-        suspect = sample_of(evidence.trainer)
-        named = f" at the sample {suspect}" if suspect else ""
-        sentence = f"{where}; it has no workers and stands in {evidence.trainer.function}{named}"
-        return Diagnosis(StallClass.LOADER_STALL, sentence, moves_down=down, suspect=suspect)
-    if not busy:
-        idle = f"; its {len(workers)} workers wait for work"
+    busy = sorted((one for one in workers if not is_idle(one)), key=lambda one: one.state not in STOPPED)
+    suspect = ""
+    if workers and not busy:
+        sentence += f"; its {len(workers)} workers are idle"
         lost = [line.strip() for line in evidence.log_lines if LOST_BATCH.match(line)]
-        idle += f"; a batch may have been lost on its way: {lost[-1]}" if lost else ""
-        return Diagnosis(StallClass.LOADER_STALL, where + idle, moves_down=down)
-    owing = busy[0]
-    state = "stopped (T)" if owing.state in STOPPED else f"state {owing.state}"
-    kernel = f", in the kernel in {owing.wait_channel}" if owing.state == "D" and owing.wait_channel else ""
-    suspect = sample_of(owing)
-    named = f" at the sample {suspect}" if suspect else ""
-    sentence = f"{where}; worker process {owing.pid}, {state}, owes it and stands in {owing.function}{kernel}{named}"
+        sentence += f"; a batch may have been lost: {lost[-1]}" if lost else ""
+    else:
+        culprit = busy[0] if busy else trainer
+        suspect = sample_of(culprit)
+        if busy:
+            sentence += f"; worker process {culprit.pid} ({culprit.described_state}) has not delivered the batch"
+        else:
+            sentence += "; it has no workers"
+        sentence += f"; it is in {culprit.function}"
+        if busy and culprit.state == "D" and culprit.wait_channel:
+            sentence += f", in the kernel in {culprit.wait_channel}"
+        sentence += f" at sample {suspect}" if suspect else ""
+    down = evidence.phase is not Phase.FIRST_BATCH
     return Diagnosis(StallClass.LOADER_STALL, sentence, moves_down=down, suspect=suspect)
 
 
 def gpu_stall(evidence: Evidence) -> Diagnosis | None:
-    """The trainer waits for the GPU; only a growing time of eviction proves that the kernel holds its queues back."""
+    """Detect a trainer that waits for the GPU; only an increase of `evicted_ms` proves that its queues are stopped."""
     trainer = evidence.trainer
     evicted = bool(evidence.evicted_ms)
     in_kernel = bool(GPU_IN_KERNEL.search(trainer.wait_channel))
     waits = innermost(trainer, WAITS_FOR_GPU) if evidence.phase in COMPUTES else None
     if not (evicted or in_kernel or waits):
         return None
-    cause = f"; the kernel has kept its GPU queues stopped for {evidence.evicted_ms} ms more" if evicted else ""
-    kernel = f", in the kernel in {trainer.wait_channel}" if trainer.wait_channel else ""
-    sentence = (
-        f"the trainer (process {trainer.pid}, state {trainer.state}) waits for the GPU in {waits or trainer.function}"
-    )
-    return Diagnosis(StallClass.GPU_STALL, sentence + kernel + cause, moves_down=evicted)
+    sentence = f"the trainer (process {trainer.pid}, state {trainer.state}) waits for the GPU"
+    sentence += f" in {waits or trainer.function}"
+    sentence += f", in the kernel in {trainer.wait_channel}" if trainer.wait_channel else ""
+    sentence += f"; the kernel has stopped its GPU queues for {evidence.evicted_ms} ms more" if evicted else ""
+    return Diagnosis(StallClass.GPU_STALL, sentence, moves_down=evicted)
 
 
 def storage(evidence: Evidence) -> Diagnosis | None:
-    """The trainer waits for a disk."""
+    """Detect a trainer that waits for a disk."""
     trainer = evidence.trainer
     frame = innermost(trainer, WRITES)
     if frame is None and not WRITES_IN_KERNEL.search(trainer.wait_channel):
         return None
-    return Diagnosis(
-        StallClass.STORAGE,
-        f"the trainer (process {trainer.pid}, state {trainer.state}) waits for storage in {frame or trainer.function}",
-    )
+    place = frame or trainer.function
+    sentence = f"the trainer (process {trainer.pid}, state {trainer.state}) waits for storage in {place}"
+    return Diagnosis(StallClass.STORAGE, sentence)
 
 
 def livelock(evidence: Evidence) -> Diagnosis | None:
-    """It computes, and stands in the same function each time it is looked at."""
+    """Detect a trainer that computes in the same function in both stacks."""
     trainer = evidence.trainer
     if trainer.state != "R" or not trainer.stack or not trainer.later_stack:
         return None
     if trainer.stack[0].location != trainer.later_stack[0].location:
         return None
-    return Diagnosis(
-        StallClass.LIVELOCK, f"the trainer (process {trainer.pid}) computes without end in {trainer.function}"
-    )
+    sentence = f"the trainer (process {trainer.pid}) computes without end in {trainer.function}"
+    return Diagnosis(StallClass.LIVELOCK, sentence)
 
 
-def waits_for_work(worker: ProcessEvidence) -> bool:
-    """Whether a worker is idle: its loop waits for the next list of samples, and nobody has stopped it."""
+def is_idle(worker: ProcessEvidence) -> bool:
+    """Return whether a running worker waits for the next list of samples."""
     functions = [frame.function for frame in worker.stack]
-    if worker.state in STOPPED or worker.state == "D" or "_worker_loop" not in functions:
+    if worker.state in STOPPED or worker.state == "D" or WORKER_LOOP not in functions:
         return False
-    return "get" in functions[: functions.index("_worker_loop")] and "fetch" not in functions
+    return QUEUE_GET in functions[: functions.index(WORKER_LOOP)] and WORKER_FETCH not in functions
 
 
 def innermost(process: ProcessEvidence, functions: frozenset[str], depth: int = 3) -> Frame | None:
-    """The one of the innermost frames that is one of `functions`."""
+    """Return the innermost of the last `depth` frames whose function is one of `functions`."""
     return next((frame for frame in process.stack[:depth] if frame.function in functions), None)
 
 
-def sample_of(worker: ProcessEvidence) -> str:
-    """What names the sample that a worker stands at, from the variables on its stack; empty if they are not known.
+def sample_of(process: ProcessEvidence) -> str:
+    """Return the sample that a process loads, from the variables on its stack; empty if unknown.
 
-    `id=` of the frame that is being read, which a mosaic may have chosen, or else `index=N` of `__getitem__`.
+    `id=` of the frame that is being read, which can be any frame of a mosaic, else `index=N` of the dataset's sample.
     """
-    for frame in worker.stack:
-        if frame.function == "read" and "image_id" in frame.values:
-            return "id=" + frame.values["image_id"].strip("'\"")
-        if frame.function == "__getitem__":
-            for name in ("index", "idx", "i", "key"):
+    for frame in process.stack:
+        if frame.function == READ_FRAME and FRAME_ID in frame.values:
+            return "id=" + frame.values[FRAME_ID].strip("'\"")
+        if frame.function == GET_SAMPLE:
+            for name in SAMPLE_INDEX:
                 if name in frame.values:
                     return f"{name}={frame.values[name]}"
     return ""
 
 
 def parse_py_spy(text: str) -> tuple[Frame, ...]:
-    """The main thread's stack from `py-spy dump`, innermost first; the only thread's where none bears that name."""
+    """Return the main thread's stack in the output of `py-spy dump`, innermost first; else that of the only thread."""
     blocks = re.split(r"^Thread ", text, flags=re.MULTILINE)[1:]
     block = next((one for one in blocks if '"MainThread"' in one.split("\n", 1)[0]), blocks[0] if blocks else "")
     frames: list[Frame] = []
@@ -272,7 +258,7 @@ def parse_py_spy(text: str) -> tuple[Frame, ...]:
 
 
 def parse_faulthandler(text: str) -> tuple[Frame, ...]:
-    """The main thread's stack, innermost first: faulthandler writes the oldest thread last."""
+    """Return the main thread's stack in the output of faulthandler, which writes the oldest thread last."""
     blocks: Sequence[str] = re.split(r"^(?:Current thread|Thread) 0x.*$", text, flags=re.MULTILINE)
     found = re.findall(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', blocks[-1], flags=re.MULTILINE)
     return tuple(Frame(function.rpartition(".")[2], f"{file}:{line}") for file, line, function in found)

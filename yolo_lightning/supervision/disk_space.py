@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yolo_lightning.supervision.outcome import STARVED_WORKER, ExitCode
-from yolo_lightning.supervision.run_files import CHECKPOINT_PATTERN, CHECKPOINTS_FOLDER
+from yolo_lightning.utils.run_files import CHECKPOINT_PATTERN, CHECKPOINTS
 
 RESERVE_BYTES = 16 << 20
 RESERVE_SHARE = 0.05
@@ -62,7 +62,7 @@ def space_of(run: Path) -> Space:
         OSError: If the file system does not say.
     """
     about = os.statvfs(run)
-    sizes = [path.stat().st_size for path in (run / CHECKPOINTS_FOLDER).glob(CHECKPOINT_PATTERN)]
+    sizes = [path.stat().st_size for path in (run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)]
     return Space(
         free_bytes=about.f_bavail * about.f_frsize,
         total_bytes=about.f_blocks * about.f_frsize,

@@ -1,7 +1,7 @@
-"""What can be seen of a stalled trainer from outside, kept in a folder for a person and returned for the judgement.
+"""Collection of evidence about a stalled trainer, for the classification and for a person.
 
-Every part runs in a child of its own with a time limit: one that hangs costs that part alone. Nothing here writes to
-the run folder: the caller says how files are kept.
+Every part runs in its own child process with a time limit, so that a read that blocks loses only this part. The caller
+provides the function that stores files, because the disk of the run folder can hang.
 """
 
 import json
@@ -18,61 +18,52 @@ from pathlib import Path
 
 from yolo_lightning.supervision.bounded import bounded
 from yolo_lightning.supervision.classify import Evidence, Frame, ProcessEvidence, parse_faulthandler, parse_py_spy
-from yolo_lightning.supervision.heartbeat import Phase, Progress, stacks_path
+from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.processes import (
     PROC,
     all_processes,
     catches,
     command_line_now,
+    environment_now,
     read_process,
     tree,
     wait_channel,
 )
+from yolo_lightning.utils.run_files import STACKS_FILE, stacks_path
+from yolo_lightning.utils.sensors import evicted_ms
 
-KFD = Path("/sys/class/kfd/kfd/proc")
 GPU_DEVICES = re.compile(r"/dev/(kfd|dri/|nvidia)")
 KERNEL_LINES = re.compile(
     r"amdgpu|kfd|nvrm|xid|workqueue|hung_task|blocked for more than|out of memory|oom|segfault", re.I
 )
 SYSTEM_FILES = ("meminfo", "pressure/memory", "pressure/io", "pressure/cpu", "loadavg", "vmstat")
 ENVIRONMENT = re.compile(r"(OMP|MKL|HSA|HIP|ROC|GPU|CUDA|NVIDIA|PYTORCH|TORCH|MIOPEN|AMD|MALLOC)_\w+|LANG|TMPDIR")
-"""Names whose values are kept; anything else may be a secret."""
-
-Keep = Callable[[Path, str], None]
-"""Stores a text as a file of the bundle, now or later."""
+"""Variables whose values are stored. Other variables can contain secrets."""
 
 SECRET = re.compile(r"token|key|secret|password|credential", re.I)
 PROCESSES_LOOKED_AT = 24
 LINES_KEPT = 50
 
+Keep = Callable[[Path, str], None]
+"""Stores a text as a file of the incident, now or later."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to look at.
+    """Trainer to examine."""
 
-    Attributes:
-        folder: Where to keep it.
-        trainer: Process id.
-        record: The trainer's progress record.
-        progress: As last read, or None.
-        phase: As last seen.
-        log_lines: Last lines that the trainer wrote.
-        part_timeout_s: Seconds that one part may take.
-        resample_s: Seconds between the two looks at the trainer's stack.
-    """
-
-    folder: Path
-    trainer: int
-    record: Path
-    progress: Progress | None
-    phase: Phase
-    log_lines: tuple[str, ...]
-    part_timeout_s: float
-    resample_s: float
+    folder: Path  # of the incident
+    trainer: int  # process id
+    record: Path  # heartbeat file of the trainer
+    heartbeat: Heartbeat | None  # last heartbeat
+    phase: Phase  # last recorded phase
+    log_lines: tuple[str, ...]  # last lines of the trainer's output
+    part_timeout_s: float  # time limit of each part
+    resample_s: float  # seconds between the two reads of the trainer's stack
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a file of the bundle; a full disk must not cost the evidence itself."""
+    """Write a file of the incident; a failure is ignored, so that the other evidence is still collected."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -81,43 +72,35 @@ def keep(path: Path, text: str) -> None:
 
 
 def keep_disk_usage(path: Path, run: Path) -> None:
-    """Write how much of the run folder's disk is free."""
+    """Write the free space of the run folder's disk."""
     usage = shutil.disk_usage(run)
     keep(path, f"== {run}: {usage.free:,} of {usage.total:,} bytes free\n")
 
 
 def collect(request: Request, keep: Keep = keep) -> Evidence:
-    """Look at everything; takes seconds, and at worst a few of the time limits.
-
-    Args:
-        request: What to look at.
-        keep: Stores the files of the bundle.
-    """
-    limit_s = request.part_timeout_s
-    evicted_before = bounded(lambda: evicted_ms(request.trainer), limit_s)
-    for name, text in simple_parts(request).items():
+    """Collect all evidence within a few seconds, or at most a few time limits; store the parts with `keep`."""
+    limit_s, trainer_id = request.part_timeout_s, request.trainer
+    evicted_before = bounded(lambda: evicted_ms(trainer_id), limit_s)
+    heartbeat = None if request.heartbeat is None else asdict(request.heartbeat)
+    for name, text in {
+        "heartbeat.json": json.dumps(heartbeat, indent=2) + "\n",
+        "log.txt": "\n".join(request.log_lines) + "\n",
+        "environment.txt": bounded(lambda: allowed_environment(trainer_id), limit_s) or "",
+        "system.txt": bounded(system_state, limit_s) or "",
+    }.items():
         keep(request.folder / name, text)
     by_faulthandler = stacks_by_signal(request, keep)
-    members = tree(request.trainer)
-    ids = [
-        request.trainer,
-        *(one.pid for one in members if one.pid != request.trainer),
-        *dead_children(request.trainer),
-    ]
-    looks = [look_at(pid, request, keep) for pid in ids[:PROCESSES_LOOKED_AT]]
+    descendants = [one.pid for one in tree(trainer_id) if one.pid != trainer_id]
+    zombies = [one.pid for one in all_processes() if one.parent == trainer_id and one.is_gone]
+    looks = [look_at(pid, request, keep) for pid in [trainer_id, *descendants, *zombies][:PROCESSES_LOOKED_AT]]
     time.sleep(request.resample_s)
-    trainer = looks[0]
-    if not trainer.stack:
-        trainer = replace(trainer, stack=by_faulthandler)
-    later = bounded(lambda: py_spy(request.trainer, ()), limit_s)
-    trainer = replace(trainer, later_stack=parse_py_spy(later or ""))
-    evicted_after = bounded(lambda: evicted_ms(request.trainer), limit_s)
-    known = evicted_before is not None and evicted_after is not None
+    later_stack = parse_py_spy(bounded(lambda: py_spy(trainer_id, ()), limit_s) or "")
+    evicted_after = bounded(lambda: evicted_ms(trainer_id), limit_s)
     evidence = Evidence(
         phase=request.phase,
-        trainer=trainer,
+        trainer=replace(looks[0], stack=looks[0].stack or by_faulthandler, later_stack=later_stack),
         others=tuple(looks[1:]),
-        evicted_ms=(evicted_after or 0) - (evicted_before or 0) if known else None,
+        evicted_ms=None if evicted_before is None or evicted_after is None else evicted_after - evicted_before,
         kernel_lines=bounded(kernel_lines, limit_s) or (),
         log_lines=request.log_lines,
     )
@@ -125,20 +108,8 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
     return evidence
 
 
-def simple_parts(request: Request) -> dict[str, str]:
-    """Return progress record, last lines of the log, environment and memory, by name of the file."""
-    record = None if request.progress is None else asdict(request.progress)
-    limit_s = request.part_timeout_s
-    return {
-        "progress.json": json.dumps(record, indent=2) + "\n",
-        "log.txt": "\n".join(request.log_lines) + "\n",
-        "environment.txt": bounded(lambda: allowed_environment(request.trainer), limit_s) or "",
-        "system.txt": bounded(system_state, limit_s) or "",
-    }
-
-
 def system_state() -> str:
-    """Return memory, pressure and shared memory, as text."""
+    """Return memory, pressure and shared memory as text."""
     parts = []
     for name in SYSTEM_FILES:
         try:
@@ -152,17 +123,14 @@ def system_state() -> str:
 
 
 def allowed_environment(pid: int) -> str:
-    """Variables that bear on libraries and GPU, one in a line."""
-    try:
-        lines = (PROC / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return ""
+    """Return the environment variables that configure libraries and GPU, one per line."""
+    lines = environment_now(pid)
     kept = [line for line in lines if ENVIRONMENT.fullmatch(name := line.partition("=")[0]) and not SECRET.search(name)]
     return "\n".join(sorted(kept)) + "\n"
 
 
 def kernel_lines() -> tuple[str, ...]:
-    """Last lines of the kernel's log that may matter; none where it may not be read."""
+    """Return the last relevant lines of the kernel log; an empty tuple if the log is not readable."""
     for command in (("dmesg", "--ctime"), ("journalctl", "--dmesg", "--no-pager", "--lines=2000", "--quiet")):
         if shutil.which(command[0]) is None:
             continue
@@ -173,17 +141,17 @@ def kernel_lines() -> tuple[str, ...]:
 
 
 def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
-    """Ask the trainer for its stacks, and wait at most a second; only where it has said that it listens."""
-    progress = request.progress
-    if progress is None or progress.process != request.trainer or not progress.stacks_signal:
+    """Return the trainer's stack written on a signal, within a second; empty if it has no handler for the signal."""
+    heartbeat = request.heartbeat
+    if heartbeat is None or heartbeat.process != request.trainer or not heartbeat.stacks_signal:
         return ()
-    if not catches(request.trainer, progress.stacks_signal):  # Lightning takes the handler away when a fit is over
+    if not catches(request.trainer, heartbeat.stacks_signal):  # Lightning removes the handler after a fit
         return ()
     path = stacks_path(request.record)
 
     def ask() -> str:
         before = path.stat().st_size
-        os.kill(request.trainer, signal.Signals(progress.stacks_signal))
+        os.kill(request.trainer, signal.Signals(heartbeat.stacks_signal))
         size = before
         for _ in range(20):
             time.sleep(0.05)
@@ -194,17 +162,12 @@ def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
 
     text = bounded(ask, request.part_timeout_s)
     if text is not None:
-        keep(request.folder / "stacks.txt", text)
+        keep(request.folder / STACKS_FILE, text)
     return parse_faulthandler(text or "")
 
 
-def dead_children(trainer: int) -> list[int]:
-    """Children that have ended and wait to be noticed."""
-    return [process.pid for process in all_processes() if process.parent == trainer and process.is_gone]
-
-
 def look_at(pid: int, request: Request, keep: Keep) -> ProcessEvidence:
-    """One process: what /proc and py-spy say."""
+    """Return the state and the stack of one process."""
     limit_s = request.part_timeout_s
     keep(request.folder / f"process-{pid}.txt", bounded(lambda: kernel_view(pid), limit_s) or "")
     text = bounded(lambda: py_spy(pid, () if pid == request.trainer else ("--locals",)), limit_s) or ""
@@ -220,7 +183,7 @@ def look_at(pid: int, request: Request, keep: Keep) -> ProcessEvidence:
 
 
 def kernel_view(pid: int) -> str:
-    """What /proc says of each thread, as text; the kernel's stack only for root."""
+    """Return the content of /proc for each thread as text. The kernel stack is readable only for root."""
     parts = []
     try:
         parts.append(f"== open files: {len(os.listdir(PROC / str(pid) / 'fd'))}\n")
@@ -238,7 +201,7 @@ def kernel_view(pid: int) -> str:
 
 
 def gpu_call(pid: int) -> str:
-    """The GPU device that the main thread is inside a call of; empty for none."""
+    """Return the GPU device of the current system call of the main thread; empty if it is in no such call."""
     words = (PROC / str(pid) / "syscall").read_text().split()
     if len(words) < 3 or not words[1].startswith("0x"):
         return ""
@@ -250,26 +213,13 @@ def gpu_call(pid: int) -> str:
 
 
 def py_spy(pid: int, options: Sequence[str]) -> str:
-    """Python stacks of a process; empty where py-spy is not installed or not allowed.
+    """Return the Python stacks of a process; empty if py-spy is not installed or not permitted.
 
-    Without `--nonblocking` it waits for ever on a process that hangs in the kernel.
+    Without `--nonblocking`, py-spy waits forever for a process that hangs in the kernel.
     """
-    program = shutil.which(
-        "py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    )
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    program = shutil.which("py-spy", path=folders)
     if program is None:
         return ""
-    done = subprocess.run(
-        [program, "dump", "--nonblocking", *options, "--pid", str(pid)],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    return done.stdout
-
-
-def evicted_ms(pid: int) -> int | None:
-    """For how long the kernel has stopped the process's GPU queues (AMD), over all GPUs; None without one."""
-    found = [int(path.read_text()) for path in (KFD / str(pid)).glob("stats_*/evicted_ms")]
-    return sum(found) if found else None
+    command = [program, "dump", "--nonblocking", *options, "--pid", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stdout

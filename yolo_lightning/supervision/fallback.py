@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.run_files import loader_stalls
+from yolo_lightning.supervision.incident import loader_stalls
 from yolo_lightning.utils.files import write_json
 
 STATE_FILE = "supervision.json"

@@ -1,83 +1,69 @@
-"""The report of what went wrong, for a person and for the decision."""
+"""Incident reports: stalls and unexpected exits of a training process, written and read."""
 
 import json
 import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.heartbeat import Phase, Progress
+from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
+from yolo_lightning.utils.run_files import INCIDENT_FILE, INCIDENTS
+
+WAITS_FOR_BATCH = (Phase.FIRST_BATCH.label, Phase.FETCH.label)
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A stall, or an end that was none.
+    """A stall or an unexpected exit of the training process."""
 
-    Attributes:
-        folder: Where its files lie.
-        phase: Last phase seen.
-        progress: Last record, or None.
-        diagnosis: What it was.
-        waited_s: Seconds without progress; 0 where the trainer ended by itself.
-        blames_samples: Whether the samples at hand may have caused it.
-    """
-
-    folder: Path
-    phase: Phase
-    progress: Progress | None
+    folder: Path  # of the report, the stacks and the logs
+    phase: Phase  # last recorded phase
+    heartbeat: Heartbeat | None  # last heartbeat
     diagnosis: Diagnosis
-    waited_s: float = 0.0
-    blames_samples: bool = True
+    waited_s: float = 0.0  # seconds without a heartbeat; 0 after an exit
+    blames_samples: bool = True  # whether the current samples can be the cause
 
     def sentence(self) -> str:
-        """One line: what, where, why."""
-        place = f"in phase {phase_name(self.phase)}"
-        if self.progress is not None:
-            place += f", epoch {self.progress.epoch}, batch {self.progress.batch}, step {self.progress.step}"
+        """Return class, place and description in one line."""
+        place = f"in phase {self.phase.label}"
+        if self.heartbeat is not None:
+            place += f", epoch {self.heartbeat.epoch}, batch {self.heartbeat.batch}, step {self.heartbeat.step}"
         waited = f"no progress for {self.waited_s:.1f} s " if self.waited_s else ""
         return f"{self.diagnosis.kind}: {waited}{place}: {self.diagnosis.sentence}"
 
     @property
     def epoch(self) -> int:
-        """Of training."""
-        return self.progress.epoch if self.progress else 0
+        return self.heartbeat.epoch if self.heartbeat else 0
 
     def suspects(self) -> tuple[str, ...]:
-        """What names the samples that were being worked on: the worker's, or the batch of a training step.
+        """Return the samples that can be the cause: the sample of a worker, or the batch of a training step.
 
-        A loader stall in which no worker says where it stands names none, as the batch before it is innocent.
+        The last recorded batch is no suspect in a loader stall, because its processing was complete.
         """
         if self.diagnosis.suspect:
             return (self.diagnosis.suspect,)
-        innocent = self.diagnosis.kind is StallClass.LOADER_CRASH or not self.blames_samples
-        if innocent or self.phase is not Phase.STEP or self.progress is None:
+        if self.diagnosis.kind is StallClass.LOADER_CRASH or not self.blames_samples:
             return ()
-        return tuple(f"id={sample}" for sample in self.progress.samples)
+        if self.phase is not Phase.STEP or self.heartbeat is None:
+            return ()
+        return tuple(f"id={sample}" for sample in self.heartbeat.samples)
 
-    def report(self, outcome: str) -> str:
-        """Return the report as JSON; `outcome` says what was done about the incident."""
-        progress = self.progress
+    def report(self, outcome: str, **further: Any) -> str:
+        """Return the report as JSON; `outcome` describes the reaction to the incident, `further` adds entries."""
         report = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "class": self.diagnosis.kind,
             "sentence": self.sentence(),
             "outcome": outcome,
-            "phase": phase_name(self.phase),
-            "epoch": progress.epoch if progress else None,
-            "batch": progress.batch if progress else None,
-            "step": progress.step if progress else None,
-            "process": progress.process if progress else None,
-            "samples": list(progress.samples) if progress else [],
+            "phase": self.phase.label,
+            **{name: getattr(self.heartbeat, name, None) for name in ("epoch", "batch", "step", "process")},
+            "samples": list(self.heartbeat.samples) if self.heartbeat else [],
             "suspects": list(self.suspects()),
             "waited_s": round(self.waited_s, 1),
         }
-        return json.dumps(report, indent=2) + "\n"
-
-
-def phase_name(phase: Phase) -> str:
-    """For people."""
-    return phase.name.lower().replace("_", " ")
+        return json.dumps(report | further, indent=2) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +72,20 @@ class IncidentReport:
 
     time_s: float  # seconds since 1970
     kind: str  # class of the stall or of the unexpected exit
-    sentence: str  # what was found
-    outcome: str  # what was done; empty if the report does not say
-    step: float | None  # steps trained by then; None if the report does not say
+    sentence: str  # description
+    outcome: str  # reaction to the incident; empty if missing
+    step: float | None  # steps trained so far; None if missing
     folder: str  # name of the folder that contains the report, stacks and logs
 
 
 def read_incident(path: Path) -> IncidentReport:
-    """Return the content of an incident report of the supervisor, or of `StallMonitor`, which writes a `reason`.
+    """Return the content of an incident report of the supervisor or of `StallMonitor`.
 
     Raises:
         OSError: If the file cannot be read.
         ValueError: If the file contains no JSON object.
     """
-    report = json.loads(path.read_text())
-    if not isinstance(report, dict):
-        raise ValueError(f"holds a {type(report).__name__}, not an object")
+    report = read_report(path)
     try:
         time_s = datetime.fromisoformat(report["time"]).timestamp()
     except (KeyError, TypeError, ValueError):
@@ -109,9 +93,38 @@ def read_incident(path: Path) -> IncidentReport:
     step = report.get("step")
     return IncidentReport(
         time_s=time_s,
-        kind=str(report.get("class", "stall")),
-        sentence=str(report.get("sentence", report.get("reason", ""))),
-        outcome=str(report.get("outcome", "the process was ended" if "reason" in report else "")),
+        kind=str(report.get("class", StallClass.UNKNOWN)),
+        sentence=str(report.get("sentence", "")),
+        outcome=str(report.get("outcome", "")),
         step=float(step) if isinstance(step, int | float) and not isinstance(step, bool) else None,
         folder=path.parent.name,
     )
+
+
+def loader_stalls(run: Path, launch: str) -> int:
+    """Return the number of attempts of a torchrun launch that ended by a stall in the wait for a batch.
+
+    Only the process with the loader stall waits for a batch; the other processes wait for it in their training step.
+    """
+    attempts = set()
+    for path in (run / INCIDENTS).glob(f"*/{INCIDENT_FILE}"):
+        try:
+            report = read_report(path)
+        except (OSError, ValueError):
+            continue
+        if report.get("launch") == launch and report.get("phase") in WAITS_FOR_BATCH:
+            attempts.add(report["attempt"])
+    return len(attempts)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Return the entries of an incident report.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If the file contains no JSON object.
+    """
+    report = json.loads(path.read_text())
+    if not isinstance(report, dict):
+        raise ValueError(f"must contain a JSON object, got {type(report).__name__}")
+    return report

@@ -1,4 +1,4 @@
-"""Ends a trainer with everything below it, in the order that leaves nothing behind."""
+"""End of a trainer with all its descendants, without leftovers in shared memory."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from yolo_lightning.supervision.bounded import bounded
-from yolo_lightning.supervision.process_marks import remove_files_of_dead_processes
+from yolo_lightning.supervision.process_marks import SHARED_MEMORY, remove_files_of_dead_processes
 from yolo_lightning.supervision.processes import (
     GONE,
     LOOK_TIMEOUT_S,
@@ -24,50 +24,41 @@ from yolo_lightning.supervision.processes import (
     wait_channel,
 )
 
-SHARED_MEMORY = Path("/dev/shm")
 OURS_IN_SHARED_MEMORY = re.compile(r"(sem\.mp-|sem\.yolo-|torch_|psm_|wnsm_|sem\.loky-).+")
-"""Names that multiprocessing and torch give; nothing else is ever deleted there."""
+"""Names chosen by multiprocessing, torch and `mark_process`. Other files in /dev/shm are never deleted."""
 
 POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What a kill did.
+    """Result of `kill_tree`."""
 
-    Attributes:
-        processes: Ids of the processes that were ended.
-        survivors: Those that outlived SIGKILL, each with its state and where in the kernel it is.
-        removed: Files that were left over and are deleted.
-        left: The survivors, as the process table described them.
-    """
-
-    processes: tuple[int, ...] = ()
-    survivors: dict[int, str] = field(default_factory=dict)
-    removed: tuple[Path, ...] = ()
-    left: tuple[Process, ...] = ()
+    processes: tuple[int, ...] = ()  # ids of the ended processes
+    survivors: dict[int, str] = field(default_factory=dict)  # state and place in the kernel of each survivor
+    removed: tuple[Path, ...] = ()  # deleted leftover files
+    left: tuple[Process, ...] = ()  # the survivors as entries of the process table
 
     @property
     def needs_reboot(self) -> bool:
-        """Whether something is left that nothing but a reboot ends."""
+        """Whether a process can only be ended by a reboot."""
         return bool(self.survivors)
 
 
 def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
-    """End `leader`, its descendants, its session and whatever carries `marker`.
+    """End `leader`, its descendants, its session and all processes with `marker`.
 
-    The snapshot comes first, as a child of a dead parent is no descendant any more. The resource tracker is spared at
-    first: when all others are gone it unlinks their semaphores and ends by itself; killed with them it leaves them.
+    The processes are listed before the first kill, because a child of a dead parent is no descendant. The resource
+    tracker is killed last: after the end of all other processes it unlinks their semaphores and ends.
 
     Args:
-        leader: The trainer, leader of its own session; it may have ended already. None where only the marker is known.
-        marker: `NAME=value` in the environment of all of them, for those that left the session.
-        wait_s: Seconds to wait, for the processes, then for the tracker, then for what was found last.
+        leader: Session leader; can have ended already. None if only the marker is known.
+        marker: `NAME=value` in the environment, which finds processes that left the session.
+        wait_s: Seconds to wait for the processes, for the resource tracker, and for processes that were found last.
     """
     members = snapshot(leader, marker)
     files = shared_memory_of(members)
-    trackers = {process.pid for process in members if is_resource_tracker(process.pid)}
-    others = [process for process in members if process.pid not in trackers]
+    others = [process for process in members if not is_resource_tracker(process.pid)]
     end(others)
     wait_until_gone(others, wait_s)
     wait_until_gone(members, wait_s)
@@ -81,7 +72,7 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
 
 
 def snapshot(leader: int | None, marker: str) -> list[Process]:
-    """All of them, without this process and those above it."""
+    """Return the living processes to end, without this process."""
     found = {process.pid: process for process in marked(marker)}
     for pid in [*found, *([] if leader is None else [leader])]:
         found |= {process.pid: process for process in tree(pid)}
@@ -90,9 +81,9 @@ def snapshot(leader: int | None, marker: str) -> list[Process]:
 
 
 def end(processes: Iterable[Process]) -> None:
-    """SIGKILL, then SIGCONT, to those that still are who they were.
+    """Send SIGKILL and then SIGCONT to the processes that still exist.
 
-    In this order a stopped trainer does not wake up to take another step or begin a checkpoint.
+    The order prevents that a stopped trainer continues and takes another step or begins a checkpoint.
     """
     alive = [process for process in processes if is_same(process)]
     for number in (signal.SIGKILL, signal.SIGCONT):
@@ -104,7 +95,7 @@ def end(processes: Iterable[Process]) -> None:
 
 
 def wait_until_gone(processes: Iterable[Process], wait_s: float) -> list[Process]:
-    """Wait at most `wait_s` seconds; returns those that are left."""
+    """Wait at most `wait_s` seconds; return the processes that have not ended."""
     left = [process for process in processes if is_same(process)]
     deadline_s = time.monotonic() + wait_s
     while left and time.monotonic() < deadline_s:
@@ -123,15 +114,15 @@ def where_it_is(process: Process) -> str:
 
 
 def shared_memory_of(processes: Iterable[Process]) -> list[Path]:
-    """Files in /dev/shm that the processes have mapped; their names do not say whose they are."""
+    """Return the files in /dev/shm that processes have mapped. The names of the files do not contain their owner."""
     pids = [process.pid for process in processes]
     return bounded(lambda: mapped_now(pids), LOOK_TIMEOUT_S) or []
 
 
 def mapped_now(pids: Iterable[int]) -> list[Path]:
-    """As `shared_memory_of`, but may wait for ever.
+    """Return the files in /dev/shm that processes have mapped; can block forever.
 
-    Compared by inode: the C library makes a semaphore under another name, and links it.
+    Files are compared by inode, because the C library creates a semaphore under another name and links it.
     """
     device = SHARED_MEMORY.stat().st_dev
     where = f"{os.major(device):02x}:{os.minor(device):02x}"
@@ -148,13 +139,13 @@ def mapped_now(pids: Iterable[int]) -> list[Path]:
 
 
 def remove_shared_memory(dead: Iterable[int], mapped: Iterable[Path]) -> tuple[Path, ...]:
-    """Delete what dead processes left in /dev/shm: what they had mapped, and what bears their id or mark."""
+    """Delete the files of ended processes in /dev/shm: mapped files, and files with the process id or mark as name."""
     left = [*mapped, *(path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))]
     removed = []
     for path in left:
         try:
             path.unlink()
-        except OSError:  # gone already, or not ours to delete
+        except OSError:  # deleted already, or owned by another user
             continue
         removed.append(path)
     return (*removed, *remove_files_of_dead_processes())

@@ -1,37 +1,48 @@
-"""Ends a training process whose interpreter lock is held for ever, from a small process beside it.
+"""Ends a training process whose interpreter lock is never released, from a small process beside it.
 
-The small process runs this file with the standard library alone. It counts its own waits of `TICK_S`: a wait in which
-both processes were suspended counts as one, however long it took, and no wait counts while the training process alone
-is stopped. A timer inside the training process counts that time too, and ends the process when it resumes.
+The small process counts its own waits of `TICK_S`: a wait in which both processes were suspended counts as one, however
+long it took, and no wait counts while the training process alone is stopped. A timer inside the training process counts
+that time too, and ends the process when it resumes.
 """
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+
+from yolo_lightning.supervision.heartbeat import STACKS_SIGNAL
+from yolo_lightning.supervision.processes import STOPPED, read_process
+from yolo_lightning.utils.run_files import STACKS_FILE, incident_folder, incident_names, stacks_path
 
 TICK_S = 0.5
 WRITE_STACKS_S = 2.0
-"""Time that the training process gets to write its stacks before it is killed."""
+"""Time for the training process to write its stacks before it is killed."""
 
-STOPPED = frozenset("Tt")
+START = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from yolo_lightning.supervision.last_resort import main; main()"
+)
 
 
 class LastResort:
-    """Ends the calling process if `still_running` is not called for the time that the last call has granted.
+    """Ends the calling process if `still_running` is not called within the time granted by the last call.
 
     Args:
-        limit_s: Seconds granted until the first call, not counting those in which the process is suspended.
-        stacks_signal: Signal upon which the calling process writes its stacks.
+        limit_s: Seconds granted until the first call, without the time in which the process is suspended.
+        run: Run folder, in which an incident with the stacks is stored.
+        heartbeat: Heartbeat file of the calling process, which must have called `arm_stacks`.
+        suffix: Suffix of the incident's name.
     """
 
-    def __init__(self, limit_s: float, stacks_signal: int) -> None:
-        words = [str(os.getpid()), str(limit_s), str(int(stacks_signal))]
+    def __init__(self, limit_s: float, run: Path, heartbeat: Path, suffix: str = "") -> None:
+        root = Path(__file__).resolve().parents[2]
+        words = [str(root), str(os.getpid()), str(limit_s), str(run.absolute()), str(heartbeat.absolute()), suffix]
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *words], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-I", "-S", "-c", START, *words], stdin=subprocess.PIPE, start_new_session=True
         )
         assert self._child.stdin is not None
         self._pulse = self._child.stdin.fileno()
@@ -41,7 +52,7 @@ class LastResort:
         """Restart the wait, and grant `limit_s` seconds until the next call."""
         try:
             os.write(self._pulse, f"{limit_s}\n".encode())
-        except OSError:  # the pipe is full, so that the child has something to read; or the child was killed
+        except OSError:  # the pipe is full, so that the child has data to read; or the child was killed
             return
 
     def close(self) -> None:
@@ -50,34 +61,36 @@ class LastResort:
         self._child.communicate()
 
 
-def watch(process: int, limit_s: float, stacks_signal: int) -> None:
-    """Wait for pulses on the standard input, and kill `process` if none comes in time. A pulse is a new `limit_s`.
+def pulses_stop(process: int, limit_s: float) -> bool:
+    """Read pulses from the standard input until no pulse arrives in time. A pulse is a new `limit_s`.
 
-    The wait ends when the process, which is the parent of this one, has ended: its id may soon be that of another.
+    Returns:
+        False if the process, the parent of this one, has ended: its id can then belong to a new process.
     """
     ticks = 0
     while ticks * TICK_S < limit_s:
         if os.getppid() != process:
-            return
+            return False
         if select.select([0], [], [], TICK_S)[0]:
             pulses = os.read(0, 1 << 16).split()
             if not pulses:
-                return
+                return False
             ticks, limit_s = 0, float(pulses[-1])
-        elif state_of(process) not in STOPPED:
-            ticks += 1
-    os.kill(process, stacks_signal)
+        else:
+            found = read_process(process)
+            ticks += found is None or found.state not in STOPPED
+    return True
+
+
+def main() -> None:
+    """Watch the process of the command line; kill it and store its stacks if the pulses stop."""
+    process, limit_s, run, heartbeat, suffix = sys.argv[1:]
+    if not pulses_stop(int(process), float(limit_s)):
+        return
+    os.kill(int(process), STACKS_SIGNAL)
     time.sleep(WRITE_STACKS_S)
-    os.kill(process, signal.SIGKILL)
-
-
-def state_of(process: int) -> str:
-    """Return the letter by which the kernel describes the state of a process; empty where there is no /proc."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-if __name__ == "__main__":
-    watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    os.kill(int(process), signal.SIGKILL)
+    with suppress(OSError):
+        folder = incident_folder(Path(run), incident_names(Path(run)), suffix)
+        folder.mkdir(parents=True)
+        shutil.move(stacks_path(Path(heartbeat)), folder / STACKS_FILE)

@@ -1,8 +1,8 @@
-"""Where the progress record of a supervised trainer lies: in memory, so that no disk delays the trainer or its watch.
+"""Location of the heartbeat file of a supervised trainer.
 
-The record that the trainer writes through a memory map lies in /dev/shm. On a disk that hangs, the next beat of the
-trainer would wait in the kernel although training needs no file. The supervisor copies the record into the run folder
-now and then, for readers on other machines and for the time after the run.
+The file is in /dev/shm, so that neither the trainer nor the supervisor waits for a disk: on a disk that hangs, a write
+through the memory map would block the trainer. The supervisor regularly copies the file into the run folder, for
+readers on other machines and after the run.
 """
 
 import os
@@ -11,35 +11,36 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from yolo_lightning.supervision.heartbeat import PROGRESS_FILE, RECORD_BYTES
-from yolo_lightning.supervision.run_lock import LOCK_FILE, read_holder
-from yolo_lightning.utils.files import TEMPORARY_PREFIX
+from yolo_lightning.supervision.heartbeat import RECORD_BYTES
+from yolo_lightning.supervision.run_lock import read_holder
+from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.run_files import HEARTBEAT_FILE, LOCK_FILE
 
 SHARED_MEMORY = Path("/dev/shm")
 COPY_INTERVAL_S = 5.0
 
 
 def folders(token: str) -> tuple[Path, ...]:
-    """Return where the record of the supervisor with `token` may lie: in memory, or where that is full, on a disk."""
+    """Return the possible folders of the heartbeat file of the supervisor with `token`: in memory, or on a disk."""
     name = f"yolo-{token[:12]}-record"
     return tuple(base / name for base in (SHARED_MEMORY, Path(tempfile.gettempdir())))
 
 
 def make(token: str) -> Path:
-    """Make a folder with room for a record, in place of an earlier one; return the path for the record.
+    """Create the folder of the heartbeat file after a check for free space, and return the path of the file.
 
     Raises:
-        OSError: If there is no place for it.
+        OSError: If no folder has enough space.
     """
     remove(token)
-    last = OSError("no folder for the progress record")
+    last = OSError("no folder for the heartbeat file")
     for folder in folders(token):
-        path = folder / PROGRESS_FILE
+        path = folder / HEARTBEAT_FILE
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             with path.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, RECORD_BYTES)
-            path.unlink()  # there is no record before the trainer writes one
+            path.unlink()  # the trainer creates the file
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             last = error
@@ -49,24 +50,19 @@ def make(token: str) -> Path:
 
 
 def remove(token: str) -> None:
-    """Delete the record and the stacks beside it, wherever they lie."""
+    """Delete the heartbeat file and the stacks beside it."""
     for folder in folders(token):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def record_of(run: Path) -> Path:
-    """Return the path of a run's record: the live one while a supervised trainer of this machine has one."""
+    """Return the path of a run's heartbeat file: the live file of a supervised trainer on this machine, or the copy."""
     holder = read_holder(run / LOCK_FILE)
-    live = [folder / PROGRESS_FILE for folder in folders(holder.marker)] if holder and holder.marker else []
-    return next((path for path in live if path.is_file()), run / PROGRESS_FILE)
+    live = [folder / HEARTBEAT_FILE for folder in folders(holder.marker)] if holder and holder.marker else []
+    return next((path for path in live if path.is_file()), run / HEARTBEAT_FILE)
 
 
 def write_copy(content: bytes, run: Path) -> None:
-    """Store a copy of the record in the run folder, whole or not at all; a full disk leaves the older copy."""
-    temporary = run / f"{TEMPORARY_PREFIX}{os.getpid()}-{PROGRESS_FILE}.part"
-    with suppress(OSError):
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, run / PROGRESS_FILE)  # not flushed: the next copy follows within seconds
-        finally:
-            temporary.unlink(missing_ok=True)
+    """Store a copy of the heartbeat file in the run folder atomically; on a full disk the older copy remains."""
+    with suppress(OSError), replacing(run / HEARTBEAT_FILE, durable=False) as temporary:
+        temporary.write_bytes(content)

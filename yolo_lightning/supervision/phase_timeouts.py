@@ -1,4 +1,4 @@
-"""How long each phase of a training may take without a sign of life."""
+"""Time limits of the phases of a training process: configured minimum values, extended by measured durations."""
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
@@ -9,22 +9,22 @@ from yolo_lightning.supervision.heartbeat import Phase
 
 
 @dataclass(frozen=True)
-class Floors:
-    """Seconds that each phase may take without a sign of life, before anything was learned from the run.
+class PhaseTimeouts:
+    """Seconds that each phase may take without a heartbeat.
 
     Attributes:
-        import_s: Loading the libraries.
-        setup_s: Building network, data and trainer.
-        index_s: Packing the annotations.
+        import_s: Import of the libraries.
+        setup_s: Construction of network, data and trainer.
+        index_s: Packing of the annotations.
         sanity_s: One batch of the validation before training.
-        first_batch_s: Starting the workers, choosing convolution plans, compiling kernels.
-        fetch_s: Waiting for a batch.
+        first_batch_s: Start of the workers, choice of convolution algorithms, compilation of kernels, first step.
+        fetch_s: Wait for a batch.
         step_s: One training step.
         validate_s: One validation batch.
-        metrics_s: Scoring a whole validation.
-        save_s: Writing a checkpoint.
-        epoch_end_s: What comes between two epochs.
-        exit_s: Ending the process.
+        metrics_s: Scores of a whole validation.
+        save_s: Write of a checkpoint.
+        epoch_end_s: Callbacks between two epochs.
+        exit_s: End of the process.
     """
 
     import_s: float = 300.0
@@ -43,41 +43,41 @@ class Floors:
     def __post_init__(self) -> None:
         for field in fields(self):
             if not getattr(self, field.name) > 0:
-                raise ValueError(f"{field.name} is {getattr(self, field.name)}, allowed are values above 0")
+                raise ValueError(
+                    f"supervision.phase_timeouts.{field.name} must be > 0, got {getattr(self, field.name)}"
+                )
 
     def of(self, phase: Phase) -> float:
-        """Of one phase, seconds."""
+        """Return the timeout of a phase in seconds."""
         return float(getattr(self, f"{phase.name.lower()}_s"))
 
 
 @dataclass(frozen=True, slots=True)
-class Allowances:
-    """How long each phase may take: its floor, or five times the longest stay seen, whichever is more.
-
-    Five as in nvidia-resiliency-ext's learned timeouts.
+class AdaptiveTimeouts:
+    """Timeout of each phase: the configured minimum, or a multiple of the longest completed duration if that is longer.
 
     Attributes:
-        floors: Seconds, from the configuration.
-        longest_s: Longest healthy stay seen in each phase, seconds.
-        factor: How many times that.
+        minimum: Configured timeouts.
+        longest_s: Longest completed duration of each phase without a stall, seconds.
+        factor: Multiple of the longest duration; 5 as in the learned timeouts of nvidia-resiliency-ext.
     """
 
-    floors: Floors
+    minimum: PhaseTimeouts
     longest_s: dict[Phase, float]
     factor: float = 5.0
 
     def seconds(self, phase: Phase) -> float:
-        """Of one phase."""
-        return max(self.floors.of(phase), self.factor * self.longest_s.get(phase, 0.0))
+        """Return the timeout of a phase."""
+        return max(self.minimum.of(phase), self.factor * self.longest_s.get(phase, 0.0))
 
     def largest_s(self) -> float:
-        """Of the phase that may take longest."""
+        """Return the largest timeout of all phases."""
         return max(map(self.seconds, Phase))
 
     def learn(self, longest_s: dict[Phase, float], grace_s: float) -> Self:
-        """Grown by what was seen.
+        """Return the timeouts after new durations were measured.
 
-        A stay beyond its allowance and `grace_s` was no healthy one: it was excused, by a suspend or a debugger.
+        A duration longer than the timeout plus `grace_s` is ignored: a suspend or a debugger has extended it.
         """
         grown = {
             phase: seconds
@@ -87,16 +87,18 @@ class Allowances:
         return replace(self, longest_s=self.longest_s | grown) if grown else self
 
     def to_json(self) -> str:
-        """As text."""
-        seen = {phase.name.lower(): seconds for phase, seconds in sorted(self.longest_s.items())}
-        return json.dumps({"floors": asdict(self.floors), "factor": self.factor, "longest_s": seen}, indent=2) + "\n"
+        """Return the content of the file that `read` reads."""
+        longest = {phase.name.lower(): seconds for phase, seconds in sorted(self.longest_s.items())}
+        return (
+            json.dumps({"minimum": asdict(self.minimum), "factor": self.factor, "longest_s": longest}, indent=2) + "\n"
+        )
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """From a file; None if there is none, or none that can be understood."""
+        """Return the timeouts stored in a file, or None if the file does not exist or is damaged."""
         try:
             content = json.loads(path.read_text())
             longest = {Phase[name.upper()]: float(seconds) for name, seconds in content["longest_s"].items()}
-            return cls(Floors(**content["floors"]), longest, float(content["factor"]))
+            return cls(PhaseTimeouts(**content["minimum"]), longest, float(content["factor"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -1,4 +1,4 @@
-"""Marks semaphores and temporary files of multiprocessing with their process; removes those of dead processes.
+"""Names of semaphores and temporary files that contain their process, and deletion of the files of ended processes.
 
 After SIGKILL to a whole process group, which includes multiprocessing's resource tracker, no process unlinks the
 semaphores in /dev/shm and the folder of sockets in the temporary folder. Their usual names (`sem.mp-<random>`,
@@ -27,9 +27,9 @@ MARKED = re.compile(r"(?:sem\.)?yolo-(?P<space>[0-9a-f]{8})-(?P<pid>[0-9a-f]+)-(
 
 
 def mark_process() -> None:
-    """Let multiprocessing put the mark of this process into the names of semaphores and of its folder of sockets.
+    """Make multiprocessing use the mark of this process in the names of semaphores and of the folder of its sockets.
 
-    The settings belong to this process and are inherited by its workers. CPython keeps the prefix of semaphores there
+    Workers inherit these settings. CPython keeps the prefix of semaphores there
     so that programs can change it (https://github.com/python/cpython/issues/63677). The folder replaces the one that
     `multiprocessing.util.get_temp_dir` makes in each worker. A supervised trainer needs no such folder, because its
     supervisor removes all its temporary files. Without /proc nothing is changed.
@@ -45,13 +45,13 @@ def mark_process() -> None:
     if len(os.fsencode(f"{folder}{SOCKET}")) > SOCKET_PATH_BYTES:
         folder = Path("/tmp") / mark
     folder.mkdir(mode=0o700, exist_ok=True)
-    # As multiprocessing does for its own folder: after all its other work at the end of this process, not of a worker.
+    # As for multiprocessing's own folder: last of all finalizers of this process, not of a worker.
     multiprocessing.util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-100)
     config["tempdir"] = str(folder)
 
 
 def mark_of(pid: int) -> str | None:
-    """Return the mark of a living process, at most 40 characters; None if the process cannot be looked up in /proc."""
+    """Return the mark of a living process, at most 40 characters; None without /proc."""
     process, space = read_process(pid), name_space()
     return None if process is None or space is None else f"yolo-{space}-{pid:x}-{process.started_ticks:x}"
 

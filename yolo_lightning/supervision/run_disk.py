@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from yolo_lightning.supervision import run_files
 from yolo_lightning.supervision.helper_process import Helper
+from yolo_lightning.utils import run_files
 
 Result = TypeVar("Result")
 POLL_S = 0.5

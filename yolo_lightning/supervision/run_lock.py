@@ -1,4 +1,4 @@
-"""One trainer per run folder."""
+"""Lock of a run folder: at most one trainer or supervisor uses the folder."""
 
 import fcntl
 import json
@@ -9,37 +9,31 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-LOCK_FILE = "run.lock"
+from yolo_lightning.utils.run_files import LOCK_FILE
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds, or last held, a run folder.
-
-    Attributes:
-        process: Its id.
-        host: Name of its machine.
-        marker: `NAME=value` in the environment of the processes that it started; empty for none.
-    """
+    """Process that holds, or held last, the lock of a run folder."""
 
     process: int
     host: str
-    marker: str = ""
+    marker: str = ""  # token in the environment of the supervisor's trainers; empty without a supervisor
 
 
 class RunInUseError(ValueError):
-    """Another process trains in the folder."""
+    """The run folder is locked by another process."""
 
 
 @contextmanager
 def run_lock(folder: Path, marker: str = "") -> Iterator[Holder | None]:
-    """Hold the run folder for the block; gives the one who held it before, if its file can be read.
+    """Lock the run folder for the block; yield the last holder if the lock file is readable.
 
-    The kernel releases the lock when the process dies, however it dies, so a stale one cannot be; the file stays, as
-    deleting it would let two processes hold two files of one name. Children do not inherit the lock.
+    The kernel releases the lock at the end of the process. The file remains, because two processes could otherwise lock
+    two files with the same name. Child processes do not inherit the lock.
 
     Raises:
-        RunInUseError: If another process holds it.
+        RunInUseError: If another process holds the lock.
         OSError: If the file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,14 +49,14 @@ def run_lock(folder: Path, marker: str = "") -> Iterator[Holder | None]:
             ) from error
         before = read_holder(path)
         note = json.dumps(asdict(Holder(os.getpid(), socket.gethostname(), marker))) + "\n"
-        with suppress(OSError):  # on a full disk the folder is held without a note of who holds it
+        with suppress(OSError):  # on a full disk the lock holds without a note of its holder
             os.ftruncate(file.fileno(), 0)
             os.write(file.fileno(), note.encode())
         yield before
 
 
 def read_holder(path: Path) -> Holder | None:
-    """What a lock file says; None if it says nothing."""
+    """Return the content of a lock file, or None if it is missing or damaged."""
     try:
         return Holder(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from yolo_lightning.supervision.notify import NotifySettings
-from yolo_lightning.supervision.phase_timeouts import Floors
+from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class SuperviseSettings:
 
     Attributes:
         enabled: Whether `fit` trains in a child process that a supervisor watches and restarts after a hang or a crash.
-        floors: Seconds that each phase may take before anything was learned from the run.
+        phase_timeouts: Seconds that each phase may take before anything was learned from the run.
         factor: A phase may take this many times the longest healthy stay seen, where that is more.
         poll_s: Seconds between two looks.
         kill_after_s: Seconds from the first look at a stall to the kill; it may still recover.
@@ -32,7 +32,7 @@ class SuperviseSettings:
     """
 
     enabled: bool = False
-    floors: Floors = field(default_factory=Floors)
+    phase_timeouts: PhaseTimeouts = field(default_factory=PhaseTimeouts)
     factor: float = 5.0
     poll_s: float = 1.0
     kill_after_s: float = 20.0
@@ -82,8 +82,8 @@ class Job:
     def from_json(cls, text: str) -> Self:
         """The reverse of `to_json`."""
         content = json.loads(text)
-        floors = Floors(**content["settings"].pop("floors"))
+        phase_timeouts = PhaseTimeouts(**content["settings"].pop("phase_timeouts"))
         notify = NotifySettings(**content["settings"].pop("notify"))
-        settings = SuperviseSettings(floors=floors, notify=notify, **content["settings"])
+        settings = SuperviseSettings(phase_timeouts=phase_timeouts, notify=notify, **content["settings"])
         words = {name: tuple(content[name]) for name in ("command", "restart_command", "smoke_test")}
         return cls(workers=content["workers"], settings=settings, **words)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from yolo_lightning.supervision.heartbeat import started_ticks
+from yolo_lightning.supervision.processes import started_ticks
 from yolo_lightning.utils.files import write_json
 
 STANDING_FILE = "supervisor.json"
@@ -79,7 +79,7 @@ class Standing:
             restarts=restarts,
             rung=rung,
             process=os.getpid(),
-            process_started_ticks=started_ticks(os.getpid()) or 0,
+            process_started_ticks=started_ticks(os.getpid()),
             host=socket.gethostname(),
             trainer=trainer,
         )

@@ -8,23 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from yolo_lightning.supervision import disk_space, live_heartbeat, run_files
+from yolo_lightning.supervision import disk_space, live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer, write_standing
 from yolo_lightning.supervision.attempt import Attempt, Attendant
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.fallback import STATE_FILE, Ending, EndKind, LadderState, decide, rungs_from
-from yolo_lightning.supervision.heartbeat import ALLOWANCES_FILE, Phase
+from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.kill import Killed, kill_tree
 from yolo_lightning.supervision.outcome import ExitCode, hopeless, signal_name
 from yolo_lightning.supervision.output import LOG_FILE, Recorder
-from yolo_lightning.supervision.phase_timeouts import Allowances
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_disk import PATIENCE_S, DiskHangsError, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervision.settings import Job
 from yolo_lightning.supervision.smoke_test import gpu_answers
 from yolo_lightning.supervision.state_file import Standing
 from yolo_lightning.supervision.trainer import marker_of, remove_temporary_folder
+from yolo_lightning.utils import run_files
+from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
 from yolo_lightning.utils.stop_signals import pasteable
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,7 +82,7 @@ class Supervisor:
         self.announcer = Announcer(self.run_folder, settings.notify, settings.attempts, self._write_standing)
         code, reason = ExitCode.FAILED.value, "the supervisor itself has failed"
         try:
-            allowances = self._begin(before)
+            timeouts = self._begin(before)
             self.attendant = Attendant(
                 self.run_folder,
                 self.token,
@@ -90,7 +92,7 @@ class Supervisor:
                 self.announcer,
                 self._say,
                 self.signals,
-                allowances,
+                timeouts,
             )
             code = self._attempts()
             reason = self._said
@@ -103,7 +105,7 @@ class Supervisor:
         finally:
             self.announcer.ended(code, reason)
 
-    def _begin(self, before: Holder | None) -> Allowances:
+    def _begin(self, before: Holder | None) -> AdaptiveTimeouts:
         """Clear up after an earlier supervisor, and read what it has learned."""
         if before is not None and before.marker:
             killed = kill_tree(None, marker_of(before.marker), self.settings.kill_wait_s)
@@ -113,8 +115,10 @@ class Supervisor:
                 self._say(f"ended {len(killed.processes)} processes that an earlier supervisor had left")
         kept = self.disk.ask(LadderState.read, self.run_folder / STATE_FILE)
         self.state = kept.begun_anew(len(self.rungs))
-        learned = self.disk.ask(Allowances.read, self.run_folder / ALLOWANCES_FILE)
-        return Allowances(self.settings.floors, learned.longest_s if learned else {}, self.settings.factor)
+        learned = self.disk.ask(AdaptiveTimeouts.read, self.run_folder / PHASE_TIMEOUTS_FILE)
+        return AdaptiveTimeouts(
+            self.settings.phase_timeouts, learned.longest_s if learned else {}, self.settings.factor
+        )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)
@@ -144,7 +148,7 @@ class Supervisor:
             saved_after = self.disk.ask(run_files.saved_steps, self.run_folder)
             saved = run_files.has_saved(saved_before, saved_after)
             newest = max(saved_after, default=0)
-            lost = None if incident.progress is None else max(0, incident.progress.step - newest)
+            lost = None if incident.heartbeat is None else max(0, incident.heartbeat.step - newest)
             if not incident.waited_s and (found := self._full_disk(attempt)) is not None:
                 return self._wait_for_space(incident, found, saved, lost)
             if attempt.code is not None and not incident.waited_s:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from yolo_lightning.supervision.fallback import Rung
-from yolo_lightning.supervision.heartbeat import PROGRESS_VARIABLE
+from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
 from yolo_lightning.supervision.output import Output
 
 MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
@@ -93,7 +93,7 @@ class RunningTrainer:
     Args:
         command: Words of its command line, without the rung's.
         rung: Loader settings.
-        progress_record: File that the trainer is to write its progress record to.
+        heartbeat_path: File that the trainer is to write its heartbeat to.
         token: Value of the marker; its temporary folder must exist.
         record: Called with all that the trainer prints.
 
@@ -105,12 +105,12 @@ class RunningTrainer:
         self,
         command: Sequence[str],
         rung: Rung,
-        progress_record: Path,
+        heartbeat_path: Path,
         token: str,
         record: Callable[[bytes], None],
     ) -> None:
         environment = {
-            PROGRESS_VARIABLE: str(progress_record.absolute()),
+            HEARTBEAT_VARIABLE: str(heartbeat_path.absolute()),
             MARKER_VARIABLE: token,
             "TMPDIR": str(temporary_folder(token)),
             "PYTHONUNBUFFERED": "1",

@@ -1,117 +1,106 @@
-"""Whether the trainer makes progress, judged from outside by the change of its record."""
+"""Detection of stalls: a heartbeat that does not change within the timeout of its phase."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from yolo_lightning.supervision.heartbeat import Blind, Phase, Progress
-from yolo_lightning.supervision.phase_timeouts import Allowances
+from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.processes import STOPPED, read_process, tracer, tree
 
 GAP_POLLS = 3.0
 GAP_LEAST_S = 2.0
-"""A supervisor that was away for more than three polls, and at least that long, was asleep itself."""
+"""A watching process that did not run for three polls, and at least for this time, was suspended."""
 
 
 class Health(StrEnum):
-    """What a look at the record says."""
+    """Result of a look at the heartbeat."""
 
     HEALTHY = "healthy"
     EXCUSED = "excused"
-    BLIND = "blind"
+    NO_HEARTBEAT = "no heartbeat"
     STALLED = "stalled"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the record.
-
-    Attributes:
-        health: The judgement.
-        phase: The phase last seen; `IMPORT` before there was a record.
-        progress: The record, or None while blind.
-        waited_s: Seconds since it last changed, of the watch's own clock.
-        allowance_s: Seconds that it may take.
-        reason: Why it is excused or blind; empty else.
-    """
+    """One look at the heartbeat."""
 
     health: Health
-    phase: Phase
-    progress: Progress | None
-    waited_s: float
-    allowance_s: float
-    reason: str = ""
+    phase: Phase  # last recorded phase; `IMPORT` before the first heartbeat
+    heartbeat: Heartbeat | None  # None if it cannot be read
+    waited_s: float  # seconds since the last change of the heartbeat
+    timeout_s: float
+    reason: str = ""  # reason of `EXCUSED` and `NO_HEARTBEAT`; else empty
 
 
 def boot_clock_s() -> float:
-    """Seconds since boot, the time spent suspended included, so that a suspend shows as a gap."""
+    """Return the seconds since boot, suspended time included, so that a suspend appears as a gap."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Watch:
-    """Looks again and again, and remembers when the record last changed.
+    """Detects stalls; used by the supervisor and by `StallMonitor`.
 
-    The watch's own clock counts, not times in the record or of the file: those lie on network file systems and when
-    the wall clock is set. Before the first record the phase is `IMPORT`. A record that cannot be read counts as blind;
-    after the largest allowance of all phases that is a stall too, as the restart brings a record back.
+    Time is measured with the clock of the watching process. Times in the heartbeat or of the file are not compared with
+    this clock, because network file systems and changes of the wall clock falsify them. Before the first heartbeat the
+    phase is `IMPORT`. A heartbeat that cannot be read for the largest timeout of all phases is a stall.
 
     Args:
-        read: Reads the record.
-        excuse: Why the trainer may stand still right now, or None.
-        allowances: How long it may take.
+        read: Returns the heartbeat.
+        excuse: Returns the reason why the trainer is allowed to stop at the moment, or None.
+        timeouts: Timeout of each phase.
         poll_s: Seconds between two looks.
-        clock: Seconds, never set back.
+        clock: Monotonic clock, seconds.
     """
 
     def __init__(
         self,
-        read: Callable[[], Progress | Blind],
+        read: Callable[[], Heartbeat | NoHeartbeat],
         excuse: Callable[[], str | None],
-        allowances: Allowances,
+        timeouts: AdaptiveTimeouts,
         poll_s: float,
         clock: Callable[[], float] = boot_clock_s,
     ) -> None:
-        self.read, self.excuse, self.allowances, self.clock = read, excuse, allowances, clock
+        self.read, self.excuse, self.timeouts, self.clock = read, excuse, timeouts, clock
         self.gap_s = max(GAP_LEAST_S, GAP_POLLS * poll_s)
         self._last_look_s = self._last_change_s = clock()
         self._sequence = -1
         self._phase = Phase.IMPORT
 
     def look(self) -> Look:
-        """Judge."""
+        """Read and judge the heartbeat."""
         now_s = self.clock()
         gap_s, self._last_look_s = now_s - self._last_look_s, now_s
         found = self.read()
-        progress = found if isinstance(found, Progress) else None
-        if progress is not None and progress.sequence != self._sequence:
-            self._sequence, self._phase, self._last_change_s = progress.sequence, progress.phase, now_s
-        reason = f"the supervisor itself was away for {gap_s:.0f} s" if gap_s > self.gap_s else ""
-        if not reason:
-            reason = self.excuse() or ""
+        heartbeat = found if isinstance(found, Heartbeat) else None
+        if heartbeat is not None and heartbeat.sequence != self._sequence:
+            self._sequence, self._phase, self._last_change_s = heartbeat.sequence, heartbeat.phase, now_s
+        reason = f"the watching process was suspended for {gap_s:.0f} s" if gap_s > self.gap_s else self.excuse() or ""
         if reason:
             self._last_change_s = now_s
         waited_s = now_s - self._last_change_s
-        blind = progress is None and not (found is Blind.MISSING and self._sequence < 0)
-        allowance_s = self.allowances.largest_s() if blind else self.allowances.seconds(self._phase)
+        is_lost = heartbeat is None and not (found is NoHeartbeat.MISSING and self._sequence < 0)
+        timeout_s = self.timeouts.largest_s() if is_lost else self.timeouts.seconds(self._phase)
         if reason:
             health = Health.EXCUSED
-        elif waited_s >= allowance_s:
+        elif waited_s >= timeout_s:
             health = Health.STALLED
         else:
-            health = Health.BLIND if blind else Health.HEALTHY
-        return Look(health, self._phase, progress, waited_s, allowance_s, reason or (str(found) if blind else ""))
+            health = Health.NO_HEARTBEAT if is_lost else Health.HEALTHY
+        return Look(health, self._phase, heartbeat, waited_s, timeout_s, reason or (str(found) if is_lost else ""))
 
     def keep_looking(self) -> None:
-        """Say that the supervisor was busy, not asleep; the wait goes on."""
+        """Exclude the time since the last look from the detection of a suspend; the wait for a change continues."""
         self._last_look_s = self.clock()
 
 
 def excuse_for(leader: int) -> str | None:
-    """Why the trainer may stand still: somebody holds it on purpose.
+    """Return the reason why a trainer is stopped on purpose, or None.
 
-    A debugger on the trainer, or all of several processes stopped (`kill -STOP` on the group, a job put to sleep). A
-    trainer stopped alone is a stall like any other.
+    Reasons are a debugger on the trainer, and a stop of all of several processes (`kill -STOP` on the group, a
+    suspended job). A stop of the trainer alone is a stall.
     """
     debugger = tracer(leader)
     if debugger:

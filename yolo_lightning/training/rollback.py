@@ -8,8 +8,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
-from yolo_lightning.checkpoints.run_folder import CHECKPOINTS
 from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.run_files import CHECKPOINTS
 
 
 def go_back(trainer: Trainer, module: LightningModule) -> Path | None:

@@ -36,17 +36,20 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give the path of a temporary file beside `path`, to be written in the block.
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yield the path of a temporary file beside `path`, to be written in the block.
 
-    If the block succeeds, the file is flushed to the disk and renamed to `path`; else it is deleted.
+    If the block succeeds, the file is flushed to the disk and renamed to `path`; else it is deleted. Without `durable`
+    the file is not flushed: a power cut can lose it, and a busy disk does not delay the caller.
     """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}.part")
     try:
         yield temporary
-        flush(temporary)
+        if durable:
+            flush(temporary)
         os.replace(temporary, path)
-        flush(path.parent)
+        if durable:
+            flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 def steps_begun(trainer: Trainer) -> int:
     """Batches begun since training began, over all restarts: the one at hand counts. It never falls.
 
-    The number that checkpoints, metrics rows and the progress record bear.
+    The number that checkpoints, metrics rows and the heartbeat bear.
     """
     return int(trainer.fit_loop.total_batch_idx) + 1
 

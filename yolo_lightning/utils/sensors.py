@@ -1,10 +1,9 @@
-"""Readings of this machine from /proc, /sys and NVML: GPUs, memory, disks, processes, kernel settings.
+"""Readings of this machine from /proc, /sys and NVML: GPUs, memory, disks, kernel settings.
 
-No function creates a GPU context. A read can block for ever while a GPU driver hangs: call the GPU functions from a
+No function creates a GPU context. A read can block forever while a GPU driver hangs: call the GPU functions from a
 daemon thread or a child process. `root` is the folder that contains `proc` and `sys`; tests pass another one.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,12 +16,6 @@ from typing import Any
 
 ROOT = Path("/")
 BUSY_READINGS, BUSY_PAUSE_S = 5, 0.05
-WORKER_NAME = "pt_data_worker"
-"""Process name that torch's DataLoader gives its workers."""
-
-GONE = frozenset("ZXx")
-"""Process states after the end of a process whose exit code has not been collected."""
-
 PCI_CLASSES = ("0x03", "0x1200")
 """Display controllers, and accelerators without display outputs such as AMD Instinct."""
 
@@ -77,17 +70,6 @@ class Capacity:
     def free_share(self) -> float:
         """Free part of the total, 0 to 1."""
         return 1 - self.used_bytes / self.total_bytes if self.total_bytes else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """A process in the process table."""
-
-    pid: int
-    name: str
-    state: str  # R running, S sleeping, D waiting in the kernel, T stopped, t traced, Z zombie
-    memory_bytes: int  # resident; shared memory counts in every process that uses it
-    started_ticks: int = 0  # start time in clock ticks since boot; identifies a process together with `pid`
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +216,8 @@ def evicted_ms(pid: int, root: Path = ROOT) -> int | None:
 
 def memory(root: Path = ROOT) -> Capacity | None:
     """Return usage of the main memory, of the control group if its limit is lower; None if neither can be read."""
-    try:
-        total, available = (_meminfo_bytes(root, name) for name in ("MemTotal", "MemAvailable"))
-    except (KeyError, ValueError, IndexError):
+    total, available = _meminfo_bytes(root, "MemTotal"), _meminfo_bytes(root, "MemAvailable")
+    if total is None or available is None:
         return None
     group = root / "sys/fs/cgroup"
     limit, used = integer(group / "memory.max"), integer(group / "memory.current")
@@ -248,14 +229,12 @@ def memory(root: Path = ROOT) -> Capacity | None:
 
 def swap_bytes(root: Path = ROOT) -> int:
     """Return the size of the swap space; 0 if it cannot be read."""
-    try:
-        return _meminfo_bytes(root, "SwapTotal")
-    except (KeyError, ValueError, IndexError):
-        return 0
+    return _meminfo_bytes(root, "SwapTotal") or 0
 
 
-def _meminfo_bytes(root: Path, name: str) -> int:
-    return int(_fields(text(root / "proc/meminfo"))[name].split()[0]) * 1024
+def _meminfo_bytes(root: Path, name: str) -> int | None:
+    words = _fields(text(root / "proc/meminfo")).get(name, "").split()
+    return int(words[0]) * 1024 if words and words[0].isdigit() else None
 
 
 def disk(path: Path) -> Capacity | None:
@@ -283,27 +262,6 @@ def kernel_settings(root: Path = ROOT) -> KernelSettings:
         ptrace_scope=integer(kernel / "yama/ptrace_scope"),
         log_restricted=None if restricted is None else restricted != 0,
     )
-
-
-def process(pid: int, root: Path = ROOT) -> ProcessInfo | None:
-    """Return a process, or None if it does not exist."""
-    head, _, rest = text(root / f"proc/{pid}/stat").rpartition(")")
-    fields = rest.split()  # fields[0] is field 3 of proc(5), the state
-    try:
-        memory_bytes = int(fields[21]) * os.sysconf("SC_PAGESIZE")
-        return ProcessInfo(pid, head.partition("(")[2], fields[0], memory_bytes, int(fields[19]))
-    except (IndexError, ValueError):
-        return None
-
-
-def loader_workers(trainer: int, root: Path = ROOT) -> list[ProcessInfo]:
-    """Return the DataLoader workers among the child processes of a trainer, zombies included.
-
-    Workers are recognised by process name: a read of `cmdline` can block on a process that hangs in the kernel.
-    """
-    lists = sorted((root / f"proc/{trainer}/task").glob("*/children"))
-    found = [process(int(pid), root) for path in lists for pid in text(path).split()]
-    return [child for child in found if child is not None and child.name == WORKER_NAME]
 
 
 def text(path: Path) -> str:

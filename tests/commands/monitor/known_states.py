@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from yolo_lightning.supervision.heartbeat import Phase, Progress, ProgressWriter, started_ticks
+from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatWriter, Phase
+from yolo_lightning.supervision.processes import started_ticks
 from yolo_lightning.supervision.run_status import Scores, Status, write_status
 from yolo_lightning.supervision.state_file import Standing, SupervisorState
 
@@ -15,7 +16,7 @@ STATUS = Status(
     written_s=NOW_S,
     interval_s=5.0,
     process=os.getpid(),
-    process_started_ticks=started_ticks(os.getpid()) or 0,
+    process_started_ticks=started_ticks(os.getpid()),
     host=os.uname().nodename,
     device="cpu",
     workers=2,
@@ -49,16 +50,16 @@ STANDING = Standing(
 )
 
 
-def record(phase: Phase = Phase.STEP, **changed: object) -> Progress:
+def record(phase: Phase = Phase.STEP, **changed: object) -> Heartbeat:
     """Of a process that does not exist."""
-    made = Progress(4711, 1, 0, 2, 1, 105, 30, phase, time.monotonic(), {}, ())
+    made = Heartbeat(4711, 1, 0, 2, 1, 105, 30, phase, time.monotonic(), {}, ())
     return replace(made, **changed)  # type: ignore[arg-type]
 
 
-def make_run(folder: Path, phase: Phase = Phase.STEP, status: Status | None = STATUS) -> ProgressWriter:
+def make_run(folder: Path, phase: Phase = Phase.STEP, status: Status | None = STATUS) -> HeartbeatWriter:
     """A run folder as this process would leave it, were it training."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    writer = ProgressWriter(folder / "progress")
+    writer = HeartbeatWriter(folder / "heartbeat")
     writer.beat(phase, 1, 105, 30)
     if status is not None:
         write_status(status, folder / "status.json")

@@ -5,8 +5,8 @@ import pytest
 from tests.commands.monitor.known_states import NOW_S, STANDING, record
 from yolo_lightning.commands.monitor.judgement import ENDS, Facts, judge
 from yolo_lightning.commands.monitor.run_state import RunVerdict
-from yolo_lightning.supervision.heartbeat import Blind, Phase
-from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
+from yolo_lightning.supervision.heartbeat import NoHeartbeat, Phase
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.state_file import SupervisorState
 
 ALIVE = Facts(
@@ -14,7 +14,7 @@ ALIVE = Facts(
     found=record(),
     trainer_lives=True,
     waited_s=1.0,
-    allowances=Allowances(Floors(step_s=60, validate_s=120), {}),
+    timeouts=AdaptiveTimeouts(PhaseTimeouts(step_s=60, validate_s=120), {}),
     finished_s=None,
     standing=None,
     supervisor_lives=False,
@@ -36,15 +36,15 @@ def test_trainer_that_has_not_begun_is_starting(phase: Phase) -> None:
     ("phase", "waited_s", "stalled"),
     [(Phase.STEP, 59.9, False), (Phase.STEP, 60.0, True), (Phase.VALIDATE, 60.0, False), (Phase.VALIDATE, 120.0, True)],
 )
-def test_allowance_of_the_phase_decides_what_is_a_stall(phase: Phase, waited_s: float, stalled: bool) -> None:
+def test_timeout_of_the_phase_decides_what_is_a_stall(phase: Phase, waited_s: float, stalled: bool) -> None:
     found = judge(replace(ALIVE, found=record(phase), waited_s=waited_s))
     assert (found.verdict is RunVerdict.STALLED) == stalled
     assert found.since_s == (NOW_S - waited_s if stalled else None)
 
 
-def test_learned_allowance_counts() -> None:
-    learned = Allowances(Floors(step_s=60), {Phase.STEP: 30.0})
-    assert judge(replace(ALIVE, waited_s=100.0, allowances=learned)).verdict is RunVerdict.RUNNING
+def test_learned_timeout_counts() -> None:
+    learned = AdaptiveTimeouts(PhaseTimeouts(step_s=60), {Phase.STEP: 30.0})
+    assert judge(replace(ALIVE, waited_s=100.0, timeouts=learned)).verdict is RunVerdict.RUNNING
 
 
 def test_stall_that_the_supervisor_has_seen_bears_its_sentence() -> None:
@@ -55,8 +55,8 @@ def test_stall_that_the_supervisor_has_seen_bears_its_sentence() -> None:
 
 
 def test_torn_record_of_a_living_trainer_is_blindness_and_not_health() -> None:
-    found = judge(replace(ALIVE, found=Blind.TORN))
-    assert (found.verdict, found.sentence) == (RunVerdict.BLIND, "the record is half written")
+    found = judge(replace(ALIVE, found=NoHeartbeat.TORN))
+    assert (found.verdict, found.sentence) == (RunVerdict.BLIND, "the heartbeat file is incomplete")
 
 
 def test_finished_marker_counts_also_while_the_process_ends() -> None:
@@ -89,7 +89,8 @@ def test_between_two_attempts_it_restarts() -> None:
 def test_first_attempt_before_its_record_is_starting() -> None:
     first = replace(STANDING, restarts=0)
     assert (
-        judge(replace(GONE, found=Blind.MISSING, standing=first, supervisor_lives=True)).verdict is RunVerdict.STARTING
+        judge(replace(GONE, found=NoHeartbeat.MISSING, standing=first, supervisor_lives=True)).verdict
+        is RunVerdict.STARTING
     )
 
 

@@ -12,13 +12,13 @@ from yolo_lightning.cli import main
 from yolo_lightning.commands.monitor.command import MachineReader
 from yolo_lightning.commands.monitor.read_run import read_run
 from yolo_lightning.commands.monitor.run_state import SensorReadings
-from yolo_lightning.supervision.heartbeat import Phase, ProgressWriter
+from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
 from yolo_lightning.utils.sensors import Capacity
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Path:
-    ProgressWriter(tmp_path / "progress").beat(Phase.STEP, 2, 70, 10)
+    HeartbeatWriter(tmp_path / "heartbeat").beat(Phase.STEP, 2, 70, 10)
     return tmp_path
 
 

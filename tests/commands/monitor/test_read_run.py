@@ -16,14 +16,14 @@ from tests.commands.monitor.known_states import STATUS, add_incident, make_run
 from yolo_lightning.commands.monitor.read_run import TRACES, checkpoints, incidents, read_run
 from yolo_lightning.commands.monitor.run_state import RunVerdict
 from yolo_lightning.supervision.heartbeat import TAIL_AT, Phase
-from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_status import write_status
 
 WRITES_RECORD = """
 import sys, time
 from pathlib import Path
-from yolo_lightning.supervision.heartbeat import Phase, ProgressWriter
-ProgressWriter(Path(sys.argv[1])).beat(Phase.STEP, 1, 105, 30)
+from yolo_lightning.supervision.heartbeat import Phase, HeartbeatWriter
+HeartbeatWriter(Path(sys.argv[1])).beat(Phase.STEP, 1, 105, 30)
 print(flush=True)
 time.sleep(1000)
 """
@@ -32,7 +32,7 @@ time.sleep(1000)
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that has written its record and goes on living."""
-    command = [sys.executable, "-c", WRITES_RECORD, str(tmp_path / "progress")]
+    command = [sys.executable, "-c", WRITES_RECORD, str(tmp_path / "heartbeat")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -62,9 +62,9 @@ def test_living_run_is_read_from_record_and_status(tmp_path: Path) -> None:
     assert state.trainer.pid == os.getpid()
 
 
-def test_stall_is_judged_by_the_allowances_of_the_supervisor(tmp_path: Path) -> None:
+def test_stall_is_judged_by_the_timeouts_of_the_supervisor(tmp_path: Path) -> None:
     make_run(tmp_path)
-    (tmp_path / "allowances.json").write_text(Allowances(Floors(step_s=0.05), {}).to_json())
+    (tmp_path / "phase_timeouts.json").write_text(AdaptiveTimeouts(PhaseTimeouts(step_s=0.05), {}).to_json())
     time.sleep(0.1)
     state = read_run(tmp_path)
     assert (state.judgement.verdict, state.phase_timeout_s) == (RunVerdict.STALLED, 0.05)
@@ -78,7 +78,7 @@ def test_stopped_trainer_still_lives(trainer: "subprocess.Popen[bytes]", tmp_pat
 def test_killed_trainer_is_gone_also_while_nobody_has_asked_for_its_code(
     trainer: "subprocess.Popen[bytes]", tmp_path: Path
 ) -> None:
-    os.utime(tmp_path / "progress", (1e9, 1e9))
+    os.utime(tmp_path / "heartbeat", (1e9, 1e9))
     trainer.kill()
     os.waitid(os.P_PID, trainer.pid, os.WEXITED | os.WNOWAIT)
     judgement = read_run(tmp_path).judgement
@@ -87,16 +87,16 @@ def test_killed_trainer_is_gone_also_while_nobody_has_asked_for_its_code(
 
 def test_process_of_the_same_id_that_began_later_is_another_one(tmp_path: Path) -> None:
     make_run(tmp_path, status=None)
-    content = bytearray((tmp_path / "progress").read_bytes())
+    content = bytearray((tmp_path / "heartbeat").read_bytes())
     content[24] ^= 1  # clock ticks of the start
-    (tmp_path / "progress").write_bytes(content)
+    (tmp_path / "heartbeat").write_bytes(content)
     assert read_run(tmp_path).judgement.verdict is RunVerdict.GONE
 
 
 def tear(folder: Path) -> None:
-    content = bytearray((folder / "progress").read_bytes())
+    content = bytearray((folder / "heartbeat").read_bytes())
     content[TAIL_AT] ^= 255
-    (folder / "progress").write_bytes(content)
+    (folder / "heartbeat").write_bytes(content)
 
 
 def test_torn_record_of_a_living_trainer(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_torn_record_of_a_dead_trainer(tmp_path: Path) -> None:
     tear(tmp_path)
     judgement = read_run(tmp_path).judgement
     assert judgement.verdict is RunVerdict.GONE
-    assert "half written" in judgement.sentence
+    assert "incomplete" in judgement.sentence
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": 1}', "\x00\xff"])
@@ -164,12 +164,13 @@ def test_incidents_of_supervisor_and_stall_monitor_are_both_read(tmp_path: Path)
             f"2026112{number}-000000",
             **{"time": f"2026-11-2{number}T00:00:00+0000", "class": "loader stall", "sentence": "s", "outcome": "o"},
         )
-    add_incident(tmp_path, "20261126-000000", reason="no progress for 900 s")
+    further = {"sentence": "no progress for 900 s", "outcome": "the process ended itself", "launch": "a", "attempt": 0}
+    add_incident(tmp_path, "20261126-000000", **{"class": "unknown"}, **further)
     (tmp_path / "incidents" / "20261127-000000").mkdir()
     found = incidents(tmp_path / "incidents")
-    assert [one.kind for one in found] == ["loader stall"] * 3 + ["stall"]
+    assert [one.kind for one in found] == ["loader stall"] * 3 + ["unknown"]
     assert (found[0].time_s, found[0].outcome) == (1795305600.0, "o")
-    assert (found[3].sentence, found[3].outcome) == ("no progress for 900 s", "the process was ended")
+    assert (found[3].sentence, found[3].outcome) == ("no progress for 900 s", "the process ended itself")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])

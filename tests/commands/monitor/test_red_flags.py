@@ -6,7 +6,8 @@ from tests.commands.monitor.known_states import NOW_S, STATUS
 from yolo_lightning.commands.monitor.judgement import red_flags
 from yolo_lightning.commands.monitor.run_state import Judgement, RunState, RunVerdict, SensorReadings
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.utils.sensors import Capacity, GpuReading, ProcessInfo
+from yolo_lightning.supervision.processes import Process
+from yolo_lightning.utils.sensors import Capacity, GpuReading
 
 COOL = GpuReading("GPU 0", busy_share=0.9, temperature_c=80.0, power_w=150.0, memory_used_bytes=97, memory_bytes=100)
 WELL = RunState(
@@ -16,7 +17,7 @@ WELL = RunState(
     phase=Phase.STEP,
     phase_s=120.0,
     status=replace(STATUS, device="cuda:0"),
-    workers=(ProcessInfo(7, "pt_data_worker", "S", 1),),
+    workers=(Process(7, "pt_data_worker", "S", memory_bytes=1),),
     machine=SensorReadings(gpus=(COOL,), memory=Capacity(89, 100), disk=Capacity(89, 100)),
 )
 
@@ -38,7 +39,7 @@ def test_healthy_run_close_to_all_limits_has_none() -> None:
     [
         (replace(WELL, phase_s=121.0), "no batch for 2 min 1 s"),
         (replace(WELL, status=replace(STATUS, losses={"train/box_loss": None})), "loss not finite: train/box_loss"),
-        (replace(WELL, workers=(ProcessInfo(7, "w", "T", 1),)), "loader worker 7 is stopped (T)"),
+        (replace(WELL, workers=(Process(7, "w", "T", memory_bytes=1),)), "loader worker 7 is stopped (T)"),
         (with_gpu(busy_share=0.0), "GPU at 0 %"),
         (with_gpu(temperature_c=81.0), "GPU 0 at 81 °C"),
         (with_gpu(memory_used_bytes=98), "memory of GPU 0 98 % full"),

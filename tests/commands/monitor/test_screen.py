@@ -19,7 +19,8 @@ from yolo_lightning.commands.monitor.run_state import (
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
-from yolo_lightning.utils.sensors import Capacity, GpuReading, ProcessInfo
+from yolo_lightning.supervision.processes import Process
+from yolo_lightning.utils.sensors import Capacity, GpuReading
 
 STATE = RunState(
     folder="runs/ltdv2",
@@ -31,8 +32,11 @@ STATE = RunState(
     epoch=1,
     batch=30,
     step=105,
-    trainer=ProcessInfo(4711, "python", "R", 1_200_000_000),
-    workers=(ProcessInfo(4712, "pt_data_worker", "S", 300_000_000), ProcessInfo(4713, "pt_data_worker", "T", 0)),
+    trainer=Process(4711, "python", "R", memory_bytes=1_200_000_000),
+    workers=(
+        Process(4712, "pt_data_worker", "S", memory_bytes=300_000_000),
+        Process(4713, "pt_data_worker", "T", memory_bytes=0),
+    ),
     status=STATUS,
     standing=STANDING,
     remaining=Remaining(32.5, 165.0),

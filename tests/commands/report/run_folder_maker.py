@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import yaml
 
-from yolo_lightning.checkpoints.run_folder import ENVIRONMENT, FRAMES, INCIDENTS, METRICS, SCORES, evaluation_record
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
+from yolo_lightning.utils.run_files import ENVIRONMENT, FRAMES, INCIDENTS, METRICS, SCORES, evaluation_record
 
 CLASS_NAMES = ("person", "bicycle")
 IMAGE_IDS = ("20200500101000000", "20200600102000000", "20210100103000000")

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.checkpoints.run_folder import REPORT
 from yolo_lightning.cli import main
+from yolo_lightning.utils.run_files import REPORT
 
 METRICS = "epoch,step,time_s,train/loss\n0,10,9.0,3.0\n0,20,19.0,2.0\n"
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from yolo_lightning.commands.monitor.run_state import ALIVE, Judgement, Remaining, RunState, RunVerdict
 from yolo_lightning.commands.monitor.wording import duration, share
-from yolo_lightning.supervision.heartbeat import Blind, Phase, Progress
-from yolo_lightning.supervision.incident import phase_name
-from yolo_lightning.supervision.phase_timeouts import Allowances
-from yolo_lightning.supervision.run_status import Status, validations_after, validations_left
+from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.supervision.run_status import Status
 from yolo_lightning.supervision.state_file import Standing, SupervisorState
 
 SETTING_UP = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY})
@@ -35,10 +34,10 @@ class Facts:
     """What was found in the run folder and in the process table."""
 
     now_s: float  # seconds since 1970
-    found: Progress | Blind  # the heartbeat, or why it cannot be read
+    found: Heartbeat | NoHeartbeat  # the heartbeat, or why it cannot be read
     trainer_lives: bool
     waited_s: float | None  # seconds since the last heartbeat; None if unknown
-    allowances: Allowances  # phase timeouts
+    timeouts: AdaptiveTimeouts  # phase timeouts
     finished_s: float | None  # when the file that marks a finished run was written; None without one
     standing: Standing | None  # last report of the supervisor
     supervisor_lives: bool
@@ -58,10 +57,10 @@ def judge(facts: Facts) -> Judgement:
             return Judgement(ENDS[standing.state], standing.since_s, standing.sentence)
         if facts.supervisor_lives:
             return judge_between_attempts(standing)
-    if isinstance(facts.found, Progress) and facts.found.phase is Phase.EXIT:
+    if isinstance(facts.found, Heartbeat) and facts.found.phase is Phase.EXIT:
         return Judgement(RunVerdict.INTERRUPTED, facts.last_sign_s, "the process ended before training was finished")
     supervisor = " and the supervisor" if standing is not None else ""
-    unreadable = f"; {facts.found}" if isinstance(facts.found, Blind) else ""
+    unreadable = f"; {facts.found}" if isinstance(facts.found, NoHeartbeat) else ""
     return Judgement(RunVerdict.GONE, facts.last_sign_s, f"the trainer{supervisor} disappeared{unreadable}")
 
 
@@ -69,14 +68,14 @@ def judge_living(facts: Facts) -> Judgement:
     """Return the state of a run whose trainer process exists."""
     if facts.finished_s is not None:
         return Judgement(RunVerdict.FINISHED, facts.finished_s, "the process is exiting")
-    if isinstance(facts.found, Blind):
+    if isinstance(facts.found, NoHeartbeat):
         return Judgement(RunVerdict.BLIND, None, str(facts.found))
     phase = facts.found.phase
-    if facts.waited_s is None or facts.waited_s < facts.allowances.seconds(phase):
+    if facts.waited_s is None or facts.waited_s < facts.timeouts.seconds(phase):
         return Judgement(RunVerdict.STARTING if phase in SETTING_UP else RunVerdict.RUNNING)
     standing = facts.standing
     is_reported = facts.supervisor_lives and standing is not None and standing.state is SupervisorState.STALLED
-    sentence = standing.sentence if standing is not None and is_reported else f"no progress in {phase_name(phase)}"
+    sentence = standing.sentence if standing is not None and is_reported else f"no progress in {phase.label}"
     return Judgement(RunVerdict.STALLED, facts.now_s - facts.waited_s, sentence)
 
 
@@ -103,14 +102,14 @@ def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Re
         return Remaining()
     steps = max(0, status.batches_per_epoch - batch)
     is_validation_done = phase is Phase.EPOCH_END and steps == 0
-    validations = 0 if is_validation_done else validations_left(status, epoch, steps)
+    validations = 0 if is_validation_done else status.validations_left(epoch, steps)
     is_measured = status.validation_s is not None
     validation_s = status.validation_s or 0.0
     epoch_s = steps * status.step_s + validations * validation_s if is_measured or not validations else None
     if status.epochs is None:
         return Remaining(epoch_s)
     steps += max(0, status.epochs - epoch - 1) * status.batches_per_epoch
-    validations += validations_after(status, epoch)
+    validations += status.validations_after(epoch)
     run_s = steps * status.step_s + validations * validation_s
     return Remaining(epoch_s, run_s, unmeasured_validations=0 if is_measured else validations)
 

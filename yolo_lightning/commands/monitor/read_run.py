@@ -7,30 +7,31 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from yolo_lightning.checkpoints.run_folder import CHECKPOINTS, INCIDENTS, LAST_CHECKPOINT, METRICS
 from yolo_lightning.commands.monitor.judgement import Facts, judge, remaining
 from yolo_lightning.commands.monitor.run_state import Checkpoint, Remaining, RunState, SensorReadings
-from yolo_lightning.supervision.heartbeat import (
-    ALLOWANCES_FILE,
-    FINISHED_FILE,
-    PROGRESS_FILE,
-    Blind,
-    Phase,
-    Progress,
-    ProgressReader,
-)
+from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.live_heartbeat import record_of
-from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
-from yolo_lightning.supervision.run_files import INCIDENT_FILE
-from yolo_lightning.supervision.run_status import STATUS_FILE, Status, read_status
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
+from yolo_lightning.supervision.processes import loader_workers, read_process
+from yolo_lightning.supervision.run_status import Status, read_status
 from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
-from yolo_lightning.utils import sensors
+from yolo_lightning.utils.run_files import (
+    CHECKPOINTS,
+    FINISHED_FILE,
+    HEARTBEAT_FILE,
+    INCIDENT_FILE,
+    INCIDENTS,
+    LAST_CHECKPOINT,
+    METRICS,
+    PHASE_TIMEOUTS_FILE,
+    STATUS_FILE,
+)
 
-TRACES = (PROGRESS_FILE, STATUS_FILE, STANDING_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
+TRACES = (HEARTBEAT_FILE, STATUS_FILE, STANDING_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
 """A run folder contains at least one of these."""
 
-SIGNS = (PROGRESS_FILE, STATUS_FILE, METRICS)
+SIGNS = (HEARTBEAT_FILE, STATUS_FILE, METRICS)
 """Files that are written during training."""
 
 INCIDENTS_SHOWN = 4
@@ -47,20 +48,20 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     """
     check_holds_run(folder)
     now_s = time.time()
-    found = ProgressReader(record_of(folder)).read()
+    found = HeartbeatReader(record_of(folder)).read()
     status, standing = read_status(folder / STATUS_FILE), Standing.read(folder / STANDING_FILE)
     trainer, lives = find_trainer(found, status, standing, now_s)
-    progress = found if isinstance(found, Progress) else None
-    allowances = Allowances.read(folder / ALLOWANCES_FILE) or Allowances(Floors(), {})
-    if progress is not None:
-        allowances = allowances.learn(progress.longest_s, 0.0)
-    waited_s = seconds_since_heartbeat(progress, status, now_s) if lives else None
+    heartbeat = found if isinstance(found, Heartbeat) else None
+    timeouts = AdaptiveTimeouts.read(folder / PHASE_TIMEOUTS_FILE) or AdaptiveTimeouts(PhaseTimeouts(), {})
+    if heartbeat is not None:
+        timeouts = timeouts.learn(heartbeat.longest_s, 0.0)
+    waited_s = seconds_since_heartbeat(heartbeat, status, now_s) if lives else None
     facts = Facts(
         now_s=now_s,
         found=found,
         trainer_lives=lives,
         waited_s=waited_s,
-        allowances=allowances,
+        timeouts=timeouts,
         finished_s=time_of(folder / FINISHED_FILE),
         standing=standing,
         supervisor_lives=standing is not None
@@ -68,9 +69,9 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
         and lives_since(standing.process, standing.process_started_ticks),
         last_sign_s=max((sign for name in SIGNS if (sign := time_of(folder / name)) is not None), default=None),
     )
-    phase = progress.phase if progress is not None else None
-    batch = trained_batches(progress, status)
-    epoch = progress.epoch if progress is not None else status.epoch if status is not None else None
+    phase = heartbeat.phase if heartbeat is not None else None
+    batch = trained_batches(heartbeat, status)
+    epoch = heartbeat.epoch if heartbeat is not None else status.epoch if status is not None else None
     is_visible = lives and (status is None or is_here(status.host))
     return RunState(
         folder=str(folder),
@@ -78,12 +79,12 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
         judgement=judge(facts),
         phase=phase,
         phase_s=waited_s,
-        phase_timeout_s=allowances.seconds(phase) if phase is not None else None,
+        phase_timeout_s=timeouts.seconds(phase) if phase is not None else None,
         epoch=epoch,
         batch=batch,
-        step=max((source.step for source in (progress, status) if source is not None), default=None),
-        trainer=sensors.process(trainer) if is_visible else None,
-        workers=tuple(sensors.loader_workers(trainer)) if is_visible else (),
+        step=max((source.step for source in (heartbeat, status) if source is not None), default=None),
+        trainer=read_process(trainer) if is_visible else None,
+        workers=tuple(loader_workers(trainer)) if is_visible else (),
         status=status,
         standing=standing,
         remaining=remaining(status, epoch or 0, batch or 0, phase) if status is not None else Remaining(),
@@ -106,7 +107,7 @@ def check_holds_run(folder: Path) -> None:
 
 
 def find_trainer(
-    found: Progress | Blind, status: Status | None, standing: Standing | None, now_s: float
+    found: Heartbeat | NoHeartbeat, status: Status | None, standing: Standing | None, now_s: float
 ) -> tuple[int, bool]:
     """Return the process id of the trainer, 0 if unknown, and whether that process lives.
 
@@ -114,12 +115,12 @@ def find_trainer(
     """
     if status is not None and not is_here(status.host):
         return status.process, now_s < status.written_s + MISSED_WRITINGS * status.interval_s
-    if isinstance(found, Progress):
+    if isinstance(found, Heartbeat):
         return found.process, lives_since(found.process, found.process_started_ticks)
     if status is not None and lives_since(status.process, status.process_started_ticks):
         return status.process, True
     if standing is not None and standing.trainer and is_here(standing.host):
-        return standing.trainer, sensors.process(standing.trainer) is not None
+        return standing.trainer, read_process(standing.trainer) is not None
     return 0, False
 
 
@@ -130,24 +131,24 @@ def is_here(host: str) -> bool:
 
 def lives_since(pid: int, started_ticks: int) -> bool:
     """Return whether the process with this start time (clock ticks since boot, 0 for any) still runs."""
-    found = sensors.process(pid)
-    return found is not None and found.state not in sensors.GONE and started_ticks in (0, found.started_ticks)
+    found = read_process(pid)
+    return found is not None and not found.is_gone and started_ticks in (0, found.started_ticks)
 
 
-def seconds_since_heartbeat(progress: Progress | None, status: Status | None, now_s: float) -> float | None:
+def seconds_since_heartbeat(heartbeat: Heartbeat | None, status: Status | None, now_s: float) -> float | None:
     """Return the age of the heartbeat; for another machine, whose monotonic clock differs, of the status file."""
     if status is not None and not is_here(status.host):
         return max(0.0, now_s - status.written_s - status.interval_s)
-    return None if progress is None else max(0.0, time.monotonic() - progress.phase_began_s)
+    return None if heartbeat is None else max(0.0, time.monotonic() - heartbeat.phase_began_s)
 
 
-def trained_batches(progress: Progress | None, status: Status | None) -> int | None:
+def trained_batches(heartbeat: Heartbeat | None, status: Status | None) -> int | None:
     """Return the batches trained in the epoch; during a validation, the heartbeat counts its batches instead."""
-    if progress is not None and progress.phase in (Phase.FETCH, Phase.STEP):
-        return progress.batch
+    if heartbeat is not None and heartbeat.phase in (Phase.FETCH, Phase.STEP):
+        return heartbeat.batch
     if status is None:
         return None
-    ends = progress is not None and progress.phase in (Phase.VALIDATE, Phase.METRICS, Phase.EPOCH_END)
+    ends = heartbeat is not None and heartbeat.phase in (Phase.VALIDATE, Phase.METRICS, Phase.EPOCH_END)
     return status.batches_per_epoch if ends and status.validations_per_epoch == 1 else status.batch
 
 

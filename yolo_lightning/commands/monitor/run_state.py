@@ -5,9 +5,10 @@ from enum import StrEnum
 
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
+from yolo_lightning.supervision.processes import Process
 from yolo_lightning.supervision.run_status import Status
 from yolo_lightning.supervision.state_file import Standing
-from yolo_lightning.utils.sensors import Capacity, GpuReading, ProcessInfo
+from yolo_lightning.utils.sensors import Capacity, GpuReading
 
 
 class RunVerdict(StrEnum):
@@ -83,8 +84,8 @@ class RunState:
     epoch: int | None = None  # from 0
     batch: int | None = None  # trained in the epoch
     step: int | None = None  # steps trained, over all restarts
-    trainer: ProcessInfo | None = None
-    workers: tuple[ProcessInfo, ...] = ()
+    trainer: Process | None = None
+    workers: tuple[Process, ...] = ()
     status: Status | None = None  # last report of the trainer
     standing: Standing | None = None  # last report of the supervisor
     remaining: Remaining = field(default_factory=Remaining)

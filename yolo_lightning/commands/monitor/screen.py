@@ -13,7 +13,7 @@ from yolo_lightning.commands.console import gigabytes
 from yolo_lightning.commands.monitor.judgement import red_flags
 from yolo_lightning.commands.monitor.run_state import ALIVE, RunState, RunVerdict
 from yolo_lightning.commands.monitor.wording import duration, moment, rate, share
-from yolo_lightning.supervision.incident import IncidentReport, phase_name
+from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.run_status import Status
 
 COLOURS = {
@@ -86,7 +86,7 @@ def progress_rows(state: RunState) -> Rows:
     if state.phase is not None and state.judgement.verdict in ALIVE and state.phase_s is not None:
         timeout = f", timeout {duration(state.phase_timeout_s)}" if state.phase_timeout_s is not None else ""
         process = f", process {state.trainer.pid} ({state.trainer.state})" if state.trainer is not None else ""
-        yield "phase", Text(f"{phase_name(state.phase)} for {duration(state.phase_s)}{timeout}{process}")
+        yield "phase", Text(f"{state.phase.label} for {duration(state.phase_s)}{timeout}{process}")
     status = state.status
     if status is None or state.epoch is None:
         return

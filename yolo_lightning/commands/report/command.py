@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from yolo_lightning.checkpoints.run_folder import REPORT
 from yolo_lightning.commands.report.page import render
 from yolo_lightning.commands.report.read_report import read_contents
 from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.run_files import REPORT
 
 
 def report(run: Path, *, output: Path | None = None) -> None:

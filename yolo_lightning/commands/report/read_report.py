@@ -10,25 +10,25 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from yolo_lightning.checkpoints.run_folder import (
+from yolo_lightning.commands.monitor.read_run import check_holds_run, checkpoints
+from yolo_lightning.commands.monitor.run_state import Checkpoint
+from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
+from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
+from yolo_lightning.evaluation.record import EvaluationRecord
+from yolo_lightning.supervision.incident import IncidentReport, read_incident
+from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
+from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     ENVIRONMENT,
+    FINISHED_FILE,
     FRAMES,
+    INCIDENT_FILE,
     INCIDENTS,
     METRICS,
     SCORES,
     TENSORBOARD,
     evaluation_record,
 )
-from yolo_lightning.commands.monitor.read_run import check_holds_run, checkpoints
-from yolo_lightning.commands.monitor.run_state import Checkpoint
-from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
-from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
-from yolo_lightning.evaluation.record import EvaluationRecord
-from yolo_lightning.supervision.heartbeat import FINISHED_FILE
-from yolo_lightning.supervision.incident import IncidentReport, read_incident
-from yolo_lightning.supervision.run_files import INCIDENT_FILE
-from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
 
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
 """TensorBoard creates one file per start of the training, with the time in seconds since 1970 in its name."""

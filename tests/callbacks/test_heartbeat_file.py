@@ -16,13 +16,13 @@ from tests.callbacks.tiny_training import AccumulatingModule, Interrupt, StopAt,
 from tests.conftest import REPOSITORY
 from tests.helpers.forks import Forks
 from yolo_lightning.callbacks import LastCheckpoint
-from yolo_lightning.callbacks.heartbeat_writer import ProgressRecord, RecordedCheckpointIO
+from yolo_lightning.callbacks.heartbeat_file import HeartbeatCheckpointIO, HeartbeatFile
 from yolo_lightning.supervision import heartbeat
-from yolo_lightning.supervision.heartbeat import Phase, Progress, ProgressReader, ProgressWriter
-from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
+from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter, Phase
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 
 
-class Beats(ProgressWriter):
+class Beats(HeartbeatWriter):
     """Remembers what it was told."""
 
     def __init__(self, path: Path) -> None:
@@ -41,17 +41,17 @@ class Beats(ProgressWriter):
 @pytest.fixture
 def beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beats]:
     """The record of a supervisor."""
-    writer = Beats(tmp_path / "progress")
+    writer = Beats(tmp_path / "heartbeat")
     monkeypatch.setattr(heartbeat, "_writer", writer)
     yield writer
     writer.close()
 
 
 def test_phases_of_a_whole_fit(beats: Beats, tmp_path: Path) -> None:
-    fit(tmp_path, ProgressRecord(), LastCheckpoint(interval_steps=2), epochs=2, batches=3, num_sanity_val_steps=1)
+    fit(tmp_path, HeartbeatFile(), LastCheckpoint(interval_steps=2), epochs=2, batches=3, num_sanity_val_steps=1)
     epoch_end = ["fetch", "validate", "metrics", "epoch_end", "save", "epoch_end"]
     assert beats.phases() == [
-        *("import", "setup", "sanity", "setup", "first_batch"),
+        *("setup", "sanity", "setup", "first_batch"),
         *("fetch", "step", "fetch", "save", "fetch", "step", *epoch_end),
         *("fetch", "step", "fetch", "step", "fetch", "save", "fetch", "step", *epoch_end),
         "exit",
@@ -59,7 +59,7 @@ def test_phases_of_a_whole_fit(beats: Beats, tmp_path: Path) -> None:
 
 
 def test_numbers_count_epochs_batches_and_steps(beats: Beats, tmp_path: Path) -> None:
-    fit(tmp_path, ProgressRecord(), epochs=2, batches=3, limit_val_batches=0)
+    fit(tmp_path, HeartbeatFile(), epochs=2, batches=3, limit_val_batches=0)
     steps = [numbers for phase, *numbers in beats.seen if phase is Phase.STEP]
     assert steps == [[0, 1, 1], [0, 2, 2], [1, 3, 0], [1, 4, 1], [1, 5, 2]]
     ends = [numbers for phase, *numbers in beats.seen if phase is Phase.FETCH]
@@ -67,12 +67,12 @@ def test_numbers_count_epochs_batches_and_steps(beats: Beats, tmp_path: Path) ->
 
 
 def test_steps_are_batches_also_where_an_update_takes_several(beats: Beats, tmp_path: Path) -> None:
-    fit(tmp_path, ProgressRecord(), module=AccumulatingModule(), batches=4, limit_val_batches=0)
+    fit(tmp_path, HeartbeatFile(), module=AccumulatingModule(), batches=4, limit_val_batches=0)
     assert beats.step == 4
 
 
 def test_validation_within_an_epoch_leads_back_to_fetching(beats: Beats, tmp_path: Path) -> None:
-    fit(tmp_path, ProgressRecord(), batches=4, val_check_interval=2)
+    fit(tmp_path, HeartbeatFile(), batches=4, val_check_interval=2)
     phases = beats.phases()
     first = phases.index("metrics")
     assert phases[first + 1] == "fetch"
@@ -81,9 +81,9 @@ def test_validation_within_an_epoch_leads_back_to_fetching(beats: Beats, tmp_pat
 
 def test_resumed_epoch_begins_with_its_first_batch(beats: Beats, tmp_path: Path) -> None:
     with pytest.raises(Interrupt):
-        fit(tmp_path, ProgressRecord(), LastCheckpoint(interval_steps=2), StopAt(0, 3))
+        fit(tmp_path, HeartbeatFile(), LastCheckpoint(interval_steps=2), StopAt(0, 3))
     beats.seen.clear()
-    fit(tmp_path, ProgressRecord(), resume=tmp_path / "checkpoints" / "last.ckpt")
+    fit(tmp_path, HeartbeatFile(), resume=tmp_path / "checkpoints" / "last.ckpt")
     awaited_and_trained = [numbers for phase, *numbers in beats.seen if phase is Phase.FIRST_BATCH]
     assert len(awaited_and_trained) == 2
     assert awaited_and_trained[-1] == [0, 2, 2]
@@ -92,7 +92,7 @@ def test_resumed_epoch_begins_with_its_first_batch(beats: Beats, tmp_path: Path)
 class Frames(Callback):
     """Hands a detection batch to the hook instead of the tensor that the tiny network trains on."""
 
-    def __init__(self, record: ProgressRecord) -> None:
+    def __init__(self, record: HeartbeatFile) -> None:
         self.record = record
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -100,10 +100,10 @@ class Frames(Callback):
 
 
 def test_ids_of_the_samples_are_recorded(beats: Beats, tmp_path: Path) -> None:
-    record = ProgressRecord()
+    record = HeartbeatFile()
     fit(tmp_path, record, Frames(record), batches=1, limit_val_batches=0)
-    found = ProgressReader(beats.path).read(os.getpid())
-    assert isinstance(found, Progress)
+    found = HeartbeatReader(beats.path).read(os.getpid())
+    assert isinstance(found, Heartbeat)
     assert found.samples == frame_batch(3, 4).image_ids != ()
 
 
@@ -121,7 +121,7 @@ class Looks(Callback):
 def test_marker_is_written_when_all_is_trained_and_removed_when_more_is_to_come(tmp_path: Path) -> None:
     looks = Looks()
     (tmp_path / "finished.json").write_text("of an earlier fit")
-    fit(tmp_path, ProgressRecord(), looks, epochs=2, batches=3)
+    fit(tmp_path, HeartbeatFile(), looks, epochs=2, batches=3)
     assert looks.found == [False] * 6
     found = json.loads((tmp_path / "finished.json").read_text())
     assert (found["process"], found["epochs"], found["steps"]) == (os.getpid(), 2, 6)
@@ -130,7 +130,7 @@ def test_marker_is_written_when_all_is_trained_and_removed_when_more_is_to_come(
 @pytest.mark.usefixtures("beats")
 def test_interrupted_fit_writes_no_marker(tmp_path: Path) -> None:
     with pytest.raises(Interrupt):
-        fit(tmp_path, ProgressRecord(), StopAt(0, 2))
+        fit(tmp_path, HeartbeatFile(), StopAt(0, 2))
     assert not (tmp_path / "finished.json").exists()
 
 
@@ -145,25 +145,25 @@ class Terminate(Callback):
 @pytest.mark.usefixtures("beats")
 def test_fault_34_terminated_fit_writes_no_marker(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        fit(tmp_path, ProgressRecord(), Terminate())
+        fit(tmp_path, HeartbeatFile(), Terminate())
     assert not (tmp_path / "finished.json").exists()
 
 
 def test_other_stages_leave_record_and_marker_alone(beats: Beats, tmp_path: Path) -> None:
     (tmp_path / "finished.json").write_text("{}")
     count = len(beats.seen)
-    tiny_trainer(tmp_path, ProgressRecord()).test(TinyModule(), loader(), verbose=False)
+    tiny_trainer(tmp_path, HeartbeatFile()).test(TinyModule(), loader(), verbose=False)
     assert len(beats.seen) == count
     assert (tmp_path / "finished.json").read_text() == "{}"
 
 
 def test_without_a_supervisor_the_run_folder_gets_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_writer", None)
-    fit(tmp_path, ProgressRecord(), epochs=1, batches=3)
-    found = ProgressReader(tmp_path / "progress").read(os.getpid())
-    assert isinstance(found, Progress)
+    fit(tmp_path, HeartbeatFile(), epochs=1, batches=3)
+    found = HeartbeatReader(tmp_path / "heartbeat").read(os.getpid())
+    assert isinstance(found, Heartbeat)
     assert (found.phase, found.step) == (Phase.EXIT, 3)
-    ProgressWriter(tmp_path / "progress").close()  # closed, so that the next fit may begin one
+    HeartbeatWriter(tmp_path / "heartbeat").close()  # closed, so that the next fit may begin one
 
 
 def test_full_disk_leaves_the_phase_as_it_was(beats: Beats) -> None:
@@ -172,17 +172,17 @@ def test_full_disk_leaves_the_phase_as_it_was(beats: Beats) -> None:
             assert beats.phase is Phase.SAVE
             raise OSError("disk full")
 
-    record = ProgressRecord()
-    record._writer = beats
+    record = HeartbeatFile()
+    record.writer = beats
     record.beat(Phase.FETCH)
     with pytest.raises(OSError, match="disk full"):
-        RecordedCheckpointIO(Full(), record).save_checkpoint({}, "x")  # type: ignore[arg-type]
+        HeartbeatCheckpointIO(Full(), record).save_checkpoint({}, "x")  # type: ignore[arg-type]
     assert beats.phase is Phase.FETCH
 
 
 @pytest.mark.usefixtures("beats")
 def test_checkpoint_is_the_same_with_the_record(tmp_path: Path) -> None:
-    fit(tmp_path / "with", ProgressRecord(), LastCheckpoint())
+    fit(tmp_path / "with", HeartbeatFile(), LastCheckpoint())
     fit(tmp_path / "without", LastCheckpoint())
     one, other = (
         torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("with", "without")
@@ -197,7 +197,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 from yolo_lightning.supervision import heartbeat
 writer = heartbeat.open_from_environment()
-from yolo_lightning.callbacks.heartbeat_writer import ProgressRecord
+from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from tests.callbacks.tiny_training import TinyModule, fit
 
 class Suspended(TinyModule):
@@ -208,21 +208,21 @@ class Suspended(TinyModule):
             time.sleep(0.2)  # a timer that has expired ends the process
         return super().training_step(batch, batch_idx)
 
-fit(Path(sys.argv[1]), ProgressRecord(), module=Suspended())
+fit(Path(sys.argv[1]), HeartbeatFile(), module=Suspended())
 """
 
 
 @pytest.mark.whole_run
-def test_fault_29_a_suspension_longer_than_any_allowance_does_not_end_the_trainer(tmp_path: Path, forks: Forks) -> None:
-    (tmp_path / "allowances.json").write_text(Allowances(Floors(step_s=0.5), {}, factor=0.0).to_json())
+def test_fault_29_a_suspension_longer_than_any_timeout_does_not_end_the_trainer(tmp_path: Path, forks: Forks) -> None:
+    (tmp_path / "phase_timeouts.json").write_text(AdaptiveTimeouts(PhaseTimeouts(step_s=0.5), {}, factor=0.0).to_json())
     (tmp_path / "train.py").write_text(SUSPENDED)
     words = [tmp_path / "train.py", tmp_path, REPOSITORY]
-    environment = {heartbeat.PROGRESS_VARIABLE: str(tmp_path / "progress")}
+    environment = {heartbeat.HEARTBEAT_VARIABLE: str(tmp_path / "heartbeat")}
     process = forks.start(*words, folder=tmp_path, environment=environment)
     stat = Path(f"/proc/{process.pid}/stat")
     while stat.read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.05)
-    time.sleep(2.0)  # twice what a timer at twice the allowance would wait
+    time.sleep(2.0)  # twice what a timer at twice the timeout would wait
     os.kill(process.pid, signal.SIGCONT)
     assert process.wait() == 0
     assert (tmp_path / "finished.json").is_file()
