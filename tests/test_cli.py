@@ -171,7 +171,7 @@ class TestCheckpointAndFlags:
             path.unlink()  # last.ckpt is another name of the same file
             path.write_bytes(content[: len(content) // 2])
         (RUN / "checkpoints" / "best.ckpt").unlink()
-        with pytest.warns(UserWarning, match="passed over .*step-000000002.ckpt: it has .* bytes instead of"):
+        with pytest.warns(UserWarning, match="skipped .*step-000000002.ckpt: it has .* bytes instead of"):
             trained("fit", "--resume", "--trainer.max_epochs", "3", *ONE_STEP[4:])
         assert "checkpoint: runs/yolo/checkpoints/step-000000001.ckpt" in caplog.text
 

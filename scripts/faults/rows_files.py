@@ -79,10 +79,10 @@ def disk_full(name: str, fault: str, begin: int, end: int, size_bytes: int, *log
 
 
 CASES = (
-    damaged("21a", "newest checkpoint cut in half", damage_checkpoints(1, truncate), "passed over", "bytes instead of"),
-    damaged("21b", "newest checkpoint empty", damage_checkpoints(1, empty), "passed over", "bytes instead of"),
-    damaged("21c", "newest checkpoint with one wrong bit", damage_checkpoints(1, flip), "passed over", "checksum"),
-    damaged("21d", "newest checkpoint is another file", damage_checkpoints(1, replace_by_text), "passed over"),
+    damaged("21a", "newest checkpoint cut in half", damage_checkpoints(1, truncate), "skipped", "bytes instead of"),
+    damaged("21b", "newest checkpoint empty", damage_checkpoints(1, empty), "skipped", "bytes instead of"),
+    damaged("21c", "newest checkpoint with one wrong bit", damage_checkpoints(1, flip), "skipped", "checksum"),
+    damaged("21d", "newest checkpoint is another file", damage_checkpoints(1, replace_by_text), "skipped"),
     Case(
         "21e",
         "clock set back by a day, then four kills: all older checkpoints are dated ahead",
@@ -110,14 +110,14 @@ CASES = (
         lost_steps=None,
         check=untouched,
     ),
-    disk_full("23a", "disk full for some saves", 17, 27, SMALL_BYTES, "could not save", "training goes on"),
+    disk_full("23a", "disk full for some saves", 17, 27, SMALL_BYTES, "could not save", "training continues"),
     disk_full("23b", "disk full at the save of the best", 13, 20, SMALL_BYTES, "best.ckpt", exact_best=False),
     Case(
         "23c",
         "disk full for the supervisor's log",
         outside=(at_step(5, limit_files(1, of_supervisor=True)), at_step(25, limit_files(None, of_supervisor=True))),
     ),
-    disk_full("23d", "disk full for everything", 7, 12, 1, "training goes on"),
+    disk_full("23d", "disk full for everything", 7, 12, 1, "training continues"),
     Case(
         "30a",
         "progress record deleted",

@@ -5,12 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
-from yolo_lightning.data.batch import Batch, Sample, collate
+from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
 from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, choose_source
@@ -27,7 +28,7 @@ from yolo_lightning.data.storage.choose_storage import FrameStorage
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.image_cache import kept_decoded
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.utils.loop_position import recount
+from yolo_lightning.utils.loop_position import set_batches_done
 
 
 class DetectionDataModule(LightningDataModule):
@@ -242,14 +243,17 @@ class DetectionDataModule(LightningDataModule):
         flags = index.text_ids().tolist()
         return [text if is_text else int(text) for text, is_text in zip(index.image_ids(), flags, strict=True)]
 
+    def training_facts(self) -> TrainingFacts:
+        """Return the facts about the training split that the model needs; call it after `setup`."""
+        counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
+        return TrainingFacts(self.batch_size, self.seed, tuple(counts.tolist()))
+
     def train_dataloader(self) -> ResumableLoader:
         """Augmented batches in an order that depends on (seed, epoch) alone; resumes where it was saved."""
         assert self.trainer is not None
         frames = kept_decoded(self._splits["train"], self.image_cache_mib)
         keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
-        # A run resumed at an epoch's end restores no loader state, and current_epoch still names the old epoch here.
-        keys.epoch = self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
         arguments = self._loader_arguments(persistent=True)
         kept = "; frames stay decoded in memory" if frames is not self._splits["train"] else ""
         rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}{kept}")
@@ -258,7 +262,7 @@ class DetectionDataModule(LightningDataModule):
             keys,
             collate,
             epoch_batches=limited(len(keys), self.trainer.limit_train_batches),
-            repositioned=partial(recount, self.trainer),
+            repositioned=partial(set_batches_done, self.trainer),
             generator=self._generator(),
             **arguments,
         )

@@ -12,7 +12,8 @@ from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.formats.quarantine import places
-from yolo_lightning.model.tta import augmented
+from yolo_lightning.model.graph import network_input
+from yolo_lightning.model.tta import tta_candidates
 from yolo_lightning.training.device_transforms import as_one_class
 
 Network = Callable[[Tensor], Any]
@@ -52,10 +53,10 @@ def collect(
     parts = []
     for batch in loader:
         batch = data.on_before_batch_transfer(batch, 0)
-        images = batch.images.to(device, non_blocking=True).float() / 255
+        images = network_input(batch.images.to(device, non_blocking=True))
         decoded = network(images)[0]
         if tta:
-            decoded = augmented(network, images, decoded)
+            decoded = tta_candidates(network, images, decoded)
         shown = as_one_class(batch) if single_class else batch
         parts.append(keep_candidates(decoded, shown, floor=floor, limit=limit))
         advance(len(batch))
