@@ -333,7 +333,7 @@ class TestBadInput:
             (["--data.root", "nowhere"], "nowhere does not exist"),
             (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
             (["--trainer.default_root_dir", "/proc/nowhere"], "cannot be written"),
-            (["--trainer.max_epochs", "-1"], "max_epochs is -1"),
+            (["--trainer.max_epochs", "-1"], "max_epochs must be >= 1, for the schedules, got -1"),
             (["--seed_everything", "true"], "seed_everything is True"),
         ],
     )

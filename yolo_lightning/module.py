@@ -273,12 +273,10 @@ class YOLOModule(LightningModule):
             raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {trainer.max_epochs}")
         if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
             raise ValueError(f"trainer.strategy must be ddp with several ranks, got {type(trainer.strategy).__name__}")
-        if any(isinstance(layer, nn.SyncBatchNorm) for layer in self.graph.modules()):
+        is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in self.graph.modules())
+        if is_synchronised and self.hparams["activation_checkpointing"]:
             # Lightning replaces a layer of normalisation and activation by normalisation alone.
-            if self.hparams["activation_checkpointing"]:
-                raise ValueError("trainer.sync_batchnorm must be false if model.activation_checkpointing is true")
-            if self.device.type == "cpu":
-                raise ValueError("trainer.sync_batchnorm must be false on a CPU: PyTorch's layer needs GPUs")
+            raise ValueError("trainer.sync_batchnorm must be false if model.activation_checkpointing is true")
 
     def on_train_start(self) -> None:
         """Restore the summed gradients of a checkpoint between two updates, and get the facts about the data."""

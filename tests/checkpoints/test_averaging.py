@@ -95,7 +95,7 @@ def test_newest_are_taken_by_steps_and_last_is_no_checkpoint_of_its_own(tmp_path
     files = [checkpoint(tmp_path, steps, steps) for steps in (5, 40, 9)]
     os.link(files[1], tmp_path / "last.ckpt")
     assert newest_steps(tmp_path, 2) == [files[2], files[1]]
-    with pytest.raises(ValueError, match=r"last must be <= 3, .* got 4"):
+    with pytest.raises(ValueError, match=r"last must not exceed the 3 .* got 4"):
         newest_steps(tmp_path, 4)
 
 

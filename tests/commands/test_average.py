@@ -72,7 +72,7 @@ def test_resuming_passes_an_average_by_and_refuses_it_where_nothing_else_is_left
     ("words", "message"),
     [
         (["--last", "1"], "last is 1, allowed are 2 and more"),
-        (["--last", "4"], "last is 4, but"),
+        (["--last", "4"], "last must not exceed the 0"),
         (["--output", "x.pt"], "output is x.pt, allowed are names that end in .ckpt"),
         (["--checkpoints", "gone.ckpt,other.ckpt"], "gone.ckpt: it does not exist; other.ckpt: it does not exist"),
     ],

@@ -30,7 +30,7 @@ from yolo_lightning.callbacks import (  # noqa: E402
     StopOnSignal,
     StoppableTrainer,
 )
-from yolo_lightning.callbacks.submission_writer import apart, compact  # noqa: E402
+from yolo_lightning.callbacks.submission_writer import pack, unpack  # noqa: E402
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO  # noqa: E402
 from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.global_batches import GlobalBatches  # noqa: E402
@@ -88,13 +88,13 @@ def scores_of_share() -> dict[str, Any]:
     for own in deal.slices(0, FRAMES):
         metric.update([one for one, _ in frames[own]], [one for _, one in frames[own]])
         predictions += [one for one, _ in frames[own]]
-    gathered = gather_on_first(compact(predictions))
+    gathered = gather_on_first(pack(predictions))
     with metric.sync_context(dist_sync_fn=gather):
         keys = metric.table("matches").keys
     return {
         "scores": named_scores(metric.compute(), CLASS_NAMES),
         "keys": keys,
-        "ids": None if gathered is None else [one.image_id for share in gathered for one in apart(share)],
+        "ids": None if gathered is None else [one.image_id for share in gathered for one in unpack(share)],
         "uneven": gather(torch.arange(3 * dist.get_rank(), dtype=torch.int16).view(-1, 3)),
     }
 

@@ -70,7 +70,7 @@ def newest_steps(folder: Path, count: int) -> list[Path]:
     found = sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)
     if len(found) < count:
         raise ValueError(
-            f"last must be <= {len(found)}, the number of {STEP_CHECKPOINTS} in {folder}, got {count}; `keep` of "
+            f"last must not exceed the {len(found)} {STEP_CHECKPOINTS} in {folder}, got {count}; `keep` of "
             "LastCheckpoint sets how many a fit keeps"
         )
     return found[-count:]

@@ -93,7 +93,7 @@ def test_torchscript_equals_the_network(trained: Path, tmp_path: Path, channels:
     ("options", "message"),
     [
         ({"checkpoint": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
-        ({"format": "engine"}, "format is 'engine', allowed are pt, onnx, torchscript"),
+        ({"format": "engine"}, "format must be one of pt, onnx, torchscript, got 'engine'"),
         ({"nms": True}, "nms is part of a file of format onnx only"),
         ({"nms": True, "format": "onnx", "class_agnostic": True}, "class_agnostic is true.*allowed with nms is false"),
         ({"channels": 1}, "channels is 1, allowed is 3 for format pt"),
