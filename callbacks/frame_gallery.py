@@ -100,17 +100,12 @@ class FrameGallery(Callback):
     on_test_epoch_end = on_validation_epoch_end
 
     def _consider(self, score: FrameScore, batch: Batch, position: int, prediction: Prediction, target: Target) -> None:
-        enters_best = score.score > 0 and enters(self._best, score.from_best(), self.best)
-        enters_worst = score.score < 1 and enters(self._worst, score.from_worst(), self.worst)
-        if not (enters_best or enters_worst):
-            return
-        frame = original_frame(batch, position)
-        if enters_best:
-            insort(self._best, Kept(score.from_best(), score, frame, prediction, target))
-            del self._best[self.best :]
-        if enters_worst:
-            insort(self._worst, Kept(score.from_worst(), score, frame, prediction, target))
-            del self._worst[self.worst :]
+        best = (self._best, self.best, score.from_best(), score.score > 0)
+        worst = (self._worst, self.worst, score.from_worst(), score.score < 1)
+        for kept, count, key, may_enter in (best, worst):
+            if may_enter and enters(kept, key, count):
+                insort(kept, Kept(key, score, original_frame(batch, position), prediction, target))
+                del kept[count:]
 
     def _write(self, folder: Path, stage: str, class_names: list[str]) -> None:
         """Write pictures and index file; the old index is deleted first and never lists pictures of another run."""

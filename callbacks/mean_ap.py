@@ -97,23 +97,15 @@ class MeanAP(Callback):
         shown = f"{stage}/map_50"
         pl_module.log(shown, logged[shown], prog_bar=True)
         pl_module.log_dict({name: value for name, value in logged.items() if name != shown})
-        if trainer.is_global_zero:
-            self._recorded = ultralytics if self._keep(trainer, collected, class_names, stage) else None
-        if trainer.state.fn != "fit" and trainer.is_global_zero:
+        if not trainer.is_global_zero:
+            return scores, logged
+        if trainer.state.fn == "fit":
+            self._trained = {"epoch": trainer.current_epoch, "steps": steps_begun(trainer)}
+        parts = (collected.image_ids, collected.matches, collected.ultralytics)
+        record = EvaluationRecord(stage, tuple(class_names), *parts, **self._trained)
+        self._recorded = ultralytics if write_record(trainer, record) else None
+        if trainer.state.fn != "fit":
             rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
             if self._recorded is not None:
                 draw_record(trainer, stage, self._recorded)
         return scores, logged
-
-    def _keep(self, trainer: Trainer, collected: Collected, class_names: list[str], stage: Stage) -> bool:
-        if trainer.state.fn == "fit":
-            self._trained = {"epoch": trainer.current_epoch, "steps": steps_begun(trainer)}
-        record = EvaluationRecord(
-            stage,
-            tuple(class_names),
-            collected.image_ids,
-            collected.matches,
-            collected.ultralytics,
-            **self._trained,
-        )
-        return write_record(trainer, record)

@@ -57,8 +57,7 @@ def check_same_tensors(state: Mapping[str, Tensor], other: Mapping[str, Tensor])
     different = [name for name in other if name not in state or state[name].shape != other[name].shape]
     different += [name for name in state if name not in other]
     if different:
-        more = f" and {len(different) - NAMED_TENSORS:,} more" if len(different) > NAMED_TENSORS else ""
-        raise ValueError(f"the networks differ in {', '.join(different[:NAMED_TENSORS])}{more}")
+        raise ValueError(f"the networks differ in {', '.join(different[:NAMED_TENSORS])}")
 
 
 def newest_steps(folder: Path, count: int) -> list[Path]:

@@ -158,27 +158,14 @@ def remembered(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     path, configured = folder / run_folder.config_name("fit"), content.get(CONFIGURATION, {})
     if path.is_file():
         try:
-            configured = read_configuration(path)
-        except ValueError as error:
-            rank_zero_warn(f"{error}; options are compared with {'those in the checkpoint' if configured else 'none'}")
+            loaded = yaml.safe_load(path.read_text())
+            if not isinstance(loaded, dict):
+                raise ValueError("it contains no options")
+            configured = loaded
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            instead = "those in the checkpoint" if configured else "none"
+            rank_zero_warn(f"{path} cannot be read ({str(error).splitlines()[0]}); options are compared with {instead}")
     return flatten(configured) | flatten({"model": content.get("hyper_parameters", {})})
-
-
-def read_configuration(path: Path) -> dict[str, Any]:
-    """Return the content of a configuration file that a run has written.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is damaged ({str(error).splitlines()[0]})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged (it contains no options)")
-    return content
 
 
 def storable(config: Any, prefix: str = "") -> Any:

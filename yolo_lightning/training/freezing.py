@@ -23,7 +23,10 @@ def freeze_parts(graph: Any, freeze: Freeze) -> tuple[str, ...]:
     modules = dict(graph.named_modules())
     for name, part in zip(names, chosen, strict=True):
         if name not in modules:
-            raise ValueError(f"model.freeze must contain {_existing(graph, str(part))}, got {part!r}")
+            raise ValueError(
+                f"model.freeze must contain layer numbers from 0 to {layers - 1} or names of parts such as 22.cv3, "
+                f"got {part!r}"
+            )
         modules[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in graph.parameters()):
         raise ValueError(f"model.freeze must leave at least one of {layers} layers trainable, got {freeze}")
@@ -39,12 +42,3 @@ def keep_norms_frozen(graph: nn.Module, names: tuple[str, ...]) -> None:
         is_frozen = any(name == part or name.startswith(f"{part}.") for part in names)
         if is_frozen and isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.eval()
-
-
-def _existing(graph: Any, part: str) -> str:
-    layer = part.partition(".")[0]
-    layers = f"layer numbers from 0 to {len(graph.model) - 1}"
-    if not layer.isdecimal() or int(layer) >= len(graph.model):
-        return f"{layers} or names of parts such as 22.cv3"
-    parts = ", ".join(f"{layer}.{name}" for name, _ in graph.model[int(layer)].named_children())
-    return f"{layers} or, in layer {layer}, the parts {parts or 'none'}"

@@ -75,9 +75,7 @@ class NonFiniteGuard:
             return False
         self.tally.losses_in_a_row += 1
         values = ", ".join(f"{name} {float(value):.3g}" for name, value in parts.items())
-        return self._skip(
-            f"step {step}: the loss is not finite ({values}); images {named(image_ids)}", self.tally.losses_in_a_row
-        )
+        return self._skip(f"step {step}: the loss is not finite ({values})", image_ids, self.tally.losses_in_a_row)
 
     def check_gradient(self, is_finite: bool, step: int) -> bool:
         """Count the summed gradient of one update; see `check_loss`."""
@@ -86,12 +84,10 @@ class NonFiniteGuard:
             self.tally.gradients_in_a_row = 0
             return False
         self.tally.gradients_in_a_row += 1
-        return self._skip(
-            f"step {step}: the summed gradient is not finite; images {named(images)}", self.tally.gradients_in_a_row
-        )
+        return self._skip(f"step {step}: the summed gradient is not finite", images, self.tally.gradients_in_a_row)
 
-    def _skip(self, message: str, consecutive: int) -> bool:
-        tally = self.tally
+    def _skip(self, problem: str, image_ids: Sequence[str], consecutive: int) -> bool:
+        tally, message = self.tally, f"{problem}; images {', '.join(image_ids[:NAMED_IMAGES])}"
         tally.skipped += 1
         is_too_many = consecutive >= self.max_consecutive
         if is_too_many and tally.rollbacks >= self.max_rollbacks:
@@ -104,9 +100,3 @@ class NonFiniteGuard:
             tally.losses_in_a_row = tally.gradients_in_a_row = 0
             tally.rollbacks += 1
         return is_too_many
-
-
-def named(image_ids: Sequence[str]) -> str:
-    """Return the first `NAMED_IMAGES` ids as text."""
-    more = len(image_ids) - NAMED_IMAGES
-    return ", ".join(image_ids[:NAMED_IMAGES]) + (f" and {more} more" if more > 0 else "")

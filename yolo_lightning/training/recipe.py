@@ -14,14 +14,6 @@ from torch import nn
 
 from yolo_lightning.utils.choices import check_range
 
-NORMALISATION_LAYERS = (
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.LocalResponseNorm,
-    nn.CrossMapLRN2d,
-)
-
 
 class Group(StrEnum):
     """Parameter group. Only weights decay; biases have a warm-up of their own."""
@@ -41,7 +33,7 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
         for name, parameter in part.named_parameters(recurse=False):
             if "bias" in name:
                 members[Group.BIAS].append(parameter)
-            elif isinstance(part, NORMALISATION_LAYERS):
+            elif isinstance(part, nn.modules.batchnorm._NormBase):
                 members[Group.NORMALISATION].append(parameter)
             else:
                 members[Group.WEIGHT].append(parameter)
