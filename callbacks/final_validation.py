@@ -13,7 +13,7 @@ class FinalValidation(Callback):
     def __init__(self) -> None:
         self._interval: int | None = None
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Change the setting in the last epoch; a run resumed within it does not call `on_train_epoch_start`."""
         if is_last_epoch(trainer) and self._interval is None and trainer.check_val_every_n_epoch is not None:
             self._interval, trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch, 1

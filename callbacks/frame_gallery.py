@@ -67,13 +67,7 @@ class FrameGallery(Callback):
         self._best, self._worst, self._sizes = [], [], SizeCounts()
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
         if not trainer.is_global_zero or not is_used(trainer):
             return
@@ -96,7 +90,7 @@ class FrameGallery(Callback):
         self._best, self._worst, self._sizes = [], [], SizeCounts()
 
     on_test_epoch_start = on_validation_epoch_start
-    on_test_batch_end = on_validation_batch_end
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
     on_test_epoch_end = on_validation_epoch_end
 
     def _consider(self, score: FrameScore, batch: Batch, position: int, prediction: Prediction, target: Target) -> None:

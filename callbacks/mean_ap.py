@@ -49,15 +49,7 @@ class MeanAP(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._metric = EvaluationCollection(len(pl_module.hparams["class_names"]), dist_sync_fn=gather)
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         assert self._metric is not None
         self._metric.update(outputs["preds"], outputs["targets"])
 
@@ -68,7 +60,7 @@ class MeanAP(Callback):
         self._metric = None
 
     on_test_epoch_start = on_validation_epoch_start
-    on_test_batch_end = on_validation_batch_end
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         scores, logged = self._score(trainer, pl_module, "test")
@@ -101,8 +93,14 @@ class MeanAP(Callback):
             return scores, logged
         if trainer.state.fn == "fit":
             self._trained = {"epoch": trainer.current_epoch, "steps": steps_begun(trainer)}
-        parts = (collected.image_ids, collected.matches, collected.ultralytics)
-        record = EvaluationRecord(stage, tuple(class_names), *parts, **self._trained)
+        record = EvaluationRecord(
+            stage,
+            tuple(class_names),
+            collected.image_ids,
+            collected.matches,
+            collected.ultralytics,
+            **self._trained,
+        )
         self._recorded = ultralytics if write_record(trainer, record) else None
         if trainer.state.fn != "fit":
             rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))

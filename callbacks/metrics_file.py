@@ -52,9 +52,7 @@ class MetricsFile(Callback):
             self._flush(trainer)
 
     @rank_zero_only
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._steps = steps_begun(trainer)
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if interval and (self._steps % interval == 0 or trainer.is_last_batch):

@@ -31,24 +31,12 @@ class PredictionPictures(Callback):
         self._pictures: list[LabelledImage] = []
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
         self._collect(trainer.num_test_batches, batch, batch_idx, outputs["preds"], outputs["targets"])
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
         self._collect(trainer.num_predict_batches, batch, batch_idx, outputs, None)
 

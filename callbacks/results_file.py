@@ -67,9 +67,7 @@ class ResultsFile(Callback):
         self._started_s = time.monotonic()
         self._write(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Sum the losses on their device, without a synchronisation."""
         for name in LOSSES:
             if (loss := trainer.callback_metrics.get(f"train/{name}")) is None:

@@ -26,15 +26,7 @@ class SubmissionWriter(Callback):
     def __init__(self) -> None:
         self._predictions: list[Prediction] = []
 
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self._predictions.extend(outputs)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
