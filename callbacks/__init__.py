@@ -1,28 +1,24 @@
-"""Callbacks that look on from outside. They import no room of `yolo_lightning` but its leaves.
+"""Lightning callbacks; configuration files use the short names in `__all__`.
 
-When each hook runs, and who acts there::
+Hooks and the callbacks that act in them::
 
-    all                        HeartbeatFile, first: records the phase of the loop; StatusFile;
-                               StopOnSignal lets StoppableTrainer end a fit between two steps
-    setup                      StallMonitor arms; EMA copies the network; CheckpointMirror begins
+    all                        HeartbeatFile (first), StatusFile; StopOnSignal ends a fit between two steps
+    setup                      StallMonitor starts; EMA copies the network; CheckpointMirror starts
     on_fit_start               EnvironmentFile
-    on_train_start             MetricsFile and ResultsFile cut back to the resumed step; RandomState restores generators
+    on_train_start             MetricsFile and ResultsFile drop rows behind the resumed step; RandomState restores
       on_train_batch_start     FinalValidation
       on_train_batch_end       EMA averages after an update; MetricsFile; ResultsFile; LastCheckpoint every N steps
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves
       on_train_epoch_end       ResultsFile; LastCheckpoint; EpochCheckpoint
     on_train_end               EMA leaves its weights in the network
     on_test_*, on_predict_*    MeanAP, FrameGallery, PredictionPictures, SubmissionWriter
-    teardown, on_exception     StallMonitor disarms; EMA swaps back; CheckpointMirror copies what is left
-
-`__all__` holds the short names that YAML files use.
+    teardown, on_exception     StallMonitor stops; EMA swaps back; CheckpointMirror copies the last checkpoint
 """
 
-from yolo_lightning.callbacks.checkpoint import BestCheckpoint, LastCheckpoint
+from yolo_lightning.callbacks.checkpoint import BestCheckpoint, EpochCheckpoint, LastCheckpoint
 from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
 from yolo_lightning.callbacks.ema import EMA
 from yolo_lightning.callbacks.environment_file import EnvironmentFile
-from yolo_lightning.callbacks.epoch_checkpoint import EpochCheckpoint
 from yolo_lightning.callbacks.final_validation import FinalValidation
 from yolo_lightning.callbacks.frame_gallery import FrameGallery
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile

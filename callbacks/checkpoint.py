@@ -1,4 +1,4 @@
-"""Best and last checkpoints, written atomically."""
+"""Checkpoints during a fit: the best, the newest, and those of whole epochs."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     remove_checkpoint,
     superseded,
 )
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import remove_leftovers
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.run_files import (
@@ -34,24 +35,24 @@ BEST_SO_FAR = (
     *("best_k_models", "best_model_path", "best_model_score"),
     *("kth_best_model_path", "kth_value", "current_score"),
 )
-"""What ModelCheckpoint remembers of the checkpoints that it has written."""
+"""Attributes of ModelCheckpoint that describe the saved checkpoints."""
 
 FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further attempt to write the checkpoint of the last epoch."""
 
 STOP_PAUSES_S = (1.0, 2.0, 4.0)
-"""The same after a stop signal: schedulers and the supervisor send SIGKILL 20 to 30 s after SIGTERM."""
+"""Seconds before each further attempt after a stop signal: schedulers and the supervisor send SIGKILL after 20 s."""
+
+
+def checkpoint_folder(trainer: Trainer) -> Path:
+    return Path(trainer.default_root_dir) / CHECKPOINTS
 
 
 @contextmanager
 def failing_together(trainer: Trainer) -> Iterator[None]:
-    """A block that saves a checkpoint; where the one process that writes fails to, the others learn of it.
+    """Raise an OSError of the block, in which the first rank writes a checkpoint, in all ranks.
 
-    They wait behind the writing, in a barrier that the failure keeps the writer from, and would take for saved what is
-    not.
-
-    Raises:
-        OSError: In all processes, if the file could not be written.
+    The other ranks wait in a barrier at the end of `save_checkpoint`, which the first rank does not reach on an error.
     """
     failure: OSError | None = None
     try:
@@ -60,19 +61,19 @@ def failing_together(trainer: Trainer) -> Iterator[None]:
         failure = error
         trainer.strategy.barrier("Trainer.save_checkpoint")
     own = None if failure is None else (failure.errno, failure.strerror)
-    told: tuple[int | None, str | None] | None = trainer.strategy.broadcast(own)
+    broadcast: tuple[int | None, str | None] | None = trainer.strategy.broadcast(own)
     if failure is not None:
         raise failure
-    if told is not None:
-        raise OSError(*told)
+    if broadcast is not None:
+        raise OSError(*broadcast)
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps `best.ckpt` in the run folder, chosen at every validation.
+    """Saves `best.ckpt` in the run folder when a validation improves the monitored metric.
 
     Args:
-        monitor: Logged metric that decides.
-        mode: Whether more or less of it is better.
+        monitor: Logged metric.
+        mode: Whether a larger (`max`) or smaller (`min`) value is better.
     """
 
     def __init__(self, monitor: str = "val/map_50", mode: Literal["max", "min"] = "max") -> None:
@@ -87,12 +88,11 @@ class BestCheckpoint(ModelCheckpoint):
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the run folder from the trainer."""
-        self.dirpath = str(Path(trainer.default_root_dir) / CHECKPOINTS)
+        self.dirpath = str(checkpoint_folder(trainer))
         super().setup(trainer, pl_module, stage)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the best score, also where the run folder has another name now."""
+        """Restore the best score, also if the run folder was renamed."""
         best = str(Path(self.dirpath or "") / BEST_CHECKPOINT)
         moved: dict[str, Any] = {"dirpath": self.dirpath}
         if state_dict["best_model_path"]:
@@ -105,48 +105,89 @@ class BestCheckpoint(ModelCheckpoint):
             super()._save_checkpoint(trainer, filepath)
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        """Lightning notes the score before it writes; where that fails, the file still holds the one before."""
+        """Restore the previous score if the file cannot be written: Lightning stores the score before it writes."""
         before = {name: copy(getattr(self, name)) for name in BEST_SO_FAR}
         try:
             super()._update_best_and_save(current, trainer, monitor_candidates)
         except OSError as error:
             vars(self).update(before)
-            rank_zero_warn(f"could not save {BEST_CHECKPOINT} ({error.strerror}); training goes on")
+            rank_zero_warn(f"could not save {BEST_CHECKPOINT} ({error.strerror}); training continues")
+
+
+class EpochCheckpoint(ModelCheckpoint):
+    """Saves `epoch-0010.ckpt`, `epoch-0020.ckpt`, ... in the run folder; the number is that of finished epochs.
+
+    The files are never deleted (50 MB each for yolov8n). A full disk does not end the run.
+
+    Args:
+        every_n_epochs: Epochs between two checkpoints, >= 1.
+    """
+
+    def __init__(self, every_n_epochs: int = 1) -> None:
+        check_range("every_n_epochs", every_n_epochs, ">= 1")
+        super().__init__(
+            filename="epoch-{epoch:04d}",
+            save_top_k=-1,
+            every_n_epochs=every_n_epochs,
+            enable_version_counter=False,
+            auto_insert_metric_name=False,
+            save_on_train_epoch_end=True,
+        )
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.dirpath = str(checkpoint_folder(trainer))
+        super().setup(trainer, pl_module, stage)
+
+    def format_checkpoint_name(
+        self, metrics: dict[str, Tensor], filename: str | None = None, ver: int | None = None, prefix: str | None = None
+    ) -> str:
+        """Return the path of the checkpoint; epochs count from 1, as in the log."""
+        return super().format_checkpoint_name(metrics | {"epoch": metrics["epoch"] + 1}, filename, ver, prefix)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore nothing: the state of ModelCheckpoint is not needed."""
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        try:
+            with failing_together(trainer):
+                super()._save_checkpoint(trainer, filepath)
+        except OSError as error:
+            rank_zero_warn(f"could not save {filepath} ({error.strerror}); training continues")
 
 
 class LastCheckpoint(Checkpoint):
-    """Saves the whole state of training every N steps, at every epoch's end and on a stop signal; keeps the newest few.
+    """Saves the whole training state every N steps, at the end of every epoch and on a stop signal.
 
-    Nothing is saved on an epoch's last batch: the epoch's end follows, after validation, and a run resumed from a
-    checkpoint in between would skip both. Nothing is saved on another exception, as that state may be half a step.
-    A full disk does not end the run: the older checkpoint stays, and the next one is tried. The checkpoint of the last
-    epoch and the one after a stop signal are tried several times; a fit whose last epoch cannot be saved fails.
+    Nothing is saved after the last batch of an epoch: the end of the epoch follows, after validation, and a run resumed
+    between the two would skip both. Nothing is saved on another exception, because a step may be incomplete. A full
+    disk does not end the run: older checkpoints are kept, and saving continues with the next one. The checkpoint of the
+    last epoch and the one after a stop signal are tried several times; a fit whose last epoch cannot be saved fails.
 
     Args:
-        interval_steps: Batches between two checkpoints within an epoch; 0 saves at the end of epochs only.
-        keep: How many of them are kept besides `last.ckpt`, which is another name of the newest.
+        interval_steps: Batches between two checkpoints within an epoch, >= 0; 0 saves at the end of epochs only.
+        keep: Number of `step-*.ckpt` that are kept, >= 1; `last.ckpt` is a link to the newest.
     """
 
     def __init__(self, interval_steps: int = 500, keep: int = 3) -> None:
-        if interval_steps < 0:
-            raise ValueError(f"interval_steps is {interval_steps}, allowed are 0 and more")
-        if keep < 1:
-            raise ValueError(f"keep is {keep}, allowed are 1 and more")
+        check_range("interval_steps", interval_steps, ">= 0")
+        check_range("keep", keep, ">= 1")
         self.interval_steps = interval_steps
         self.keep = keep
         self._failure: OSError | None = None
-        """Why the newest checkpoint could not be written, or None."""
+        """Error of the newest checkpoint, or None."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Clear away what a killed writer left."""
+        """Delete the temporary files of killed processes."""
         if stage == "fit" and trainer.is_global_zero:
-            for folder in (self._folder(trainer), Path(trainer.default_root_dir)):
+            for folder in (checkpoint_folder(trainer), Path(trainer.default_root_dir)):
                 remove_leftovers(folder)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save after every `interval_steps` batches of an epoch, but not after its last."""
         if self.interval_steps and (batch_idx + 1) % self.interval_steps == 0 and not trainer.is_last_batch:
             self._save(trainer)
 
@@ -161,46 +202,36 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer, STOP_PAUSES_S)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save after validation and all other work of the epoch's end."""
         is_last = is_last_epoch(trainer) or trainer.should_stop or trainer.global_step == trainer.max_steps
         pauses_s = FINAL_PAUSES_S if is_last else STOP_PAUSES_S if request.number is not None else ()
         self._save(trainer, pauses_s)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse to finish without the last checkpoint.
-
-        Raises:
-            NotSavedError: If the last checkpoint could not be written.
-        """
+        """Raise a NotSavedError if the last checkpoint could not be written."""
         if self._failure is not None:
             raise NotSavedError(self._failure.errno, self._failure.strerror, self._failure.filename)
 
     def _save(self, trainer: Trainer, pauses_s: Sequence[float] = ()) -> None:
-        """Save; after a failure once more after each of `pauses_s`, which must be the same in all ranks."""
-        path = self._folder(trainer) / STEP_CHECKPOINT.format(steps=steps_begun(trainer))
+        """Save; after a failure again after each of `pauses_s`, which must be equal in all ranks."""
+        path = checkpoint_folder(trainer) / STEP_CHECKPOINT.format(steps=steps_begun(trainer))
         for pause_s in (*pauses_s, None):
             self._failure = self._try_to_save(trainer, path)
             if self._failure is None:
                 return
-            last = "no further attempt" if pauses_s else "training goes on"
+            last = "no further attempt" if pauses_s else "training continues"
             then = last if pause_s is None else f"next attempt in {pause_s:g} s"
-            rank_zero_warn(f"could not save {path} ({self._failure.strerror}); {then}, the older checkpoints stay")
+            rank_zero_warn(f"could not save {path} ({self._failure.strerror}); {then}, older checkpoints are kept")
             if pause_s is not None:
                 time.sleep(pause_s)
 
     def _try_to_save(self, trainer: Trainer, path: Path) -> OSError | None:
-        folder = path.parent
         try:
             with failing_together(trainer):
                 trainer.save_checkpoint(path, weights_only=False)
             if trainer.is_global_zero:
-                link_checkpoint(path, folder / LAST_CHECKPOINT)
-                for old in superseded(folder.glob(STEP_CHECKPOINTS), path, self.keep):
+                link_checkpoint(path, path.with_name(LAST_CHECKPOINT))
+                for old in superseded(path.parent.glob(STEP_CHECKPOINTS), path, self.keep):
                     remove_checkpoint(old)
         except OSError as error:
             return error
         return None
-
-    @staticmethod
-    def _folder(trainer: Trainer) -> Path:
-        return Path(trainer.default_root_dir) / CHECKPOINTS

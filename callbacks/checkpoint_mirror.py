@@ -1,4 +1,4 @@
-"""Copies checkpoints to where they outlive the machine."""
+"""Copies of checkpoints in remote storage."""
 
 import threading
 from pathlib import Path
@@ -7,80 +7,77 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
-from yolo_lightning.checkpoints.remote import RemoteFolder, below, copy, not_copied
+from yolo_lightning.checkpoints.remote import RemoteFolder, mirror, to_mirror
 from yolo_lightning.utils.run_files import CHECKPOINTS
 
 POLL_S = 2.0
-PATIENCE_S = 45.0
-"""That the end of a fit waits for the last copy; below the phase timeout `exit_s`."""
-HURRY_S = 15.0
-"""The same after an error or a signal; below what a supervisor grants."""
+END_TIMEOUT_S = 45.0
+"""Time limit of the last copy at the end of a fit; below the phase timeout for ending a process."""
+ERROR_TIMEOUT_S = 15.0
+"""Time limit of the last copy after an error or a signal; below the grace period of a supervisor."""
 
 
 class CheckpointMirror(Checkpoint):
-    """Copies the newest `step-*.ckpt` and `best.ckpt` of the run folder to an address, as soon as they are whole.
+    """Copies the newest `step-*.ckpt` and `best.ckpt` of the run folder to a remote folder when they are complete.
 
-    A thread of the first process does it while training goes on; what is saved faster than it can be copied is left
-    out. Where the store is away, that is said once, and the next checkpoint is tried; the fit never ends by it. As a
-    `Checkpoint` it hears of a signal after those that save.
+    A thread of the first rank copies during training; checkpoints that are saved faster than they can be copied are
+    skipped. An unavailable storage is logged once and tried again with the next checkpoint; it never ends the fit. As
+    a `Checkpoint` the callback runs after the callbacks that save on a signal.
 
     Args:
-        address: Folder in any store that fsspec knows, such as `s3://bucket/runs`; checkpoints go into a folder of the
-            run's name below it.
+        address: Folder in any storage that fsspec supports, such as `s3://bucket/runs`. Checkpoints are copied into a
+            folder in it that has the name of the run.
     """
 
     def __init__(self, address: str) -> None:
-        self.address = address
-        RemoteFolder(address)
+        self._mirror = RemoteFolder(address)
         self._thread: threading.Thread | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin to watch the run folder."""
         if stage != "fit" or not trainer.is_global_zero:
             return
         run = Path(trainer.default_root_dir).absolute()
-        self._folder, self._remote = run / CHECKPOINTS, below(self.address, run.name)
-        self._copied: dict[str, bytes] = {}
-        self._failed: dict[Path, bytes] = {}
-        self._is_away = False
+        self._folder, self._remote = run / CHECKPOINTS, self._mirror.folder(run.name)
+        self._tried: dict[Path, bytes] = {}
+        self._failed = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="checkpoint mirror", daemon=True)
         self._thread.start()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Copy what is there."""
-        self._finish(HURRY_S)
+        self._finish(ERROR_TIMEOUT_S)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Copy what is there."""
-        self._finish(PATIENCE_S)
+        self._finish(END_TIMEOUT_S)
 
     def _watch(self) -> None:
         while not self._ending.wait(POLL_S):
             self._copy()
-        self._failed = {}  # one more try
+        if self._failed:
+            self._tried = {}
         self._copy()
 
     def _copy(self) -> None:
-        new = not_copied(self._folder, self._copied)
-        if not new or new == self._failed:
+        found = to_mirror(self._folder)
+        if found == self._tried:
             return
+        self._tried = found
         try:
-            copy(new, self._remote)
+            mirror(found, self._remote)
         except OSError as error:
-            self._failed = new
-            if not self._is_away:
-                rank_zero_warn(f"could not copy {', '.join(path.name for path in new)} to {error}; training goes on")
-            self._is_away = True
-            return
-        self._copied |= {path.name: sidecar for path, sidecar in new.items()}
-        self._is_away = False
+            if not self._failed:
+                rank_zero_warn(
+                    f"could not copy {', '.join(path.name for path in found)} to {error}; training continues"
+                )
+            self._failed = True
+        else:
+            self._failed = False
 
-    def _finish(self, wait_s: float) -> None:
+    def _finish(self, timeout_s: float) -> None:
         if self._thread is None:
             return
         self._ending.set()
-        self._thread.join(wait_s)
+        self._thread.join(timeout_s)
         if self._thread.is_alive():
-            rank_zero_warn(f"copying to {self._remote.address} takes more than {wait_s:g} s: left undone")
+            rank_zero_warn(f"copying to {self._remote.address} takes longer than {timeout_s:g} s: cancelled")
         self._thread = None

@@ -1,10 +1,10 @@
-"""Notes on which machine and with which software a fit ran."""
+"""Record of the machine and the software of a fit."""
 
 import os
 import platform
 import socket
 import time
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ PACKAGES = (
 
 
 class EnvironmentFile(Callback):
-    """Writes `environment.json` when a fit starts: what a report of the run must know and a configuration cannot say.
+    """Writes `environment.json` at the start of a fit; after a restart it describes the latest start.
 
-    After a restart it describes the later start. A full disk does not end the run: the end of every epoch tries again.
+    If the disk is full, writing is tried again at the end of every epoch.
     """
 
     def __init__(self) -> None:
@@ -39,13 +39,11 @@ class EnvironmentFile(Callback):
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write."""
         self._content = environment(trainer.strategy.root_device)
         self._write(trainer)
 
     @rank_zero_only
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write if that was not possible before."""
         if self._file.failed:
             self._write(trainer)
 
@@ -57,7 +55,7 @@ class EnvironmentFile(Callback):
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Start, machine, device, and versions; no command line, no variables: they may hold what is secret."""
+    """Return start time, machine, device and versions; no command line and no variables, which may contain secrets."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
@@ -67,22 +65,13 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "processors": os.cpu_count(),
         "torch": str(torch.__version__),
-        "torch built for": built_for(),
+        "torch built for": (
+            f"ROCm {torch.version.hip}"
+            if torch.version.hip
+            else f"CUDA {torch.version.cuda}"
+            if torch.version.cuda
+            else "CPU"
+        ),
         "torch threads": torch.get_num_threads(),
-        **{name: found for name in PACKAGES if (found := installed(name)) is not None},
+        **{name: found.version for name in PACKAGES for found in distributions(name=name)},
     }
-
-
-def built_for() -> str:
-    """The platform of this torch."""
-    if torch.version.hip:
-        return f"ROCm {torch.version.hip}"
-    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
-
-
-def installed(package: str) -> str | None:
-    """Its version; None where it is not there."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

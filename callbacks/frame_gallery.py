@@ -1,4 +1,4 @@
-"""Keeps the frames that the network does best and worst at, as pictures, and the sizes of all boxes, for the report."""
+"""Pictures of the frames with the best and worst scores, and the sizes of all boxes, for the report."""
 
 from bisect import insort
 from dataclasses import asdict, dataclass, field
@@ -12,21 +12,22 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from yolo_lightning.callbacks.prediction_pictures import original_frame
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.evaluation.gallery import FrameScore, SizeCounts, above, encode, frame_scores, side_by_side
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import remove_leftovers, replacing, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.run_files import FRAMES
 
 STAGES = {"fit": "val", "validate": "val", "test": "test"}
-"""By the function of Trainer: how its frames are named."""
+"""Prefix of the file names, by Trainer function."""
 
 MIDDLE = 0.5
-"""Of a frame that is among the best and the worst, as there are few: from this score on it is one of the best."""
+"""If a small split puts a frame in both groups, scores from this one on count as best."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Kept:
-    """A frame with what was annotated and found in it; compares by `key` alone."""
+    """Frame with its targets and predictions; compared by `key` alone."""
 
     key: tuple[float, int, str]
     score: FrameScore = field(compare=False)
@@ -36,26 +37,25 @@ class Kept:
 
 
 class FrameGallery(Callback):
-    """Writes the best and the worst frames, truth beside prediction, with a list of them, into `evaluations/frames`.
+    """Writes the best and worst frames, targets beside predictions, and an index file to `evaluations/frames`.
 
-    The list also counts the boxes of all frames by size.
+    The index file also contains the number of boxes of all frames by size.
 
     Frames are taken from the validation of the last epoch of `fit`, from `validate` and from `test`. The score of a
     frame is F1 at IoU 0.5 over all classes, of the detections with a score of at least `score_threshold`; frames with
-    neither objects nor such detections do not count. At most `best + worst` frames are held in memory. Among several
-    processes those of the first count. A full disk costs the pictures, never the run.
+    neither objects nor such detections are skipped. At most `best + worst` frames are kept in memory. With several
+    ranks only frames of the first rank are used. A full disk does not end the run.
 
     Args:
-        best: How many of the best frames are kept.
-        worst: How many of the worst.
-        score_threshold: Least score of a detection that counts and is drawn, 0 to 1.
+        best: Number of best frames, >= 0.
+        worst: Number of worst frames, >= 0; `best` and `worst` must not both be 0.
+        score_threshold: Smallest score of a detection that counts and is drawn, 0 to 1.
     """
 
     def __init__(self, best: int = 6, worst: int = 6, score_threshold: float = 0.25) -> None:
         if best < 0 or worst < 0 or best + worst < 1:
-            raise ValueError(f"best is {best} and worst is {worst}, allowed are 0 and more, and not both 0")
-        if not 0 <= score_threshold <= 1:
-            raise ValueError(f"score_threshold is {score_threshold}, allowed are 0 to 1")
+            raise ValueError(f"best and worst must be >= 0 and not both 0, got {best} and {worst}")
+        check_range("score_threshold", score_threshold, ">= 0", "<= 1")
         self.best, self.worst, self.score_threshold = best, worst, score_threshold
         self._best: list[Kept] = []
         self._worst: list[Kept] = []
@@ -63,20 +63,12 @@ class FrameGallery(Callback):
         self._file = OptionalFile()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin without frames."""
         self._best, self._worst, self._sizes = [], [], SizeCounts()
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
-        """Keep the frames that are better or worse than those kept so far."""
-        if not trainer.is_global_zero or not looks_at(trainer):
+        if not trainer.is_global_zero or not is_used(trainer):
             return
         classes = len(pl_module.hparams["class_names"])
         found = [above(prediction, self.score_threshold) for prediction in outputs["preds"]]
@@ -88,34 +80,28 @@ class FrameGallery(Callback):
                 self._consider(score, batch, position, prediction, target)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw and write."""
-        if not trainer.is_global_zero or not looks_at(trainer):
+        if not trainer.is_global_zero or not is_used(trainer):
             return
         assert trainer.state.fn is not None
         folder = Path(trainer.default_root_dir) / FRAMES
-        with self._file.attempt(f"pictures into {folder}", "the run goes on"):
+        with self._file.attempt(f"pictures to {folder}", "the run continues"):
             self._write(folder, STAGES[trainer.state.fn.value], list(pl_module.hparams["class_names"]))
         self._best, self._worst, self._sizes = [], [], SizeCounts()
 
     on_test_epoch_start = on_validation_epoch_start
-    on_test_batch_end = on_validation_batch_end
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
     on_test_epoch_end = on_validation_epoch_end
 
     def _consider(self, score: FrameScore, batch: Batch, position: int, prediction: Prediction, target: Target) -> None:
-        enters_best = score.score > 0 and enters(self._best, score.from_best(), self.best)
-        enters_worst = score.score < 1 and enters(self._worst, score.from_worst(), self.worst)
-        if not (enters_best or enters_worst):
-            return
-        frame = original_frame(batch, position)
-        if enters_best:
-            insort(self._best, Kept(score.from_best(), score, frame, prediction, target))
-            del self._best[self.best :]
-        if enters_worst:
-            insort(self._worst, Kept(score.from_worst(), score, frame, prediction, target))
-            del self._worst[self.worst :]
+        best = (self._best, self.best, score.from_best(), score.score > 0)
+        worst = (self._worst, self.worst, score.from_worst(), score.score < 1)
+        for kept, count, key, may_enter in (best, worst):
+            if may_enter and enters(kept, key, count):
+                insort(kept, Kept(key, score, original_frame(batch, position), prediction, target))
+                del kept[count:]
 
     def _write(self, folder: Path, stage: str, class_names: list[str]) -> None:
-        """The list goes first and comes last: a run that is killed in between leaves no list of wrong pictures."""
+        """Write pictures and index file; the old index is deleted first and never lists pictures of another run."""
         both = {one.score.image_id for one in self._best} & {one.score.image_id for one in self._worst}
         groups = {
             "best": [one for one in self._best if one.score.image_id not in both or one.score.score >= MIDDLE],
@@ -144,13 +130,13 @@ class FrameGallery(Callback):
         write_json(index, content)
 
 
-def looks_at(trainer: Trainer) -> bool:
-    """Whether this validation is one whose frames are kept: of a fit, only that of the last epoch."""
+def is_used(trainer: Trainer) -> bool:
+    """Whether the frames of this validation are used: in a fit, only those of the last epoch."""
     return not trainer.sanity_checking and (trainer.state.fn != "fit" or is_last_epoch(trainer))
 
 
 def enters(kept: list[Kept], key: tuple[float, int, str], count: int) -> bool:
-    """Whether a frame belongs to the first `count`; one that is there already does not come in again."""
+    """Whether a frame that is not yet in the group is among its first `count`."""
     if any(one.score.image_id == key[-1] for one in kept):
         return False
     return len(kept) < count or (count > 0 and key < kept[-1].key)

@@ -1,4 +1,4 @@
-"""Average precision, precision, recall, and drift over the months, of the whole split, at validations and tests."""
+"""Average precision, precision, recall and drift over the months, of a whole split, in validations and tests."""
 
 import math
 from pathlib import Path
@@ -26,56 +26,43 @@ from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES
 class MeanAP(Callback):
     """Logs `val/map`, `val/map_50`, `val/balanced`, `val/precision`, ... and, in a test, `test/map`, ...
 
-    Also per class and month. Names and definitions are in docs/scores.md; `BestCheckpoint` can watch any of them.
-    Validation and test steps must return `{"preds": list[Prediction], "targets": list[Target]}`. Scores are computed
-    once over all frames: a mean over batches is another number. `validate` and `test` print tables; `test` also writes
-    `test_scores.json`, and `scores.json` as the challenge's organisers write it. How often there is a validation says
-    Trainer's `check_val_every_n_epoch`.
+    Scores are also logged per class and month. Names and definitions are in docs/scores.md; `BestCheckpoint` can
+    monitor any of them. Validation and test steps must return `{"preds": list[Prediction], "targets": list[Target]}`.
+    Scores are computed once over all frames, not as a mean over batches. `validate` and `test` print tables; `test`
+    also writes `test_scores.json`, and `scores.json` in the format of the challenge. Trainer's
+    `check_val_every_n_epoch` sets the interval of validations.
 
-    Every validation and test leaves an `EvaluationRecord` in `evaluations` of the run folder; at the end of a fit, and
-    after `validate` and `test`, curves and confusion matrices are drawn from it. A full disk costs these files, never
-    the run.
+    Every validation and test writes an `EvaluationRecord` to `evaluations` in the run folder. At the end of a fit, and
+    after `validate` and `test`, curves and confusion matrices are drawn from it. A full disk does not end the run.
     """
 
     def __init__(self) -> None:
         self._metric: EvaluationCollection | None = None
         self._trained: dict[str, int] = {}
-        """`epoch` and `steps` of the checkpoint that was loaded."""
+        """`epoch` and `steps` of the loaded checkpoint."""
         self._recorded: UltralyticsScores | None = None
-        """Of the last record, if it could be written."""
+        """Scores of the last record, if it could be written."""
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Note how long the weights were trained."""
         self._trained = {name: checkpoint[name] for name in ("epoch", "steps") if name in checkpoint}
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start an empty collection, on the CPU."""
         self._metric = EvaluationCollection(len(pl_module.hparams["class_names"]), dist_sync_fn=gather)
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Collect."""
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         assert self._metric is not None
         self._metric.update(outputs["preds"], outputs["targets"])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score and log, except for the sanity check's few frames."""
+        """Score and log, except after the sanity check."""
         if not trainer.sanity_checking:
             self._score(trainer, pl_module, "val")
         self._metric = None
 
     on_test_epoch_start = on_validation_epoch_start
-    on_test_batch_end = on_validation_batch_end
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score, log, and write the scores into the run folder."""
         scores, logged = self._score(trainer, pl_module, "test")
         self._metric = None
         if trainer.is_global_zero:
@@ -86,7 +73,7 @@ class MeanAP(Callback):
             write_json(folder / CHALLENGE_SCORES, organisers_scores(scores), allow_nan=False)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the last validation."""
+        """Draw the curves of the last validation."""
         if self._recorded is not None:
             draw_record(trainer, "val", self._recorded)
 
@@ -102,15 +89,8 @@ class MeanAP(Callback):
         shown = f"{stage}/map_50"
         pl_module.log(shown, logged[shown], prog_bar=True)
         pl_module.log_dict({name: value for name, value in logged.items() if name != shown})
-        if trainer.is_global_zero:
-            self._recorded = ultralytics if self._keep(trainer, collected, class_names, stage) else None
-        if trainer.state.fn != "fit" and trainer.is_global_zero:
-            rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
-            if self._recorded is not None:
-                draw_record(trainer, stage, self._recorded)
-        return scores, logged
-
-    def _keep(self, trainer: Trainer, collected: Collected, class_names: list[str], stage: Stage) -> bool:
+        if not trainer.is_global_zero:
+            return scores, logged
         if trainer.state.fn == "fit":
             self._trained = {"epoch": trainer.current_epoch, "steps": steps_begun(trainer)}
         record = EvaluationRecord(
@@ -121,4 +101,9 @@ class MeanAP(Callback):
             collected.ultralytics,
             **self._trained,
         )
-        return write_record(trainer, record)
+        self._recorded = ultralytics if write_record(trainer, record) else None
+        if trainer.state.fn != "fit":
+            rich.print(score_table(scores, class_names), class_table(scores, ultralytics, class_names))
+            if self._recorded is not None:
+                draw_record(trainer, stage, self._recorded)
+        return scores, logged

@@ -1,6 +1,7 @@
-"""One CSV file of everything logged, without gap or double row across restarts."""
+"""CSV file of all logged metrics, without gaps or repeated rows after a restart."""
 
 import csv
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -20,49 +21,38 @@ class MetricsFile(Callback):
     """Writes `metrics.csv` in the run folder: rows of training metrics, and one row per validation.
 
     Training metrics are written after every `log_every_n_steps`-th batch since training began and after the last batch
-    of every epoch; with `log_every_n_steps` 0 they are not written. `step` counts batches since training began,
-    `time_s` seconds of training over all restarts. On resume, rows after the resumed step are dropped, since those
+    of every epoch; `log_every_n_steps` 0 disables them. `step` counts batches since training began, `time_s` is the
+    training time in seconds over all restarts. After a resume, rows behind the resumed step are dropped, because those
     steps are trained again.
     """
 
     def __init__(self) -> None:
         self._steps = 0
         self._row_step = 0
-        """Step of the last row of training metrics, or of the checkpoint that the fit was resumed from."""
+        """Step of the last row of training metrics, or of the resumed checkpoint."""
         self._trained_s = 0.0
         self._started_s: float | None = None
         self._file = OptionalFile()
         self._unwritten: list[dict[str, Any]] = []
-        """Rows that wait for the disk to have space again."""
-        self._cut_back_to: int | None = None
-        """Step after which the rows of the file must still be dropped, or None."""
+        self._rewritten_up_to: float | None = None
+        """If set, the next write keeps the rows up to this step and rewrites the file instead of appending."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Batches and seconds trained so far."""
         return {"steps": self._steps, "trained_s": self._elapsed_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue both counts."""
-        self._steps = state_dict["steps"]
-        self._trained_s = state_dict["trained_s"]
+        self._steps, self._trained_s = state_dict["steps"], state_dict["trained_s"]
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Cut the file back to the step that training continues from."""
+        """Drop the rows behind the resumed step, and an incomplete last row."""
         self._started_s = time.monotonic()
-        path = self._path(trainer)
-        kept = rows_up_to(path, self._steps)
-        self._row_step = self._steps
-        with self._file.attempt(path):
-            if path.is_file():
-                write_rows(path, kept)  # always: a torn last line must not stay for the next row to be glued to
-        self._cut_back_to = self._steps if self._file.failed else None
+        self._row_step, self._rewritten_up_to = self._steps, self._steps
+        if self._path(trainer).is_file():
+            self._flush(trainer)
 
     @rank_zero_only
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Write the training metrics of every `log_every_n_steps`-th batch, and of the last batch of an epoch."""
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._steps = steps_begun(trainer)
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if interval and (self._steps % interval == 0 or trainer.is_last_batch):
@@ -76,7 +66,6 @@ class MetricsFile(Callback):
 
     @rank_zero_only
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the validation metrics."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             self._write(trainer, ("val/",))
 
@@ -85,24 +74,22 @@ class MetricsFile(Callback):
         self._write(trainer, ("train/", "lr/"))
 
     def _write(self, trainer: Trainer, prefixes: tuple[str, ...]) -> None:
-        row: dict[str, Any] = {
-            "epoch": trainer.current_epoch,
-            "step": self._steps,
-            "time_s": f"{self._elapsed_s():.1f}",
-        }
-        row |= {
-            name: f"{float(value):.6g}" for name, value in trainer.callback_metrics.items() if name.startswith(prefixes)
-        }
-        path = self._path(trainer)
+        row = {"epoch": trainer.current_epoch, "step": self._steps, "time_s": f"{self._elapsed_s():.1f}"}
+        metrics = trainer.callback_metrics.items()
+        row |= {name: f"{float(value):.6g}" for name, value in metrics if name.startswith(prefixes)}
         self._unwritten.append(row)
+        self._flush(trainer)
+
+    def _flush(self, trainer: Trainer) -> None:
+        path = self._path(trainer)
         with self._file.attempt(path):
-            if self._cut_back_to is not None:
-                write_rows(path, [*rows_up_to(path, self._cut_back_to), *self._unwritten])
-            elif len(self._unwritten) > 1:  # what was last written may be half a line
-                write_rows(path, [*read_rows(path), *self._unwritten])
+            if self._rewritten_up_to is None:
+                append_rows(path, self._unwritten)
             else:
-                append_row(path, row)
-            self._unwritten, self._cut_back_to = [], None
+                write_rows(path, [*read_rows(path, self._rewritten_up_to), *self._unwritten])
+            self._unwritten, self._rewritten_up_to = [], None
+        if self._file.failed and self._rewritten_up_to is None:  # the last row may be incomplete
+            self._rewritten_up_to = math.inf
 
     def _elapsed_s(self) -> float:
         return self._trained_s + (0.0 if self._started_s is None else time.monotonic() - self._started_s)
@@ -112,36 +99,32 @@ class MetricsFile(Callback):
         return Path(trainer.default_root_dir) / METRICS
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a metrics file; none if it is missing. A last line torn by a kill is left out."""
+def read_rows(path: Path, up_to: float = math.inf) -> list[dict[str, str]]:
+    """Return the rows of a metrics file up to a step, without an incomplete last row; none if the file is missing."""
     if not path.is_file():
         return []
     with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
-
-
-def rows_up_to(path: Path, step: int) -> list[dict[str, str]]:
-    """Return the rows of a metrics file that were written up to `step`."""
-    return [row for row in read_rows(path) if int(row["step"]) <= step]
+        rows = [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+    return [row for row in rows if int(row["step"]) <= up_to]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the file anew, columns in order of appearance."""
-    columns = list(FIXED_COLUMNS) + [name for row in rows for name in row if name not in FIXED_COLUMNS]
+    """Replace the file; columns are in order of appearance."""
+    columns = dict.fromkeys([*FIXED_COLUMNS, *(name for row in rows for name in row)])
     with replacing(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(columns)))
+        writer = csv.DictWriter(file, list(columns))
         writer.writeheader()
         writer.writerows(rows)
 
 
-def append_row(path: Path, row: dict[str, Any]) -> None:
-    """Add a row; the file is written anew when the row brings a new column."""
+def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Append rows, or replace the file if they have a new column."""
     columns: list[str] = []
     if path.is_file():
         with path.open(newline="") as file:
             columns = next(csv.reader(file), [])
-    if not set(row) <= set(columns):
-        write_rows(path, [*read_rows(path), row])
+    if any(not row.keys() <= set(columns) for row in rows):
+        write_rows(path, [*read_rows(path), *rows])
         return
     with path.open("a", newline="") as file:
-        csv.DictWriter(file, columns).writerow(row)
+        csv.DictWriter(file, columns).writerows(rows)

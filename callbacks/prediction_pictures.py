@@ -1,4 +1,4 @@
-"""Pictures of predictions on frames, after a test or a prediction."""
+"""Picture of predictions on some frames of `test` and `predict`."""
 
 from pathlib import Path
 from typing import Any
@@ -11,55 +11,39 @@ from lightning.pytorch.utilities import rank_zero_info
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.data.boxes import scaled_shape
 from yolo_lightning.evaluation.plots import LabelledImage, draw_pictures
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.run_files import picture_name
 
 
 class PredictionPictures(Callback):
-    """Draws predictions (and, in a test, the annotated boxes) on frames spread over the split.
+    """Draws predictions, and in a test the targets, on frames spread over the split.
 
-    Writes `test.png` or `predict.png` into the run folder. A full disk costs the picture, never the run.
+    Writes `test.png` or `predict.png` in the run folder. A full disk does not end the run.
 
     Args:
-        frames: How many frames are drawn.
+        frames: Number of frames, >= 1.
     """
 
     def __init__(self, frames: int = 9) -> None:
-        if frames < 1:
-            raise ValueError(f"frames is {frames}, allowed are 1 and more")
+        check_range("frames", frames, ">= 1")
         self.frames = frames
         self._pictures: list[LabelledImage] = []
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
-        """Keep some of the frames."""
         self._collect(trainer.num_test_batches, batch, batch_idx, outputs["preds"], outputs["targets"])
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
-        """Keep some of the frames."""
         self._collect(trainer.num_predict_batches, batch, batch_idx, outputs, None)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw."""
         self._draw(trainer, pl_module, "test")
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw."""
         self._draw(trainer, pl_module, "predict")
 
     def _collect(
@@ -83,13 +67,13 @@ class PredictionPictures(Callback):
             return
         path = Path(trainer.default_root_dir) / picture_name(stage)
         pictures, self._pictures = self._pictures, []
-        with OptionalFile().attempt(path, "the run goes on"):
+        with OptionalFile().attempt(path, "the run continues"):
             draw_pictures(pictures, pl_module.hparams["class_names"], path)
             rank_zero_info(f"picture: {len(pictures)} frames with predictions in {path}")
 
 
 def original_frame(batch: Batch, position: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The frame, `(H, W)` or `(H, W, 3)` uint8, in its original size, cut out of the letterboxed image."""
+    """Return a frame, `(H, W)` or `(H, W, 3)` uint8, in its original size, cropped from the letterboxed image."""
     height, width = batch.frame_shapes[position]
     placement = batch.letterboxes[position]
     channels = batch.images[position].cpu().numpy()

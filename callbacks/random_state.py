@@ -1,4 +1,4 @@
-"""Puts the state of all random generators into the checkpoint."""
+"""State of all random generators in checkpoints."""
 
 import random
 from typing import Any
@@ -12,40 +12,39 @@ from yolo_lightning.utils.distributed import gather_on_first
 from yolo_lightning.utils.loop_position import steps_begun
 
 OTHERS = "others"
-"""Key of the states of further processes, in the order of their ranks."""
+"""Key of the states of all ranks but the first, in their order."""
 
 RANK_STREAM = 5
-"""Keeps the random numbers of further processes apart from those that other streams draw from the same seed."""
+"""Separates the random numbers of further ranks from other random numbers with the same seed."""
 
 
 class RandomState(Callback):
-    """Saves and restores Python's, NumPy's and torch's generators, so that a resumed run draws what the other would.
+    """Saves and restores the random generators of Python, NumPy and torch, so that a resumed run is reproducible.
 
-    Data do not need it (they depend on seed, epoch and index alone); layers such as dropout do. A checkpoint holds the
-    generators of all processes. A process whose rank it does not know begins a stream of its own, by (seed, rank,
-    steps); so does each but the first at the start of a run.
+    Layers such as dropout need them; the data does not, because it depends on seed, epoch and index alone. A checkpoint
+    contains the generators of all ranks. A rank without a saved state is seeded by (seed, rank, steps); so are all
+    ranks but the first at the start of a run.
     """
 
     def __init__(self) -> None:
         self._loaded: list[dict[str, Any]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """The generators of all processes now, in the first; their own in the others. A collective call."""
+        """Return the states of all ranks in the first rank, and the own state in the others; a collective call."""
         own = generators()
         return own | {OTHERS: (gather_on_first(own) or [])[1:]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state until training starts; set-up in between may draw."""
+        """Keep the state until training starts, because the setup may draw random numbers."""
         self._loaded = [state_dict, *state_dict.get(OTHERS, ())]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore."""
         rank, loaded = trainer.global_rank, self._loaded
         self._loaded = []
         if loaded and len(loaded) != trainer.world_size:
             rank_zero_info(
-                f"random generators: the checkpoint holds those of {len(loaded)} processes, there are now "
-                f"{trainer.world_size}; those it does not know draw other numbers"
+                f"random generators: the checkpoint contains those of {len(loaded)} ranks, the world size is "
+                f"{trainer.world_size}; ranks without a saved state are seeded again"
             )
         if rank < len(loaded):
             restore(loaded[rank])
@@ -54,7 +53,7 @@ class RandomState(Callback):
 
 
 def generators() -> dict[str, Any]:
-    """The generators of this process, as tensors and plain Python."""
+    """Return the state of the generators of this process, as tensors and plain Python."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -65,7 +64,7 @@ def generators() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Set the generators of this process; those of GPUs only where there are as many."""
+    """Set the generators of this process; those of GPUs only if their number is unchanged."""
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
@@ -75,13 +74,7 @@ def restore(state: dict[str, Any]) -> None:
 
 
 def seed_process(seed: int, rank: int, steps: int) -> None:
-    """Seed all generators of this process.
-
-    Args:
-        seed: Of the run.
-        rank: Of the process; each has a stream of its own.
-        steps: Batches trained so far.
-    """
+    """Seed all generators of this process by the seed of the run, the rank and the number of trained steps."""
     words = np.random.SeedSequence((RANK_STREAM, seed, rank, steps)).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))

@@ -1,4 +1,4 @@
-"""`results.csv` with Ultralytics' columns, for whoever has scripts that plot it."""
+"""`results.csv` with Ultralytics' columns, for existing scripts that plot it."""
 
 import csv
 import time
@@ -21,28 +21,27 @@ SCORES = {
     "metrics/mAP50(B)": "val/ultralytics_map_50",
     "metrics/mAP50-95(B)": "val/ultralytics_map",
 }
-"""Ultralytics' names of what `MeanAP` logs."""
+"""Scores of `MeanAP` by Ultralytics' column names."""
 
 RATES = {"lr/pg0": "lr/weight", "lr/pg1": "lr/normalisation", "lr/pg2": "lr/bias"}
-"""Ultralytics' numbers of the parameter groups, from its `BaseTrainer.build_optimizer`."""
+"""Learning rates by Ultralytics' numbers of the parameter groups, from `BaseTrainer.build_optimizer`."""
 
 VALIDATED = {**SCORES, **{f"val/{name}": f"val/{name}" for name in LOSSES}}
 COLUMNS = ("epoch", "time", *(f"train/{name}" for name in LOSSES), *VALIDATED, *RATES)
-"""As Ultralytics 8.4.190 writes them for detection."""
+"""Columns of Ultralytics 8.4.190 for detection."""
 
 
 class ResultsFile(Callback):
-    """Writes `results.csv` in the run folder: a row per epoch, with the columns of Ultralytics' file of that name.
+    """Writes `results.csv` in the run folder: one row per epoch, with the columns of Ultralytics' file of that name.
 
-    `epoch` counts from 1, `time` seconds of training over all restarts; training losses are means over the epoch's
-    batches of the first process, without those whose loss was not finite, learning rates those of the epoch's last
-    batch. Cells of validation are empty in an epoch without one. On resume the file is written anew as it was when the
-    checkpoint was.
+    `epoch` counts from 1, `time` is the training time in seconds over all restarts. Training losses are means over the
+    batches of the epoch with a finite loss in the first rank, learning rates are those of the last batch. Validation
+    columns are empty in an epoch without validation. After a resume the file contains the rows of the checkpoint.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, dict[str, float]] = {}
-        """By epoch, as Ultralytics counts it."""
+        """Rows by epoch, from 1."""
         self._sums: dict[str, Tensor] = {}
         self._batches: dict[str, Tensor] = {}
         self._trained_s = 0.0
@@ -50,7 +49,6 @@ class ResultsFile(Callback):
         self._file = OptionalFile()
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, and what the row at hand has summed up."""
         return {
             "rows": {epoch: dict(row) for epoch, row in self._rows.items()},
             "sums": {name: float(value) for name, value in self._sums.items()},
@@ -59,21 +57,18 @@ class ResultsFile(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue."""
         self._rows = {int(epoch): dict(row) for epoch, row in state_dict["rows"].items()}
         self._sums = {name: torch.tensor(value, dtype=torch.float64) for name, value in state_dict["sums"].items()}
         self._batches = {name: torch.tensor(count) for name, count in state_dict["batches"].items()}
         self._trained_s = state_dict["trained_s"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock; write the file as it was when the checkpoint was, or remove that of another run."""
+        """Write the rows of the checkpoint, or delete the file of another run."""
         self._started_s = time.monotonic()
         self._write(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Sum up the losses, on their device: reading them would make the GPU wait."""
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Sum the losses on their device, without a synchronisation."""
         for name in LOSSES:
             if (loss := trainer.callback_metrics.get(f"train/{name}")) is None:
                 continue
@@ -83,15 +78,14 @@ class ResultsFile(Callback):
             self._batches[name] = count + self._batches.get(name, torch.zeros_like(count)).to(value.device)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the scores; a checkpoint of this moment holds them."""
+        """Store the scores, so that a checkpoint of this validation contains them."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             known = trainer.callback_metrics
             scores = {column: float(known[name]) for column, name in VALIDATED.items() if name in known}
-            unknown = {column: 0.0 for column in SCORES if scores.get(column, 0.0) < 0}  # nothing annotated: as theirs
+            unknown = {column: 0.0 for column in SCORES if scores.get(column, 0.0) < 0}  # no targets: as in Ultralytics
             self._row(trainer).update(scores | unknown)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Complete the row and write the file."""
         row = self._row(trainer)
         row["time"] = self._elapsed_s()
         for name, total in self._sums.items():
@@ -112,7 +106,7 @@ class ResultsFile(Callback):
     def _write(self, trainer: Trainer) -> None:
         path = Path(trainer.default_root_dir) / RESULTS
         finished = {epoch: row for epoch, row in sorted(self._rows.items()) if "time" in row}
-        with self._file.attempt(path, "the next epoch tries again"):
+        with self._file.attempt(path, "it is tried again after the next epoch"):
             if finished:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_results(path, finished)
@@ -121,11 +115,7 @@ class ResultsFile(Callback):
 
 
 def write_results(path: Path, rows: dict[int, dict[str, float]]) -> None:
-    """Write the file, whole or not at all; numbers have six digits, as in Ultralytics' file.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Write the file atomically; numbers have six digits, as in Ultralytics' file."""
     with replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -17,7 +17,7 @@ class StoppableTrainer(Trainer):
 
     @property
     def received_sigterm(self) -> bool:
-        """Whether the loop is to end here."""
+        """Whether the training loop ends here."""
         if not request.installed:
             return super().received_sigterm
         is_requested = request.number is not None if self.world_size == 1 else request.agreed
@@ -33,15 +33,13 @@ class StopOnSignal(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         request.reinstall()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """From the first step on there is something to save."""
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Defer signals from the first step on, when there is something to save."""
         request.deferred = True
         agree(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A signal that arrived within the validation ends the fit after the epoch."""
+        """Let a signal during the validation end the fit after the epoch."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             agree(trainer)
 

@@ -1,4 +1,4 @@
-"""Writes what `predict` found: the challenge's answer file for LTDv2, COCO's list of results for other data."""
+"""Result file of `predict`: the submission of the challenge for LTDv2, COCO results for other data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,35 +16,26 @@ from yolo_lightning.utils.run_files import PREDICTIONS, PREDICTIONS_ARCHIVE
 
 
 class SubmissionWriter(Callback):
-    """Collects the predictions and writes `predictions.json` into the run folder; for LTDv2 also its zip.
+    """Collects the predictions and writes `predictions.json` to the run folder; for LTDv2 also its zip.
 
-    The datamodule must offer `predict_image_ids`, `predict_original_ids`, `is_ltdv2` and `category_ids`. For LTDv2
-    every image id becomes a key of the challenge's form; else the file is COCO's list of results with the ids of images
-    and categories that the dataset's own files have.
+    The data module must have `predict_image_ids`, `predict_original_ids`, `is_ltdv2` and `category_ids`. For LTDv2 the
+    file is in the format of the challenge, with a key for every image; otherwise it is COCO's list of results, with the
+    ids of images and categories in the files of the dataset.
     """
 
     def __init__(self) -> None:
         self._predictions: list[Prediction] = []
 
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Collect."""
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self._predictions.extend(outputs)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Bring the predictions of all processes together, and write the files."""
-        gathered = gather_on_first(compact(self._predictions))
+        """Gather the predictions of all ranks in the first rank, and write the files."""
+        gathered = gather_on_first(pack(self._predictions))
         self._predictions = []
         if gathered is None:
             return
-        predictions = [prediction for share in gathered for prediction in apart(share)]
+        predictions = [prediction for share in gathered for prediction in unpack(share)]
         folder = Path(trainer.default_root_dir)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         write = write_challenge if data.is_ltdv2 else write_results
@@ -52,7 +43,7 @@ class SubmissionWriter(Callback):
 
 
 def write_challenge(predictions: Sequence[Prediction], data: Any, folder: Path) -> str:
-    """The challenge's answer file and its zip; returns what to tell the user."""
+    """Write the submission file and its zip; return the line for the log."""
     content = build_submission(predictions, data.predict_image_ids)
     for name in (PREDICTIONS, PREDICTIONS_ARCHIVE):
         write_submission(content.items(), folder / name)
@@ -61,14 +52,14 @@ def write_challenge(predictions: Sequence[Prediction], data: Any, folder: Path) 
 
 
 def write_results(predictions: Sequence[Prediction], data: Any, folder: Path) -> str:
-    """COCO's list of results; returns what to tell the user."""
+    """Write COCO's list of results; return the line for the log."""
     results = coco_results(predictions, data.predict_original_ids, data.category_ids)
     write_coco_results(results, folder / PREDICTIONS)
     return f"predictions: {len(data.predict_image_ids):,} images, {len(results):,} boxes in {folder / PREDICTIONS}"
 
 
-def compact(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Predictions as a few large tensors, which travel between processes faster than many small ones."""
+def pack(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Join predictions to a few large tensors, which are sent faster than many small ones."""
     counts = [len(one.labels) for one in predictions]
     empty = Prediction("", torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
     fields = ("boxes", "scores", "labels")
@@ -76,7 +67,7 @@ def compact(predictions: Sequence[Prediction]) -> dict[str, Any]:
     return {"image_ids": [one.image_id for one in predictions], "counts": counts, **joined}
 
 
-def apart(share: dict[str, Any]) -> list[Prediction]:
-    """What `compact` has joined."""
+def unpack(share: dict[str, Any]) -> list[Prediction]:
+    """Return the predictions that `pack` has joined."""
     columns = [share[name].split(share["counts"]) for name in ("boxes", "scores", "labels")]
     return [Prediction(*parts) for parts in zip(share["image_ids"], *columns, strict=True)]

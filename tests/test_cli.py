@@ -171,7 +171,7 @@ class TestCheckpointAndFlags:
             path.unlink()  # last.ckpt is another name of the same file
             path.write_bytes(content[: len(content) // 2])
         (RUN / "checkpoints" / "best.ckpt").unlink()
-        with pytest.warns(UserWarning, match="passed over .*step-000000002.ckpt: it has .* bytes instead of"):
+        with pytest.warns(UserWarning, match="skipped .*step-000000002.ckpt: it has .* bytes instead of"):
             trained("fit", "--resume", "--trainer.max_epochs", "3", *ONE_STEP[4:])
         assert "checkpoint: runs/yolo/checkpoints/step-000000001.ckpt" in caplog.text
 
@@ -333,7 +333,7 @@ class TestBadInput:
             (["--data.root", "nowhere"], "nowhere does not exist"),
             (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
             (["--trainer.default_root_dir", "/proc/nowhere"], "cannot be written"),
-            (["--trainer.max_epochs", "-1"], "max_epochs is -1"),
+            (["--trainer.max_epochs", "-1"], "max_epochs must be >= 1, for the schedules, got -1"),
             (["--seed_everything", "true"], "seed_everything must be an integer >= 0, got True"),
         ],
     )

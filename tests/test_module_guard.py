@@ -9,11 +9,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from tests.callbacks.tiny_detection import sample
 from yolo_lightning.callbacks import EMA, LastCheckpoint, MetricsFile
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.commands.command_line import is_ours
-from yolo_lightning.data.batch import Batch
+from yolo_lightning.data.batch import Batch, TrainingFacts, collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.module import YOLOModule
@@ -22,6 +24,7 @@ from yolo_lightning.supervision.outcome import can_be_mended
 pytestmark = pytest.mark.whole_run
 
 EPOCHS, STEPS_PER_EPOCH, SAVE_STEPS = 2, 8, 3
+QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 Fault = Callable[[YOLOModule, Tensor], Tensor]
 
 
@@ -157,10 +160,10 @@ def test_what_is_not_finite_is_left_out_named_and_counted(
     text = "\n".join(str(warning.message) for warning in recwarn)
     ids = [image_id for step, batch in module.seen if step in (3, 4) for image_id in batch]
     named = ids[2:] if fault is loss_is_nan else ids
-    assert f"images {', '.join(named)}: left out, the 1. since training began" in text
+    assert f"images {', '.join(named)}: skipped, 1 since training began" in text
 
 
-@pytest.mark.filterwarnings("ignore:step", "ignore:weights")
+@pytest.mark.filterwarnings("ignore:step", "ignore:restored weights")
 def test_sum_of_earlier_batches_survives_a_loss_that_is_not_finite(fit: Callable[..., Any]) -> None:
     """The spoilt batch is as if it had not been: the update comes one batch later."""
     _, spoilt = fit({2: loss_is_nan})
@@ -169,7 +172,7 @@ def test_sum_of_earlier_batches_survives_a_loss_that_is_not_finite(fit: Callable
     assert any(not torch.equal(spoilt.after[3][name], spoilt.after[2][name]) for name in names)
 
 
-@pytest.mark.filterwarnings("ignore:step", "ignore:weights")
+@pytest.mark.filterwarnings("ignore:step", "ignore:restored weights")
 @pytest.mark.parametrize("bad", [range(9, 14), range(9, 15)], ids=["five in a row", "six in a row"])
 def test_goes_back_to_the_last_good_checkpoint_and_is_slower_from_there(
     bad: range, fit: Callable[..., Any], tmp_path: Path
@@ -189,7 +192,7 @@ def test_goes_back_to_the_last_good_checkpoint_and_is_slower_from_there(
     }
 
 
-@pytest.mark.filterwarnings("ignore:step", "ignore:weights")
+@pytest.mark.filterwarnings("ignore:step", "ignore:restored weights")
 def test_average_and_optimizer_go_back_too(fit: Callable[..., Any], tmp_path: Path) -> None:
     """Step 9 has moved on from the checkpoint of step 8 when two losses in a row are too many; that of 11 follows."""
     with pytest.raises(Interrupt):
@@ -201,7 +204,7 @@ def test_average_and_optimizer_go_back_too(fit: Callable[..., Any], tmp_path: Pa
     assert all(equal(states[0][number], states[1][number]) for number in states[0])
 
 
-@pytest.mark.filterwarnings("ignore:step", "ignore:weights")
+@pytest.mark.filterwarnings("ignore:step", "ignore:restored weights")
 @pytest.mark.parametrize(
     "stop", [pytest.param(11, marks=pytest.mark.slow), 13, pytest.param(16, marks=pytest.mark.slow)]
 )
@@ -218,11 +221,11 @@ def test_resumed_amid_trouble_equals_uninterrupted(stop: int, fit: Callable[...,
     assert whole["nonfinite"]["rollbacks"] == 1
 
 
-@pytest.mark.filterwarnings("ignore:step", "ignore:weights", "ignore:there is no good")
+@pytest.mark.filterwarnings("ignore:step", "ignore:restored weights", "ignore:no checkpoint can be restored")
 def test_training_that_does_not_recover_ends_with_an_error_that_no_restart_mends(
     fit: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"2 in a row, after going back.*1 times.*lower model\.lr0") as caught:
+    with pytest.raises(ValueError, match=r"2 consecutive non-finite values after 1 rollbacks.* model\.lr0") as caught:
         fit(dict.fromkeys(range(1, 9), loss_is_nan), max_consecutive_nonfinite=2, max_rollbacks=1)
     assert is_ours(caught.value)  # the command line makes exit code 2 of it
     assert not can_be_mended(2, ())
@@ -238,3 +241,24 @@ def test_memory_that_runs_out_halves_the_batch_for_good(fit: Callable[..., Any],
     assert {len(batch) for _, batch in module.seen} == {1}
     assert [step for step, _ in module.seen] == [step for step in range(7, 17) for _ in range(2)]
     assert content(tmp_path / "run")["steps"] == EPOCHS * STEPS_PER_EPOCH
+
+
+@pytest.mark.parametrize("loader", [{"batch_size": 2}, {"batch_sampler": [[0, 1], [2, 3]]}], ids=["size", "sampler"])
+def test_plain_loader_trains_if_its_batch_size_is_known(loader: dict[str, Any], tmp_path: Path) -> None:
+    samples = [sample(number) for number in range(4)]
+    plain: Any = DataLoader(samples, collate_fn=collate, **loader)  # type: ignore[arg-type]
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, **QUIET)
+    module = YOLOModule(conv_backend="native")
+    if "batch_size" in loader:
+        trainer.fit(module, plain)
+        assert module._facts == TrainingFacts(2)
+    else:
+        with pytest.raises(ValueError, match="the model needs the batch size: set batch_size"):
+            trainer.fit(module, plain)
+
+
+def test_class_weights_need_the_number_of_boxes(tmp_path: Path) -> None:
+    plain: Any = DataLoader([sample(0)], batch_size=1, collate_fn=collate)  # type: ignore[arg-type]
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, **QUIET)
+    with pytest.raises(ValueError, match=r"model\.class_weight_power needs a data module"):
+        trainer.fit(YOLOModule(conv_backend="native", class_weight_power=0.5), plain)

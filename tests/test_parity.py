@@ -14,10 +14,17 @@ from ultralytics.utils.nms import non_max_suppression
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.model.graph import build_graph, set_loss_gains
+from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.training import Group, Recipe, decay_factor, parameter_groups, scaled_weight_decay, settings_at
+from yolo_lightning.training.recipe import (
+    Group,
+    Recipe,
+    decay_factor,
+    parameter_groups,
+    scaled_weight_decay,
+    settings_at,
+)
 
 SIZE = 96
 GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
@@ -50,7 +57,6 @@ def twin_graphs(convolution: str) -> tuple[torch.nn.Module, DetectionModel]:
     ours = build_graph("yolov8n", CLASS_NAMES, convolution)  # type: ignore[arg-type]
     ours.load_state_dict(theirs.state_dict())
     theirs.args = SimpleNamespace(**GAINS)
-    set_loss_gains(ours, **GAINS)
     return ours, theirs
 
 
@@ -59,7 +65,7 @@ def twin_graphs(convolution: str) -> tuple[torch.nn.Module, DetectionModel]:
 def test_loss_and_gradients_equal_ultralytics(convolution: str, boxes: int) -> None:
     ours, theirs = twin_graphs(convolution)
     ours, theirs, batch = ours.double(), theirs.double(), random_batch(boxes=boxes)
-    total, parts = DetectionLoss(ours)(ours.train()(as_input(batch).double()), batch)
+    total, parts = DetectionLoss(ours, **GAINS)(ours.train()(as_input(batch).double()), batch)
     fields = {"batch_idx": batch.sample_index.float(), "cls": batch.labels.float()[:, None], "bboxes": batch.boxes}
     expected, items = v8DetectionLoss(theirs)(theirs.train()(as_input(batch).double()), fields)
     total.backward()
@@ -77,7 +83,7 @@ def test_loss_and_gradients_equal_ultralytics(convolution: str, boxes: int) -> N
 def test_loss_is_summed_over_the_batch() -> None:
     ours, _ = twin_graphs("native")
     one = random_batch(images=1, boxes=60)  # enough matches: below a sum of 1 the divisor is clamped
-    loss = DetectionLoss(ours)
+    loss = DetectionLoss(ours, **GAINS)
     with torch.no_grad():
         total, parts = loss(ours.eval()(as_input(one)), one)
     assert float(total) == pytest.approx(sum(map(float, parts.values())), rel=1e-5)

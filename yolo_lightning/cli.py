@@ -266,7 +266,7 @@ class YOLOCLI(LightningCLI):
         if checkpoint is not None:
             content = content_of(checkpoint)
             self._use_as_defaults(content.get("hyper_parameters", {}))
-            self._use_settings(checkpoint_record(checkpoint, content))
+            self._use_settings(checkpoint_record(content))
             self.config[self.config.subcommand].model.weights = None
             return run_folder.run_of(checkpoint) or base, checkpoint
         weights = self._weights_file()

@@ -1,4 +1,4 @@
-"""The LightningModule: names the steps and holds no maths. A third of its lines are arguments: the command line's."""
+"""YOLOModule, the LightningModule: names the steps of training and evaluation; the computations are elsewhere."""
 
 from dataclasses import fields
 from functools import partial
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
-from yolo_lightning.data.batch import Batch, Prediction, Target, targets
+from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.model.graph import Variant, build_graph, head_class_width, set_loss_gains
+from yolo_lightning.model.graph import Variant, build_graph, head_class_width, network_input
 from yolo_lightning.model.layers import (
     ConvAlgorithm,
     Convolution,
@@ -27,92 +27,87 @@ from yolo_lightning.model.layers import (
 from yolo_lightning.model.loss import DetectionLoss, class_weights
 from yolo_lightning.model.network_settings import input_record
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.model.tta import augmented
-from yolo_lightning.training import (
-    Accumulation,
-    Freeze,
-    OptimizerChoice,
-    OptimizerSettings,
-    Recipe,
-    apply_settings,
-    check_same_optimizer,
-    freeze_parts,
-    keep_norms_frozen,
-    optimizer_maker,
-    parameter_groups,
-    scaled_weight_decay,
-    settings_at,
-)
+from yolo_lightning.model.tta import tta_candidates
+from yolo_lightning.training.accumulation import Accumulation
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
-from yolo_lightning.training.guarded_step import GuardedStep, Processes
-from yolo_lightning.training.nonfinite import NonFiniteAction, NonFiniteGuard, Patience
-from yolo_lightning.training.rollback import go_back
+from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
+from yolo_lightning.training.guarded_step import GuardedStep, Ranks
+from yolo_lightning.training.nonfinite import NonFiniteGuard
+from yolo_lightning.training.optimizers import OptimizerChoice, apply_settings, check_same_optimizer, optimizer_maker
+from yolo_lightning.training.recipe import OptimizerSettings, Recipe, parameter_groups, scaled_weight_decay, settings_at
+from yolo_lightning.training.rollback import roll_back
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.host import keep_freed_memory
-from yolo_lightning.utils.loop_position import place_in_schedule, steps_begun
+from yolo_lightning.utils.loop_position import schedule_step, steps_begun
 
 Evaluation = dict[str, list[Prediction] | list[Target]]
-"""Output of a validation or test step: `preds` and `targets`, frame by frame."""
+"""Output of a validation or test step: `preds` and `targets`, one per frame."""
 
-OF_TRAINING_ONLY = (
-    *("weights", "freeze", "optimizer", "class_weight_power", "multi_scale"),
+TRAINING_ARGUMENTS = (
+    *("weights", "freeze", "optimizer", "class_weight_power", "multi_scale", "tta"),
     *("max_consecutive_nonfinite", "max_rollbacks", "rollback_lr_factor", "max_oom_splits"),
 )
-"""Arguments that a checkpoint need not remember to rebuild the network."""
+"""Arguments that are not stored in checkpoints, because the network can be rebuilt without them."""
 
 
 class YOLOModule(LightningModule):
-    """YOLOv8 with its own recipe: warm-up, gradients summed to the nominal batch, clipped.
+    """YOLOv8 with its own recipe: warm-up, gradients summed up to the nominal batch, and clipped.
 
-    Optimisation is manual, because Lightning averages accumulated gradients and forces an update at an epoch's end,
-    where YOLOv8 sums them and carries them over. Learning rate, momentum and decay are set anew in every step from the
-    position alone, so a resumed run follows the values of today's command line.
+    Optimization is manual: Lightning averages accumulated gradients and forces an update at the end of an epoch, while
+    YOLOv8 sums them and carries them over. Learning rate, momentum and decay are set before every step from the
+    position in training alone, so that a resumed run uses the current options.
+
+    `fit` needs the batch size, and for some options more, from the data module's `training_facts()`. With a plain
+    DataLoader over `Batch` the batch size is taken from the loader.
 
     Args:
         variant: Size of the network.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
         conv_backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own; `auto` uses
             native if a test in a child process shows that it works on the device and is not slower.
-        probe_timeout_s: Seconds after which the trial of `auto` counts as hung, above 0. What it found is remembered.
-        activation_checkpointing: Store fewer maps for the backward pass and recompute them: less memory, more time.
-        memory_format: `contiguous` or `channels_last` weights and maps; `auto` takes what suits the convolution.
+        probe_timeout_s: Seconds after which the test of `auto` counts as hung, > 0. The result is cached.
+        activation_checkpointing: Store fewer activations for the backward pass and recompute the others: less memory,
+            more time.
+        memory_format: Memory format of weights and activations; `auto` selects the faster one for `conv_backend`.
         conv_algorithm: Algorithm choice of `gemm`. `table` uses a fixed table; `autotune` measures candidates at first
             use; `compiled` is `table` with kernels that are compiled at first use, if a GPU or C++ compiler is found.
         conv_algorithm_budget_s: Time limit in seconds for the measurements of `autotune`, per process, >= 0.
-        weights: Ultralytics `.pt` or own `.ckpt` file to start from; null starts from random weights.
+        weights: Ultralytics `.pt` or own `.ckpt` file with initial weights; null for random weights.
         allow_pickle: Open a `.pt` file of `weights` even if it refers to code of neither PyTorch nor Ultralytics.
-        class_width: Channels of the hidden class layers; null takes what the classes or the weights imply.
-        single_class: All classes count as one, `object`.
-        freeze: The first n layers, or a list of layers by number (0 to 22) and parts by name (`22.cv3`), that keep
-            their weights and the statistics of their normalisation.
+        class_width: Channels of the hidden class layers; null for the default for these classes or weights.
+        single_class: Train and evaluate all classes as one, `object`.
+        freeze: The first n layers, or a list of layer numbers (0 to 22) and names of parts (`22.cv3`), whose weights
+            and normalisation statistics are not trained.
         optimizer: SGD (Nesterov), Adam, AdamW, Adamax, NAdam, RAdam or RMSprop, with Ultralytics' arguments; or the
-            path of an optimizer class with its own. Learning rate, decay and momentum come from the arguments below.
-        lr0: Learning rate after warm-up.
-        lrf: Share of `lr0` left at the end, 0 to 1.
-        momentum: Momentum after warm-up; for Adam's family the first beta, without warm-up.
-        weight_decay: L2 decay of convolution weights at the nominal batch.
-        warmup_epochs: Length of the warm-up, epochs.
-        warmup_momentum: Momentum at the start of the warm-up.
-        warmup_bias_lr: Learning rate of biases at the start of the warm-up.
+            path of an optimizer class with its arguments. Learning rate, decay and momentum are set by `model.*`.
+        lr0: Learning rate after warm-up, > 0.
+        lrf: Final learning rate as a fraction of `lr0`, 0 to 1.
+        momentum: Momentum after warm-up, 0 to 1; for Adam's family the first beta, without warm-up.
+        weight_decay: L2 decay of convolution weights at the nominal batch, >= 0.
+        warmup_epochs: Length of the warm-up, epochs, >= 0.
+        warmup_momentum: Momentum at the start of the warm-up, 0 to 1.
+        warmup_bias_lr: Learning rate of biases at the start of the warm-up, >= 0.
         cosine: Decay the learning rate along a half cosine instead of a line.
-        nominal_batch: Frames whose gradients make one update.
-        clip_norm: Gradients are scaled down to this L2 norm; 0 switches it off.
-        box_gain: Weight of the box loss.
-        cls_gain: Weight of the class loss.
-        dfl_gain: Weight of the distribution focal loss.
-        class_weight_power: Class loss is weighted by (1 / boxes of the class)^power, mean 1; 0 to 1, 0 is off.
-        multi_scale: The input of each step is up to this share smaller or larger, 0 up to but not 1; 0 is off.
+        nominal_batch: Number of images whose gradients are summed into one update, >= 1.
+        clip_norm: Largest L2 norm of the summed gradients, >= 0; 0 disables clipping.
+        box_gain: Gain of the box loss.
+        cls_gain: Gain of the class loss.
+        dfl_gain: Gain of the distribution focal loss.
+        class_weight_power: Weight the class loss by (1 / boxes of the class)^power, mean 1; 0 to 1, 0 disables it.
+        multi_scale: Largest relative difference of the input size of a step from the image size, >= 0 and < 1;
+            0 disables it.
         max_consecutive_nonfinite: Number of consecutive batches with a non-finite loss, or optimizer steps with a
             non-finite gradient, that are skipped before the newest checkpoint with finite weights is restored.
-        max_rollbacks: How often; once more ends the training.
-        rollback_lr_factor: What learning rates are multiplied by from each time on, above 0 up to 1.
+        max_rollbacks: Number of restored checkpoints after which the next rollback ends the training, >= 0.
+        rollback_lr_factor: Factor of all learning rates after each rollback, > 0 and <= 1.
         max_oom_splits: Number of times that an out-of-memory error halves the number of images computed at once; the
             gradients of the parts are summed. 0 makes the error fatal. Not supported with several ranks.
-        score_threshold: Detections must score more than this, 0 to 1.
-        iou_threshold: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
-        max_detections: Detections kept per frame.
-        class_agnostic: Whether boxes of different classes suppress each other, too.
-        tta: Whether `validate`, `test` and `predict` show each frame six times, mirrored and scaled, and suppress
-            what was found in all of them together: 4.3 times the work. Not in the validations of a fit.
+        score_threshold: Detections with a score above this are kept, 0 to 1.
+        iou_threshold: IoU above which the box of the same class with the lower score is suppressed, 0 to 1.
+        max_detections: Detections kept per frame, >= 1.
+        class_agnostic: Whether boxes of different classes suppress each other.
+        tta: Test-time augmentation in `validate`, `test` and `predict`: six scaled and mirrored copies of each frame
+            and one joint suppression, at 4.3 times the cost. Not used in the validations of a fit.
 
     Raises:
         ValueError: If a value is out of range or `weights` cannot be used.
@@ -160,225 +155,199 @@ class YOLOModule(LightningModule):
         tta: bool = False,
     ) -> None:
         super().__init__()
-        shares = {
-            "score_threshold": score_threshold,
-            "iou_threshold": iou_threshold,
-            "class_weight_power": class_weight_power,
-        }
-        for name, value in shares.items():
-            if not 0 <= value <= 1:
-                raise ValueError(f"model.{name} is {value}, allowed are 0 to 1")
+        self.save_hyperparameters(ignore=TRAINING_ARGUMENTS)
+        for name, value in (
+            ("score_threshold", score_threshold),
+            ("iou_threshold", iou_threshold),
+            ("class_weight_power", class_weight_power),
+        ):
+            check_range(f"model.{name}", value, ">= 0", "<= 1")
+        check_range("model.multi_scale", multi_scale, ">= 0", "< 1")
+        check_range("model.max_detections", max_detections, ">= 1")
+        check_range("model.probe_timeout_s", probe_timeout_s, "> 0")
         if single_class and class_weight_power:
-            raise ValueError(
-                f"model.class_weight_power is {class_weight_power}, with model.single_class true allowed is 0"
-            )
-        if not 0 <= multi_scale < 1:
-            raise ValueError(f"model.multi_scale is {multi_scale}, allowed are 0 up to but not 1")
-        if max_detections < 1:
-            raise ValueError(f"model.max_detections is {max_detections}, allowed are 1 and more")
-        if not probe_timeout_s > 0:
-            raise ValueError(f"model.probe_timeout_s is {probe_timeout_s}, allowed are values above 0")
-        self.save_hyperparameters(ignore=(*OF_TRAINING_ONLY, "tta"))
-        self._augment = tta
+            raise ValueError(f"model.class_weight_power must be 0 with model.single_class, got {class_weight_power}")
         self.automatic_optimization = False
         self.recipe = Recipe(**{field.name: self.hparams[field.name] for field in fields(Recipe)})
         self._make_optimizer = optimizer_maker(optimizer, self.recipe)
-        self._class_weight_power, self._multi_scale = class_weight_power, multi_scale
-        self._plan = make_plan(conv_algorithm, conv_algorithm_budget_s)
-        names = (ONE_CLASS,) if single_class else tuple(class_names)
-        self.graph = build_graph(
-            variant,
-            names,
-            conv_backend,
-            weights,
-            class_width,
-            activation_checkpointing,
-            self._plan,
-            memory_format,
-            allow_pickle,
+        self._class_weight_power, self._multi_scale, self._tta = class_weight_power, multi_scale, tta
+        self._arrange = partial(
+            arrange,
+            activation_checkpointing=activation_checkpointing,
+            plan=make_plan(conv_algorithm, conv_algorithm_budget_s),
+            memory_format=memory_format,
         )
-        self._frozen = freeze_parts(self.graph, freeze)
-        keep_norms_frozen(self.graph, self._frozen)
-        self._folded_graph: FoldedGraph | None = None
+        names = (ONE_CLASS,) if single_class else tuple(class_names)
+        self.graph = build_graph(variant, names, conv_backend, weights, class_width, allow_pickle)
+        self._arrange(self.graph, conv_backend)
         self.hparams["class_names"] = list(names)
         self.hparams["class_width"] = head_class_width(self.graph)
-        set_loss_gains(self.graph, box=box_gain, cls=cls_gain, dfl=dfl_gain)
-        self.detection_loss = DetectionLoss(self.graph)
-        self._steps = 0
+        self._frozen = freeze_parts(self.graph, freeze)
+        keep_norms_frozen(self.graph, self._frozen)
+        self.detection_loss = DetectionLoss(self.graph, box_gain, cls_gain, dfl_gain)
         self._accumulation = Accumulation()
-        self._guard = NonFiniteGuard(Patience(max_consecutive_nonfinite, max_rollbacks, rollback_lr_factor))
+        self._guard = NonFiniteGuard(max_consecutive_nonfinite, max_rollbacks, rollback_lr_factor)
         self._guarded_step = GuardedStep(self._compute, self.manual_backward, max_oom_splits)
+        self._steps = 0
+        self._facts = TrainingFacts(batch_size=1)
+        self._folded_graph: FoldedGraph | None = None
         self._saved_optimizer: str | None = None
-        self._input: dict[str, Any] = {}
+        self._input_record: dict[str, Any] = {}
 
     def setup(self, stage: str) -> None:
-        """Choose the convolution, where the user has not: the device is known from here on."""
+        """Choose the convolution implementation for `conv_backend` auto, now that the device is known."""
         strategy = self.trainer.strategy
         if strategy.root_device.type == "cpu":
             keep_freed_memory()
-        if self.hparams["conv_backend"] != "auto":
-            return
-        chosen: Convolution = "native"
-        if self.trainer.is_global_zero:  # one trial decides for all processes; several would slow each other
-            chosen = choose_convolution(strategy.root_device, self.hparams["probe_timeout_s"])
-        chosen = strategy.broadcast(chosen)
-        settings = self.hparams
-        arrange(self.graph, chosen, settings["activation_checkpointing"], self._plan, settings["memory_format"])
+        if self.hparams["conv_backend"] == "auto":
+            chosen: Convolution = "native"
+            if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
+                chosen = choose_convolution(strategy.root_device, self.hparams["probe_timeout_s"])
+            self._arrange(self.graph, strategy.broadcast(chosen))
 
     def forward(self, images: Tensor) -> Any:
-        """Raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels."""
-        return self.graph(self._as_input(images))
+        """Return raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels."""
+        return self.graph(self._network_input(images))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """One step; the optimizer updates when enough gradients are summed."""
+        """Add the gradients of one batch, and update the weights when enough gradients are summed."""
+        self._steps = steps_begun(self.trainer)
         settings = self._apply_settings(batch_idx)
-        self._input = input_record(batch.images.shape[1], max(batch.images.shape[-2:]))
+        self._input_record = input_record(batch.images.shape[1], max(batch.images.shape[-2:]))
         batch = self._relabelled(batch)
-        losses = self._guarded_step.run(batch, self._processes())
-        verdict = self._guard.see_loss(losses.is_finite, batch.image_ids, self._steps, losses.parts)
+        ranks = Ranks(self.trainer.world_size, partial(self.trainer.strategy.reduce, reduce_op="sum"))
+        losses = self._guarded_step.run(batch, ranks)
+        must_roll_back = self._guard.check_loss(losses.is_finite, batch.image_ids, self._steps, losses.parts)
         if losses.is_finite:
             self._accumulation.steps += 1
             if self._accumulation.steps >= settings.accumulate:
-                verdict = self._update()
-        if verdict is NonFiniteAction.GO_BACK:
-            self._go_back()
+                must_roll_back = self._update()
+        if must_roll_back:
+            self._roll_back()
         self.log("train/loss", losses.total / len(batch), prog_bar=True, batch_size=len(batch))
         self.log_dict({f"train/{name}": part for name, part in losses.parts.items()}, batch_size=len(batch))
         self.log("train/skipped", float(self._guard.tally.skipped), batch_size=len(batch))
         self.log_dict({f"lr/{group}": rate for group, rate in settings.learning_rates.items()}, batch_size=len(batch))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
-        """Loss and predictions of one batch of letterboxed frames."""
+        """Log the loss and return predictions and targets of one batch of letterboxed frames."""
         return self._evaluate(batch, "val")
 
     def test_step(self, batch: Batch, batch_idx: int) -> Evaluation:
-        """As `validation_step`, on the test split."""
+        """Log the loss and return predictions and targets of one batch of letterboxed frames."""
         return self._evaluate(batch, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Prediction]:
-        """Predictions of one batch of letterboxed frames."""
+        """Return the predictions of one batch of letterboxed frames."""
         return self._predict(self._infer(batch.images), batch)
 
     def on_validation_epoch_start(self) -> None:
-        """Fold normalisation into convolutions, except within a fit: the weights have their final values by now."""
+        """Fold normalisation into convolutions, except within a fit, where the weights still change."""
         self._folded_graph = None if self.trainer.state.fn == "fit" else FoldedGraph(self.graph)
 
     on_test_epoch_start = on_validation_epoch_start
     on_predict_epoch_start = on_validation_epoch_start
 
     def on_validation_epoch_end(self) -> None:
-        """Drop the folded copy."""
         self._folded_graph = None
 
     on_test_epoch_end = on_validation_epoch_end
     on_predict_epoch_end = on_validation_epoch_end
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The chosen optimizer; rates and decay are set before every step.
-
-        Raises:
-            ValueError: If it is not allowed, or the checkpoint to continue from was trained with another one.
-        """
+        """Return the chosen optimizer; learning rates and decay are set before every step."""
         groups = parameter_groups(self.graph, self.recipe.weight_decay)
         optimizer = self._make_optimizer(groups, scaled=self._trainer is not None and self.trainer.scaler is not None)
         check_same_optimizer(self._saved_optimizer, optimizer)
         return optimizer
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the summed gradients where a scaler has only now unscaled them; else `_update` has done so."""
+        """Clip the summed gradients if a scaler has just unscaled them; otherwise `_update` has clipped them."""
         if self.trainer.scaler is not None and self.recipe.clip_norm:
             clip_grad_norm_(self.graph.parameters(), self.recipe.clip_norm)
 
     def on_fit_start(self) -> None:
-        """Refuse a training whose length, and so whose schedule, is unknown, and what several processes cannot do.
-
-        Raises:
-            ValueError: If `trainer.max_epochs`, `trainer.strategy` or `trainer.sync_batchnorm` is not allowed.
-        """
-        if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
-            raise ValueError(f"trainer.max_epochs is {self.trainer.max_epochs}, the schedule needs 1 or more")
-        if self.trainer.world_size > 1 and not isinstance(self.trainer.strategy, DDPStrategy):
-            strategy = type(self.trainer.strategy).__name__
-            raise ValueError(f"trainer.strategy is {strategy}, with several processes allowed is ddp")
-        # Lightning's conversion replaces a layer that joins normalisation and activation by normalisation alone.
+        """Raise a ValueError if an option of the Trainer is not supported."""
+        trainer = self.trainer
+        if trainer.max_epochs is None or trainer.max_epochs < 1:
+            raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {trainer.max_epochs}")
+        if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
+            raise ValueError(f"trainer.strategy must be ddp with several ranks, got {type(trainer.strategy).__name__}")
         is_synchronised = any(isinstance(layer, nn.SyncBatchNorm) for layer in self.graph.modules())
         if is_synchronised and self.hparams["activation_checkpointing"]:
+            # Lightning replaces a layer of normalisation and activation by normalisation alone.
             raise ValueError("trainer.sync_batchnorm must be false if model.activation_checkpointing is true")
-        if is_synchronised and self.device.type == "cpu":
-            raise ValueError("trainer.sync_batchnorm is true, on a CPU, for which PyTorch has none, allowed is false")
 
     def on_train_start(self) -> None:
-        """Put back the gradients that a checkpoint between two updates held; weigh the classes of the data."""
-        self._accumulation.restore(self.graph.named_parameters(), self.trainer.scaler)
+        """Restore the summed gradients of a checkpoint between two updates, and get the facts about the data."""
+        self._accumulation.restore(self.graph, self.trainer.scaler)
         self._guarded_step.watch(self.graph)
+        self._facts = TrainingFacts.from_trainer(self.trainer)
         if self._class_weight_power:
-            labels = self.trainer.datamodule.index("train").all_labels()  # type: ignore[attr-defined]
-            classes = len(self.hparams["class_names"])
-            self.detection_loss.class_weights = class_weights(labels, classes, self._class_weight_power)
+            if self._facts.class_counts is None:
+                raise ValueError("model.class_weight_power needs a data module whose training_facts has class_counts")
+            self.detection_loss.class_weights = class_weights(self._facts.class_counts, self._class_weight_power)
 
     def train(self, mode: bool = True) -> Self:
-        """Training or evaluation mode; the normalisation of frozen parts never leaves evaluation."""
+        """Set training or evaluation mode; the normalisation of frozen parts stays in evaluation mode."""
         super().train(mode)
         keep_norms_frozen(self.graph, self._frozen)
         return self
 
     def on_validation_model_zero_grad(self) -> None:
-        """Keep the gradients: they are carried across an epoch's end, while Lightning would drop them here."""
+        """Keep the gradients, which are carried across the end of an epoch; Lightning would set them to None."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the gradients summed since the last update, for a resume between two updates, and the input's form."""
-        checkpoint["accumulation"] = self._accumulation.state(self.graph.named_parameters(), self.trainer.scaler)
+        checkpoint["accumulation"] = self._accumulation.state_dict(self.graph, self.trainer.scaler)
         checkpoint["steps"] = self._steps
-        checkpoint[INPUT] = self._input
-        checkpoint["nonfinite"] = self._guard.state()
-        checkpoint["halving"] = self._guarded_step.state()
+        checkpoint[INPUT] = self._input_record
+        checkpoint["nonfinite"] = self._guard.state_dict()
+        checkpoint["halving"] = self._guarded_step.state_dict()
         checkpoint["optimizer"] = type(self.trainer.optimizers[0]).__name__
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint is of this network, and keep its summed gradients until training starts.
-
-        Raises:
-            ValueError: If variant or classes differ.
-        """
+        """Raise a ValueError if variant or classes differ; keep the summed gradients until training starts."""
         saved = checkpoint.get("hyper_parameters", {})
         for name in ("variant", "class_names"):
             if name in saved and saved[name] != self.hparams[name]:
-                raise ValueError(f"the checkpoint has model.{name} {saved[name]}, this model has {self.hparams[name]}")
+                raise ValueError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
         self._saved_optimizer = checkpoint.get("optimizer")
         self._steps = checkpoint.get("steps", 0)
-        self._input = checkpoint.get(INPUT, {})
-        self._guard.load(checkpoint.get("nonfinite", {}))
-        self._guarded_step.load(checkpoint.get("halving", self._guarded_step.state()))
-        self._accumulation.load(checkpoint.get("accumulation", {"steps": 0, "gradients": {}}))
+        self._input_record = checkpoint.get(INPUT, {})
+        self._guard.load_state_dict(checkpoint.get("nonfinite", {}))
+        self._guarded_step.load_state_dict(checkpoint.get("halving", self._guarded_step.state_dict()))
+        self._accumulation.load_state_dict(checkpoint.get("accumulation", {"steps": 0, "gradients": {}}))
 
     def _apply_settings(self, batch_idx: int) -> OptimizerSettings:
         assert self.trainer.max_epochs is not None
-        batch_size = self.trainer.datamodule.batch_size * self.trainer.world_size  # type: ignore[attr-defined]
-        steps_per_epoch = int(self.trainer.num_training_batches)
-        self._steps = steps_begun(self.trainer)
+        batch_size = self._facts.batch_size * self.trainer.world_size
         settings = settings_at(
             self.recipe,
-            step=place_in_schedule(self.trainer, batch_idx),
+            step=schedule_step(self.trainer, batch_idx),
             epoch=self.current_epoch,
             epochs=self.trainer.max_epochs,
-            steps_per_epoch=steps_per_epoch,
+            steps_per_epoch=int(self.trainer.num_training_batches),
             batch_size=batch_size,
         ).slowed(self._guard.learning_rate_factor)
         apply_settings(self.trainer.optimizers[0], settings, scaled_weight_decay(self.recipe, batch_size))
         return settings
 
-    def _processes(self) -> Processes:
-        return Processes(self.trainer.world_size, partial(self.trainer.strategy.reduce, reduce_op="sum"))
-
     def _compute(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        raw = self.graph(self._training_input(batch.images))
+        images = self._network_input(batch.images)
+        if self._multi_scale:
+            image_size = max(images.shape[-2:])
+            images = resized(images, training_size(image_size, self._multi_scale, self._facts.seed, self._steps - 1))
+        raw = self.graph(images)
         total, parts = self.detection_loss(raw, batch)
         if self.trainer.world_size > 1:
             total = self.detection_loss.reaching_all_outputs(total, raw)
         return total, parts, self.detection_loss.target_scores
 
-    def _update(self) -> NonFiniteAction:
-        """Clip the summed gradients and update, unless they are not finite; a gradient scaler does both itself."""
+    def _update(self) -> bool:
+        """Clip the summed gradients and update if they are finite; return whether to restore a checkpoint.
+
+        A gradient scaler skips non-finite gradients itself.
+        """
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         is_finite = True
@@ -387,38 +356,23 @@ class YOLOModule(LightningModule):
             is_finite = bool(norm.isfinite())
         if is_finite:
             optimizer.step()
-        self._drop_gradients()
-        return self._guard.see_gradient(is_finite, self._steps)
+        self._accumulation.reset(self.graph)
+        return self._guard.check_gradient(is_finite, self._steps)
 
-    def _go_back(self) -> None:
-        self._drop_gradients()
-        path = go_back(self.trainer, self)
-        restored = f"weights, optimizer and average are those of {path}" if path else "there is no good checkpoint yet"
-        rank_zero_warn(
-            f"{restored}; learning rates are multiplied by {self._guard.learning_rate_factor:g} from here on"
-        )
-
-    def _drop_gradients(self) -> None:
-        for parameter in self.graph.parameters():
-            parameter.grad = None
-        self._accumulation.steps = 0
+    def _roll_back(self) -> None:
+        self._accumulation.reset(self.graph)
+        path = roll_back(self.trainer, self)
+        restored = f"restored weights, optimizer and average of {path}" if path else "no checkpoint can be restored"
+        rank_zero_warn(f"{restored}; from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}")
 
     def _relabelled(self, batch: Batch) -> Batch:
         return as_one_class(batch) if self.hparams["single_class"] else batch
 
-    def _training_input(self, images: Tensor) -> Tensor:
-        images = self._as_input(images)
-        if not self._multi_scale:
-            return images
-        seed = self.trainer.datamodule.seed  # type: ignore[attr-defined]
-        return resized(images, training_size(max(images.shape[-2:]), self._multi_scale, seed, self._steps - 1))
-
-    def _as_input(self, images: Tensor) -> Tensor:
-        return images.to(next(self.graph.parameters()).dtype) / 255
+    def _network_input(self, images: Tensor) -> Tensor:
+        return network_input(images, next(self.graph.parameters()).dtype)
 
     def _infer(self, images: Tensor) -> Any:
-        network = self._folded_graph or self.graph
-        return network(self._as_input(images))
+        return (self._folded_graph or self.graph)(self._network_input(images))
 
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:
         batch = self._relabelled(batch)
@@ -428,8 +382,8 @@ class YOLOModule(LightningModule):
         return {"preds": self._predict(raw, batch), "targets": targets(batch)}
 
     def _predict(self, raw: Any, batch: Batch) -> list[Prediction]:
-        if self._augment and self._folded_graph is not None:  # folded outside a fit only
-            raw = (augmented(self._folded_graph, self._as_input(batch.images), raw[0]),)
+        if self._tta and self._folded_graph is not None:  # never within a fit
+            raw = (tta_candidates(self._folded_graph, self._network_input(batch.images), raw[0]),)
         return predictions(
             raw,
             batch,

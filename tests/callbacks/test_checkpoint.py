@@ -136,7 +136,7 @@ def test_disk_full_warns_and_training_goes_on(
     module = fit(tmp_path, LastCheckpoint(2), epochs=2, batches=4)
     assert module.steps == 8
     assert steps_kept(tmp_path) == [6, 8]
-    assert re.search(r"could not save .*No space left on device.*training goes on", warned(recwarn))
+    assert re.search(r"could not save .*No space left on device.*training continues", warned(recwarn))
 
 
 @pytest.fixture

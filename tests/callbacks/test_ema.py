@@ -186,5 +186,5 @@ def test_test_after_a_fit_of_the_same_trainer_uses_the_average(tmp_path: Path) -
 
 @pytest.mark.parametrize(("decay", "tau"), [(-0.1, 1.0), (1.0, 1.0), (0.9, 0.0)])
 def test_bad_arguments_are_named(decay: float, tau: float) -> None:
-    with pytest.raises(ValueError, match=r"allowed are"):
+    with pytest.raises(ValueError, match=r"must be >"):
         EMA(decay, tau)

@@ -194,5 +194,5 @@ def test_sizes_are_counted_between_the_edges() -> None:
 
 @pytest.mark.parametrize("options", [{"best": 0, "worst": 0}, {"best": -1}, {"score_threshold": 1.5}])
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="allowed are"):
+    with pytest.raises(ValueError, match="must be >= 0"):
         FrameGallery(**options)

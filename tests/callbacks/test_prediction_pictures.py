@@ -101,7 +101,7 @@ def test_original_frame_has_the_shape_of_the_frame(height: int, width: int) -> N
 
 
 def test_no_frames_is_refused() -> None:
-    with pytest.raises(ValueError, match="frames is 0"):
+    with pytest.raises(ValueError, match="frames must be >= 1, got 0"):
         PredictionPictures(0)
 
 

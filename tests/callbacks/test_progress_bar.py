@@ -55,7 +55,7 @@ def test_scores_are_printed_after_validation_but_not_after_the_sanity_check(tmp_
 
 
 def test_negative_interval_is_refused() -> None:
-    with pytest.raises(ValueError, match="interval_s is -1"):
+    with pytest.raises(ValueError, match="interval_s must be >= 0, got -1"):
         ProgressLines(-1)
 
 

@@ -112,8 +112,8 @@ def test_other_number_of_processes_is_said_and_unknown_ranks_draw_apart(
     assert draw() == expected[rank]
     assert len({tuple(one) for one in expected}) == 3
     assert said == [
-        f"random generators: the checkpoint holds those of 2 processes, there are now {processes}; "
-        "those it does not know draw other numbers"
+        f"random generators: the checkpoint contains those of 2 ranks, the world size is {processes}; "
+        "ranks without a saved state are seeded again"
     ]
 
 

@@ -1,4 +1,4 @@
-"""A run goes on on a machine that has nothing but the mirror of its checkpoints."""
+"""A run is resumed on a machine that has only the mirror of its checkpoints."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
-from yolo_lightning.checkpoints.remote import RemoteFolder, copy, not_copied
+from yolo_lightning.checkpoints.remote import RemoteFolder, to_mirror
+from yolo_lightning.checkpoints.remote import mirror as copy
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit, fetch_from_mirror, folder_to_fit
 
 MIRROR = "memory://mirror"
@@ -26,7 +27,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def mirror(name: str, steps: int, folder: Path) -> None:
     write_checkpoint({"state_dict": {}, "steps": steps}, folder / f"step-{steps:09d}.ckpt")
-    copy(not_copied(folder, {}), RemoteFolder(f"{MIRROR}/{name}"))
+    copy(to_mirror(folder), RemoteFolder(f"{MIRROR}/{name}"))
 
 
 def test_newest_run_is_fetched_where_there_is_none(tmp_path: Path) -> None:
@@ -92,6 +93,6 @@ def test_lost_machine_is_replaced(run: Run) -> None:
     run("fit", "--mirror", MIRROR, "--resume", "--trainer.max_epochs", "2", "--data.batch_size", "8")
     assert newest.read_bytes() == content
     assert torch.load(RUN / "checkpoints/last.ckpt", weights_only=True)["steps"] == 4
-    assert "step-000000004.ckpt" in RemoteFolder(f"{MIRROR}/yolo").whole()
+    assert "step-000000004.ckpt" in RemoteFolder(f"{MIRROR}/yolo").complete()
     run("predict", "--ckpt_path", f"{MIRROR}/yolo/best.ckpt", "--trainer.default_root_dir", "elsewhere")
     assert Path("elsewhere/predictions.json").is_file()

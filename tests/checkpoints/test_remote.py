@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, read_checksum, write_checkpoint
-from yolo_lightning.checkpoints.remote import RemoteFolder, copy, fetch_run, local_checkpoint, not_copied
+from yolo_lightning.checkpoints.remote import RemoteFolder, fetch_run, local_checkpoint, to_mirror
+from yolo_lightning.checkpoints.remote import mirror as copy
 from yolo_lightning.commands.average import average
 
 MEMORY = fsspec.filesystem("memory")
@@ -29,27 +30,14 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteFolder:
     return RemoteFolder("memory://bucket/run" if request.param == "memory" else f"file://{tmp_path}/bucket/run")
 
 
-class Objects(type(MEMORY)):  # type: ignore[misc]
-    """A store whose objects appear whole, and that has no rename."""
-
-    protocol = "objects"
-    cachable = False
-
-    def mv(self, *args: object, **options: object) -> None:
-        raise NotImplementedError
-
-
-fsspec.register_implementation("objects", Objects)
-
-
-def save(folder: Path, steps: int, name: str | None = None) -> Path:
+def save(folder: Path, steps: int, name: str | None = None, **more: int) -> Path:
     path = folder / (name or f"step-{steps:09d}.ckpt")
-    write_checkpoint({"state_dict": {"weight": torch.full((2,), float(steps))}, "steps": steps}, path)
+    write_checkpoint({"state_dict": {"weight": torch.full((2,), float(steps))}, "steps": steps, **more}, path)
     return path
 
 
 def mirror(folder: Path, remote: RemoteFolder) -> None:
-    copy(not_copied(folder, {}), remote)
+    copy(to_mirror(folder), remote)
 
 
 def put(remote: RemoteFolder, name: str, content: bytes) -> None:
@@ -67,7 +55,7 @@ def test_copy_is_the_same_file_with_the_same_sidecar(tmp_path: Path, remote: Rem
     path = save(tmp_path / "run", 5)
     best = save(tmp_path / "run", 4, "best.ckpt")
     mirror(tmp_path / "run", remote)
-    assert remote.whole() == ["best.ckpt", path.name]
+    assert remote.complete() == ["best.ckpt", path.name]
     fetched, damaged = fetch_run(remote, tmp_path / "other")
     assert (fetched, damaged) == (tmp_path / "other" / path.name, {})
     for one in (path, best):
@@ -83,14 +71,13 @@ def test_nothing_is_uploaded_twice(tmp_path: Path, remote: RemoteFolder, monkeyp
     mirror(tmp_path, remote)
 
 
-def test_a_few_generations_stay_and_leftovers_go(tmp_path: Path, remote: RemoteFolder) -> None:
+def test_a_few_generations_stay(tmp_path: Path, remote: RemoteFolder) -> None:
     for steps in range(1, 6):
         save(tmp_path, steps)
         mirror(tmp_path, remote)
-        put(remote, ".writing-step-000000009.ckpt", b"cut off")
     save(tmp_path, 6)
     mirror(tmp_path, remote)
-    assert remote.whole() == [f"step-{steps:09d}.ckpt" for steps in (4, 5, 6)]
+    assert remote.complete() == [f"step-{steps:09d}.ckpt" for steps in (4, 5, 6)]
     assert len(remote.names()) == 6
 
 
@@ -100,18 +87,18 @@ def test_checkpoints_of_a_longer_course_stay(tmp_path: Path, remote: RemoteFolde
     for steps in range(1, 6):
         save(tmp_path / "short", steps)
         mirror(tmp_path / "short", remote)
-    assert remote.whole() == [f"step-{steps:09d}.ckpt" for steps in (3, 4, 5, 900)]
+    assert remote.complete() == [f"step-{steps:09d}.ckpt" for steps in (3, 4, 5, 900)]
 
 
 def test_the_one_trained_longest_is_copied_whatever_the_clock_said(tmp_path: Path) -> None:
     for steps, written in ((500, 200), (550, 100)):
         os.utime(save(tmp_path, steps), (written, written))
-    assert [path.name for path in not_copied(tmp_path, {})] == ["step-000000550.ckpt"]
+    assert [path.name for path in to_mirror(tmp_path)] == ["step-000000550.ckpt"]
 
 
 def test_checkpoint_without_sidecar_is_not_copied(tmp_path: Path) -> None:
     save(tmp_path, 5).with_suffix(".ckpt.json").unlink()
-    assert not_copied(tmp_path, {}) == {}
+    assert to_mirror(tmp_path) == {}
 
 
 def cut(remote: RemoteFolder, name: str) -> None:
@@ -142,22 +129,26 @@ def test_torn_upload_is_passed_over(
     assert not (tmp_path / "other/step-000000002.ckpt").exists()
 
 
-def test_upload_that_is_cut_off_leaves_no_checkpoint_under_its_name(
+def test_upload_that_is_cut_off_is_no_checkpoint_and_repeated(
     tmp_path: Path, remote: RemoteFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = save(tmp_path, 5)
+    """Also where an older checkpoint has the same name."""
+    mirror(save(tmp_path / "older", 5).parent, remote)
+    path = save(tmp_path / "run", 5, extra=1)
     store = fsspec.core.url_to_fs(remote.address)[0]
-    monkeypatch.setattr(type(store), "mv", lambda *args, **options: (_ for _ in ()).throw(OSError("connection lost")))
-    with pytest.raises(ConnectionError, match="connection lost"):
-        mirror(tmp_path, remote)
-    assert remote.names() == [f".writing-{path.name}"]
 
+    def cut_off(store: object, local: str, target: str, **options: object) -> None:
+        put(remote, Path(target).name, Path(local).read_bytes()[:9])
+        raise OSError("connection lost")
 
-def test_object_store_is_written_whole_without_rename(tmp_path: Path) -> None:
-    remote = RemoteFolder("objects://bucket/run")
-    path = save(tmp_path, 5)
-    mirror(tmp_path, remote)
-    assert remote.names() == [path.name, f"{path.name}.json"]
+    with monkeypatch.context() as patched:
+        patched.setattr(type(store), "put_file", cut_off)
+        with pytest.raises(ConnectionError, match="connection lost"):
+            mirror(path.parent, remote)
+    assert remote.complete() == []
+    mirror(path.parent, remote)
+    assert remote.complete() == [path.name]
+    assert get(remote, path.name) == path.read_bytes()
 
 
 def test_empty_mirror_has_nothing_to_fetch(tmp_path: Path, remote: RemoteFolder) -> None:

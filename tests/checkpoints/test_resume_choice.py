@@ -59,10 +59,10 @@ def test_resume_reads_the_newest_checkpoint_once_to_check_it(tmp_path: Path, mon
 def test_damaged_configuration_is_replaced_by_that_in_the_checkpoint(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(damage)
     content = {"config": {"trainer": {"max_epochs": 3}}, "hyper_parameters": {"lr0": 0.1}}
-    with pytest.warns(UserWarning, match="config.yaml .*in the checkpoint is compared instead") as told:
+    with pytest.warns(UserWarning, match="config.yaml .*options are compared with those in the checkpoint") as told:
         assert remembered(tmp_path, content) == {"trainer.max_epochs": 3, "model.lr0": 0.1}
     assert len(told) == 1
-    with pytest.warns(UserWarning, match="it has none"):
+    with pytest.warns(UserWarning, match="options are compared with none"):
         assert remembered(tmp_path, {}) == {}
 
 

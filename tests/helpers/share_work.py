@@ -30,13 +30,13 @@ from yolo_lightning.callbacks import (  # noqa: E402
     StopOnSignal,
     StoppableTrainer,
 )
-from yolo_lightning.callbacks.submission_writer import apart, compact  # noqa: E402
+from yolo_lightning.callbacks.submission_writer import pack, unpack  # noqa: E402
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO  # noqa: E402
 from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.global_batches import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
 from yolo_lightning.evaluation.metric import EvaluationCollection  # noqa: E402
-from yolo_lightning.training.guarded_step import Processes  # noqa: E402
+from yolo_lightning.training.guarded_step import Ranks  # noqa: E402
 from yolo_lightning.utils.distributed import gather, gather_on_first  # noqa: E402
 from yolo_lightning.utils.loop_position import steps_begun  # noqa: E402
 from yolo_lightning.utils.stop_signals import request  # noqa: E402
@@ -75,7 +75,7 @@ def gradients_of_share(batch: Batch) -> dict[str, Any]:
     rig = Rig(batch_norm=False)
     network = DistributedDataParallel(SharingNetwork(rig))
     rig.step.compute, rig.step.backward = network, torch.Tensor.backward
-    losses = rig.step.run(batch, Processes(dist.get_world_size(), summed))
+    losses = rig.step.run(batch, Ranks(dist.get_world_size(), summed))
     return {"gradients": rig.gradients(), "losses": losses.parts, "total": losses.total / len(batch)}
 
 
@@ -88,12 +88,12 @@ def scores_of_share() -> dict[str, Any]:
     for own in deal.slices(0, FRAMES):
         metric.update([one for one, _ in frames[own]], [one for _, one in frames[own]])
         predictions += [one for one, _ in frames[own]]
-    gathered = gather_on_first(compact(predictions))
+    gathered = gather_on_first(pack(predictions))
     matches = metric.compute().matches
     return {
         "scores": named_scores(drift_scores(matches), CLASS_NAMES),
         "keys": matches.keys,
-        "ids": None if gathered is None else [one.image_id for share in gathered for one in apart(share)],
+        "ids": None if gathered is None else [one.image_id for share in gathered for one in unpack(share)],
         "uneven": gather(torch.arange(3 * dist.get_rank(), dtype=torch.int16).view(-1, 3)),
     }
 

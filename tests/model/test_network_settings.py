@@ -163,15 +163,12 @@ def test_ultralytics_file_gives_its_image_size_as_a_multiple_of_the_stride(tmp_p
     assert read_record(tmp_path / "theirs.pt")["image_size"] == 96, "the network's own arguments"
 
 
-def test_checkpoint_without_a_record_takes_the_size_of_its_run_folder(
+def test_weights_without_a_recorded_image_size_use_the_usual_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    file = lively_checkpoint(tmp_path / "checkpoints")
-    for text, size in (("data: {image_size: 192}", 192), ("", None), ("data: [1,", None), ("data: 5", None)):
-        (tmp_path / "config.yaml").write_text(text)
-        assert read_settings(file).image_size == size
-    assert read_settings(file).for_pictures().image_size == 640
+    settings = read_settings(lively_checkpoint(tmp_path))
+    assert settings.image_size is None
+    assert settings.for_pictures().image_size == 640
     assert "the weights do not record their image size: 640 is used" in caplog.messages
 
 
@@ -190,7 +187,7 @@ def test_pictures_are_not_shown_with_the_threshold_for_scores(caplog: pytest.Log
 
 
 def test_input_that_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="need normalisation 'ImageNet', this version has 'uint8 / 255' only"):
+    with pytest.raises(ValueError, match="normalisation of the weights must be 'uint8 / 255', got 'ImageNet'"):
         read_settings(trained_on(tmp_path, normalisation="ImageNet"))
 
 

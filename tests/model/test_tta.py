@@ -18,7 +18,7 @@ from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.layers import FoldedGraph
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.model.tta import ORIGINAL, VIEWS, View, augmented, mapped_back, seen, show
+from yolo_lightning.model.tta import VIEWS, View, apply_view, to_original, tta_candidates, view_candidates
 from yolo_lightning.module import YOLOModule
 
 SHAPE = (64, 96)
@@ -39,11 +39,11 @@ def images(channels: int = 1) -> Tensor:
 
 
 def candidates(network: FoldedGraph, shown: Tensor) -> Tensor:
-    return augmented(network, shown, network(shown)[0])
+    return tta_candidates(network, shown, network(shown)[0])
 
 
 def test_views_hold_the_mirror_of_each() -> None:
-    assert VIEWS[0] == ORIGINAL
+    assert VIEWS[0] == View(1.0, False)
     assert {View(view.scale, not view.mirrored) for view in VIEWS} == set(VIEWS)
 
 
@@ -60,7 +60,7 @@ def test_a_marked_pixel_is_found_where_it_was(view: View) -> None:
         centre = (columns.float().mean() + 0.5, rows.float().mean() + 0.5)
         return [torch.tensor([*centre, *sides, 0.9]).reshape(1, 5, 1)]
 
-    box = seen(brightest, image, view)[0, :, 0]
+    box = view_candidates(brightest, image, view)[0, :, 0]
     torch.testing.assert_close(box, torch.tensor([22.0, 42.0, 4.0, 4.0, 0.9]), atol=1.0, rtol=0)
     if view.scale == 1:
         torch.testing.assert_close(box, torch.tensor([22.0, 42.0, 4.0, 4.0, 0.9]))
@@ -68,12 +68,12 @@ def test_a_marked_pixel_is_found_where_it_was(view: View) -> None:
 
 def test_boxes_go_back_by_the_scale_that_was_used() -> None:
     decoded = torch.tensor([10.0, 6.0, 4.0, 2.0, 0.3, 0.7]).reshape(1, 6, 1)
-    back = mapped_back(decoded, View(0.5, True), (64, 96), (0.5, 0.25))[0, :, 0]
+    back = to_original(decoded, View(0.5, True), (64, 96), (0.5, 0.25))[0, :, 0]
     assert back.tolist() == pytest.approx([96 - 40, 12, 16, 4, 0.3, 0.7])
 
 
 def test_padding_lies_right_and_below_in_the_gray_of_the_letterbox() -> None:
-    shown = show(torch.ones(1, 1, 64, 64), View(0.83, False))
+    shown = apply_view(torch.ones(1, 1, 64, 64), View(0.83, False))
     assert shown.shape[-2:] == (64, 64)
     torch.testing.assert_close(shown[..., :53, :53], torch.ones(1, 1, 53, 53))
     assert torch.unique(shown[..., 53:, :]).tolist() == pytest.approx([114 / 255])
@@ -81,7 +81,7 @@ def test_padding_lies_right_and_below_in_the_gray_of_the_letterbox() -> None:
 
 def test_merging_is_concatenation_before_suppression(network: FoldedGraph) -> None:
     shown = images()
-    apart = torch.cat([seen(network, shown, view) for view in VIEWS], dim=-1)
+    apart = torch.cat([view_candidates(network, shown, view) for view in VIEWS], dim=-1)
     torch.testing.assert_close(candidates(network, shown), apart)
     torch.testing.assert_close(candidates(network, shown)[..., : network(shown)[0].shape[-1]], network(shown)[0])
 
@@ -142,9 +142,9 @@ def run(
 
     def counted(*arguments: Any) -> Tensor:
         calls.append(arguments)
-        return augmented(*arguments)
+        return tta_candidates(*arguments)
 
-    monkeypatch.setattr("yolo_lightning.module.augmented", counted)
+    monkeypatch.setattr("yolo_lightning.module.tta_candidates", counted)
     one = {f"limit_{name}_batches": 1 for name in ("train", "val", "test", "predict")}
     quiet = {
         "logger": False,

@@ -10,19 +10,19 @@ from torch.utils.data import DataLoader
 from tests.parity.training_twins import Batch, Frames, make_trainer, random_batches
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training import Freeze
+from yolo_lightning.training.freezing import Freeze
 
 
 @pytest.mark.parametrize(
     ("freeze", "message"),
     [
-        (23, "model.freeze is 23, allowed are 0 to 22 layers, or a list of them"),
-        (-1, "model.freeze is -1, allowed are 0 to 22"),
-        ([0, 23], "model.freeze names 23, allowed are the numbers 0 to 22, and names of parts"),
-        ([-1], "model.freeze names -1, allowed are the numbers 0 to 22"),
-        (["backbone"], "model.freeze names 'backbone', allowed are the numbers 0 to 22, and names of parts"),
-        (["22.cv4"], "model.freeze names '22.cv4', allowed are .* in layer 22 the parts 22.cv2, 22.cv3, 22.dfl"),
-        (list(range(23)), "leaves nothing to train"),
+        (23, "model.freeze must be a number of layers from 0 to 22 or a list, got 23"),
+        (-1, "from 0 to 22 or a list, got -1"),
+        ([0, 23], "model.freeze must contain layer numbers from 0 to 22 or names of parts .*, got 23"),
+        ([-1], "model.freeze must contain layer numbers from 0 to 22 .*, got -1"),
+        (["backbone"], "model.freeze must contain .* names of parts .*, got 'backbone'"),
+        (["22.cv4"], "names of parts such as 22.cv3, got '22.cv4'"),
+        (list(range(23)), "must leave at least one"),
     ],
 )
 def test_bad_part_is_refused_with_the_allowed_ones(freeze: Freeze, message: str) -> None:

@@ -80,5 +80,5 @@ def test_network_is_trained_at_the_size_of_each_step_and_boxes_stay(tmp_path: Pa
 
 @pytest.mark.parametrize("spread", [-0.1, 1.0])
 def test_spread_out_of_range_is_refused(spread: float) -> None:
-    with pytest.raises(ValueError, match=f"model.multi_scale is {spread}, allowed are 0 up to but not 1"):
+    with pytest.raises(ValueError, match=f"model.multi_scale must be >= 0 and < 1, got {spread}"):
         YOLOModule(multi_scale=spread)

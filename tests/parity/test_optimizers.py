@@ -14,8 +14,8 @@ from ultralytics.engine.trainer import BaseTrainer
 
 from tests.parity.training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training import Recipe, check_same_optimizer, optimizer_maker, parameter_groups
-from yolo_lightning.training.optimizers import OptimizerName
+from yolo_lightning.training.optimizers import OptimizerName, check_same_optimizer, optimizer_maker
+from yolo_lightning.training.recipe import Recipe, parameter_groups
 
 pytestmark = pytest.mark.whole_run
 
@@ -45,14 +45,14 @@ def test_named_optimizers_equal_those_of_ultralytics(name: str) -> None:
 
 
 def test_unknown_name_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.optimizer is 'auto', allowed are SGD, Adam, AdamW"):
+    with pytest.raises(ValueError, match=r"model\.optimizer must be one of SGD, Adam, AdamW.* got 'auto'"):
         optimizer_maker("auto", Recipe())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [{"lr": 0.5}, {"weight_decay": 0.5}])
 def test_class_path_may_not_set_what_the_recipe_decides(given: dict[str, float]) -> None:
     make = optimizer_maker(lambda groups: torch.optim.Adagrad(groups, **given), Recipe())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=rf"Adagrad has {next(iter(given))} 0.5; give it as model\."):
+    with pytest.raises(ValueError, match=rf"Adagrad got {next(iter(given))} 0.5; set model\."):
         make(parameter_groups(network(), 0.0), scaled=False)
 
 
@@ -61,7 +61,7 @@ def test_fused_optimizer_is_refused_where_clipping_comes_before_unscaling() -> N
         build = optimizer_maker(lambda groups: torch.optim.AdamW(groups, fused=True), recipe)
         return build(parameter_groups(network(), 0.0), scaled=scaled)
 
-    with pytest.raises(ValueError, match=r"fused false, or model\.clip_norm 0"):
+    with pytest.raises(ValueError, match=r"set fused to false, or model\.clip_norm to 0"):
         make(Recipe(), scaled=True)
     assert make(Recipe(clip_norm=0), scaled=True)
     assert make(Recipe(), scaled=False)
@@ -96,7 +96,7 @@ def test_name_on_the_command_line_and_resume_with_another_one_is_refused(
     run("fit", *ONE_STEP, "--model.optimizer", "AdamW")
     with pytest.raises(SystemExit):
         run("fit", *ONE_STEP, "--resume", "--trainer.max_epochs", "2")
-    assert "model.optimizer makes SGD, the checkpoint was trained with AdamW" in capsys.readouterr().err
+    assert "model.optimizer must be AdamW, as in the checkpoint, got SGD" in capsys.readouterr().err
 
 
 def test_checkpoint_that_names_no_optimizer_is_not_refused() -> None:

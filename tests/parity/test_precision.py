@@ -18,7 +18,7 @@ from tests.parity.training_twins import (
     state,
 )
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training import Accumulation
+from yolo_lightning.training.accumulation import Accumulation
 
 CLIP_NORM = 0.5
 """Far below the norm of these gradients: clipping them before they are unscaled would leave next to nothing."""
@@ -108,11 +108,11 @@ def test_gradients_survive_a_change_of_scale() -> None:
     layer.weight.grad = torch.tensor([[3.0, 5.0]]) * 1024
     kept = Accumulation()
     kept.steps = 2
-    saved = kept.state(layer.named_parameters(), torch.amp.GradScaler("cpu", init_scale=1024.0))
+    saved = kept.state_dict(layer, torch.amp.GradScaler("cpu", init_scale=1024.0))
     loaded = Accumulation()
-    loaded.load(saved)
+    loaded.load_state_dict(saved)
     layer.weight.grad = None
     layer.bias.requires_grad_(False)
-    loaded.restore(layer.named_parameters(), torch.amp.GradScaler("cpu", init_scale=64.0))
+    loaded.restore(layer, torch.amp.GradScaler("cpu", init_scale=64.0))
     assert loaded.steps == 2
     assert torch.equal(layer.weight.grad, torch.tensor([[3.0, 5.0]]) * 64)  # type: ignore[arg-type]

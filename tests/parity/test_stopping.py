@@ -127,7 +127,7 @@ def test_epoch_checkpoints_keep_to_their_interval_and_survive_a_full_disk(
     monkeypatch.setattr(trainer, "save_checkpoint", full)
     with pytest.warns(UserWarning, match=r"could not save .*epoch-0001.ckpt \(No space left on device\)"):
         trainer.fit(module, Frames(random_batches(1)))
-    with pytest.raises(ValueError, match="every_n_epochs is 0, allowed are 1 and more"):
+    with pytest.raises(ValueError, match="every_n_epochs must be >= 1, got 0"):
         EpochCheckpoint(0)
 
 

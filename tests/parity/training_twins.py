@@ -15,7 +15,7 @@ from ultralytics.models.yolo.detect import DetectionTrainer
 from ultralytics.nn.tasks import DetectionModel
 
 from yolo_lightning.callbacks import EMA
-from yolo_lightning.data.batch import Batch
+from yolo_lightning.data.batch import Batch, TrainingFacts
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.module import YOLOModule
@@ -132,13 +132,14 @@ class Frames(LightningDataModule):
 
     def __init__(self, batches: list[Batch]) -> None:
         super().__init__()
-        self.batches, self.batch_size, self.image_size, self.seed = batches, BATCH_SIZE, SIZE, 0
+        self.batches = batches
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.batches, batch_size=None)  # type: ignore[arg-type]
 
-    def index(self, split: str) -> SimpleNamespace:
-        return SimpleNamespace(all_labels=lambda: torch.cat([batch.labels for batch in self.batches]).numpy())
+    def training_facts(self) -> TrainingFacts:
+        labels = torch.cat([batch.labels for batch in self.batches])
+        return TrainingFacts(BATCH_SIZE, 0, tuple(labels.bincount(minlength=len(CLASS_NAMES)).tolist()))
 
 
 class Recorder(Callback):

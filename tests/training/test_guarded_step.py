@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch, in_parts
 from yolo_lightning.data.boxes import Letterbox
-from yolo_lightning.model.graph import build_graph, set_loss_gains
+from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.loss import DetectionLoss
-from yolo_lightning.training.guarded_step import GuardedStep, Processes
+from yolo_lightning.training.guarded_step import GuardedStep, Ranks
 
 SIZE, IMAGES = 64, 6
 BOXES = (3, 0, 1, 2, 0, 4)
@@ -42,7 +42,6 @@ class Rig:
     def __init__(self, max_oom_splits: int = 1, batch_norm: bool = True) -> None:
         torch.manual_seed(0)
         self.graph = build_graph("yolov8n", ("a", "b", "c", "d"), "native").train()
-        set_loss_gains(self.graph, box=7.5, cls=0.5, dfl=1.5)
         if not batch_norm:
             for layer in self.graph.modules():
                 if isinstance(layer, nn.BatchNorm2d):
@@ -124,7 +123,7 @@ def test_statistic_that_overflows_counts_though_the_loss_is_finite() -> None:
 
 def test_all_processes_leave_the_batch_out_where_one_does() -> None:
     rig = Rig()
-    another_fails = Processes(2, lambda told: told + torch.eye(len(told))[0])
+    another_fails = Ranks(2, lambda told: told + torch.eye(len(told))[0])
     assert not rig.step.run(make_batch(), another_fails).is_finite
     assert rig.gradients() == {}
 
@@ -133,11 +132,11 @@ def test_all_processes_leave_the_batch_out_where_one_does() -> None:
 def test_out_of_memory_halves_this_batch_and_all_later_ones(where: str) -> None:
     rig = Rig()
     setattr(rig, where, lambda images: images > 3)
-    with pytest.warns(UserWarning, match=r"out of memory with 6 of a batch's 6 images.*3 at once.*7 GiB\)$"):
+    with pytest.warns(UserWarning, match=r"out of memory with 6 of 6 images.*3 images are computed at once.*7 GiB\)$"):
         rig.step.run(make_batch(0))
     rig.step.run(make_batch(1))
     assert rig.seen == [6, 3, 3, 3, 3]
-    assert rig.step.state() == {"images_at_once": 3, "halvings": 1}
+    assert rig.step.state_dict() == {"images_at_once": 3, "halvings": 1}
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")
@@ -218,7 +217,7 @@ def test_out_of_memory_among_several_processes_is_an_error() -> None:
     rig = Rig()
     rig.fails_forward = lambda images: True
     with pytest.raises(torch.OutOfMemoryError):
-        rig.step.run(make_batch(), Processes(2, lambda told: told))
+        rig.step.run(make_batch(), Ranks(2, lambda told: told))
     assert rig.seen == [6]
 
 
@@ -227,7 +226,7 @@ def test_resumed_step_begins_halved_and_has_used_its_halving_up() -> None:
     first, again = Rig(), Rig()
     first.fails_forward = lambda images: images > 3
     first.step.run(make_batch())
-    again.step.load(first.step.state())
+    again.step.load_state_dict(first.step.state_dict())
     again.fails_forward = lambda images: images > 2
     with pytest.raises(torch.OutOfMemoryError):
         again.step.run(make_batch())
@@ -235,7 +234,7 @@ def test_resumed_step_begins_halved_and_has_used_its_halving_up() -> None:
 
 
 def test_negative_number_of_halvings_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.max_oom_splits is -1, allowed are 0 and more"):
+    with pytest.raises(ValueError, match=r"model\.max_oom_splits must be >= 0, got -1"):
         Rig(-1)
 
 

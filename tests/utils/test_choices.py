@@ -3,7 +3,7 @@ from typing import Literal
 import pytest
 import torch
 
-from yolo_lightning.utils.choices import check_choices, chosen_device
+from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
 
 
 def test_auto_is_the_accelerator_where_there_is_one() -> None:
@@ -12,10 +12,17 @@ def test_auto_is_the_accelerator_where_there_is_one() -> None:
 
 
 def test_device_that_only_pretends_to_compute_is_refused() -> None:
-    with pytest.raises(ValueError, match="device is 'meta', allowed are auto, cpu"):
+    with pytest.raises(ValueError, match=r"device must be one of auto, cpu.*, got 'meta'"):
         chosen_device("meta")
 
 
 def test_one_bad_value_among_good_ones_is_named() -> None:
-    with pytest.raises(ValueError, match="fruit is 'plum', allowed are apple, pear"):
+    with pytest.raises(ValueError, match="fruit must be one of apple, pear, got 'plum'"):
         check_choices("fruit", ["pear", "plum"], Literal["apple", "pear"])
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5, float("nan")])
+def test_value_out_of_range_is_refused_with_the_limits(value: float) -> None:
+    check_range("share", 1, "> 0", "<= 1")
+    with pytest.raises(ValueError, match=f"share must be > 0 and <= 1, got {value}"):
+        check_range("share", value, "> 0", "<= 1")

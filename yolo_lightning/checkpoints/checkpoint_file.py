@@ -1,4 +1,4 @@
-"""Checkpoint files that are whole or not there, and that say so: written aside, flushed, renamed, with a checksum."""
+"""Checkpoint files: written atomically, with a checksum file."""
 
 import json
 import os
@@ -17,28 +17,28 @@ from yolo_lightning.utils.files import flush, replacing, write_json
 from yolo_lightning.utils.run_files import CHECKSUM_SUFFIX
 
 STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
-"""Name of a checkpoint that is numbered by its steps; a test compares the pattern with `run_files.STEP_CHECKPOINT`."""
+"""File name of a step checkpoint; equals `run_files.STEP_CHECKPOINT`, as a test verifies."""
 
 
 class NotSavedError(OSError):
-    """All steps are trained, but the last checkpoint could not be written."""
+    """Training is finished, but the last checkpoint could not be written."""
 
 
 INPUT = "input"
-"""Key of a checkpoint: how the images were prepared that the network was trained on, see `network_settings`."""
+"""Checkpoint key of the preprocessing of the training images, see `network_settings`."""
 CONFIGURATION = "config"
-"""Key of a checkpoint: the configuration of its run, without secrets and places."""
+"""Checkpoint key of the configuration of the run, without secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """What the sidecar of a checkpoint records.
+    """Content of the checksum file of a checkpoint.
 
     Attributes:
-        sha256: Of the checkpoint file.
-        bytes: Its length.
-        epoch: Epoch it was saved in, from 0.
-        steps: Batches trained on since training began.
+        sha256: Digest of the checkpoint file.
+        bytes: Size of the checkpoint file.
+        epoch: Epoch in which the checkpoint was saved, from 0.
+        steps: Batches trained since training began.
     """
 
     sha256: str
@@ -48,19 +48,19 @@ class Checksum:
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Save `checkpoint` so that `path` is at any moment absent, the old file, or the whole new one.
+    """Write a checkpoint atomically: `path` is always absent, the old file, or the complete new file.
 
-    The temporary file lies in the same folder, as only a rename within one file system is atomic.
+    The temporary file is in the same folder, because only a rename within one file system is atomic.
 
     Args:
-        checkpoint: Tensors and plain Python; `epoch` and `steps` are copied into the sidecar where present.
+        checkpoint: Tensors and plain Python; `epoch` and `steps`, if present, are copied into the checksum file.
         path: The file to write.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        # Into memory first: torch.save answers a full disk with a RuntimeError. Not by `torch.save`, which Ultralytics
-        # replaces: its function answers a RuntimeError, such as the SIGCHLD handler of torch raises for a dead loader
-        # worker, by a second attempt into the same buffer, behind the torn first one.
+        # To memory first: torch.save raises a RuntimeError on a full disk. Not by `torch.save`, which Ultralytics
+        # patches: after a RuntimeError, such as torch's SIGCHLD handler raises for a dead loader worker, the patch
+        # writes a second time into the same buffer, after the incomplete first attempt.
         buffer = BytesIO()
         torch.serialization.save(dict(checkpoint), buffer)
         content = buffer.getbuffer()
@@ -69,16 +69,16 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
             sha256(content).hexdigest(), len(content), int(checkpoint.get("epoch", 0)), int(checkpoint.get("steps", 0))
         )
         flush(temporary)
-        # Without sidecar a file counts as whole if it loads; with a stale one it would be refused.
+        # A file without a checksum file is valid if it can be loaded; with an outdated one it would be rejected.
         checksum_path(path).unlink(missing_ok=True)
     write_json(checksum_path(path), asdict(checksum), indent=None)
 
 
 def link_checkpoint(source: Path, target: Path) -> None:
-    """Make `target` another name of the checkpoint `source`; a copy where the file system has no hard links."""
+    """Make `target` a hard link to the checkpoint `source`, or a copy if the file system has no hard links."""
     checksum_path(target).unlink(missing_ok=True)
     for original, name in ((source, target), (checksum_path(source), checksum_path(target))):
-        if name != target and not original.is_file():  # a sidecar is no must
+        if name != target and not original.is_file():  # the checksum file is optional
             continue
         with replacing(name) as temporary:
             try:
@@ -88,15 +88,15 @@ def link_checkpoint(source: Path, target: Path) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint with its sidecar."""
+    """Delete a checkpoint and its checksum file."""
     path.unlink(missing_ok=True)
     checksum_path(path).unlink(missing_ok=True)
 
 
 def find_damage(path: Path) -> str | None:
-    """Why the checkpoint cannot be used, or None if it is whole.
+    """Return why a checkpoint cannot be used, or None if it is undamaged.
 
-    torch.load notices a truncated file but not a changed byte, hence the checksum.
+    torch.load detects a truncated file but not a changed byte.
     """
     if not path.is_file():
         return "it does not exist"
@@ -106,7 +106,7 @@ def find_damage(path: Path) -> str | None:
             content = torch.load(path, map_location="meta", weights_only=True)
         except Exception as error:
             return f"it cannot be loaded ({type(error).__name__})"
-        return None if isinstance(content, dict) and "state_dict" in content else "it is no checkpoint"
+        return None if isinstance(content, dict) and "state_dict" in content else "it is not a checkpoint"
     if path.stat().st_size != checksum.bytes:
         return f"it has {path.stat().st_size:,} bytes instead of {checksum.bytes:,}"
     with path.open("rb") as file:
@@ -116,18 +116,14 @@ def find_damage(path: Path) -> str | None:
 
 
 def require_whole(path: Path, what: str = "checkpoint") -> None:
-    """Refuse a checkpoint that cannot be used.
-
-    Raises:
-        ValueError: If it is damaged or missing; the message calls it `what`.
-    """
+    """Raise a ValueError if a checkpoint is damaged or missing; `what` names the file in the message."""
     damage = find_damage(path)
     if damage is not None:
         raise ValueError(f"{what} {path} cannot be used: {damage}")
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
-    """The whole checkpoint in `folder` that has trained longest, and why newer ones were passed over."""
+    """Return the newest undamaged checkpoint in a folder, and the reasons why newer ones cannot be used."""
     damaged: dict[Path, str] = {}
     for path in sorted(folder.glob("*.ckpt"), key=training_age, reverse=True):
         damage = find_damage(path)
@@ -149,7 +145,7 @@ def training_age(path: Path) -> tuple[int, str]:
 def steps_trained(path: Path) -> int:
     """Return the number of batches that a checkpoint was trained on; 0 if the number is unknown.
 
-    The number is read from the sidecar, else from the name `step-<steps>.ckpt`, else from the checkpoint itself.
+    The number is read from the checksum file, else from the name `step-<steps>.ckpt`, else from the checkpoint itself.
     """
     checksum = read_checksum(path)
     if checksum is not None:
@@ -166,8 +162,8 @@ def steps_trained(path: Path) -> int:
 def superseded(paths: Iterable[Path], newest: Path, keep: int) -> list[Path]:
     """Return the checkpoints to delete after `newest` was written.
 
-    Training was resumed before the checkpoints of more steps than `newest`: they are damaged, or belong to an abandoned
-    part of the run. They must not remain, because the next resume would choose one of them.
+    Checkpoints with more steps than `newest` are damaged or belong to an abandoned part of the run: training was
+    resumed before them. They are deleted, too, because the next resume would choose one of them.
 
     Args:
         paths: All step checkpoints of the run, `newest` included.
@@ -180,7 +176,7 @@ def superseded(paths: Iterable[Path], newest: Path, keep: int) -> list[Path]:
 
 
 def read_checksum(path: Path) -> Checksum | None:
-    """The sidecar of a checkpoint, or None if there is none that can be read."""
+    """Return the content of the checksum file of a checkpoint, or None if it cannot be read."""
     try:
         return Checksum(**json.loads(checksum_path(path).read_text()))
     except (OSError, ValueError, TypeError):
@@ -188,5 +184,5 @@ def read_checksum(path: Path) -> Checksum | None:
 
 
 def checksum_path(path: Path) -> Path:
-    """Where the sidecar of a checkpoint lies."""
+    """Return the path of the checksum file of a checkpoint."""
     return path.with_name(path.name + CHECKSUM_SUFFIX)

@@ -16,15 +16,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Save to a local `path`; see `write_checkpoint`.
-
-        Raises:
-            ValueError: If `storage_options` are given.
-        """
         if storage_options is not None:
             raise ValueError(f"storage_options must be None for local checkpoints, got {storage_options!r}")
         write_checkpoint(checkpoint, Path(path))
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete the file and its checksum."""
         remove_checkpoint(Path(path))

@@ -1,14 +1,16 @@
-"""Checkpoints in storage that is not local, by fsspec: put there once, read by all, whole or passed over."""
+"""Checkpoints in any storage that fsspec supports.
 
-from collections.abc import Iterable, Iterator, Mapping
+The checksum file is written last and removed first: a checkpoint without one is an interrupted upload and is ignored.
+"""
+
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from fnmatch import filter as matching
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from yolo_lightning.checkpoints.checkpoint_file import (
@@ -17,183 +19,147 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     link_checkpoint,
     training_age,
 )
-from yolo_lightning.utils.files import TEMPORARY_PREFIX, cache_folder
+from yolo_lightning.utils.files import cache_folder
 from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKSUM_SUFFIX, STEP_CHECKPOINTS
 
 SCHEME = "://"
 LOCAL = f"file{SCHEME}"
-RENAMING = frozenset({"file", "memory", "sftp", "hdfs"})
-"""Protocols that show half-written files, and rename at once; elsewhere an object appears whole or not at all."""
 
 STEPS_KEPT = 3
-"""Checkpoints `step-*.ckpt` that stay in a mirror."""
+"""Number of `step-*.ckpt` that a mirror keeps."""
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is an address, such as `s3://bucket/x.ckpt`, and no path."""
+    """Whether a name is an address, such as `s3://bucket/x.ckpt`, and not a path."""
     return SCHEME in name
 
 
-@contextmanager
-def reaching(address: str) -> Iterator[None]:
-    """A block that talks to a store.
-
-    Raises:
-        FileNotFoundError: If something is not there.
-        ConnectionError: Whatever else goes wrong: the stores' clients have exceptions of their own.
-    """
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise ConnectionError(f"{address}: {type(error).__name__}: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """A folder of checkpoints in any store that fsspec knows. All methods raise the errors of `reaching`.
+    """Folder of checkpoints in any storage that fsspec supports.
 
-    Attributes:
-        address: Such as `s3://bucket/runs/ltdv2`.
+    All methods raise FileNotFoundError for a missing file, and ConnectionError for any other failure, because the
+    clients of the storages have exception types of their own.
+
+    Args:
+        address: Address of the folder, such as `s3://bucket/runs/ltdv2`.
 
     Raises:
-        ValueError: If fsspec does not know the protocol, or lacks a package for it.
+        ValueError: If the protocol is unknown or its package is missing.
     """
 
-    address: str
-
-    def __post_init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
         try:
-            self._open()
+            self._store, root = url_to_fs(self.address)
         except (ImportError, ValueError) as error:
-            raise ValueError(f"{self.address} cannot be opened: {error}") from error
+            raise ValueError(f"{address} cannot be opened: {error}") from error
+        self._root = root.rstrip("/")
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        try:
+            yield self._store
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise ConnectionError(f"{self.address}: {type(error).__name__}: {error}") from error
+
+    def folder(self, name: str) -> "RemoteFolder":
+        """Return the folder `name` in this one."""
+        return RemoteFolder(f"{self.address}/{name}")
 
     def names(self) -> list[str]:
-        """Files and folders in it, sorted; none where it does not exist."""
-        with reaching(self.address):
-            store, root = self._open()
+        """Return the sorted names of all files and folders; none if the folder does not exist."""
+        with self._connected() as store:
             store.invalidate_cache()
             try:
-                return sorted(Path(path).name for path in store.ls(root, detail=False))
+                return sorted(Path(path).name for path in store.ls(self._root, detail=False))
             except FileNotFoundError:
                 return []
 
-    def whole(self) -> list[str]:
-        """Checkpoints with a sidecar, sorted; an upload that was cut off leaves none."""
+    def complete(self) -> list[str]:
+        """Return the sorted names of all checkpoints with a checksum file."""
         names = self.names()
         return [name for name in matching(names, "*.ckpt") if f"{name}{CHECKSUM_SUFFIX}" in names]
 
     def holds(self, path: Path) -> bool:
-        """Whether the very checkpoint `path` is there, going by the sidecars."""
-        with reaching(self.address):
-            store, root = self._open()
-            try:
-                return bool(store.cat_file(f"{root}/{checksum_path(path).name}") == checksum_path(path).read_bytes())
-            except FileNotFoundError:
-                return False
+        """Whether the folder contains the same checkpoint as `path`, by its checksum file."""
+        with self._connected() as store, suppress(FileNotFoundError):
+            stored = store.cat_file(f"{self._root}/{checksum_path(path).name}")
+            return bool(stored == checksum_path(path).read_bytes())
+        return False
 
     def upload(self, path: Path) -> None:
-        """Put a local checkpoint there: aside and renamed where the store can, and its sidecar last."""
+        """Copy a local checkpoint into the folder, and its checksum file last."""
         checksum = checksum_path(path).read_bytes()
         self.remove(checksum_path(path).name)
-        with reaching(self.address):
-            store, root = self._open()
-            if not renames(store):
-                store.put_file(str(path), f"{root}/{path.name}")
-            else:
-                store.makedirs(root, exist_ok=True)
-                aside = f"{root}/{TEMPORARY_PREFIX}{path.name}"
-                store.put_file(str(path), aside)
-                store.mv(aside, f"{root}/{path.name}")
-            store.pipe_file(f"{root}/{checksum_path(path).name}", checksum)
+        with self._connected() as store:
+            store.makedirs(self._root, exist_ok=True)
+            store.put_file(str(path), f"{self._root}/{path.name}")
+            store.pipe_file(f"{self._root}/{checksum_path(path).name}", checksum)
 
     def download(self, name: str, target: Path) -> None:
-        """Make `target` a checked copy of a checkpoint there; it is whole or not there.
+        """Copy a checkpoint to `target`, which is replaced only by an undamaged file.
 
         Raises:
-            ValueError: If that is damaged.
+            ValueError: If the checkpoint is damaged.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=target.parent, prefix=".fetching-") as aside:
-            copy = Path(aside) / name
-            with reaching(self.address):
-                store, root = self._open()
-                store.get_file(f"{root}/{name}", str(copy))
-                if store.exists(f"{root}/{checksum_path(copy).name}"):
-                    store.get_file(f"{root}/{checksum_path(copy).name}", str(checksum_path(copy)))
+        with TemporaryDirectory(dir=target.parent, prefix=".fetching-") as folder:
+            copy = Path(folder) / name
+            with self._connected() as store:
+                store.get_file(f"{self._root}/{name}", str(copy))
+                if store.exists(f"{self._root}/{checksum_path(copy).name}"):
+                    store.get_file(f"{self._root}/{checksum_path(copy).name}", str(checksum_path(copy)))
             damage = find_damage(copy)
             if damage is not None:
                 raise ValueError(f"checkpoint {self.address}/{name} cannot be used: {damage}")
             link_checkpoint(copy, target)
 
     def remove(self, name: str) -> None:
-        """Delete a file, if it is there; a checkpoint with its sidecar, and that first."""
-        with reaching(self.address):
-            store, root = self._open()
-            for path in (f"{root}/{name}{CHECKSUM_SUFFIX}", f"{root}/{name}"):
+        """Delete a file if it exists, after its checksum file."""
+        with self._connected() as store:
+            for path in (f"{self._root}/{name}{CHECKSUM_SUFFIX}", f"{self._root}/{name}"):
                 if store.exists(path):
                     store.rm_file(path)
 
-    def _open(self) -> tuple[AbstractFileSystem, str]:
-        store, root = url_to_fs(self.address)
-        return store, root.rstrip("/")
 
-
-def renames(store: AbstractFileSystem) -> bool:
-    """Whether a file there can be written aside and renamed."""
-    protocols = (store.protocol,) if isinstance(store.protocol, str) else store.protocol
-    return not RENAMING.isdisjoint(protocols)
-
-
-def below(address: str, name: str) -> RemoteFolder:
-    """The folder `name` in a mirror."""
-    return RemoteFolder(f"{address.rstrip('/')}/{name}")
-
-
-def not_copied(folder: Path, copied: Mapping[str, bytes]) -> dict[Path, bytes]:
-    """The step checkpoint trained longest, and `best.ckpt`, with their sidecars; without those in `copied`, by name."""
+def to_mirror(folder: Path) -> dict[Path, bytes]:
+    """Return the newest step checkpoint and `best.ckpt` of a folder, with the contents of their checksum files."""
     found = {}
     for path in (*sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)[-1:], folder / BEST_CHECKPOINT):
-        with suppress(FileNotFoundError):  # the sidecar is written last
+        with suppress(FileNotFoundError):  # the checksum file is written last
             found[path] = checksum_path(path).read_bytes()
-    return {path: sidecar for path, sidecar in found.items() if copied.get(path.name) != sidecar}
+    return found
 
 
-def copy(paths: Iterable[Path], remote: RemoteFolder) -> None:
-    """Copy whole checkpoints into a mirror, and give up old ones there.
+def mirror(paths: Iterable[Path], remote: RemoteFolder) -> None:
+    """Copy checkpoints that a mirror does not contain, and delete all but the newest step checkpoints up to them.
+
+    Step checkpoints with more steps than the copied one belong to another course of the run and are kept.
 
     Raises:
-        OSError: If that fails; see `reaching`.
+        OSError: If the storage fails; see `RemoteFolder`.
     """
     for path in paths:
         if not remote.holds(path):
             remote.upload(path)
         if path.name != BEST_CHECKPOINT:
-            give_up(remote, path.name)
-
-
-def give_up(remote: RemoteFolder, newest: str) -> None:
-    """Delete all step checkpoints but a few up to `newest`, and what uploads that were cut off have left.
-
-    Those of later steps are of another course of the run: they stay.
-    """
-    names = remote.names()
-    steps = [name for name in matching(names, STEP_CHECKPOINTS) if name <= newest]
-    for name in steps[:-STEPS_KEPT] + matching(names, f"{TEMPORARY_PREFIX}*"):
-        remote.remove(name)
+            steps = [name for name in matching(remote.names(), STEP_CHECKPOINTS) if name <= path.name]
+            for name in steps[:-STEPS_KEPT]:
+                remote.remove(name)
 
 
 def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str, str]]:
-    """Copy `best.ckpt` of a mirror, then its newest whole `step-*.ckpt`, into a run's folder of checkpoints.
+    """Copy `best.ckpt` and the newest undamaged `step-*.ckpt` of a mirror into the checkpoint folder of a run.
 
     Returns:
-        The one to continue, None where the mirror holds none; and why others were passed over.
+        The checkpoint to resume, or None if the mirror contains none; and the reason why others cannot be used.
 
     Raises:
-        OSError: If the store cannot be reached, or the folder not be written.
+        OSError: If the storage fails, or the folder cannot be written.
     """
-    names = remote.whole()
+    names = remote.complete()
     fetched, damaged = None, dict[str, str]()
     for name in (*matching(names, BEST_CHECKPOINT), *reversed(matching(names, STEP_CHECKPOINTS))):
         try:
@@ -208,10 +174,10 @@ def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str
 
 
 def local_checkpoint(name: str) -> Path:
-    """The file that a path or an address names; a remote one is copied into the user's cache folder, and checked.
+    """Return the file of a path or address; a remote file is checked and copied into the user's cache folder.
 
     Raises:
-        ValueError: If an address cannot be read, or what lies there is damaged.
+        ValueError: If the address cannot be read, or its file is damaged.
     """
     if name.startswith(LOCAL):
         return Path(name.removeprefix(LOCAL))

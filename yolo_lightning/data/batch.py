@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -128,6 +128,39 @@ class Target:
     boxes: Tensor
     labels: Tensor
     month: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFacts:
+    """Facts about the training data that the model needs; returned by `training_facts()` of a data module.
+
+    Attributes:
+        batch_size: Images per batch and rank.
+        seed: Seed of the run; the input sizes of `model.multi_scale` derive from it.
+        class_counts: Number of training boxes of each class, index 0 first; None if unknown.
+    """
+
+    batch_size: int
+    seed: int = 0
+    class_counts: tuple[int, ...] | None = None
+
+    @classmethod
+    def from_trainer(cls, trainer: Any) -> Self:
+        """Return the facts of the Trainer's data module, or else the batch size of its training DataLoader.
+
+        Raises:
+            ValueError: If the batch size is unknown.
+        """
+        if hasattr(trainer.datamodule, "training_facts"):
+            facts: Self = trainer.datamodule.training_facts()
+            return facts
+        batch_size = getattr(trainer.train_dataloader, "batch_size", None)
+        if batch_size is None:
+            raise ValueError(
+                "the model needs the batch size: set batch_size of the training DataLoader, or give the data module a "
+                "method training_facts() that returns yolo_lightning.data.batch.TrainingFacts"
+            )
+        return cls(batch_size)
 
 
 def collate(samples: Sequence[Sample]) -> Batch:

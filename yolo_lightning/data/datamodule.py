@@ -4,12 +4,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
-from yolo_lightning.data.batch import Batch, Sample, collate
+from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
 from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, LTDv2Format, choose_format
@@ -31,7 +32,7 @@ from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.image_cache import cache_images
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.utils.loop_position import epochs_trained, recount
+from yolo_lightning.utils.loop_position import epochs_trained, set_batches_done
 
 SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "valid"),
@@ -241,6 +242,11 @@ class DetectionDataModule(LightningDataModule):
         flags = index.text_ids().tolist()
         return [text if is_text else int(text) for text, is_text in zip(index.image_ids(), flags, strict=True)]
 
+    def training_facts(self) -> TrainingFacts:
+        """Return the facts about the training split that the model needs; call it after `setup`."""
+        counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
+        return TrainingFacts(self.batch_size, self.seed, tuple(counts.tolist()))
+
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
         assert self.trainer is not None
@@ -256,7 +262,7 @@ class DetectionDataModule(LightningDataModule):
             keys,
             collate,
             epoch_batches=limited(len(keys), self.trainer.limit_train_batches),
-            repositioned=partial(recount, self.trainer),
+            repositioned=partial(set_batches_done, self.trainer),
             **arguments,
         )
 

@@ -1,9 +1,9 @@
-"""Raw predictions and a batch to the loss, by Ultralytics' criterion."""
+"""YOLOv8's loss, computed by Ultralytics' criterion."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from ultralytics.utils.loss import v8DetectionLoss
@@ -14,43 +14,47 @@ LOSS_PARTS = ("box_loss", "cls_loss", "dfl_loss")
 
 
 class DetectionLoss:
-    """YOLOv8's loss: box (CIoU), class (binary cross-entropy) and distribution focal loss over assigned anchors.
+    """Box loss (CIoU), class loss (binary cross-entropy) and distribution focal loss over assigned anchors.
 
-    The criterion keeps tensors on the device it was made for and is no module, so it is made when first called and
-    again whenever the graph has moved.
+    Ultralytics' criterion stores tensors on one device and is not a module; it is created at the first call and again
+    after the graph has moved.
 
     Args:
-        graph: The network; carries strides, number of classes and the gains of the three parts.
+        graph: The network; provides strides and number of classes. Its attribute `args` is set to the gains.
+        box: Gain of the box loss.
+        cls: Gain of the class loss.
+        dfl: Gain of the distribution focal loss.
 
     Attributes:
-        class_weights: `(classes,)` floating point, what the class loss of each class is multiplied by; None is 1.
-        target_scores: 0-d, sum of the scores that the last call assigned to anchors. The loss is divided by it, or by
-            1 where it is smaller.
+        class_weights: `(classes,)` floating point, factor of the class loss per class; None is 1.
+        target_scores: 0-d, sum of the scores that the last call assigned to anchors. The loss is divided by this sum,
+            or by 1 if it is smaller.
     """
 
-    def __init__(self, graph: nn.Module) -> None:
+    def __init__(self, graph: Any, box: float = 7.5, cls: float = 0.5, dfl: float = 1.5) -> None:
+        graph.args = SimpleNamespace(box=box, cls=cls, dfl=dfl)
         self.class_weights: Tensor | None = None
         self.target_scores = torch.zeros(())
         self._graph = graph
         self._criterion: Any = None
 
     def __call__(self, raw: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of one batch.
+        """Return the loss of one batch.
 
         Args:
-            raw: What the graph returned, in training or in evaluation mode.
+            raw: Output of the graph in training or evaluation mode.
             batch: The targets, on the same device.
 
         Returns:
-            The total as a 0-d tensor, gains applied and *summed* over the batch's images as YOLOv8 does, and the parts
+            The total as a 0-d tensor, gains applied and *summed* over the images as in YOLOv8, and the parts
             `box_loss`, `cls_loss`, `dfl_loss` as detached 0-d tensors, gains applied, per image.
         """
         if self._criterion is None or self._criterion.device != batch.images.device:
             self._criterion = v8DetectionLoss(self._graph)
-            self._criterion.assigner.register_forward_hook(self._note_target_scores)
+            self._criterion.assigner.register_forward_hook(self._store_target_scores)
         weights = self.class_weights
         self._criterion.class_weights = None if weights is None else weights.to(batch.images.device).view(1, 1, -1)
-        dtype = torch.get_default_dtype()  # the criterion builds its own tensors in it; float64 under precision 64-true
+        dtype = torch.get_default_dtype()  # the criterion creates tensors of it; float64 under precision 64-true
         total, parts = self._criterion(
             raw,
             {
@@ -63,32 +67,31 @@ class DetectionLoss:
 
     @staticmethod
     def reaching_all_outputs(total: Tensor, raw: Any) -> Tensor:
-        """The same total, whose gradient is defined, if only as 0, for all that the graph returned in training mode.
+        """Return the same total with a gradient, possibly 0, for every output of the graph in training mode.
 
-        A batch without boxes gives the box branch no gradient, while other processes wait for it.
+        A batch without boxes has no gradient in the box branch, for which DistributedDataParallel would wait.
         """
         outputs: Tensor = raw["boxes"].sum() + raw["scores"].sum()
         return total + 0 * outputs
 
-    def _note_target_scores(self, assigner: nn.Module, inputs: Any, assigned: tuple[Tensor, ...]) -> None:
+    def _store_target_scores(self, assigner: nn.Module, inputs: Any, assigned: tuple[Tensor, ...]) -> None:
         _, _, scores, _, _ = assigned
         self.target_scores = scores.sum()
 
 
-def class_weights(labels: npt.NDArray[np.integer[Any]], classes: int, power: float) -> Tensor | None:
-    """Weights against unequal numbers of boxes: (1 / number)^power, scaled to a mean of 1, as Ultralytics' `cls_pw`.
+def class_weights(class_counts: tuple[int, ...], power: float) -> Tensor | None:
+    """Return the weights (1 / count)^power, scaled to mean 1, as Ultralytics' `cls_pw`.
 
-    A class without boxes gets the mean weight of those that have some.
+    A class without boxes gets the mean weight of the other classes.
 
     Args:
-        labels: `(N,)` class index from 0 of every training box.
-        classes: Number of classes.
-        power: 0 to 1; 0 gives all classes the same weight, 1 weights by the inverse number.
+        class_counts: Number of training boxes of each class.
+        power: 0 to 1; 0 gives all classes the same weight.
 
     Returns:
-        `(classes,)` float32; None where nothing is to be weighted.
+        `(classes,)` float32; None if `power` or all counts are 0.
     """
-    counts = np.bincount(labels, minlength=classes).astype(np.float32)
+    counts = np.array(class_counts, dtype=np.float32)
     present = counts > 0
     if not power or not present.any():
         return None

@@ -1,4 +1,4 @@
-"""Decoded network output to predictions in pixels of the original frames."""
+"""Non-maximum suppression, and conversion of boxes to pixels of the original frames."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from yolo_lightning.data.batch import Batch, Prediction
 from yolo_lightning.data.boxes import clip_to_frame, input_to_frame
 
 NO_TIME_LIMIT_S = 1e9
-"""Ultralytics stops after a time limit and returns the remaining images empty: a wrong score on a slow machine."""
+"""Ultralytics returns no boxes for the images left when a time limit is reached, which would falsify the scores."""
 
 
 def predictions(
@@ -21,21 +21,18 @@ def predictions(
     max_detections: int,
     class_agnostic: bool = False,
 ) -> list[Prediction]:
-    """Non-maximum suppression, per class or of all classes together, then back to the frames, on the CPU.
+    """Return the predictions of each readable frame of a batch, in its order.
 
-    The CPU, because torchvision's kernel need not exist for the device (a CPU-only torchvision beside a ROCm torch).
+    Suppression runs on the CPU: torchvision may have no kernel for the device (CPU-only torchvision with ROCm torch).
 
     Args:
-        raw: What the graph returned in evaluation mode; its first part is `(B, 4 + classes, anchors)`, xywh in pixels
-            of the letterboxed input and class scores from 0 to 1.
-        batch: The frames that were shown.
-        score_threshold: Detections must score more than this, 0 to 1.
-        iou_threshold: Intersection over union above which the weaker of two boxes of a class goes, 0 to 1.
-        max_detections: Detections kept per frame, best first.
-        class_agnostic: Whether boxes of different classes suppress each other, too.
-
-    Returns:
-        One prediction per readable frame of the batch, in its order.
+        raw: Output of the graph in evaluation mode; the first element is `(B, 4 + classes, anchors)`, xywh in pixels of
+            the letterboxed input and class scores from 0 to 1.
+        batch: The input.
+        score_threshold: Detections with a score above this are kept, 0 to 1.
+        iou_threshold: IoU above which the box with the lower score is suppressed, 0 to 1.
+        max_detections: Number of detections kept per frame, best first.
+        class_agnostic: Whether boxes of different classes suppress each other.
     """
     decoded: Tensor = raw[0].detach().float().cpu()
     kept = non_max_suppression(

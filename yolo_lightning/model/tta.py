@@ -1,8 +1,8 @@
-"""Shows a trained network each image several times, scaled and mirrored, and puts all that it says together.
+"""Test-time augmentation: candidates of scaled and mirrored copies of each image, for one joint suppression.
 
-Scales and merging are those of Ultralytics' `DetectionModel._predict_augment` (8.4): candidates of all views side by
-side, for one suppression. It mirrors the middle scale only and drops the coarsest and finest cells of the outer views;
-here each scale is shown both ways and nothing is dropped, so that a mirrored image gives exactly the mirrored result.
+Scales and merging are those of Ultralytics' `DetectionModel._predict_augment` (8.4). Ultralytics mirrors the middle
+scale only and drops the coarsest and finest cells of the outer scales. Here every scale is used with and without
+mirroring and no cell is dropped, so that a mirrored image gives exactly the mirrored result.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from yolo_lightning.data.boxes import STRIDE
 
 PADDING_LEVEL = 114 / 255
-"""Gray of the padding, that of the letterbox."""
+"""Gray level of the letterbox padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How an image is shown.
+    """One augmented copy of an image.
 
     Attributes:
-        scale: Sides are scaled by this, above 0 to 1, and rounded down to whole pixels.
+        scale: Factor of both sides, > 0 and <= 1; sides are rounded down to whole pixels.
         mirrored: Whether left and right are exchanged.
     """
 
@@ -31,37 +31,35 @@ class View:
     mirrored: bool
 
 
-ORIGINAL = View(1.0, False)
 VIEWS = tuple(View(scale, mirrored) for scale in (1.0, 0.83, 0.67) for mirrored in (False, True))
-"""The original first; together 4.3 times its pixels."""
+"""The unchanged image first. Together the views have 4.3 times its pixels."""
 
 
-def augmented(network: Callable[[Tensor], Any], images: Tensor, original: Tensor) -> Tensor:
-    """Candidates of all views, in pixels of the original input.
+def tta_candidates(network: Callable[[Tensor], Any], images: Tensor, original: Tensor) -> Tensor:
+    """Return the candidates of all views, in pixels of the original input.
 
     Args:
         network: Maps `(B, C, H, W)` floating-point images (0 to 1), sides multiples of 32, to a sequence whose first
-            part is `(B, 4 + classes, anchors)`: xywh in input pixels and class scores.
+            element is `(B, 4 + classes, anchors)`: xywh in input pixels and class scores.
         images: `(B, C, H, W)`, C = 1 or 3.
-        original: What the network says of the images as they are, `(B, 4 + classes, A)`.
+        original: Candidates of the unchanged images, `(B, 4 + classes, A)`.
 
     Returns:
-        `(B, 4 + classes, A + ...)`, the original's first.
+        `(B, 4 + classes, A + ...)`, `original` first.
     """
-    others = [seen(network, images, view) for view in VIEWS if view != ORIGINAL]
-    return torch.cat([original, *others], dim=-1)
+    return torch.cat([original, *(view_candidates(network, images, view) for view in VIEWS[1:])], dim=-1)
 
 
-def seen(network: Callable[[Tensor], Any], images: Tensor, view: View) -> Tensor:
-    """Candidates of one view in pixels of the original input; arguments as in `augmented`."""
+def view_candidates(network: Callable[[Tensor], Any], images: Tensor, view: View) -> Tensor:
+    """Return the candidates of one view, in pixels of the original input; see `tta_candidates`."""
     height, width = images.shape[-2:]
-    shown = (int(height * view.scale), int(width * view.scale))
-    decoded: Tensor = network(show(images, view))[0]
-    return mapped_back(decoded, view, (height, width), (shown[0] / height, shown[1] / width))
+    scaled = (int(height * view.scale), int(width * view.scale))
+    decoded: Tensor = network(apply_view(images, view))[0]
+    return to_original(decoded, view, (height, width), (scaled[0] / height, scaled[1] / width))
 
 
-def show(images: Tensor, view: View) -> Tensor:
-    """Images `(B, C, H, W)` as a view shows them, padded at the right and below to multiples of the stride."""
+def apply_view(images: Tensor, view: View) -> Tensor:
+    """Scale and mirror images `(B, C, H, W)`, and pad them on the right and bottom to multiples of the stride."""
     if view.mirrored:
         images = images.flip(-1)
     if view.scale != 1:
@@ -71,11 +69,11 @@ def show(images: Tensor, view: View) -> Tensor:
     return nn.functional.pad(images, (0, right, 0, below), value=PADDING_LEVEL)
 
 
-def mapped_back(decoded: Tensor, view: View, shape: tuple[int, int], gains: tuple[float, float]) -> Tensor:
-    """Candidates of a view in pixels of the original input.
+def to_original(decoded: Tensor, view: View, shape: tuple[int, int], gains: tuple[float, float]) -> Tensor:
+    """Convert the candidates of a view to pixels of the original input.
 
     Args:
-        decoded: `(B, 4 + classes, anchors)`, centre-x, centre-y, width, height in pixels of the view, class scores.
+        decoded: `(B, 4 + classes, anchors)`, xywh in pixels of the view and class scores.
         view: The view.
         shape: `(height, width)` of the original input, pixels.
         gains: Pixels of the view per pixel of the original input, along height and width.

@@ -1,4 +1,4 @@
-"""What is done to a batch on the device, where it is cheap: the size of the input, one class for all."""
+"""Batch transforms that are cheap on the device: multi-scale input, one class for all boxes."""
 
 import math
 
@@ -11,21 +11,21 @@ from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import STRIDE
 
 SIZE_STREAM = 4
-"""Keeps the random numbers of input sizes apart from those of the order and of the samples."""
+"""Separates the random numbers of input sizes from those of sample order and augmentation, which use the same seed."""
 
 ONE_CLASS = "object"
-"""Name of the only class where all classes count as one."""
+"""Class name of a network with `single_class`."""
 
 
 def training_size(image_size: int, spread: float, seed: int, step: int) -> int:
-    """Side of the input in one training step, pixels; a function of (seed, step), drawn as Ultralytics draws it.
+    """Return the input size of one training step in pixels, drawn as Ultralytics does, from (seed, step) alone.
 
     Args:
-        image_size: Configured side, pixels.
-        spread: The side is at most this share smaller or larger, before it is rounded outwards to a multiple of the
-            stride; 0 up to but not 1, 0 keeps it.
+        image_size: Configured size, pixels.
+        spread: Largest relative difference from `image_size` before rounding outwards to a multiple of the stride,
+            >= 0 and < 1; 0 returns `image_size`.
         seed: Seed of the run.
-        step: Steps taken before this one since training began.
+        step: Steps before this one since training began.
     """
     if not spread:
         return image_size
@@ -35,9 +35,9 @@ def training_size(image_size: int, spread: float, seed: int, step: int) -> int:
 
 
 def resized(images: Tensor, size: int) -> Tensor:
-    """Images `(B, C, H, W)`, floating point, scaled bilinearly so that the longer side is `size` pixels.
+    """Resize floating-point images `(B, C, H, W)` bilinearly, so that the longer side has `size` pixels.
 
-    Sides are rounded up to multiples of the stride. Boxes are shares of the input and stay as they are.
+    Sides are rounded up to multiples of the stride. Boxes are relative to the input and do not change.
     """
     height, width = images.shape[-2:]
     gain = size / max(height, width)
@@ -48,5 +48,5 @@ def resized(images: Tensor, size: int) -> Tensor:
 
 
 def as_one_class(batch: Batch) -> Batch:
-    """The batch with all boxes of class 0."""
+    """Return the batch with class 0 for all boxes."""
     return msgspec.structs.replace(batch, labels=torch.zeros_like(batch.labels))

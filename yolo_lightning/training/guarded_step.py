@@ -1,6 +1,6 @@
-"""The gradients of one batch, added to those of earlier ones entirely or not at all.
+"""Forward and backward pass of one batch, whose gradients are added entirely or not at all.
 
-A loss that is not finite, or memory that runs out half way, leaves gradients and running statistics as they were.
+A non-finite loss, or an out-of-memory error within a batch, leaves gradients and running statistics unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,36 +12,37 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch, in_parts
+from yolo_lightning.utils.choices import check_range
 
 Compute = Callable[[Batch], tuple[Tensor, dict[str, Tensor], Tensor]]
 """Forward pass and loss of a batch: the total summed over its images, its named parts per image, and the sum of target
-scores by which both are divided, where it is above 1."""
+scores. Total and parts are divided by this sum, or by 1 if it is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
-    """Those that share a batch and each other's gradients.
+class Ranks:
+    """Ranks that share a batch.
 
     Attributes:
-        count: How many there are; their gradients are averaged in the backward pass where it is above 1.
-        summed: The sum over all of them of a floating-point tensor; a collective call.
+        world_size: Number of ranks; above 1, the backward pass averages gradients over the ranks.
+        summed: Returns the sum of a floating-point tensor over all ranks; a collective call.
     """
 
-    count: int
+    world_size: int
     summed: Callable[[Tensor], Tensor]
 
 
-ALONE = Processes(1, lambda tensor: tensor)
+ONE_RANK = Ranks(1, lambda tensor: tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Of one batch. Among several processes, losses per image are those of the global batch, the same in all of them.
+    """Losses of one batch; with several ranks those of the global batch, equal in all ranks.
 
     Attributes:
         total: 0-d, detached, summed over the images.
         parts: 0-d each, detached, per image.
-        is_finite: If not in one process, the batch has left no trace in any.
+        is_finite: Whether loss and running statistics are finite in all ranks; otherwise the batch was skipped.
     """
 
     total: Tensor
@@ -50,29 +51,26 @@ class Losses:
 
 
 class GuardedStep:
-    """Runs forward and backward pass.
+    """Forward and backward pass.
 
-    When memory runs out, the batch at hand and all later ones are computed in parts of half as many images. Their
-    gradients are summed so that they are those of the whole batch, but for batch normalisation, which sees the parts.
-    In the same way the shares of several processes add up to the gradients of the global batch. Memory that runs out is
-    an error among several processes, as each of them waits for the gradients of the others.
+    After an out-of-memory error this batch and all later ones are computed in parts of half as many images. The
+    gradients of the parts are weighted and summed, so that they equal those of the whole batch, except that batch
+    normalisation uses the statistics of the parts. The shares of several ranks are summed to the gradients of the
+    global batch in the same way. With several ranks an out-of-memory error is fatal, because the other ranks wait for
+    the gradients of this one.
 
     Args:
         compute: Forward pass and loss.
         backward: Backward pass.
-        max_oom_splits: How often, since training began, running out of memory is answered so; then it is an error.
+        max_oom_splits: Out-of-memory errors since training began that halve the batch; the next one is fatal.
 
     Attributes:
-        images_at_once: Images of one pass at most; None for all of a batch.
-        halvings: How often they were halved.
-
-    Raises:
-        ValueError: If `max_oom_splits` is out of range.
+        images_at_once: Largest number of images per pass; None for the whole batch.
+        halvings: How often `images_at_once` was halved.
     """
 
     def __init__(self, compute: Compute, backward: Callable[[Tensor], None], max_oom_splits: int = 1) -> None:
-        if max_oom_splits < 0:
-            raise ValueError(f"model.max_oom_splits is {max_oom_splits}, allowed are 0 and more")
+        check_range("model.max_oom_splits", max_oom_splits, ">= 0")
         self.compute, self.backward, self.max_oom_splits = compute, backward, max_oom_splits
         self.images_at_once: int | None = None
         self.halvings = 0
@@ -81,38 +79,34 @@ class GuardedStep:
         self._copies: list[Tensor] = []
         self._statistics: list[Tensor] = []
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold; plain Python."""
+    def state_dict(self) -> dict[str, Any]:
         return {"images_at_once": self.images_at_once, "halvings": self.halvings}
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on as `state` says."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.images_at_once, self.halvings = state["images_at_once"], state["halvings"]
 
     def watch(self, graph: nn.Module) -> None:
-        """Take note of the tensors that a step changes; call it when they lie where they will be trained."""
+        """Register the tensors that a step changes; call it when they are on the device of the training."""
         self._parameters = list(graph.parameters())
         self._buffers = list(graph.buffers())
         self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
         self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
 
-    def run(self, batch: Batch, processes: Processes = ALONE) -> Losses:
-        """Add the gradients of `batch`.
-
-        Args:
-            batch: On the device; this process' share where there are several.
-            processes: Those that share it.
+    def run(self, batch: Batch, ranks: Ranks = ONE_RANK) -> Losses:
+        """Add the gradients of `batch`, which is on the device; with several ranks, this rank's share of the batch.
 
         Raises:
-            torch.OutOfMemoryError: If memory has run out too often, or a batch cannot be halved.
+            torch.OutOfMemoryError: If no further halving is allowed or possible.
         """
         while True:
-            earlier = self._set_gradients_aside()
+            earlier = [parameter.grad for parameter in self._parameters]
+            for parameter in self._parameters:
+                parameter.grad = None
             self._copy(self._buffers, self._copies)
             try:
-                losses = self._gradients_of(batch) if processes.count == 1 else self._of_share(batch, processes)
+                losses = self._gradients(batch) if ranks.world_size == 1 else self._gradients_of_share(batch, ranks)
             except torch.OutOfMemoryError as error:
-                failure = error.with_traceback(None)  # its frames hold the maps that filled the memory
+                failure = error.with_traceback(None)  # its frames keep the activations alive
             else:
                 if losses.is_finite:
                     self._add(earlier)
@@ -120,72 +114,65 @@ class GuardedStep:
                     self._undo(earlier)
                 return losses
             self._undo(earlier)
-            self._halve(len(batch), failure, may_halve=processes.count == 1)
+            self._halve(len(batch), failure, may_halve=ranks.world_size == 1)
 
-    def _gradients_of(self, batch: Batch) -> Losses:
+    def _gradients(self, batch: Batch) -> Losses:
         if self.images_at_once is not None and len(batch) > self.images_at_once:
             return self._gradients_of_parts(in_parts(batch, self.images_at_once), len(batch))
-        total, named, _ = self.compute(batch)
+        total, parts, _ = self.compute(batch)
         is_finite = self._are_finite(total)
         if is_finite:
             self.backward(total)
-        return Losses(total.detach(), named, is_finite)
+        return Losses(total.detach(), parts, is_finite)
 
-    def _of_share(self, batch: Batch, processes: Processes) -> Losses:
-        """The loss of the global batch is divided by its sum of target scores: known when all have told theirs."""
-        total, named, scores = self.compute(batch)
+    def _gradients_of_share(self, batch: Batch, ranks: Ranks) -> Losses:
+        """Scale the loss of this share by the target scores of the global batch, which all ranks exchange first."""
+        total, parts, scores = self.compute(batch)
         divisor = scores.clamp(min=1)
-        undivided = torch.stack([total.detach() / len(batch), *named.values()]) * divisor
-        failed = 0 if self._are_finite(total) else 1
-        facts = undivided.new_tensor([failed, len(batch)])
-        failures, images, all_scores, *of_all = processes.summed(torch.cat([facts, scores.to(facts)[None], undivided]))
+        undivided = torch.stack([total.detach() / len(batch), *parts.values()]) * divisor
+        counts = undivided.new_tensor([not self._are_finite(total), len(batch)])
+        failures, images, all_scores, *sums = ranks.summed(torch.cat([counts, scores.to(counts)[None], undivided]))
         is_finite = not failures
         all_scores = all_scores.clamp(min=1)
         if is_finite:
-            # Gradients are averaged over the processes, where their sum is wanted.
-            self.backward(total / len(batch) * divisor * (images / all_scores * processes.count))
-        per_image = torch.stack(of_all) / all_scores
-        return Losses(per_image[0] * len(batch), dict(zip(named, per_image[1:], strict=True)), is_finite)
+            # The backward pass averages gradients over the ranks, but their sum is needed.
+            self.backward(total / len(batch) * divisor * (images / all_scores * ranks.world_size))
+        per_image = torch.stack(sums) / all_scores
+        return Losses(per_image[0] * len(batch), dict(zip(parts, per_image[1:], strict=True)), is_finite)
 
-    def _gradients_of_parts(self, parts: Sequence[Batch], images: int) -> Losses:
-        """The loss of a batch is divided by its sum of target scores, known only when all parts have been seen."""
+    def _gradients_of_parts(self, batches: Sequence[Batch], images: int) -> Losses:
+        """Scale the gradients by the target scores of the whole batch, known only after the last part."""
         scores, undivided, is_finite = torch.zeros(()), torch.zeros(()), True
-        named: dict[str, Tensor] = {}
-        for part in parts:
-            total, named, part_scores = self.compute(part)
-            divisor = part_scores.clamp(min=1)
-            scores = scores.to(part_scores) + part_scores
-            of_part = torch.stack([total.detach() / len(part), *named.values()]) * divisor
-            undivided = undivided.to(of_part) + of_part
+        parts: dict[str, Tensor] = {}
+        for batch in batches:
+            total, parts, batch_scores = self.compute(batch)
+            divisor = batch_scores.clamp(min=1)
+            scores = scores.to(batch_scores) + batch_scores
+            of_batch = torch.stack([total.detach() / len(batch), *parts.values()]) * divisor
+            undivided = undivided.to(of_batch) + of_batch
             is_finite = self._are_finite(total)
             if not is_finite:
                 break
-            self.backward(total / len(part) * divisor)
+            self.backward(total / len(batch) * divisor)
         scores = scores.clamp(min=1)
         if is_finite:
             torch._foreach_mul_([one.grad for one in self._parameters if one.grad is not None], images / scores)
         per_image = undivided / scores
-        return Losses(per_image[0] * images, dict(zip(named, per_image[1:], strict=True)), is_finite)
+        return Losses(per_image[0] * images, dict(zip(parts, per_image[1:], strict=True)), is_finite)
 
     def _are_finite(self, total: Tensor) -> bool:
-        """Of the loss and of all running statistics, in one wait for the device."""
+        """Whether the loss and all running statistics are finite, with one synchronisation of the device."""
         norms = torch._foreach_norm(self._statistics, float("inf")) if self._statistics else []
         return bool(torch.stack([total.detach(), *(norm.to(total) for norm in norms)]).isfinite().all())
 
-    def _set_gradients_aside(self) -> list[Tensor | None]:
-        gradients = [parameter.grad for parameter in self._parameters]
-        for parameter in self._parameters:
-            parameter.grad = None
-        return gradients
-
     def _add(self, earlier: list[Tensor | None]) -> None:
         both = [
-            (before, parameter.grad, parameter)
+            (before, parameter.grad)
             for before, parameter in zip(earlier, self._parameters, strict=True)
             if before is not None and parameter.grad is not None
         ]
         if both:
-            torch._foreach_add_([before for before, _, _ in both], [gradient for _, gradient, _ in both])
+            torch._foreach_add_([before for before, _ in both], [gradient for _, gradient in both])
         for before, parameter in zip(earlier, self._parameters, strict=True):
             if before is not None:
                 parameter.grad = before
@@ -210,7 +197,6 @@ class GuardedStep:
         self.halvings += 1
         self.images_at_once = -(-at_once // 2)
         rank_zero_warn(
-            f"out of memory with {at_once} of a batch's {images} images at once: from here on {self.images_at_once} at "
-            "once, their gradients summed; order, steps and schedules stay as they are "
-            f"({str(failure).partition(chr(10))[0]})"
+            f"out of memory with {at_once} of {images} images: from now on {self.images_at_once} images are computed "
+            f"at once and their gradients summed ({str(failure).partition(chr(10))[0]})"
         )

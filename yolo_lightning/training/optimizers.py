@@ -1,47 +1,40 @@
-"""Builds the optimizer that the user chose, over YOLOv8's parameter groups, and sets it for a step of the recipe."""
+"""Optimizers over YOLOv8's parameter groups."""
 
+from collections.abc import Callable
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch.optim import Optimizer
 
-from yolo_lightning.training.parameter_groups import Group
-from yolo_lightning.training.recipe import OptimizerSettings, Recipe
+from yolo_lightning.training.recipe import Group, OptimizerSettings, Recipe
 
 OptimizerName = Literal["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"]
 OptimizerChoice = OptimizerName | OptimizerCallable
-"""A name, with the arguments that Ultralytics gives it; or a callable over parameter groups, such as jsonargparse makes
-of a class path."""
+"""A name, with Ultralytics' arguments, or a function of parameter groups, which jsonargparse makes of a class path."""
 
 SECOND_BETA = 0.999
-"""Of Adam's family; the first one is the recipe's momentum, as in Ultralytics."""
+"""Second beta of Adam's family, as in Ultralytics; the first beta is the momentum of the recipe."""
 
 FROM_RECIPE = {"lr": "lr0", "weight_decay": "weight_decay", "momentum": "momentum"}
-"""Arguments of optimizers that are set anew in every step, and the recipe's names for them."""
+"""Optimizer arguments that are set before every step, and their names in the recipe."""
 
 
-class OptimizerMaker(Protocol):
-    """Makes an optimizer over groups of `parameter_groups`; `scaled` says whether gradients come scaled (16-mixed)."""
+def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> Callable[..., Optimizer]:
+    """Return a function `make(groups, *, scaled)` that builds the optimizer over groups of `parameter_groups`.
 
-    def __call__(self, groups: list[dict[str, Any]], *, scaled: bool) -> Optimizer:
-        """The optimizer."""
-        ...
-
-
-def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> OptimizerMaker:
-    """What makes the optimizer, once there are parameters on their device.
-
-    A plain function: a copy of the module that keeps it (EMA makes one) must not copy the parser behind a class path.
+    `scaled` is whether a gradient scaler is used (precision 16-mixed). The result is a plain function, so that a deep
+    copy of the module that stores it, such as the one of EMA, does not copy the parser behind a class path.
 
     Args:
-        choice: What the user asked for.
-        recipe: The numbers; learning rate, decay and momentum are set anew by `apply_settings`.
+        choice: Option `model.optimizer`.
+        recipe: The hyperparameters; `apply_settings` sets learning rate, decay and momentum before every step.
 
     Raises:
-        ValueError: If the choice is unknown; by the function, if it sets what the recipe decides, or cannot be clipped.
+        ValueError: If the name is unknown. The returned function raises if the optimizer has an argument that the
+            recipe sets, or is incompatible with gradient clipping.
     """
     if callable(choice):
         build, from_recipe = choice, FROM_RECIPE
@@ -51,15 +44,15 @@ def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> OptimizerMaker:
     def make(groups: list[dict[str, Any]], *, scaled: bool) -> Optimizer:
         optimizer = build(groups)
         name = type(optimizer).__name__
-        for argument, ours in from_recipe.items():
+        for argument, option in from_recipe.items():
             parameter = signature(type(optimizer)).parameters.get(argument)
             given = optimizer.defaults.get(argument)
             if parameter is not None and parameter.default is not Parameter.empty and given != parameter.default:
-                raise ValueError(f"model.optimizer: {name} has {argument} {given}; give it as model.{ours} instead")
+                raise ValueError(f"model.optimizer: {name} got {argument} {given}; set model.{option} instead")
         if scaled and recipe.clip_norm and getattr(optimizer, "_step_supports_amp_scaling", False):
             raise ValueError(
-                f"model.optimizer: {name} with fused true unscales gradients after model.clip_norm {recipe.clip_norm} "
-                "has clipped them; allowed with trainer.precision 16-mixed is fused false, or model.clip_norm 0"
+                f"model.optimizer: {name} with fused true unscales gradients after they have been clipped; with "
+                "trainer.precision 16-mixed set fused to false, or model.clip_norm to 0"
             )
         return optimizer
 
@@ -68,8 +61,8 @@ def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> OptimizerMaker:
 
 def _named(name: str, recipe: Recipe) -> OptimizerCallable:
     if name not in get_args(OptimizerName):
-        allowed = ", ".join(get_args(OptimizerName))
-        raise ValueError(f"model.optimizer is {name!r}, allowed are {allowed}, or the path of an optimizer class")
+        names = ", ".join(get_args(OptimizerName))
+        raise ValueError(f"model.optimizer must be one of {names}, or the path of an optimizer class, got {name!r}")
     arguments: dict[str, Any] = {"lr": recipe.lr0}
     if name == "SGD":
         arguments |= {"momentum": recipe.momentum, "nesterov": True}
@@ -81,13 +74,7 @@ def _named(name: str, recipe: Recipe) -> OptimizerCallable:
 
 
 def apply_settings(optimizer: Optimizer, settings: OptimizerSettings, weight_decay: float) -> None:
-    """Set learning rate, momentum (where the optimizer has one) and decay of every group.
-
-    Args:
-        optimizer: Over groups of `parameter_groups`.
-        settings: Of this step.
-        weight_decay: Of the weight group.
-    """
+    """Set learning rate, momentum (if the optimizer has one) and weight decay of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = settings.learning_rates[group["name"]]
         if "momentum" in group:
@@ -96,14 +83,15 @@ def apply_settings(optimizer: Optimizer, settings: OptimizerSettings, weight_dec
 
 
 def check_same_optimizer(saved: str | None, optimizer: Optimizer) -> None:
-    """Refuse to continue with the state of another optimizer; `saved` is the name of its class, None if unknown.
+    """Raise a ValueError if the checkpoint contains the state of another optimizer.
 
-    Raises:
-        ValueError: If they differ.
+    Args:
+        saved: Class name of the optimizer in the checkpoint; None if unknown.
+        optimizer: The optimizer of this run.
     """
     name = type(optimizer).__name__
     if saved not in (None, name):
         raise ValueError(
-            f"model.optimizer makes {name}, the checkpoint was trained with {saved}: allowed is {saved}, or a new run "
-            "from its weights with --model.weights"
+            f"model.optimizer must be {saved}, as in the checkpoint, got {name}; to train with another optimizer start "
+            "a new run from the weights with --model.weights"
         )

@@ -1,34 +1,51 @@
-"""YOLOv8's optimisation recipe as pure functions of the position in training.
+"""YOLOv8's optimization recipe: parameter groups and schedules as pure functions of the position in training.
 
-A *step* is one batch forward and backward; an *update* is one step of the optimizer. Gradients of several steps are
-summed, not averaged, into one update, until the nominal batch is reached.
+A *step* is one forward and backward pass, an *update* is one optimizer step. The gradients of several steps are summed,
+not averaged, into one update, until the nominal batch size is reached.
 """
 
 import math
 from dataclasses import dataclass, replace
-from typing import Self
+from enum import StrEnum
+from typing import Any, Self
 
 import numpy as np
+from torch import nn
 
-from yolo_lightning.training.parameter_groups import Group
+from yolo_lightning.utils.choices import check_range
+
+
+class Group(StrEnum):
+    """Parameter group. Only weights decay; biases have a warm-up of their own."""
+
+    WEIGHT = "weight"
+    NORMALISATION = "normalisation"
+    BIAS = "bias"
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the parameters of a module into biases, weights and normalisation weights; only weights decay.
+
+    Parameters without gradient are included: optimizers skip them.
+    """
+    members: dict[Group, list[nn.Parameter]] = {group: [] for group in (Group.BIAS, Group.WEIGHT, Group.NORMALISATION)}
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if "bias" in name:
+                members[Group.BIAS].append(parameter)
+            elif isinstance(part, nn.modules.batchnorm._NormBase):
+                members[Group.NORMALISATION].append(parameter)
+            else:
+                members[Group.WEIGHT].append(parameter)
+    return [
+        {"params": parameters, "name": group.value, "weight_decay": weight_decay if group is Group.WEIGHT else 0.0}
+        for group, parameters in members.items()
+    ]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The numbers of the recipe; defaults are YOLOv8's.
-
-    Attributes:
-        lr0: Learning rate after warm-up.
-        lrf: Share of `lr0` left at the end, 0 to 1.
-        momentum: Momentum after warm-up, or the first beta of an optimizer of Adam's family.
-        weight_decay: L2 decay of convolution weights at the nominal batch.
-        warmup_epochs: Length of the warm-up, epochs.
-        warmup_momentum: Momentum at the start of the warm-up.
-        warmup_bias_lr: Learning rate of biases at the start of the warm-up.
-        cosine: Decay along a half cosine instead of a line.
-        nominal_batch: Frames whose gradients make one update.
-        clip_norm: Gradients are scaled down to this L2 norm; 0 switches it off.
-    """
+    """Hyperparameters of the recipe, documented at `YOLOModule`; the defaults are YOLOv8's."""
 
     lr0: float = 0.01
     lrf: float = 0.01
@@ -42,26 +59,22 @@ class Recipe:
     clip_norm: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.lr0 <= 0:
-            raise ValueError(f"lr0 is {self.lr0}, allowed are values above 0")
+        check_range("model.lr0", self.lr0, "> 0")
         for name in ("lrf", "momentum", "warmup_momentum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, allowed are 0 to 1")
+            check_range(f"model.{name}", getattr(self, name), ">= 0", "<= 1")
         for name in ("weight_decay", "warmup_epochs", "warmup_bias_lr", "clip_norm"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, allowed are 0 and more")
-        if self.nominal_batch < 1:
-            raise ValueError(f"nominal_batch is {self.nominal_batch}, allowed are 1 and more")
+            check_range(f"model.{name}", getattr(self, name), ">= 0")
+        check_range("model.nominal_batch", self.nominal_batch, ">= 1")
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """What the optimizer uses in one step.
+    """Settings of one step.
 
     Attributes:
-        learning_rates: Per parameter group.
-        momentum: Of all groups, where the optimizer has one.
-        accumulate: Steps whose gradients make one update.
+        learning_rates: Learning rate of each parameter group.
+        momentum: Momentum of all groups, if the optimizer has one.
+        accumulate: Number of steps whose gradients are summed into one update.
     """
 
     learning_rates: dict[Group, float]
@@ -69,51 +82,47 @@ class OptimizerSettings:
     accumulate: int
 
     def slowed(self, factor: float) -> Self:
-        """With learning rates multiplied by `factor`."""
+        """Return the settings with learning rates multiplied by `factor`."""
         return replace(self, learning_rates={group: rate * factor for group, rate in self.learning_rates.items()})
 
 
 def full_accumulation(recipe: Recipe, batch_size: int) -> int:
-    """Steps per update after warm-up: as many batches as come nearest to the nominal batch, at least 1."""
+    """Return the number of steps per update after warm-up: the nominal batch divided by the batch size, at least 1."""
     return max(round(recipe.nominal_batch / batch_size), 1)
 
 
 def scaled_weight_decay(recipe: Recipe, batch_size: int) -> float:
-    """Weight decay for the batch that an update really sums over."""
+    """Return the weight decay, scaled by the ratio of the images per update to the nominal batch."""
     return recipe.weight_decay * batch_size * full_accumulation(recipe, batch_size) / recipe.nominal_batch
 
 
 def decay_factor(recipe: Recipe, epoch: int, epochs: int) -> float:
-    """Share of `lr0` in `epoch` (from 0) of `epochs`: 1 at first, towards `lrf` at the end."""
+    """Return the fraction of `lr0` in `epoch` (from 0) of `epochs`: 1 at first, decreasing towards `lrf`."""
     progress = epoch / epochs
     if recipe.cosine:
         return (1 - math.cos(progress * math.pi)) / 2 * (recipe.lrf - 1) + 1
     return max(1 - progress, 0) * (1 - recipe.lrf) + recipe.lrf
 
 
-def warmup_steps(recipe: Recipe, steps_per_epoch: int, epochs: int) -> int:
-    """Length of the warm-up in steps; the last epoch never belongs to it."""
-    return max(round(min(recipe.warmup_epochs, epochs - 1) * steps_per_epoch), 0)
-
-
 def settings_at(
     recipe: Recipe, *, step: int, epoch: int, epochs: int, steps_per_epoch: int, batch_size: int
 ) -> OptimizerSettings:
-    """Learning rates, momentum and accumulation of one step.
+    """Return learning rates, momentum and accumulation of one step.
 
-    Accumulation never exceeds the steps of the whole training, or a short one would end without an update.
+    Accumulation never exceeds the number of steps of the whole training: a short training would end without an update.
+    The last epoch never belongs to the warm-up.
 
     Args:
-        recipe: The numbers.
-        step: Steps taken before this one since training began.
-        epoch: The current epoch, from 0.
-        epochs: Length of the training.
+        recipe: The hyperparameters.
+        step: Steps before this one since training began.
+        epoch: Current epoch, from 0.
+        epochs: Number of epochs of the training.
         steps_per_epoch: Batches per epoch.
-        batch_size: Frames per step over all processes.
+        batch_size: Images per step over all ranks.
     """
     target_lr = recipe.lr0 * decay_factor(recipe, epoch, epochs)
     accumulate = min(full_accumulation(recipe, batch_size), steps_per_epoch * epochs)
-    warmup = warmup_steps(recipe, steps_per_epoch, epochs)
+    warmup = max(round(min(recipe.warmup_epochs, epochs - 1) * steps_per_epoch), 0)
     if step > warmup or warmup == 0:
         return OptimizerSettings(dict.fromkeys(Group, target_lr), recipe.momentum, accumulate)
 

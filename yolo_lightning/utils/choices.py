@@ -1,37 +1,50 @@
-"""What users may choose: a value of a list, a device; anything else is refused with what is allowed."""
+"""Checks of option values, and the choice of a device."""
 
+import operator
 from collections.abc import Iterable
 from typing import Any, get_args
 
 import torch
 
+COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+
 
 def check_choices(name: str, values: Iterable[str], choices: Any) -> None:
-    """Refuse values that are not among `choices`, a `Literal`.
-
-    Raises:
-        ValueError: If one is not.
-    """
+    """Raise a ValueError if one of the values is not in `choices`, a `Literal`; `name` is the full option name."""
     for value in values:
         if value not in get_args(choices):
-            raise ValueError(f"{name} is {value!r}, allowed are {', '.join(get_args(choices))}")
+            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def check_range(name: str, value: float, *limits: str) -> None:
+    """Raise a ValueError unless the value satisfies all limits; NaN satisfies none.
+
+    Args:
+        name: Full option name, such as `model.lr0`.
+        value: The value of the option.
+        limits: Comparisons such as `>= 0` or `< 1`.
+    """
+    for limit in limits:
+        sign, bound = limit.split()
+        if not COMPARISONS[sign](value, float(bound)):
+            raise ValueError(f"{name} must be {' and '.join(limits)}, got {value}")
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device of that name, `auto` being the accelerator where there is one; it is tried out.
+    """Return the device called `name` after a test allocation; `auto` is the accelerator if there is one, else the CPU.
 
     Raises:
-        ValueError: If there is no such device here.
+        ValueError: If this machine has no such device.
     """
     available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
         return torch.device("cpu") if available is None else available
-    allowed = "auto, cpu" + (f", {available}" if available is not None else "; no accelerator was found")
+    problem = f"device must be one of auto, cpu{f', {available}' if available is not None else ''}, got {name!r}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device is {name!r}, allowed are {allowed}") from error
+        raise ValueError(problem) from error
     if device.type not in ("cpu", "cuda", "xpu", "mps"):
-        raise ValueError(f"device is {name!r}, allowed are {allowed}")
+        raise ValueError(problem)
     return device

@@ -1,4 +1,4 @@
-"""What the processes of a distributed run tell each other, beyond what Lightning's strategies do for them."""
+"""Distributed runs: torchrun's environment, and collective operations that Lightning's strategies do not have."""
 
 import os
 from typing import Any
@@ -8,55 +8,55 @@ from torch import Tensor
 from torch import distributed as dist
 
 LAUNCH_VARIABLE = "TORCHELASTIC_RUN_ID"
-"""Names the launch that this process belongs to; torchrun sets it, the same for all processes and all restarts."""
+"""Environment variable with the id of the launch; torchrun sets it to the same value in all processes and restarts."""
 
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 MACHINES_VARIABLE = "GROUP_WORLD_SIZE"
 
 
 def launch_id() -> str | None:
-    """Name of torchrun's launch, or None where something else has started this process."""
+    """Return the id of torchrun's launch, or None if torchrun has not started this process."""
     return os.environ.get(LAUNCH_VARIABLE)
 
 
 def restarts_are_unsafe() -> bool:
-    """Whether torchrun may restart processes that then read in its store where their dead predecessors listened.
+    """Whether processes that torchrun restarts may hang.
 
-    It keeps one store over all restarts unless told otherwise, and PyTorch 2.15 tells the attempts apart no more, so
-    that a restarted group sometimes waits for ever. May go when PyTorch does.
+    torchrun uses one store for all restarts unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set. PyTorch 2.15 does not
+    separate the attempts in it, so that a restarted process sometimes waits for the address of a dead one. Delete this
+    check when PyTorch separates the attempts.
     """
     may_restart = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
     return may_restart and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def restarts() -> int:
-    """How often torchrun has started all processes again after one of them had ended."""
+    """Return the number of times that torchrun has restarted all processes."""
     return int(os.environ.get(RESTARTS_VARIABLE, "0"))
 
 
 def machines_of_launch() -> int | None:
-    """How many of torchrun's agents train together: after the loss of one, fewer than `--nnodes` once allowed.
+    """Return the number of torchrun agents that train together; None if torchrun has not started this process.
 
-    None where something else has started this process.
+    After the loss of a machine the number is smaller than the maximum of `--nnodes`.
     """
     return int(os.environ[MACHINES_VARIABLE]) if launch_id() is not None and MACHINES_VARIABLE in os.environ else None
 
 
 def rank_suffix(rank: int) -> str:
-    """What names of files of one process end with: nothing for the first process."""
+    """Return the suffix of file names of one rank: empty for the first rank."""
     return f"-rank{rank}" if rank else ""
 
 
 def gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
-    """The tensor of every process, in the order of their ranks, on the device of this one's.
+    """Return the tensors of all ranks in their order, on the device of this rank's tensor; a collective call.
 
-    All must have as many dimensions, and be of one size in all but the first. They travel as bytes, since neither NCCL
-    nor Gloo carries every dtype (int16, for one), and over the GPU where the process group lives there. A collective
-    call.
+    The tensors are sent as bytes, because neither NCCL nor Gloo supports every dtype (int16, for example), and on the
+    GPU if the backend is NCCL.
 
     Args:
-        tensor: `(N, ...)` of any dtype and device; N may differ between the processes.
-        group: The process group; None is all.
+        tensor: `(N, ...)` of any dtype and device; N may differ between ranks, all other sizes are equal.
+        group: The process group; None for all ranks.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else "cpu"
     count = torch.tensor([len(tensor)], device=device)
@@ -75,14 +75,12 @@ def gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
 
 
 def gather_on_first(thing: Any) -> list[Any] | None:
-    """What each process holds, in the order of their ranks, in the first; None in the others. A collective call.
+    """Return the objects of all ranks in their order in the first rank, None in the others; a collective call.
 
-    Args:
-        thing: Anything that can be pickled. One large thing travels better than many small ones.
+    The objects are pickled; one large object is faster than many small ones.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return [thing]
-    is_first = dist.get_rank() == 0
-    things = [None] * dist.get_world_size() if is_first else None
+    things = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(thing, things, dst=0)
     return things

@@ -1,11 +1,10 @@
-"""Files that are whole or not there, written by one process at a time, read by many."""
+"""Atomic file writing, locks, and files that several threads and processes read."""
 
 import errno
 import fcntl
 import itertools
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -13,24 +12,23 @@ from pathlib import Path
 from typing import Any
 
 TEMPORARY_PREFIX = ".writing-"
-CHECKSUM_BLOCK_BYTES = 1 << 20
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""No space, no quota left, or a file larger than the process or the file system allows."""
+"""No space or quota left, or the file exceeds the size limit of the process or file system."""
 
 
 def cache_folder() -> Path:
-    """`yolo_lightning` in the user's cache folder: what can be made again."""
+    """Return the folder `yolo_lightning` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "yolo_lightning"
 
 
 def first_free(base: Path, ending: str = "", is_taken: Callable[[Path], bool] = Path.exists) -> Path:
-    """`base`, or the first of `base-2`, `base-3`, ... that is not taken; all with `ending` behind."""
+    """Return the first of `base`, `base-2`, `base-3`, ..., each followed by `ending`, that is not taken."""
     names = itertools.chain([base.name], (f"{base.name}-{number}" for number in itertools.count(2)))
     return next(path for name in names if not is_taken(path := base.with_name(name + ending)))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files of writers that were killed. Call only while nobody else writes there."""
+    """Delete the temporary files of killed processes; no other process may write into the folder meanwhile."""
     for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
         path.unlink(missing_ok=True)
 
@@ -55,18 +53,13 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 2, allow_nan: bool = True) -> None:
-    """Write `content` as one JSON value, whole or not at all.
-
-    Raises:
-        OSError: If the file cannot be written.
-        ValueError: Without `allow_nan`, if a number is not finite.
-    """
+    """Write a JSON file atomically; without `allow_nan`, non-finite numbers raise a ValueError."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=indent, allow_nan=allow_nan) + "\n")
 
 
 def flush(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -74,23 +67,12 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def checksum(path: Path) -> int:
-    """CRC-32 of a file's content, as `zlib.crc32` counts it."""
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(CHECKSUM_BLOCK_BYTES):
-            value = zlib.crc32(block, value)
-    return value
-
-
 @contextmanager
 def sole_writer(lock: Path) -> Iterator[None]:
-    """Hold `lock` for the block; refuses at once where another process holds it.
-
-    The kernel releases the lock when the process dies, however it dies; the file itself stays.
+    """Lock the file `lock` in the block; the kernel releases the lock when the process ends.
 
     Raises:
-        ValueError: If another process holds it; the message names its id.
+        ValueError: If another process holds the lock; the message contains its id.
         OSError: If the file cannot be written.
     """
     with lock.open("a+") as file:
@@ -99,8 +81,7 @@ def sole_writer(lock: Path) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             raise ValueError(
-                f"process {file.read().strip() or '(unknown)'} is writing into {lock.parent} already: "
-                "wait until it has ended"
+                f"process {file.read().strip() or '(unknown)'} is writing into {lock.parent}; wait until it has ended"
             ) from error
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
@@ -109,15 +90,14 @@ def sole_writer(lock: Path) -> Iterator[None]:
 
 
 class PositionedFile:
-    """A file read at given positions by any number of threads and processes.
+    """File that any number of threads and processes read at given positions, without a shared file position.
 
-    Each process opens the file itself, when it reads first; pickles as its path; a forked child does not use the
-    parent's descriptor. `os.pread` has no position that readers could share by mistake.
+    Each process opens the file at its first read, also after a fork or unpickling.
 
     Args:
         path: The file.
-        size_bytes: Size that it must still have when it is opened.
-        modified_ns: Time of its last change, if that must be unchanged too.
+        size_bytes: Expected size.
+        modified_ns: Expected time of the last change; None accepts any.
     """
 
     def __init__(self, path: Path, size_bytes: int, modified_ns: int | None = None) -> None:
@@ -130,11 +110,11 @@ class PositionedFile:
         return {**self.__dict__, "_opened": None}
 
     def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset` on; fewer where the file ends before.
+        """Return `length` bytes from `offset`, or fewer at the end of the file.
 
         Raises:
             OSError: If the file cannot be read.
-            ValueError: If it is not the file it was.
+            ValueError: If size or time of the file are not the expected ones.
         """
         file = self._open()
         parts: list[bytes] = []
@@ -144,11 +124,11 @@ class PositionedFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer`, one dimension of bytes, from `offset` on.
+        """Fill `buffer`, one dimension of bytes, from `offset`.
 
         Raises:
-            OSError: If the file cannot be read or ends before.
-            ValueError: If it is not the file it was.
+            OSError: If the file cannot be read or is too short.
+            ValueError: If size or time of the file are not the expected ones.
         """
         file = self._open()
         while len(buffer):
@@ -164,8 +144,8 @@ class PositionedFile:
         file = FileIO(self.path)
         status = os.fstat(file.fileno())
         if status.st_size != self.size_bytes or self.modified_ns not in (None, status.st_mtime_ns):
-            raise ValueError(f"{self.path} has changed since this process was started: start again")
-        if hasattr(os, "posix_fadvise"):  # read-ahead would read the neighbours of a frame that nobody wants
+            raise ValueError(f"{self.path} has changed since this process was started; start the command again")
+        if hasattr(os, "posix_fadvise"):  # read-ahead would read neighbours of a frame that are not needed
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         self._opened = (os.getpid(), file)
         return file

@@ -1,22 +1,22 @@
-"""Where a fit stands. Only this file knows how to ask the Trainer.
+"""Position of the training loop, read from the Trainer. No other module reads the counters of Trainer's loops.
 
-Two numbers answer two questions, and agree as long as every epoch has as many batches as the others. When a run is
-resumed with another batch size, the count goes on and the place is found anew.
+The step count and the schedule step are equal while all epochs have the same number of batches. They differ after a
+resume with another batch size: the step count continues, the schedule step follows the new length of an epoch.
 """
 
 from lightning.pytorch import Trainer
 
 
 def steps_begun(trainer: Trainer) -> int:
-    """Batches begun since training began, over all restarts: the one at hand counts. It never falls.
+    """Return the number of batches begun since training began, over all restarts, including the current batch.
 
-    The number that checkpoints, metrics rows and the heartbeat bear.
+    Checkpoints, rows of `metrics.csv` and the heartbeat file contain this number. It never decreases.
     """
     return int(trainer.fit_loop.total_batch_idx) + 1
 
 
 def is_last_epoch(trainer: Trainer) -> bool:
-    """Whether the current epoch is the last that the fit will train."""
+    """Whether the current epoch is the last one of the fit."""
     return trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
 
 
@@ -28,21 +28,21 @@ def epochs_trained(trainer: Trainer) -> int:
     return int(trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
 
 
-def recount(trainer: Trainer, batches: int) -> None:
-    """Let the Trainer take `batches` for those done in the epoch that it resumes; the count since the start stays.
+def schedule_step(trainer: Trainer, batches: int) -> int:
+    """Return the step that learning rate schedules use, after `batches` batches of the current epoch.
 
-    With another batch size, the rest of an epoch is another number of batches, and the Trainer, which knows an epoch
-    by its number of them, must not end it early or late.
+    This is the number of batches since training began if every epoch had as many batches as the current one.
+    """
+    return trainer.current_epoch * int(trainer.num_training_batches) + batches
+
+
+def set_batches_done(trainer: Trainer, batches: int) -> None:
+    """Set the number of finished batches of the resumed epoch; `steps_begun` is unchanged.
+
+    With another batch size the rest of the epoch has another number of batches. Lightning ends an epoch by the number
+    of its batches and would otherwise end it too early or too late.
     """
     progress = trainer.fit_loop.epoch_loop.batch_progress.current
     shift = batches - progress.processed  # type: ignore[attr-defined]
     for name in ("ready", "started", "processed", "completed"):
         setattr(progress, name, getattr(progress, name) + shift)
-
-
-def place_in_schedule(trainer: Trainer, batches: int) -> int:
-    """Batches from the beginning to after `batches` of the current epoch, had all epochs been as long as this one.
-
-    What the schedules follow, which count in epochs.
-    """
-    return trainer.current_epoch * int(trainer.num_training_batches) + batches

@@ -93,7 +93,7 @@ def test_torchscript_equals_the_network(trained: Path, tmp_path: Path, channels:
     ("options", "message"),
     [
         ({"checkpoint": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
-        ({"format": "engine"}, "format is 'engine', allowed are pt, onnx, torchscript"),
+        ({"format": "engine"}, "format must be one of pt, onnx, torchscript, got 'engine'"),
         ({"nms": True}, "nms requires format onnx, got format pt"),
         ({"nms": True, "format": "onnx", "class_agnostic": True}, "class_agnostic must be false with nms, got true"),
         ({"channels": 1}, "channels must be 3 for format pt, got 1"),

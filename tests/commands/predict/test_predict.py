@@ -233,12 +233,12 @@ def test_box_is_drawn_where_it_lies(one: tuple[InputImage, Prediction]) -> None:
     [
         ({"weights": "no.ckpt"}, "no.ckpt cannot be used: it does not exist"),
         ({"weights": "no.pt"}, "no.pt cannot be used: it does not exist"),
-        ({"save": "gif"}, "save is 'gif', allowed are pictures, json, csv, txt"),
+        ({"save": "gif"}, "save must be one of pictures, json, csv, txt, got 'gif'"),
         ({"image_size": 50}, "image_size must be a multiple of 32 and >= 32, got 50"),
         ({"score_threshold": -1.0}, "score_threshold must be between 0 and 1, got -1.0"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"device": "tpu9"}, "device is 'tpu9', allowed are auto, cpu"),
-        ({"conv_backend": "magic"}, "conv_backend is 'magic', allowed are auto, gemm, native"),
+        ({"device": "tpu9"}, "device must be one of auto, cpu, got 'tpu9'"),
+        ({"conv_backend": "magic"}, "conv_backend must be one of auto, gemm, native, got 'magic'"),
     ],
 )
 def test_bad_option_is_named(

@@ -15,7 +15,7 @@ from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.utils.loop_position import place_in_schedule, steps_begun
+from yolo_lightning.utils.loop_position import schedule_step, steps_begun
 
 EPOCHS, FRAMES = 3, 16
 
@@ -39,7 +39,7 @@ class Diary(LightningModule):
         if step == self.until:
             raise Interrupt
         self.batches.append((step, self.current_epoch, batch_idx, batch.image_ids))
-        self.places.append(place_in_schedule(self.trainer, batch_idx))
+        self.places.append(schedule_step(self.trainer, batch_idx))
         self.log("train/loss", float(step), batch_size=len(batch))
         return self.weight.sum()
 

@@ -10,11 +10,11 @@ import torch
 from yolo_lightning.commands.predict.inputs import InputImage
 from yolo_lightning.data.batch import Prediction, Sample, collate
 from yolo_lightning.data.transforms.mosaic import Labelled, letterbox
-from yolo_lightning.model.graph import read_network
+from yolo_lightning.model.graph import network_input, read_network
 from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange, choose_convolution
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.model.tta import augmented
+from yolo_lightning.model.tta import tta_candidates
 
 PROBE_TIMEOUT_S = 60.0
 
@@ -53,10 +53,10 @@ class Detector:
         """Return the detections of each image, boxes xyxy in pixels of the image, sorted by descending score."""
         gray = all(picture.is_gray() for picture in pictures)
         batch = collate([self._sample(picture, gray=gray) for picture in pictures])
-        images = batch.images.to(self.device).float() / 255
+        images = network_input(batch.images.to(self.device))
         raw = self._graph(images)
         if self._augment:
-            raw = (augmented(self._graph, images, raw[0]),)
+            raw = (tta_candidates(self._graph, images, raw[0]),)
         return predictions(
             raw,
             batch,

@@ -21,8 +21,9 @@ from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
 from yolo_lightning.data.index.annotation_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
+from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.model.tta import augmented
+from yolo_lightning.model.tta import tta_candidates
 from yolo_lightning.training.device_transforms import as_one_class
 
 
@@ -82,10 +83,10 @@ def collect(
     parts = []
     for batch in DataLoader(dataset, batch_size=data.batch_size, collate_fn=collate, **arguments):
         batch = data.on_before_batch_transfer(batch, 0)
-        images = batch.images.to(device, non_blocking=True).float() / 255
+        images = network_input(batch.images.to(device, non_blocking=True))
         decoded = network(images)[0]
         if tta:
-            decoded = augmented(network, images, decoded)
+            decoded = tta_candidates(network, images, decoded)
         labelled = as_one_class(batch) if single_class else batch
         parts.append(keep_candidates(decoded, labelled, score_threshold=score_threshold, limit=limit))
         advance(len(batch))
