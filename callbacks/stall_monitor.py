@@ -28,9 +28,7 @@ from yolo_lightning.checkpoints.run_folder import INCIDENTS, has_checkpoint
 from yolo_lightning.supervision.heartbeat import STACKS_SIGNAL
 from yolo_lightning.supervision.last_resort import LastResort
 from yolo_lightning.utils.distributed import launch_id, rank_suffix, restarts
-
-EXIT_STALLED = 75
-"""Exit code of a process that was ended because it stalled (EX_TEMPFAIL: try again)."""
+from yolo_lightning.utils.exit_codes import ExitCode
 
 STACKS = "stacks.txt"
 
@@ -223,7 +221,7 @@ class StallMonitor(Callback):
         for process in workers.values():
             if process is not None:
                 os.kill(process, signal.SIGKILL)
-        os._exit(EXIT_STALLED)
+        os._exit(ExitCode.STALLED)
 
 
 def remove_incident_without_stacks(folder: Path) -> None:

@@ -9,14 +9,12 @@ from typing import Any
 from faults import outcome, traces
 from faults.case import Case, Report
 from faults.run import MARK_VARIABLE, Beat, Run
-from yolo_lightning.supervision.fallback import STATE_FILE, LadderState
+from yolo_lightning.supervision.fallback import STATE_FILE, FallbackState
 from yolo_lightning.supervision.heartbeat import ALLOWANCES_FILE, Phase
 from yolo_lightning.supervision.phase_timeouts import Allowances
 
-REPORTED = re.compile(
-    r"^supervisor: \S+ \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"
-)
-RESTARTED = re.compile(r"^supervisor: \S+ \S+ restart in ")
+REPORTED = re.compile(r"^supervisor: \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$")
+RESTARTED = re.compile(r"^supervisor: \S+ restart in ")
 SLACK_S = 5.0
 RECOVERY_LIMIT_S = 20.0
 """From the restart to the next step, on a machine that has nothing else to do."""
@@ -77,8 +75,8 @@ def judge(case: Case, run: Run, expected: outcome.Outcome | None, took_s: float)
     wrong += [f"left behind: {', '.join(left)}"] * bool(left)
     said = run.log() + run.log_file()
     wrong += [f"the log does not say {words!r}" for words in case.log if words not in said]
-    rung = LadderState.read(run.run_folder / STATE_FILE).rung
-    wrong += [f"rung {rung} instead of {case.rung}"] * (rung != case.rung)
+    level = FallbackState.read(run.run_folder / STATE_FILE).level
+    wrong += [f"fallback level {level} instead of {case.level}"] * (level != case.level)
     lost, recovered = restarts(run)
     if lost and case.lost_steps is not None and max(lost) > case.lost_steps:
         wrong.append(f"{max(lost)} steps lost, allowed are {case.lost_steps}")

@@ -228,7 +228,7 @@ def test_file_that_cannot_be_written_warns_and_training_goes_on(
 ) -> None:
     (tmp_path / "metrics.csv").mkdir()
     assert fit(tmp_path, MetricsFile()).steps == 4
-    assert re.search(r"could not write .*metrics.csv.*training goes on", warned(recwarn))
+    assert re.search(r"could not write .*metrics.csv.*training continues", warned(recwarn))
 
 
 def test_file_that_cannot_be_cut_back_warns_and_training_goes_on(

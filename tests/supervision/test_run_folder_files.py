@@ -124,7 +124,7 @@ def test_job_survives_its_command_line() -> None:
 
 @pytest.mark.parametrize("name", ["poll_s", "attempts", "factor"])
 def test_settings_that_make_no_sense_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"supervise.{name} is 0, allowed are values above 0"):
+    with pytest.raises(ValueError, match=f"supervision.{name} must be > 0, got 0"):
         SuperviseSettings(**{name: 0})
 
 
@@ -161,13 +161,15 @@ def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *(REPOSITORY / "yolo_lightning" / "utils" / f"{name}.py" for name in ("files", "stop_signals")),
+        *(REPOSITORY / "yolo_lightning" / "utils" / f"{name}.py" for name in ("exit_codes", "files", "stop_signals")),
         *(REPOSITORY / "yolo_lightning" / "supervision").glob("*.py"),
     ],
     ids=lambda path: path.name,
 )
 def test_supervision_needs_the_standard_library_alone(path: Path) -> None:
-    rooms = tuple(f"yolo_lightning.{name}" for name in ("supervision", "utils.files", "utils.stop_signals"))
+    rooms = tuple(
+        f"yolo_lightning.{name}" for name in ("supervision", "utils.exit_codes", "utils.files", "utils.stop_signals")
+    )
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -36,7 +36,7 @@ def test_full_disk_leaves_a_gap_and_does_not_end_the_run(tmp_path: Path, monkeyp
     logger = Curves(tmp_path, name="", version="tensorboard")
     logger.log_metrics({"loss": 1.0}, 1)
     logger.save()
-    with pytest.warns(UserWarning, match="could not write curves .*File too large.*; training goes on"):
+    with pytest.warns(UserWarning, match="could not write curves .*File too large.*; training continues"):
         write_on_a_full_disk(logger)
     logger.log_metrics({"loss": 1.0}, 5)
     logger.finalize("success")

@@ -1,4 +1,4 @@
-"""Files that a run can do without."""
+"""Files that a run does not need."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 
 class OptionalFile:
-    """Lets a run go on where a file cannot be written; warns once until the file is written again.
+    """Continues a run if a file cannot be written, with one warning until the file is written again.
 
     Attributes:
         failed: Whether the last attempt failed.
@@ -18,13 +18,8 @@ class OptionalFile:
         self.failed = False
 
     @contextmanager
-    def attempt(self, what: Path | str, then: str = "training goes on") -> Iterator[None]:
-        """Write in the block.
-
-        Args:
-            what: Named in the warning.
-            then: Consequence, for the warning.
-        """
+    def attempt(self, what: Path | str, then: str = "training continues") -> Iterator[None]:
+        """Write the file `what` in the block; a warning ends with `then`, the consequence of a failure."""
         try:
             yield
         except OSError as error:

@@ -10,7 +10,6 @@ import torch
 
 from tests.commands.doctor.machines import results
 from yolo_lightning.commands.doctor import probes
-from yolo_lightning.commands.doctor.child import Ended, run_child
 from yolo_lightning.commands.doctor.finding import Finding, Severity, worst
 from yolo_lightning.commands.doctor.probe_work import Answer, compare, gradients
 from yolo_lightning.commands.doctor.probes import (
@@ -23,6 +22,7 @@ from yolo_lightning.commands.doctor.probes import (
     run_probe,
     run_probes,
 )
+from yolo_lightning.supervision.child_process import Ended, run_child
 from yolo_lightning.supervision.processes import read_process
 
 ANSWER = '{"outcome": "works", "detail": "fine", "facts": {"device": "cuda"}}'

@@ -7,7 +7,7 @@ from yolo_lightning.commands.monitor.judgement import ENDS, Facts, judge
 from yolo_lightning.commands.monitor.run_state import RunVerdict
 from yolo_lightning.supervision.heartbeat import Blind, Phase
 from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
-from yolo_lightning.supervision.state_file import SupervisorState
+from yolo_lightning.supervision.supervisor_status import SupervisorState
 
 ALIVE = Facts(
     now_s=NOW_S,

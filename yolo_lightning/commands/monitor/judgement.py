@@ -6,7 +6,7 @@ from yolo_lightning.commands.monitor.run_state import Judgement, RunVerdict
 from yolo_lightning.supervision.heartbeat import Blind, Phase, Progress
 from yolo_lightning.supervision.incident import phase_name
 from yolo_lightning.supervision.phase_timeouts import Allowances
-from yolo_lightning.supervision.state_file import Standing, SupervisorState
+from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
 
 SETTING_UP = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY})
 ENDS = {
@@ -30,7 +30,7 @@ class Facts:
     waited_s: float | None  # seconds since the last heartbeat; None if unknown
     allowances: Allowances  # phase timeouts
     finished_s: float | None  # when the file that marks a finished run was written; None without one
-    standing: Standing | None  # last report of the supervisor
+    standing: SupervisorStatus | None  # last report of the supervisor
     supervisor_lives: bool
     last_sign_s: float | None  # newest modification time of the files that training writes
 
@@ -70,7 +70,7 @@ def judge_living(facts: Facts) -> Judgement:
     return Judgement(RunVerdict.STALLED, facts.now_s - facts.waited_s, sentence)
 
 
-def judge_between_attempts(standing: Standing) -> Judgement:
+def judge_between_attempts(standing: SupervisorStatus) -> Judgement:
     """Return the state of a run whose supervisor lives and has no trainer."""
     if standing.state is SupervisorState.RUNNING and standing.restarts == 0:
         return Judgement(RunVerdict.STARTING, standing.since_s)

@@ -25,10 +25,10 @@ from yolo_lightning.supervision.live_heartbeat import record_of
 from yolo_lightning.supervision.phase_timeouts import Allowances, Floors
 from yolo_lightning.supervision.run_files import INCIDENT_FILE
 from yolo_lightning.supervision.run_status import STATUS_FILE, Status, read_status
-from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
+from yolo_lightning.supervision.supervisor_status import SUPERVISOR_FILE, SupervisorStatus
 from yolo_lightning.utils import sensors
 
-TRACES = (PROGRESS_FILE, STATUS_FILE, STANDING_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
+TRACES = (PROGRESS_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
 """A run folder contains at least one of these."""
 
 SIGNS = (PROGRESS_FILE, STATUS_FILE, METRICS)
@@ -53,7 +53,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     check_holds_run(folder)
     now_s = time.time()
     found = ProgressReader(record_of(folder)).read()
-    status, standing = read_status(folder / STATUS_FILE), Standing.read(folder / STANDING_FILE)
+    status, standing = read_status(folder / STATUS_FILE), SupervisorStatus.read(folder / SUPERVISOR_FILE)
     trainer, lives = find_trainer(found, status, standing, now_s)
     progress = found if isinstance(found, Progress) else None
     allowances = Allowances.read(folder / ALLOWANCES_FILE) or Allowances(Floors(), {})
@@ -111,7 +111,7 @@ def check_holds_run(folder: Path) -> None:
 
 
 def find_trainer(
-    found: Progress | Blind, status: Status | None, standing: Standing | None, now_s: float
+    found: Progress | Blind, status: Status | None, standing: SupervisorStatus | None, now_s: float
 ) -> tuple[int, bool]:
     """Return the process id of the trainer, 0 if unknown, and whether that process lives.
 

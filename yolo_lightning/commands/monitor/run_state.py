@@ -6,7 +6,7 @@ from enum import StrEnum
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.run_status import Status
-from yolo_lightning.supervision.state_file import Standing
+from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.utils.sensors import Capacity, GpuReading, ProcessInfo
 
 
@@ -87,7 +87,7 @@ class RunState:
     trainer: ProcessInfo | None = None
     workers: tuple[ProcessInfo, ...] = ()
     status: Status | None = None  # last report of the trainer
-    standing: Standing | None = None  # last report of the supervisor
+    standing: SupervisorStatus | None = None  # last report of the supervisor
     remaining: Remaining = field(default_factory=Remaining)
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
     incidents: tuple[IncidentReport, ...] = ()  # the latest, oldest first

@@ -16,7 +16,7 @@ from yolo_lightning.supervision.heartbeat import FINISHED_FILE, PROGRESS_FILE
 from yolo_lightning.supervision.incident import read_incident
 from yolo_lightning.supervision.run_files import INCIDENT_FILE
 from yolo_lightning.supervision.run_status import STATUS_FILE
-from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
+from yolo_lightning.supervision.supervisor_status import SUPERVISOR_FILE, SupervisorStatus
 
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
 """Its name says when it was begun, seconds since 1970; every start of training begins one."""
@@ -65,7 +65,7 @@ def state(folder: Path) -> str:
     """As the files have it: whether a process lives is not looked at."""
     if (folder / FINISHED_FILE).exists():
         return "finished"
-    standing = Standing.read(folder / STANDING_FILE)
+    standing = SupervisorStatus.read(folder / SUPERVISOR_FILE)
     if standing is None:
         return "not finished"
     return f"{standing.state}: {standing.sentence}" if standing.sentence else f"{standing.state}"
