@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
@@ -20,8 +21,15 @@ IMAGE_BYTES = 1 << 30
 """Size of the sparse file behind the file system; several checkpoints fit."""
 
 
+def needs_apprise() -> str:
+    """Return why notifications cannot be sent; an empty string if they can."""
+    return "" if find_spec("apprise") else "needs the package apprise"
+
+
 def cannot_mount() -> str:
-    """Why no file system can be made, mounted and frozen here."""
+    """Return why no file system can be frozen here, or no notification sent; an empty string if both can."""
+    if reason := needs_apprise():
+        return reason
     missing = [name for name in TOOLS if shutil.which(name) is None]
     if os.getuid() != 0 or missing:
         return f"needs root and {', '.join(missing or TOOLS)}"
@@ -124,7 +132,7 @@ def told_once(word: str) -> Check:
     """A check that exactly one notification is about `word`."""
 
     def check(run: Run) -> list[str]:
-        count = sum(f'"event": "{word}"' in text.decode() for _, text in run.notes["told"])
+        count = sum(f': {word}"' in text.decode() for _, text in run.notes["told"])
         return [] if count == 1 else [f"{count} notifications of {word!r} instead of one"]
 
     return check

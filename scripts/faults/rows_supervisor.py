@@ -7,7 +7,17 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from faults.case import AT_ONCE_S, Case, Check, Report
-from faults.disks import cannot_mount, fill_disk, free_disk, freeze_disk, own_disk, remove_disk, told_in_time, told_once
+from faults.disks import (
+    cannot_mount,
+    fill_disk,
+    free_disk,
+    freeze_disk,
+    needs_apprise,
+    own_disk,
+    remove_disk,
+    told_in_time,
+    told_once,
+)
 from faults.outside import (
     after,
     at_step,
@@ -188,6 +198,7 @@ CASES = (
         prepare=notify_deaf_and_failing,
         log=("webhook", "ping"),
         check=close_endpoints,
+        unavailable=needs_apprise,
     ),
     Case(
         "39b",
@@ -196,5 +207,6 @@ CASES = (
         reports=(Report(UNKNOWN, ("SIGKILL",), within_s=AT_ONCE_S),),
         options={"supervision.notify.webhook": "http://notify.invalid/hook"},
         log=("webhook",),
+        unavailable=needs_apprise,
     ),
 )

@@ -22,6 +22,7 @@ from yolo_lightning.supervision.heartbeat import PROGRESS_FILE, Phase, Progress,
 from yolo_lightning.supervision.output import LOG_FILE
 from yolo_lightning.supervision.phase_timeouts import Floors
 from yolo_lightning.supervision.run_lock import LOCK_FILE, read_holder
+from yolo_lightning.supervision.settings import JOB_VARIABLE
 from yolo_lightning.supervision.supervised_fit import job
 
 MARK_VARIABLE = "FAULTS_CASE"
@@ -130,7 +131,8 @@ class Run:
         settings = SuperviseSettings(**given | {"floors": Floors(**given["floors"])})
         made = job(fit, self.run_folder, workers=self.case.workers, settings=settings, on_gpu=False)
         made = replace(made, smoke_test=self.case.smoke_test)
-        return [self.workshop.python, "-m", "yolo_lightning.supervision", str(self.run_folder), made.to_json()]
+        words = ["env", f"{JOB_VARIABLE}={made.to_json()}", self.workshop.python, "-m", "yolo_lightning.supervision"]
+        return [*words, str(self.run_folder)]
 
     def start(self, words: list[str]) -> subprocess.Popen[bytes]:
         """A process of this case."""

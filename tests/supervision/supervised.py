@@ -13,6 +13,7 @@ from yolo_lightning.supervision import Job, SuperviseSettings
 from yolo_lightning.supervision.phase_timeouts import Floors
 from yolo_lightning.supervision.processes import marked, tree
 from yolo_lightning.supervision.run_lock import read_holder
+from yolo_lightning.supervision.settings import JOB_VARIABLE
 from yolo_lightning.supervision.trainer import marker_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -58,8 +59,8 @@ class Supervised:
         command = (sys.executable, str(TRAINER), str(run), fault, str(until))
         job = Job(command, (*command, "--resume"), workers, options, smoke_test)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "yolo_lightning.supervision", str(run), job.to_json()],
-            env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
+            [sys.executable, "-m", "yolo_lightning.supervision", str(run)],
+            env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", JOB_VARIABLE: job.to_json()},
             stdout=stdout,
         )
 

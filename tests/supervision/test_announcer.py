@@ -18,7 +18,6 @@ from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.fallback import FallbackState
 from yolo_lightning.supervision.heartbeat import Phase, Progress
 from yolo_lightning.supervision.helper_process import Call
-from yolo_lightning.supervision.notify import Event
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
 from yolo_lightning.utils.exit_codes import ExitCode
 
@@ -29,10 +28,10 @@ RECORD = Progress(1, 1, 0, 2, 0, 10, 10, Phase.STEP, 0.0, {}, ())
 class Spy:
     """Instead of the notifier."""
 
-    sent: list[tuple[Event, str]] = field(default_factory=list)
+    sent: list[tuple[str, str]] = field(default_factory=list)
     pings: int = 0
 
-    def send(self, event: Event, text: str = "") -> None:
+    def send(self, event: str, text: str = "") -> None:
         self.sent.append((event, text))
 
     def ping(self) -> None:
@@ -123,10 +122,10 @@ def test_recovery_is_told_at_the_first_trained_batch_with_what_was_lost(tmp_path
     made.restarts(None, "it slept", FallbackState(level=1, attempts=1, restarts=1), "no workers", 37)
     made.begins(2, "no workers", 1)
     made.sees(replace(RECORD, phase=Phase.FIRST_BATCH))
-    assert [event.value for event, _ in spy.sent] == ["started", "degraded"]
+    assert [event for event, _ in spy.sent] == ["started", "degraded"]
     made.sees(RECORD)
     made.sees(RECORD)
-    assert [event.value for event, _ in spy.sent] == ["started", "degraded", "recovered"]
+    assert [event for event, _ in spy.sent] == ["started", "degraded", "recovered"]
     assert spy.sent[-1][1] == "training resumed from step 10, 37 steps lost, fallback level 'no workers'"
 
 
@@ -138,7 +137,7 @@ def test_status_follows_the_run(tmp_path: Path) -> None:
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.STALLED, "it sleeps")
     made.recovered()
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.RUNNING, "")
-    made.restarts(Event.CRASHED, "it died", FallbackState(attempts=1, restarts=5), "x", None)
+    made.restarts("crashed", "it died", FallbackState(attempts=1, restarts=5), "x", None)
     found = status(tmp_path)
     assert (found.state, found.attempt, found.attempts, found.restarts, found.fallback_level) == (
         SupervisorState.RESTARTING,
@@ -191,7 +190,7 @@ def checked(run: Path, share: float = 0.0) -> list[tuple[str, str]]:
     made, spy = announcer(run, NotifySettings(webhook="http://localhost/", disk_free_share=share))
     made.serve()
     made.serve()
-    return [(event.value, text) for event, text in spy.sent]
+    return spy.sent
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,20 @@ from pathlib import Path
 from yolo_lightning.supervision.fallback import FallbackState
 from yolo_lightning.supervision.heartbeat import Phase, Progress, started_ticks
 from yolo_lightning.supervision.helper_process import Call, Helper
-from yolo_lightning.supervision.notify import Event, Notifier, NotifySettings
+from yolo_lightning.supervision.notify import Notifier, NotifySettings
 from yolo_lightning.supervision.run_status import STATUS_FILE, read_status
 from yolo_lightning.supervision.supervisor_status import SUPERVISOR_FILE, SupervisorState, SupervisorStatus
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import write_json
 
-ENDS: dict[int, tuple[SupervisorState, Event]] = {
-    ExitCode.FINISHED: (SupervisorState.FINISHED, Event.FINISHED),
-    ExitCode.FAILED: (SupervisorState.FAILED, Event.FAILED),
-    ExitCode.USAGE: (SupervisorState.FAILED, Event.FAILED),
-    ExitCode.GAVE_UP: (SupervisorState.GAVE_UP, Event.GAVE_UP),
-    ExitCode.NEEDS_REBOOT: (SupervisorState.NEEDS_REBOOT, Event.NEEDS_REBOOT),
+ENDS: dict[int, SupervisorState] = {
+    ExitCode.FINISHED: SupervisorState.FINISHED,
+    ExitCode.FAILED: SupervisorState.FAILED,
+    ExitCode.USAGE: SupervisorState.FAILED,
+    ExitCode.GAVE_UP: SupervisorState.GAVE_UP,
+    ExitCode.NEEDS_REBOOT: SupervisorState.NEEDS_REBOOT,
 }
-"""State and event by exit code; any other code is that of a stop signal."""
+"""State by exit code; any other code is that of a stop signal."""
 
 AFTER_FIRST_BATCH = frozenset({Phase.FETCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS, Phase.SAVE, Phase.EPOCH_END})
 CHECK_INTERVAL_S = 30.0
@@ -63,7 +63,7 @@ class Announcer:
         self._furthest = (-1, 0, 0)
         self._next_ping_s = 0.0
         self._next_check_s = 0.0 if settings.webhook or settings.apprise else float("inf")
-        self._check: Call[list[tuple[Event, str]]] | None = None
+        self._check: Call[list[tuple[str, str]]] | None = None
         self._steps_lost: int | None = None
         self._started = False
 
@@ -83,7 +83,7 @@ class Announcer:
         """Report the start of an attempt as process `trainer`."""
         self._update(SupervisorState.RUNNING, "", trainer=trainer, fallback_level=level, restarts=restarts)
         if not self._started:
-            self.notifier.send(Event.STARTED, f"fallback level '{level}'")
+            self.notifier.send("started", f"fallback level '{level}'")
         self._started = True
 
     def sees(self, progress: Progress) -> None:
@@ -98,7 +98,7 @@ class Announcer:
             self._furthest, self._next_ping_s = place, time.monotonic() + self.settings.ping_interval_s
             self.notifier.ping()
 
-    def stalled(self, sentence: str, event: Event = Event.STALLED) -> None:
+    def stalled(self, sentence: str, event: str = "stalled") -> None:
         """Report a stall."""
         self.notifier.send(event, sentence)
         self._update(SupervisorState.STALLED, sentence)
@@ -106,9 +106,9 @@ class Announcer:
     def recovered(self) -> None:
         """Report progress after a stall, without a restart."""
         self._update(SupervisorState.RUNNING, "")
-        self.notifier.send(Event.RECOVERED, "without a restart, 0 steps lost")
+        self.notifier.send("recovered", "without a restart, 0 steps lost")
 
-    def restarts(self, event: Event | None, sentence: str, state: FallbackState, level: str, lost: int | None) -> None:
+    def restarts(self, event: str | None, sentence: str, state: FallbackState, level: str, lost: int | None) -> None:
         """Report that an attempt has ended and another one follows.
 
         Args:
@@ -121,7 +121,7 @@ class Announcer:
         if event is not None:
             self.notifier.send(event, sentence)
         if level != self._status.fallback_level:
-            self.notifier.send(Event.DEGRADED, f"fallback level '{level}' instead of '{self._status.fallback_level}'")
+            self.notifier.send("degraded", f"fallback level '{level}' instead of '{self._status.fallback_level}'")
         if lost is not None:
             self._steps_lost = lost
         self._update(
@@ -135,18 +135,18 @@ class Announcer:
 
     def ended(self, code: int, reason: str) -> None:
         """Report that the supervisor ends with exit code `code`, and send what is queued."""
-        state, event = ENDS.get(code, (SupervisorState.INTERRUPTED, Event.INTERRUPTED))
+        state = ENDS.get(code, SupervisorState.INTERRUPTED)
         self._update(state, reason, trainer=0)
         if state is SupervisorState.FINISHED:
             self._report_recovery("training finished")
-        self.notifier.send(event, "" if reason == event else reason)
+        self.notifier.send(state.value, "" if reason == state else reason)
         self.notifier.close()
 
     def _report_recovery(self, what: str) -> None:
         """Send one message after a successful restart."""
         if self._steps_lost is not None:
             level = self._status.fallback_level
-            self.notifier.send(Event.RECOVERED, f"{what}, {self._steps_lost} steps lost, fallback level '{level}'")
+            self.notifier.send("recovered", f"{what}, {self._steps_lost} steps lost, fallback level '{level}'")
             self._steps_lost = None
 
     def _update(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:
@@ -154,7 +154,7 @@ class Announcer:
         self._disk.post(write_json, self.run / SUPERVISOR_FILE, asdict(self._status), replaces=SUPERVISOR_FILE)
 
 
-def check_run(run: Path, disk_free_share: float, since_s: float) -> list[tuple[Event, str]]:
+def check_run(run: Path, disk_free_share: float, since_s: float) -> list[tuple[str, str]]:
     """Return events for a disk that is nearly full and for losses that are not finite. May wait for a disk.
 
     Args:
@@ -166,9 +166,9 @@ def check_run(run: Path, disk_free_share: float, since_s: float) -> list[tuple[E
     usage = shutil.disk_usage(run)
     share = usage.free / usage.total
     if share < disk_free_share:
-        found.append((Event.DISK, f"{usage.free / 1e9:.1f} GB free, {share:.1%} of the disk of {run}"))
+        found.append(("disk nearly full", f"{usage.free / 1e9:.1f} GB free, {share:.1%} of the disk of {run}"))
     status = read_status(run / STATUS_FILE)
     if status is not None and status.written_s >= since_s and (names := status.not_finite()):
         place = f"in epoch {status.epoch}, batch {status.batch}, step {status.step}"
-        found.append((Event.NAN, f"{', '.join(names)} {place}"))
+        found.append(("loss is not finite", f"{', '.join(names)} {place}"))
     return found

@@ -13,7 +13,6 @@ from yolo_lightning.supervision.fallback import FallbackLevel
 from yolo_lightning.supervision.heartbeat import ALLOWANCES_FILE, Phase, Progress, ProgressReader, parse
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.kill import Killed, kill_tree
-from yolo_lightning.supervision.notify import Event
 from yolo_lightning.supervision.outcome import FAULTS, diagnose_exit, signal_name
 from yolo_lightning.supervision.output import Recorder
 from yolo_lightning.supervision.phase_timeouts import Allowances
@@ -233,7 +232,7 @@ class AttemptRunner:
         """Wait until the disk responds and the killed processes end, or a stop signal arrives."""
         left = "; ".join(f"process {pid}: {where}" for pid, where in killed.survivors.items())
         sentence = f"SIGKILL takes effect when the disk responds: {left}; the restart waits for this"
-        self.announcer.stalled(sentence, Event.WAITS_FOR_STORAGE)
+        self.announcer.stalled(sentence, "waits for storage")
         self.recorder.say(sentence)
         began_s = time.monotonic()
         while any(map(is_same, killed.left)):

@@ -5,24 +5,19 @@ one child process; no second one is started while the first one has not answered
 """
 
 import contextlib
-import fcntl
 import os
-import pickle
-import select
 import signal
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from yolo_lightning.supervision.bounded import close_inherited
 
 Result = TypeVar("Result")
-LENGTH = struct.Struct("<Q")
-BLOCK_BYTES = 1 << 16
-PIPE_BYTES = 1 << 20
 MOST_WAITING_BYTES = 8 << 20
 MOST_WAITING_CALLS = 1000
 POLL_S = 0.01
@@ -107,28 +102,37 @@ class Helper:
         return call.answered
 
     def serve(self) -> None:
-        """Take an answer and send the next call; returns at once."""
+        """Take answers and send the next call; returns at once."""
         while True:
-            self._send()
-            if not self._receive():
-                return
+            if self._current is None and self._waiting:
+                self._send()
+            try:
+                if not self._connection.poll():
+                    return
+                answer = self._connection.recv()
+            except (EOFError, ConnectionError):
+                self._restart()
+                continue
+            assert self._current is not None
+            self._current.succeeded, self._current.value = answer
+            self._current.answered = True
+            self._current = None
 
     def close(self, wait_s: float) -> None:
         """Wait at most `wait_s` seconds until all calls are made, then end the child process without waiting for it."""
         end_s = time.monotonic() + wait_s
         self._serve_until(lambda: not (self._current or self._waiting), wait_s)
-        os.close(self._calls)
+        self._connection.close()
         while os.waitpid(self._child, os.WNOHANG)[0] == 0:
             if time.monotonic() >= end_s:
                 os.kill(self._child, signal.SIGKILL)  # takes effect when the disk responds
                 break
             time.sleep(POLL_S)
-        os.close(self._answers)
 
     def _serve_until(self, is_done: Callable[[], bool], wait_s: float) -> None:
         end_s = time.monotonic() + wait_s
         while not is_done() and (left_s := end_s - time.monotonic()) > 0:
-            select.select([self._answers], [self._calls] if self._unsent else [], [], left_s)
+            self._connection.poll(left_s)
             self.serve()
 
     def _queue(self, call: Call[Any]) -> None:
@@ -139,58 +143,23 @@ class Helper:
         self.serve()
 
     def _start(self) -> None:
-        self._unsent, self._received = memoryview(b""), bytearray()
-        calls, self._calls = os.pipe()
-        self._answers, answers = os.pipe()
+        self._connection, other = Pipe()
         self._child = os.fork()
         if self._child == 0:
-            make_calls(calls, answers)
-        os.close(calls)
-        os.close(answers)
-        os.set_blocking(self._calls, False)
-        os.set_blocking(self._answers, False)
-        with contextlib.suppress(OSError, AttributeError):  # Linux only, and limited for ordinary users
-            fcntl.fcntl(self._calls, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            make_calls(other)
+        other.close()
 
     def _send(self) -> None:
-        if self._current is None and self._waiting:
-            call = self._current = self._waiting.popleft()
-            grown = () if call.appended is None else (bytes(call.appended),)
-            content = pickle.dumps((call.function, (*call.arguments, *grown)))
-            self._unsent, self._sent_s = memoryview(LENGTH.pack(len(content)) + content), time.monotonic()
-        while self._unsent:
-            try:
-                self._unsent = self._unsent[os.write(self._calls, self._unsent) :]
-            except BlockingIOError:
-                return
-            except OSError:  # the child process has died; `_receive` handles that
-                self._unsent = memoryview(b"")
-
-    def _receive(self) -> bool:
-        """Read what has arrived; return whether a call was answered."""
-        try:
-            content = os.read(self._answers, BLOCK_BYTES)
-        except BlockingIOError:
-            return False
-        if not content:
-            self._restart()
-            return True
-        self._received += content
-        if len(self._received) < LENGTH.size:
-            return False
-        end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
-        if len(self._received) < end:
-            return self._receive()
-        assert self._current is not None
-        self._current.succeeded, self._current.value = pickle.loads(self._received[LENGTH.size : end])
-        self._current.answered = True
-        self._current, self._received = None, bytearray()
-        return True
+        """Send the next call. The child has answered all others, so that it reads at once."""
+        call = self._current = self._waiting.popleft()
+        self._sent_s = time.monotonic()
+        grown = () if call.appended is None else (bytes(call.appended),)
+        with contextlib.suppress(ConnectionError):  # the child process has died; `serve` handles that
+            self._connection.send((call.function, (*call.arguments, *grown)))
 
     def _restart(self) -> None:
         """Start another child process after the previous one has died; the call that it was making fails."""
-        os.close(self._calls)
-        os.close(self._answers)
+        self._connection.close()
         os.kill(self._child, signal.SIGKILL)
         os.waitpid(self._child, os.WNOHANG)
         if self._current is not None:
@@ -199,22 +168,21 @@ class Helper:
         self._start()
 
 
-def make_calls(calls: int, answers: int) -> None:
-    """Make the calls that arrive through a pipe until it is closed; never returns."""
+def make_calls(connection: Connection) -> None:
+    """Make the calls that arrive through a connection until it is closed; never returns."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the supervisor still writes
-        close_inherited({calls, answers})
-        with os.fdopen(calls, "rb") as source:
-            while len(head := source.read(LENGTH.size)) == LENGTH.size:
-                function, arguments = pickle.loads(source.read(LENGTH.unpack(head)[0]))
-                try:
-                    content = pickle.dumps((True, function(*arguments)))
-                except OSError as error:
-                    content = pickle.dumps((False, error))
-                except Exception as error:
-                    content = pickle.dumps((False, OSError(repr(error))))
-                write_to_descriptor(answers, LENGTH.pack(len(content)) + content)
+        close_inherited({connection.fileno()})
+        while True:
+            function, arguments = connection.recv()
+            try:
+                answer = True, function(*arguments)
+            except OSError as error:
+                answer = False, error
+            except Exception as error:
+                answer = False, OSError(repr(error))
+            connection.send(answer)
     finally:
         os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Notifications about a run: settings, events, and a sender that never blocks the supervisor."""
+"""Notifications about a run: settings, and a sender that never blocks the supervisor."""
 
 import logging
 import os
@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,34 +17,13 @@ from urllib.request import Request, urlopen
 
 from yolo_lightning.supervision.helper_process import Call, Helper
 
+ADDRESSES = ("webhook", "apprise", "ping")
 APPRISE_SCHEMES = {"http": "json", "https": "jsons"}
 REFERENCE = re.compile(r"\$(\w+)")
-VARIABLE_PREFIX = "YOLO_LIGHTNING_NOTIFY_"
 REPEAT_AFTER_S = 3600.0
 PING_TIMEOUT_S = 10.0
 CLOSE_S = 5.0
 """Seconds to wait for the last messages when the supervisor ends."""
-
-
-class Event(StrEnum):
-    """Events that are sent."""
-
-    STARTED = "started"
-    STALLED = "stalled"
-    CRASHED = "crashed"
-    RECOVERED = "recovered"
-    DEGRADED = "degraded"
-    DISK = "disk nearly full"
-    DISK_FULL = "disk full"
-    WAITS_FOR_STORAGE = "waits for storage"
-    STORAGE_HANGS = "storage hangs"
-    STORAGE_ANSWERS = "storage answers again"
-    NAN = "loss is not finite"
-    FINISHED = "finished"
-    INTERRUPTED = "interrupted"
-    FAILED = "failed"
-    GAVE_UP = "gave up"
-    NEEDS_REBOOT = "needs reboot"
 
 
 @dataclass(frozen=True)
@@ -53,7 +31,7 @@ class NotifySettings:
     """Recipients of notifications.
 
     Treat an address like a password: whoever has it can write to your channel. `$NAME` stands for the environment
-    variable `NAME` and keeps the address out of command lines and of `config.yaml`.
+    variable `NAME` and keeps the address out of `config.yaml`.
 
     Attributes:
         webhook: http or https address. apprise recognises the addresses of Slack, Discord and others; any other address
@@ -73,12 +51,10 @@ class NotifySettings:
     disk_free_share: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("webhook", "ping"):
+        for name in ADDRESSES:
             address = getattr(self, name)
             if address is not None and not REFERENCE.fullmatch(address):
-                check_http(name, address)
-        if self.apprise is not None and not REFERENCE.fullmatch(self.apprise) and "://" not in self.apprise:
-            raise ValueError("supervision.notify.apprise must be $NAME or contain a scheme, such as mailto://...")
+                check_address(name, address)
         if not self.ping_interval_s >= 1:
             raise ValueError(f"supervision.notify.ping_interval_s must be >= 1, got {self.ping_interval_s}")
         if not 0 <= self.disk_free_share < 1:
@@ -88,7 +64,7 @@ class NotifySettings:
         """Return a copy in which environment variables are replaced by their values.
 
         Raises:
-            ValueError: If a variable is not set or contains no valid address.
+            ValueError: If a variable is not set or contains no valid address, or apprise is needed and not installed.
         """
         found: dict[str, Any] = {}
         for name in ADDRESSES:
@@ -96,36 +72,23 @@ class NotifySettings:
                 if not os.environ.get(match[1]):
                     raise ValueError(f"supervision.notify.{name} is ${match[1]}, but {match[1]} is not set.")
                 found[name] = os.environ[match[1]]
-        return replace(self, **found)
-
-    def in_environment(self) -> tuple["NotifySettings", dict[str, str]]:
-        """Return a copy with references instead of addresses, and the environment variables that hold the addresses.
-
-        Raises:
-            ValueError: If an address is not valid, or apprise is needed and not installed.
-        """
-        resolved = self.resolved()
-        if (resolved.webhook or resolved.apprise) and find_spec("apprise") is None:
+        if (self.webhook or self.apprise) and find_spec("apprise") is None:
             raise ValueError(
                 "supervision.notify needs the package apprise for webhook and apprise: pip install apprise"
             )
-        variables, references = {}, {}
-        for name in ADDRESSES:
-            if address := getattr(resolved, name):
-                variable = f"{VARIABLE_PREFIX}{name.upper()}"
-                variables[variable], references[name] = address, f"${variable}"
-        return replace(self, **references), variables  # type: ignore[arg-type]
+        return replace(self, **found)
 
 
-ADDRESSES = ("webhook", "apprise", "ping")
-
-
-def check_http(name: str, address: str) -> None:
+def check_address(name: str, address: str) -> None:
     """Check an address; the error message does not contain it, because it may contain a password.
 
     Raises:
-        ValueError: If it is not an http or https address.
+        ValueError: If the address has not the required form.
     """
+    if name == "apprise":
+        if "://" not in address:
+            raise ValueError("supervision.notify.apprise must be $NAME or contain a scheme, such as mailto://...")
+        return
     try:
         parts = urlsplit(address)
         scheme, host = parts.scheme, parts.hostname
@@ -154,9 +117,9 @@ class Notifier:
         self._addresses = {name: address for name in ADDRESSES if (address := getattr(settings, name))}
         self._helpers = {name: Helper() for name in self._addresses}
         self._calls: list[tuple[str, str, Call[None]]] = []
-        self._sent: dict[Event, tuple[float, int]] = {}
+        self._sent: dict[str, tuple[float, int]] = {}
 
-    def send(self, event: Event, text: str = "") -> None:
+    def send(self, event: str, text: str = "") -> None:
         """Queue a message for all addresses, unless the same event was sent within the last hour."""
         now_s = time.monotonic()
         sent_s, suppressed = self._sent.get(event, (float("-inf"), 0))
@@ -164,10 +127,11 @@ class Notifier:
             self._sent[event] = (sent_s, suppressed + 1)
             return
         self._sent[event] = (now_s, 0)
-        body = f"{self._place}: {event}" + (f": {text}" if text else "")
+        title = f"{self._place}: {event}"
+        body = f"{title}: {text}" if text else title
         body += f" ({suppressed} earlier messages suppressed)" if suppressed else ""
         for name in ("webhook", "apprise"):
-            self._begin(name, f"message '{event}'", send_message, f"{self._place}: {event}", body)
+            self._begin(name, f"message '{event}'", send_message, title, body)
 
     def ping(self) -> None:
         """Queue a ping, unless the previous one has not been answered."""
@@ -178,13 +142,13 @@ class Notifier:
         """Take answers, send what is queued, and log failures; returns at once."""
         for helper in self._helpers.values():
             helper.serve()
-        answered = [one for one in self._calls if one[2].answered]
+        for name, what, call in self._calls:
+            if call.answered:
+                try:
+                    call.result()
+                except OSError as error:
+                    self._log(f"supervision.notify.{name}: {what} not sent: {error}")
         self._calls = [one for one in self._calls if not one[2].answered]
-        for name, what, call in answered:
-            try:
-                call.result()
-            except OSError as error:
-                self._log(f"supervision.notify.{name}: {what} not sent: {error}")
 
     def close(self) -> None:
         """Wait at most `CLOSE_S` seconds for the answers, and end the child processes."""
@@ -220,17 +184,11 @@ def without_address(send: Callable[..., None], *arguments: str) -> None:
 
 
 def send_message(address: str, title: str, body: str) -> None:
-    """Send a message by apprise.
-
-    Raises:
-        OSError: If apprise does not support the address or could not send the message.
-    """
     apprise: Any = import_module("apprise")  # optional
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its messages may contain the address
     service = apprise.Apprise()
-    if not service.add(address) and not (
-        urlsplit(address).scheme in APPRISE_SCHEMES and service.add(json_address(address))
-    ):
+    is_web = urlsplit(address).scheme in APPRISE_SCHEMES
+    if not service.add(address) and not (is_web and service.add(json_address(address))):
         raise OSError(0, "apprise does not support the address")
     if not service.notify(title=title, body=body):
         raise OSError(0, "apprise could not send it; test the address with: apprise -vv -b test ADDRESS")
@@ -245,10 +203,5 @@ def json_address(webhook: str) -> str:
 
 
 def send_ping(address: str) -> None:
-    """Send a GET request.
-
-    Raises:
-        OSError: If there is no answer, or an error.
-    """
     with urlopen(Request(address, headers={"User-Agent": "yolo_lightning"}), timeout=PING_TIMEOUT_S) as answer:
         answer.read(1)

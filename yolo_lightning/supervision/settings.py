@@ -7,6 +7,9 @@ from typing import Self
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import Floors
 
+JOB_VARIABLE = "YOLO_LIGHTNING_JOB"
+"""Environment variable that contains the job of a supervisor."""
+
 
 @dataclass(frozen=True)
 class SuperviseSettings:
@@ -72,7 +75,7 @@ class Job:
     smoke_test: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """Return the job as JSON in one line, for a command line."""
+        """Return the job as JSON in one line."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from yolo_lightning.supervision.settings import Job, SuperviseSettings
+from yolo_lightning.supervision.settings import JOB_VARIABLE, Job, SuperviseSettings
 
 RUN_FOLDER_OPTION = "--trainer.default_root_dir"
 START_OPTIONS = ("--resume", "--ckpt_path", RUN_FOLDER_OPTION)
@@ -54,19 +54,14 @@ def resume_words(words: Sequence[str], folder: Path) -> list[str]:
 def become_supervisor(run: Path, job: Job) -> NoReturn:
     """Replace this process by the supervisor of `job`. The process id stays, so signals and job control still work.
 
-    The memory of this process, which includes torch, is freed.
-
-    Args:
-        run: Run folder.
-        job: What to run. Addresses for notifications are passed in environment variables, which only their owner can
-            read; all users can read a command line.
+    The memory of this process, which includes torch, is freed. The job is passed in an environment variable, because it
+    contains addresses for notifications, and all users can read a command line.
 
     Raises:
         ValueError: If an address is not valid, or apprise is needed and not installed.
     """
-    notify, variables = job.settings.notify.in_environment()
-    job = replace(job, settings=replace(job.settings, notify=notify))
+    job = replace(job, settings=replace(job.settings, notify=job.settings.notify.resolved()))
     sys.stdout.flush()
     sys.stderr.flush()
-    words = [sys.executable, "-m", "yolo_lightning.supervision", str(run.absolute()), job.to_json()]
-    os.execve(sys.executable, words, os.environ | variables)
+    words = [sys.executable, "-m", "yolo_lightning.supervision", str(run.absolute())]
+    os.execve(sys.executable, words, os.environ | {JOB_VARIABLE: job.to_json()})

@@ -17,7 +17,6 @@ from yolo_lightning.supervision.fallback import STATE_FILE, FallbackState, decid
 from yolo_lightning.supervision.heartbeat import ALLOWANCES_FILE, Phase
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.kill import kill_tree
-from yolo_lightning.supervision.notify import Event
 from yolo_lightning.supervision.outcome import error_of, is_recoverable, signal_name
 from yolo_lightning.supervision.output import LOG_FILE, Recorder
 from yolo_lightning.supervision.phase_timeouts import Allowances
@@ -81,7 +80,7 @@ class Supervisor:
                 signal.signal(number, self._note_signal)
         self.announcer = Announcer(
             self.run_folder,
-            self.settings.notify.resolved(),
+            self.settings.notify,
             self.settings.attempts,
             self.disk.helper,
             self.recorder.say,
@@ -187,7 +186,7 @@ class Supervisor:
         incident = replace(incident, diagnosis=Diagnosis(StallClass.DISK_FULL, sentence))
         self.runner.keep_incident(incident, "restart when there is space; this attempt does not count")
         self.recorder.say(incident.sentence())
-        event = None if self._space_pauses else Event.DISK_FULL
+        event = None if self._space_pauses else "disk full"
         level = self.levels[self.state.level].name
         self.announcer.restarts(event, incident.sentence(), self.state, level, lost)
         while True:
@@ -235,7 +234,7 @@ class Supervisor:
         outcome = f"restart in {decision.pause_s:g} s: {decision.reason}"
         self.runner.keep_incident(incident, outcome)
         self.recorder.say(outcome)
-        event = None if is_stall else Event.CRASHED
+        event = None if is_stall else "crashed"
         level = self.levels[self.state.level].name
         self.announcer.restarts(event, incident.sentence(), self.state, level, lost)
         limit_s = self.settings.smoke_test_s
@@ -262,4 +261,4 @@ class Supervisor:
 
     def _report_disk(self, hangs: bool, sentence: str) -> None:
         self.recorder.say(sentence)
-        self.announcer.notifier.send(Event.STORAGE_HANGS if hangs else Event.STORAGE_ANSWERS, sentence)
+        self.announcer.notifier.send("storage hangs" if hangs else "storage answers again", sentence)
