@@ -1,5 +1,8 @@
+import re
+
 import pytest
 
+from tests.conftest import REPOSITORY
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.outcome import diagnose_exit, error_of, is_recoverable
 from yolo_lightning.utils.exit_codes import ExitCode
@@ -50,10 +53,10 @@ def test_end_is_described(code: int, words: str) -> None:
     assert words in diagnose_exit(code, ()).sentence
 
 
-def test_exit_codes_are_distinct_and_no_shells() -> None:
-    codes = [code.value for code in ExitCode]
-    assert len(codes) == len(set(codes)) == 9
-    assert max(codes) < 126
+def test_exit_codes_are_those_of_the_page_and_below_those_of_shells() -> None:
+    page = (REPOSITORY / "docs/usage.md").read_text()
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)] == list(ExitCode)
+    assert max(ExitCode) < 126
 
 
 @pytest.mark.parametrize(
