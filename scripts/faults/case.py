@@ -38,7 +38,7 @@ class Case(Launch):
     Attributes:
         outside: What is done to it from outside, one after the other.
         reports: What must be reported, in order; nothing else may be.
-        level: Fallback level at the end.
+        rung: Of the ladder, at the end.
         exact: Whether the final state must equal that of the uninterrupted run, bit for bit.
         exact_best: Whether the best checkpoint must too.
         lost_steps: Most steps that may be trained twice; None for any.
@@ -51,7 +51,7 @@ class Case(Launch):
 
     outside: tuple[Act, ...] = ()
     reports: tuple[Report, ...] = ()
-    level: int = 0
+    rung: int = 0
     exact: bool = True
     exact_best: bool = True
     lost_steps: int | None = 5

@@ -76,7 +76,7 @@ def judge(case: Case, run: Run, expected: outcome.Outcome | None, took_s: float)
     said = run.log() + run.log_file()
     wrong += [f"the log does not say {words!r}" for words in case.log if words not in said]
     level = FallbackState.read(run.run_folder / STATE_FILE).level
-    wrong += [f"fallback level {level} instead of {case.level}"] * (level != case.level)
+    wrong += [f"fallback level {level} instead of {case.rung}"] * (level != case.rung)
     lost, recovered = restarts(run)
     if lost and case.lost_steps is not None and max(lost) > case.lost_steps:
         wrong.append(f"{max(lost)} steps lost, allowed are {case.lost_steps}")

@@ -31,7 +31,7 @@ QUICK = Case(
     ),
     short_s={"fetch_s": 3.0, "step_s": 2.0, "save_s": 3.0},
     workers=1,
-    level=1,
+    rung=1,
     typed=True,
 )
 """The least that shows that a stall and a death are noticed, named, and survived; only where asked for."""

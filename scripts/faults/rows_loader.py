@@ -24,22 +24,22 @@ AT_FRAME = "@ frame 24"
 
 
 def stuck(name: str, fault: str, kind: str, *words: str) -> Case:
-    """A worker that hangs while it reads a frame: the next fallback level, and training resumes within the epoch."""
+    """A worker that hangs while it reads a frame: one rung down, and on within the epoch."""
     report = Report(STALL, ("owes it and stands in", *words), "fetch")
-    return Case(name, f"worker: {fault}", (f"{kind} {AT_FRAME}",), reports=(report,), short_s=FETCH, workers=1, level=1)
+    return Case(name, f"worker: {fault}", (f"{kind} {AT_FRAME}",), reports=(report,), short_s=FETCH, workers=1, rung=1)
 
 
 def dies(name: str, fault: str, kind: str, *words: str) -> Case:
-    """A worker that dies: the same fallback level again."""
+    """A worker that dies: the same rung again."""
     report = Report(CRASH, words, within_s=LOADER_DEATH_S)
     return Case(name, f"worker: {fault}", (f"{kind} {AT_FRAME}",), reports=(report,), workers=1)
 
 
-def levels_taken(run: Run) -> list[str]:
-    """Check the fallback level of each attempt."""
+def rungs_taken(run: Run) -> list[str]:
+    """The ladder, rung by rung."""
     taken = [line.text.split(", ")[1] for line in run.lines if line.text.startswith("train loader:")]
     expected = ["4 workers by spawn", "2 workers by spawn", "no workers"]
-    return [] if taken == expected else [f"the fallback levels were {taken} instead of {expected}"]
+    return [] if taken == expected else [f"the rungs were {taken} instead of {expected}"]
 
 
 CASES = (
@@ -53,7 +53,7 @@ CASES = (
         reports=(Report(STALL, ("stopped (T)", "owes it"), "fetch"),),
         short_s=FETCH,
         workers=2,
-        level=1,
+        rung=1,
     ),
     stuck("5", "state D", "d_state", "d_state (", "state D", "in the kernel in "),
     Case(
@@ -70,7 +70,7 @@ CASES = (
         outside=(at_step(6, to_worker(signal.SIGKILL)), at_step(12, to_worker(signal.SIGKILL))),
         reports=(Report(CRASH, ("DataLoader worker",), within_s=LOADER_DEATH_S),) * 2,
         workers=1,
-        level=1,
+        rung=1,
     ),
     dies("7a", "segmentation fault", "segfault", "is killed by signal: Segmentation fault"),
     dies("7b", "_exit(3)", "exit_3", "exited unexpectedly"),
@@ -99,7 +99,7 @@ CASES = (
         reports=(Report(STALL, ("_reset", "stopped (T)"), within_s=20.0),),  # not before the validation is over
         short_s=FETCH | {"epoch_end_s": 3.0},
         workers=2,
-        level=1,
+        rung=1,
     ),
     Case(
         "10a",
@@ -116,7 +116,7 @@ CASES = (
         reports=(Report(STALL, ("sleep (",), "first batch"),) * 2,
         short_s={"first_batch_s": 20.0},
         workers=1,
-        level=1,
+        rung=1,
     ),
     Case(
         "11",
@@ -125,22 +125,22 @@ CASES = (
         reports=(Report(STALL, ("sleep (", "at the sample i"), "validate"),),
         short_s={"validate_s": 8.0},
         workers=1,
-        level=1,
+        rung=1,
     ),
     Case(
         "26",
-        "worker: endless sleep on every fallback level",
+        "worker: endless sleep on every rung",
         ("sleep @ frame 16 always",),
         reports=(Report(STALL, ("sleep (",), "fetch"),) * 3,
         codes=(76,),
         short_s={"fetch_s": 6.0},
         workers=4,
-        level=2,
+        rung=2,
         save_interval_steps=100,
         exact=False,
         lost_steps=None,
         log=("gave up: 3 attempts in a row",),
-        check=levels_taken,
+        check=rungs_taken,
     ),
     Case(
         "38a",
@@ -148,7 +148,7 @@ CASES = (
         (f"memory {AT_FRAME}",),
         reports=(Report(CRASH, ("MemoryError",), within_s=LOADER_DEATH_S),),
         workers=1,
-        level=1,
+        rung=1,
     ),
     Case(
         "40a",
@@ -179,7 +179,7 @@ CASES = (
         reports=(Report(STALL, ("workers wait for work", "unable to allocate shared memory"), "fetch", 30.0),),
         short_s=FETCH,
         workers=2,
-        level=1,
+        rung=1,
         small_shared_memory=True,
         unavailable=cannot_unshare,
     ),

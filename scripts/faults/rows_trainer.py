@@ -15,7 +15,7 @@ DEFAULTS = SuperviseSettings()
 
 
 def hangs(name: str, fault: str, kind: str, *words: str, stall_class: StallClass = UNKNOWN) -> Case:
-    """The trainer hangs in a step: the same fallback level again."""
+    """The trainer hangs in a step: the same rung again."""
     report = Report(stall_class, (f"{kind} (", *words), "step")
     return Case(name, f"trainer: {fault}", (f"{kind} @ step 8",), reports=(report,), short_s=STEP)
 

@@ -103,7 +103,7 @@ def random_case(seed: int) -> Case:
         reports=(Report(None),) * 3,
         short_s={"step_s": 3.0, "fetch_s": 3.0, "save_s": 5.0},
         workers=2,
-        level=int(number is signal.SIGSTOP),
+        rung=int(number is signal.SIGSTOP),
     )
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from hang_experiment.arm import Copy
 from hang_experiment.conclusion import ARMS, Arm, ArmResult, End, conclude, markdown
 from hang_experiment.watch import ArmWatch, StudyLimits
-from yolo_lightning.commands.doctor.command import INTERRUPTED
 from yolo_lightning.commands.doctor.probes import Probe, run_probe
 from yolo_lightning.supervision.child_process import Child
+from yolo_lightning.utils.exit_codes import INTERRUPTED
 from yolo_lightning.utils.files import replacing, sole_writer, write_json
 
 TABLE = "hang-study.md"

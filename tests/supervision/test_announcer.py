@@ -86,7 +86,7 @@ def test_pings_with_headway_and_not_more_often_than_asked_for(tmp_path: Path, cl
     made, spy = announcer(tmp_path)
     for step in range(10, 200):
         clock[0] += 1.0
-        made.sees(replace(RECORD, step=step))
+        made.progress_made(replace(RECORD, step=step))
     assert spy.pings == 4  # at once, and after each of three minutes
 
 
@@ -101,10 +101,10 @@ def test_pings_with_headway_and_not_more_often_than_asked_for(tmp_path: Path, cl
 )
 def test_without_headway_comes_no_second_ping(states: list[Progress], tmp_path: Path, clock: list[float]) -> None:
     made, spy = announcer(tmp_path)
-    made.sees(RECORD)
+    made.progress_made(RECORD)
     for state in states:
         clock[0] += 60.0
-        made.sees(state)
+        made.progress_made(state)
     assert spy.pings == 1
 
 
@@ -112,32 +112,32 @@ def test_batches_of_a_validation_are_headway(tmp_path: Path, clock: list[float])
     made, spy = announcer(tmp_path)
     for batch in range(5):
         clock[0] += 60.0
-        made.sees(replace(RECORD, phase=Phase.VALIDATE, batch=batch))
+        made.progress_made(replace(RECORD, phase=Phase.VALIDATE, batch=batch))
     assert spy.pings == 5
 
 
 def test_recovery_is_told_at_the_first_trained_batch_with_what_was_lost(tmp_path: Path) -> None:
     made, spy = announcer(tmp_path)
-    made.begins(1, "as configured", 0)
-    made.restarts(None, "it slept", FallbackState(level=1, attempts=1, restarts=1), "no workers", 37)
-    made.begins(2, "no workers", 1)
-    made.sees(replace(RECORD, phase=Phase.FIRST_BATCH))
+    made.attempt_started(1, "as configured", 0)
+    made.restarting(None, "it slept", FallbackState(level=1, attempts=1, restarts=1), "no workers", 37)
+    made.attempt_started(2, "no workers", 1)
+    made.progress_made(replace(RECORD, phase=Phase.FIRST_BATCH))
     assert [event for event, _ in spy.sent] == ["started", "degraded"]
-    made.sees(RECORD)
-    made.sees(RECORD)
+    made.progress_made(RECORD)
+    made.progress_made(RECORD)
     assert [event for event, _ in spy.sent] == ["started", "degraded", "recovered"]
     assert spy.sent[-1][1] == "training resumed from step 10, 37 steps lost, fallback level 'no workers'"
 
 
 def test_status_follows_the_run(tmp_path: Path) -> None:
     made, _ = announcer(tmp_path)
-    made.begins(4711, "as configured", 0)
+    made.attempt_started(4711, "as configured", 0)
     assert (status(tmp_path).state, status(tmp_path).trainer) == (SupervisorState.RUNNING, 4711)
     made.stalled("it sleeps")
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.STALLED, "it sleeps")
     made.recovered()
     assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.RUNNING, "")
-    made.restarts("crashed", "it died", FallbackState(attempts=1, restarts=5), "x", None)
+    made.restarting("crashed", "it died", FallbackState(attempts=1, restarts=5), "x", None)
     found = status(tmp_path)
     assert (found.state, found.attempt, found.attempts, found.restarts, found.fallback_level) == (
         SupervisorState.RESTARTING,
@@ -167,7 +167,7 @@ def test_exit_code_says_how_it_ended(code: int, state: SupervisorState, tmp_path
 
 def test_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     made, _ = announcer(tmp_path / "gone")
-    made.begins(1, "x", 0)
+    made.attempt_started(1, "x", 0)
     made.ended(0, "finished")
 
 

@@ -93,7 +93,7 @@ def test_evidence_of_a_stall_is_kept(tmp_path: Path) -> None:
         ("segfault", UNKNOWN, "SIGSEGV"),
         ("kill", UNKNOWN, "SIGKILL"),
         ("leave_children_and_die", UNKNOWN, "exit code 9"),
-        ("exit_0", UNKNOWN, "without having finished"),
+        ("exit_0", UNKNOWN, "before training was finished"),
         ("report_dead_worker", StallClass.LOADER_CRASH, "worker (pid 4711) is killed"),
     ],
     ids=["fault 17: segfault", "fault 17: SIGKILL", "7.3: dies, leaves orphans", "fault 34: exit 0", "fault 6: worker"],

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, auto_cli
 
 from yolo_lightning.commands import WITHOUT_TORCH
+from yolo_lightning.utils.exit_codes import ExitCode
 
 PROGRAM = "python -m yolo_lightning"
 PACKAGE = "yolo_lightning"
@@ -53,9 +54,6 @@ RENAMED_KEYS = {
     "trust": "allow_pickle",
 }
 """Keys of earlier configurations whose new names `difflib` does not find."""
-
-WRONG_OPTION = 2
-"""Exit code of a command that was given what is not allowed, as argparse has it."""
 
 
 def main() -> None:
@@ -133,7 +131,7 @@ def user_errors() -> Iterator[None]:
         if not is_ours(error):
             raise
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(WRONG_OPTION) from None
+        raise SystemExit(ExitCode.USAGE) from None
 
 
 def is_ours(error: ValueError) -> bool:
@@ -154,7 +152,7 @@ class ShortErrors:
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with code 2; an unknown key is named together with the nearest known one."""
         super().error(with_nearest_key(message, known_keys(self)), ex)  # type: ignore[misc]
-        raise SystemExit(WRONG_OPTION)
+        raise SystemExit(ExitCode.USAGE)
 
 
 def known_keys(parser: Any) -> set[str]:

@@ -26,9 +26,7 @@ from yolo_lightning.utils.stop_signals import pasteable, request
 def reported(trainer: Trainer, words: Sequence[str]) -> Iterator[None]:
     """Report why a fit that runs in this block ends early, if a stop signal or a full disk is the reason.
 
-    Args:
-        trainer: Runs the fit.
-        words: The command line, from the subcommand on.
+    `words` is the command line, from the subcommand on.
 
     Raises:
         SystemExit: With 128 + signal number, `ExitCode.DISK_FULL` or `ExitCode.NOT_SAVED`.
@@ -84,13 +82,7 @@ def end(trainer: Trainer, words: Sequence[str], reason: str, code: int) -> NoRet
 
 
 def hint_to_resume(words: Sequence[str], folder: Path, steps: int) -> str:
-    """Return what is saved and the command that resumes from there.
-
-    Args:
-        words: The command line of the fit, from the subcommand on.
-        folder: Run folder.
-        steps: Steps trained.
-    """
+    """Return what is saved of a fit of `steps` steps, and the command that resumes from there."""
     newest, _ = newest_checkpoint(folder / CHECKPOINTS)
     if newest is None:
         return "nothing is saved: start again"

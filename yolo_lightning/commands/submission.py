@@ -12,10 +12,8 @@ from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.evaluation.drift import organisers_scores
 from yolo_lightning.evaluation.score_table import score_table
+from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import write_json
-
-WRONG = 1
-"""Exit code where the file is wrong and was not mended."""
 
 
 def check(file: str, template: str | None = None, fix: str | None = None) -> None:
@@ -38,7 +36,7 @@ def check(file: str, template: str | None = None, fix: str | None = None) -> Non
     if copy and report.wrong:
         mend(report, expected, copy)
     elif report.wrong:
-        raise SystemExit(WRONG)
+        raise SystemExit(ExitCode.FAILED)
     elif copy:
         print(f"nothing to mend, {copy} was not written")
 
@@ -64,7 +62,7 @@ def score(file: str, truth: str, json: str | None = None) -> None:
         show(Path(file), report)
     if report.content is None or not all(problem.tolerated for problem in report.wrong):
         print("not scored: mend it first, see `submission check --fix`")
-        raise SystemExit(WRONG)
+        raise SystemExit(ExitCode.FAILED)
     if report.wrong:
         print("scored as the file is, as the organisers' server does; `submission check` calls it wrong")
     scores = score_submission(report.content, known)
@@ -117,7 +115,7 @@ def mend(report: SubmissionReport, template: Template | None, copy: Path) -> Non
     content, mended = repaired(report, template)
     if content is None:
         print(f"{copy} was not written: not everything that is wrong can be mended without a guess")
-        raise SystemExit(WRONG)
+        raise SystemExit(ExitCode.FAILED)
     try:
         write_submission(entries(content), copy)
     except OSError as error:

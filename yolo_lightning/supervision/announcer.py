@@ -32,15 +32,7 @@ CHECK_INTERVAL_S = 30.0
 
 
 class Announcer:
-    """Reports what the supervisor does. No method waits, except `ended`.
-
-    Args:
-        run: Run folder.
-        settings: Recipients of notifications, without references.
-        attempts: Limit of failed attempts in a row.
-        disk: Makes all calls that access the run folder.
-        log: Writes a line to the log.
-    """
+    """Reports the state of the supervisor. No method waits, except `ended`; `disk` makes all file accesses."""
 
     def __init__(
         self, run: Path, settings: NotifySettings, attempts: int, disk: Helper, log: Callable[[str], None]
@@ -49,11 +41,7 @@ class Announcer:
         self._status = SupervisorStatus(
             state=SupervisorState.RUNNING,
             since_s=time.time(),
-            sentence="",
-            attempt=1,
             attempts=attempts,
-            restarts=0,
-            fallback_level="",
             process=os.getpid(),
             process_started_ticks=started_ticks(os.getpid()) or 0,
             host=socket.gethostname(),
@@ -79,14 +67,14 @@ class Announcer:
             self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
             self._check = self._disk.begin(check_run, self.run, self.settings.disk_free_share, self._began_s)
 
-    def begins(self, trainer: int, level: str, restarts: int) -> None:
+    def attempt_started(self, trainer: int, level: str, restarts: int) -> None:
         """Report the start of an attempt as process `trainer`."""
         self._update(SupervisorState.RUNNING, "", trainer=trainer, fallback_level=level, restarts=restarts)
         if not self._started:
             self.notifier.send("started", f"fallback level '{level}'")
         self._started = True
 
-    def sees(self, progress: Progress) -> None:
+    def progress_made(self, progress: Progress) -> None:
         """Ping if training has made progress, and report that a restart was successful."""
         if progress.phase not in AFTER_FIRST_BATCH:
             return
@@ -108,15 +96,11 @@ class Announcer:
         self._update(SupervisorState.RUNNING, "")
         self.notifier.send("recovered", "without a restart, 0 steps lost")
 
-    def restarts(self, event: str | None, sentence: str, state: FallbackState, level: str, lost: int | None) -> None:
-        """Report that an attempt has ended and another one follows.
+    def restarting(self, event: str | None, sentence: str, state: FallbackState, level: str, lost: int | None) -> None:
+        """Report that an attempt has ended because of `sentence`, and that another one follows.
 
-        Args:
-            event: What to send; None if the end was reported before.
-            sentence: Reason of the end.
-            state: State for the next attempt.
-            level: Fallback level of the next attempt.
-            lost: Steps trained since the last checkpoint, if known.
+        `event` is None if the end was reported before. The next attempt has the state `state` and the fallback level
+        `level`; `lost` is the number of steps trained since the last checkpoint, if known.
         """
         if event is not None:
             self.notifier.send(event, sentence)
@@ -155,12 +139,9 @@ class Announcer:
 
 
 def check_run(run: Path, disk_free_share: float, since_s: float) -> list[tuple[str, str]]:
-    """Return events for a disk that is nearly full and for losses that are not finite. May wait for a disk.
+    """Return events for a free share of the disk below `disk_free_share`, and for losses that are not finite.
 
-    Args:
-        run: Run folder.
-        disk_free_share: Report a free share of the disk below this value.
-        since_s: Ignore a status file that was written earlier, seconds since 1970.
+    A status file written before `since_s`, seconds since 1970, is ignored. May wait for a disk that hangs.
     """
     found = []
     usage = shutil.disk_usage(run)

@@ -38,14 +38,7 @@ class Attempt:
 class AttemptRunner:
     """Runs the attempts of a run, one after the other. While a trainer runs, no method waits for the run folder.
 
-    Args:
-        token: Marker of all processes of the trainer.
-        settings: Time limits.
-        disk: For all access to the run folder.
-        recorder: Receives all output.
-        announcer: Receives all events.
-        signals: Stop signals that the supervisor has received; grows.
-        allowances: Phase timeouts.
+    `token` marks all processes of the trainer. The supervisor appends the stop signals that it receives to `signals`.
     """
 
     def __init__(
@@ -86,7 +79,7 @@ class AttemptRunner:
             self.disk.post(remove_temporary_folder, self.token)
             raise
         try:
-            self.announcer.begins(trainer.process.pid, level.name, restarts)
+            self.announcer.attempt_started(trainer.process.pid, level.name, restarts)
             incident = self._watch(trainer)
         finally:
             killed = self._end(trainer, incident)
@@ -125,7 +118,7 @@ class AttemptRunner:
                 self._last_progress = look.progress
                 self.allowances = self.allowances.learn(look.progress.longest_s, self.settings.kill_after_s)
                 watch.allowances = self.allowances
-                self.announcer.sees(look.progress)
+                self.announcer.progress_made(look.progress)
                 self._copy_record()
             if look.reason != last_reason and look.reason:
                 self.recorder.say(f"{look.health}: {look.reason}")

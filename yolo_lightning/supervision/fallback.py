@@ -103,11 +103,7 @@ class FallbackState:
         return replace(self, level=min(self.level, levels - 1), attempts=0, loader_crashes=0)
 
     def write(self, path: Path) -> None:
-        """Write the state to a file atomically.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
+        """Write the state to a file atomically."""
         write_json(path, asdict(self))
 
 

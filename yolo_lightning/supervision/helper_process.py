@@ -188,21 +188,12 @@ def make_calls(connection: Connection) -> None:
 
 
 def write_to_descriptor(descriptor: int, content: bytes) -> None:
-    """Write `content` to a file that is open in the helper, such as the standard output.
-
-    Raises:
-        OSError: If writing fails.
-    """
+    """Write `content` to a file that is open in the helper, such as the standard output."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def append_to_file(path: Path, content: bytes) -> None:
-    """Append `content` to a file.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
     with path.open("ab") as file:
         file.write(content)

@@ -80,21 +80,15 @@ class NotifySettings:
 
 
 def check_address(name: str, address: str) -> None:
-    """Check an address; the error message does not contain it, because it may contain a password.
-
-    Raises:
-        ValueError: If the address has not the required form.
-    """
-    if name == "apprise":
-        if "://" not in address:
-            raise ValueError("supervision.notify.apprise must be $NAME or contain a scheme, such as mailto://...")
-        return
+    """Check an address; the `ValueError` does not contain it, because it may contain a password."""
     try:
         parts = urlsplit(address)
         scheme, host = parts.scheme, parts.hostname
     except ValueError:
         scheme, host = "", None
-    if scheme not in APPRISE_SCHEMES or not host:
+    if name == "apprise" and "://" not in address:
+        raise ValueError("supervision.notify.apprise must be $NAME or contain a scheme, such as mailto://...")
+    if name != "apprise" and (scheme not in APPRISE_SCHEMES or not host):
         raise ValueError(
             f"supervision.notify.{name} must be http://HOST/..., https://HOST/... or $NAME, "
             f"got the scheme {scheme!r} and {'a' if host else 'no'} host"
@@ -104,12 +98,8 @@ def check_address(name: str, address: str) -> None:
 class Notifier:
     """Sends messages and pings from child processes, one for each configured address. Only `close` waits.
 
-    The limit of one message per event and hour also bounds the queue of an address that does not respond.
-
-    Args:
-        run: Run folder; its name is part of each message.
-        settings: Addresses, without references.
-        log: Called with a line for each message that could not be sent.
+    The limit of one message per event and hour also bounds the queue of an address that does not respond. `log` is
+    called with a line for each message that could not be sent.
     """
 
     def __init__(self, run: Path, settings: NotifySettings, log: Callable[[str], None]) -> None:
@@ -169,11 +159,7 @@ class Notifier:
 
 
 def without_address(send: Callable[..., None], *arguments: str) -> None:
-    """Call `send`; the error that it raises does not contain the address.
-
-    Raises:
-        OSError: If the message or ping could not be sent.
-    """
+    """Call `send`; the `OSError` that it raises does not contain the address."""
     try:
         send(*arguments)
     except HTTPError as error:

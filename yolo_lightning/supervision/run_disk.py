@@ -24,7 +24,7 @@ class DiskHangsError(Exception):
     """The disk of the run folder does not respond, and a stop signal has arrived."""
 
 
-class RunDisk:
+class RunDisk(Helper):
     """All file access of the supervisor to the run folder.
 
     Args:
@@ -35,15 +35,9 @@ class RunDisk:
     """
 
     def __init__(self, run: Path, must_stop: Callable[[], bool], report: Callable[[bool, str], None]) -> None:
+        super().__init__()
         self.run, self._must_stop, self._report = run, must_stop, report
-        self.helper = Helper()
-        self.post = self.helper.post
         self._alarm_s: float | None = None
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds for which the disk has not responded."""
-        return self.helper.silent_s
 
     @property
     def hangs(self) -> bool:
@@ -57,8 +51,8 @@ class RunDisk:
             DiskHangsError: If a stop signal arrives while the disk hangs.
             OSError: If the call raises an error.
         """
-        call = self.helper.begin(function, *arguments)
-        while not self.helper.wait(call, POLL_S):
+        call = self.begin(function, *arguments)
+        while not self.wait(call, POLL_S):
             self.look()
             if self._must_stop() and self.silent_s >= STOP_WAIT_S:
                 raise DiskHangsError
@@ -68,21 +62,17 @@ class RunDisk:
         """Write a small file to the run folder; return whether that was done within `wait_s` seconds."""
         if self.silent_s >= wait_s:
             return False
-        return self.helper.wait(self.helper.begin(run_files.probe, self.run), wait_s)
+        return self.wait(self.begin(run_files.probe, self.run), wait_s)
 
     def look(self) -> None:
         """Raise or end the alarm; returns at once. Must be called regularly."""
-        self.helper.serve()
+        self.serve()
         silent_s = self.silent_s
         if self._alarm_s is None and silent_s >= ALARM_S:
             self._alarm_s = time.monotonic() - silent_s
             self._report(True, f"the disk of {self.run} has not responded for {silent_s:.0f} s")
         elif self._alarm_s is not None and silent_s < ALARM_S:
-            seconds, dropped = time.monotonic() - self._alarm_s, self.helper.dropped
+            seconds, dropped = time.monotonic() - self._alarm_s, self.dropped
             lost = f"; {dropped} entries of the log and of incident reports were dropped" if dropped else ""
-            self._alarm_s, self.helper.dropped = None, 0
+            self._alarm_s, self.dropped = None, 0
             self._report(False, f"the disk of {self.run} responds again after {seconds:.0f} s{lost}")
-
-    def close(self) -> None:
-        """Wait a few seconds until all files are written, and abandon calls that hang."""
-        self.helper.close(0.0 if self.hangs else STOP_WAIT_S)

@@ -6,7 +6,6 @@ import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from yolo_lightning.supervision import disk_space, live_heartbeat, run_files
 from yolo_lightning.supervision.announcer import Announcer
@@ -36,12 +35,7 @@ End = tuple[int, str]
 
 
 class Supervisor:
-    """Runs a job in a run folder until training has finished, a restart cannot help, or a stop signal arrives.
-
-    Args:
-        run: Run folder.
-        job: What to run.
-    """
+    """Runs a job in a run folder until training has finished, a restart cannot help, or a stop signal arrives."""
 
     def __init__(self, run: Path, job: Job) -> None:
         self.run_folder, self.job, self.settings = run, job, job.settings
@@ -60,13 +54,13 @@ class Supervisor:
         try:
             with run_lock(self.run_folder, self.token) as before:
                 self.disk = RunDisk(self.run_folder, lambda: bool(self.signals), self._report_disk)
-                self.recorder = Recorder(self.run_folder / LOG_FILE, self.disk.helper)
+                self.recorder = Recorder(self.run_folder / LOG_FILE, self.disk)
                 try:
                     return self._run(before)
                 finally:
                     live_heartbeat.remove(self.token)
                     self.recorder.close(STOP_WAIT_S)
-                    self.disk.close()
+                    self.disk.close(0.0 if self.disk.hangs else STOP_WAIT_S)
         except RunInUseError as error:
             print(f"error: {error}", file=sys.stderr)
             return ExitCode.RUN_IN_USE
@@ -77,14 +71,9 @@ class Supervisor:
     def _run(self, before: Holder | None) -> int:
         for number in STOP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                signal.signal(number, self._note_signal)
-        self.announcer = Announcer(
-            self.run_folder,
-            self.settings.notify,
-            self.settings.attempts,
-            self.disk.helper,
-            self.recorder.say,
-        )
+                signal.signal(number, lambda received, _: self.signals.append(received))
+        notify, attempts = self.settings.notify, self.settings.attempts
+        self.announcer = Announcer(self.run_folder, notify, attempts, self.disk, self.recorder.say)
         end: End = ExitCode.FAILED, "internal error of the supervisor"
         try:
             allowances = self._prepare(before)
@@ -116,9 +105,6 @@ class Supervisor:
         self.state = kept.for_new_supervisor(len(self.levels))
         learned = self.disk.ask(Allowances.read, self.run_folder / ALLOWANCES_FILE)
         return Allowances(self.settings.floors, learned.longest_s if learned else {}, self.settings.factor)
-
-    def _note_signal(self, number: int, frame: FrameType | None) -> None:
-        self.signals.append(number)
 
     def _run_attempts(self) -> End:
         resume = False
@@ -188,7 +174,7 @@ class Supervisor:
         self.recorder.say(incident.sentence())
         event = None if self._space_pauses else "disk full"
         level = self.levels[self.state.level].name
-        self.announcer.restarts(event, incident.sentence(), self.state, level, lost)
+        self.announcer.restarting(event, incident.sentence(), self.state, level, lost)
         while True:
             pause_s = disk_space.pause_s(self._space_pauses, self.settings.pause_s, self.settings.max_pause_s)
             self._space_pauses += 1
@@ -236,7 +222,7 @@ class Supervisor:
         self.recorder.say(outcome)
         event = None if is_stall else "crashed"
         level = self.levels[self.state.level].name
-        self.announcer.restarts(event, incident.sentence(), self.state, level, lost)
+        self.announcer.restarting(event, incident.sentence(), self.state, level, lost)
         limit_s = self.settings.smoke_test_s
         must_test = incident.diagnosis.kind is StallClass.GPU_STALL and self.job.smoke_test
         # An error counts as a response: the driver works, and the trainer reports the error.

@@ -28,27 +28,27 @@ class SupervisorStatus:
     Attributes:
         state: State of the supervisor.
         since_s: Start of the state, seconds since 1970.
-        sentence: Reason for the state; empty while training makes progress.
-        attempt: Number of the attempt since the last checkpoint, from 1.
         attempts: Limit of failed attempts in a row.
-        restarts: Restarts since the run began.
-        fallback_level: Name of the fallback level.
         process: Process id of the supervisor.
         process_started_ticks: Start of that process, clock ticks since boot.
         host: Host name of the supervisor.
+        sentence: Reason for the state; empty while training makes progress.
+        attempt: Number of the attempt since the last checkpoint, from 1.
+        restarts: Restarts since the run began.
+        fallback_level: Name of the fallback level.
         trainer: Process id of the trainer; 0 if none runs.
     """
 
     state: SupervisorState
     since_s: float
-    sentence: str
-    attempt: int
     attempts: int
-    restarts: int
-    fallback_level: str
     process: int
     process_started_ticks: int
     host: str
+    sentence: str = ""
+    attempt: int = 1
+    restarts: int = 0
+    fallback_level: str = ""
     trainer: int = 0
 
     @classmethod

@@ -32,7 +32,7 @@ def is_supervised() -> bool:
 
 
 def marker_of(token: str) -> str:
-    """Return the marker as `NAME=value`, the form in which it occurs in an environment."""
+    """Return the marker as `NAME=value`."""
     return f"{MARKER_VARIABLE}={token}"
 
 
@@ -45,11 +45,7 @@ def temporary_folder(token: str) -> Path:
 
 
 def make_temporary_folder(token: str) -> None:
-    """Create the trainer's temporary folder, which only this user can read.
-
-    Raises:
-        OSError: If the folder cannot be created.
-    """
+    """Create the trainer's temporary folder, which only this user can read."""
     temporary_folder(token).mkdir(mode=0o700, exist_ok=True)
 
 

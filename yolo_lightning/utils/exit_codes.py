@@ -1,5 +1,6 @@
 """Exit codes of all commands. Standard library only."""
 
+import signal
 from enum import IntEnum
 
 
@@ -29,3 +30,7 @@ class ExitCode(IntEnum):
 def of_signal(number: int) -> int:
     """Return the exit code of a process that a signal has ended, as shells report it."""
     return 128 + number
+
+
+INTERRUPTED = of_signal(signal.SIGINT)
+"""Exit code after Ctrl-C."""

@@ -11,9 +11,7 @@ from yolo_lightning.commands.doctor.finding import Severity, worst
 from yolo_lightning.commands.doctor.inspection import inspect_machine
 from yolo_lightning.commands.doctor.machine_findings import machine_findings
 from yolo_lightning.commands.doctor.probes import probe_findings, run_probes
-
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended, by shell convention."""
+from yolo_lightning.utils.exit_codes import INTERRUPTED
 
 
 def doctor(

@@ -20,10 +20,8 @@ from yolo_lightning.data.storage.frames import BitDepthError, FrameError
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.utils.choices import check_choices, chosen_device
+from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
-
-SOME_UNREADABLE = 1
-"""Exit code where results were written, but some of the files could not be read."""
 
 
 def predict(
@@ -115,7 +113,7 @@ def predict(
         print(f"left out {len(bad)} that cannot be read: {name_some(reasons(bad))}")
     print(f"{detections:,} detections in {pictures:,} pictures, from {file}: {folder}")
     if bad:
-        raise SystemExit(SOME_UNREADABLE)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def pictures_of(

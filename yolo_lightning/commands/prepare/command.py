@@ -14,13 +14,12 @@ from yolo_lightning.data.index.annotation_index import SplitIndex, default_index
 from yolo_lightning.data.storage.choose_storage import ARCHIVE, FOLDER, STORE
 from yolo_lightning.data.storage.frames import FolderFrames
 from yolo_lightning.data.storage.zip_frames import ZipFrames
+from yolo_lightning.utils.exit_codes import INTERRUPTED
 from yolo_lightning.utils.files import remove_leftovers, sole_writer
 from yolo_lightning.utils.host import available_cores
 
 OFFICIAL_FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
 LOCK = "prepare.lock"
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended, as shells have it."""
 
 
 def prepare(
