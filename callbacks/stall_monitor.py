@@ -27,6 +27,7 @@ from yolo_lightning.supervision.last_resort import LastResort
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.watch import Health, Look, Watch
 from yolo_lightning.utils.distributed import launch_id, rank_suffix, restarts
+from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.run_files import (
     INCIDENT_FILE,
     STACKS_FILE,
@@ -34,9 +35,6 @@ from yolo_lightning.utils.run_files import (
     incident_folder,
     incident_names,
 )
-
-EXIT_STALLED = 75
-"""Exit code of a process that was ended because it stalled (EX_TEMPFAIL: try again)."""
 
 GRACE_S = 20.0
 """Seconds after the timeout of the thread at which `last_resort` ends the process."""
@@ -117,7 +115,7 @@ class StallMonitor(Callback):
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / STACKS_FILE).open("w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
-            report = incident.report(f"the process ended itself with exit code {EXIT_STALLED}", **further)
+            report = incident.report(f"the process ended itself with exit code {ExitCode.STALLED}", **further)
             (folder / INCIDENT_FILE).write_text(report)
         except OSError as error:
             where = f"could not write {folder} ({error.strerror})"
@@ -129,7 +127,7 @@ class StallMonitor(Callback):
         for process in workers.values():
             if process is not None:
                 os.kill(process, signal.SIGKILL)
-        os._exit(EXIT_STALLED)
+        os._exit(ExitCode.STALLED)
 
 
 def uniform_timeouts(seconds: float) -> AdaptiveTimeouts:

@@ -21,9 +21,10 @@ from hang_experiment import arm as arm_script
 from hang_experiment.conclusion import ARMS, ArmResult, End, conclude, markdown
 from hang_experiment.watch import ArmWatch, StudyLimits
 
-from yolo_lightning.commands.doctor.child import Child
-from yolo_lightning.commands.doctor.command import INTERRUPTED, check_device
+from yolo_lightning.commands.doctor.command import check_device
 from yolo_lightning.commands.doctor.probes import Probe, run_probe
+from yolo_lightning.supervision.child_process import Child
+from yolo_lightning.utils.exit_codes import INTERRUPTED
 from yolo_lightning.utils.files import replacing, sole_writer, write_json
 
 TABLE = "hang-study.md"

@@ -19,7 +19,7 @@ from yolo_lightning.checkpoints.resume import flatten
 from yolo_lightning.cli import main, seed_of
 from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.command_line import is_ours
-from yolo_lightning.supervision.fallback import STATE_FILE, LadderState
+from yolo_lightning.supervision.fallback import STATE_FILE, FallbackState
 
 Run = Callable[..., None]
 RUN = Path("runs/yolo")
@@ -113,7 +113,7 @@ class TestCheckpointAndFlags:
         self, trained: Run, caplog: pytest.LogCaptureFixture
     ) -> None:
         saved_config = yaml.safe_load((RUN / "config.yaml").read_text())
-        (RUN / STATE_FILE).write_text(json.dumps(asdict(LadderState(quarantined=("index=0", "key=7")))))
+        (RUN / STATE_FILE).write_text(json.dumps(asdict(FallbackState(quarantined=("index=0", "key=7")))))
         with pytest.warns(UserWarning, match="left out") as warned:
             trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
         texts = [str(one.message) for one in warned]

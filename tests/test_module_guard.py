@@ -19,7 +19,7 @@ from yolo_lightning.data.batch import Batch, TrainingFacts, collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.supervision.outcome import can_be_mended
+from yolo_lightning.supervision.outcome import is_recoverable
 
 pytestmark = pytest.mark.whole_run
 
@@ -228,7 +228,7 @@ def test_training_that_does_not_recover_ends_with_an_error_that_no_restart_mends
     with pytest.raises(ValueError, match=r"2 consecutive non-finite values after 1 rollbacks.* model\.lr0") as caught:
         fit(dict.fromkeys(range(1, 9), loss_is_nan), max_consecutive_nonfinite=2, max_rollbacks=1)
     assert is_ours(caught.value)  # the command line makes exit code 2 of it
-    assert not can_be_mended(2, ())
+    assert not is_recoverable(2, ())
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")

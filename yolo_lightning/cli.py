@@ -59,13 +59,13 @@ from yolo_lightning.supervision import (
     end_with_launcher,
     heartbeat,
     is_supervised,
+    level_of_launch,
     live_heartbeat,
     mark_process,
     quarantined,
     remove_files_of_dead_processes,
     remove_temporary_folder,
     run_lock,
-    rung_of_launch,
 )
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.supervised_fit import job
@@ -249,7 +249,7 @@ class YOLOCLI(LightningCLI):
         # The supervisor has chosen the folder of its training process.
         folder = restarted or folder_to_fit(base, checkpoint, None if is_supervised() else config.mirror)
         self._leave_out(quarantined(folder))
-        self._take_rung(folder)
+        self._use_fallback_level(folder)
         if checkpoint is not None:
             content = content_of(checkpoint)
             if resumes:
@@ -288,16 +288,16 @@ class YOLOCLI(LightningCLI):
             rank_zero_warn(f"quarantined after repeated failures: {', '.join(added)}")
             data.quarantine = (*data.quarantine, *added)
 
-    def _take_rung(self, folder: Path) -> None:
-        """Under torchrun nobody adds a rung's options to the command line."""
+    def _use_fallback_level(self, folder: Path) -> None:
+        """Apply the fallback level of a torchrun launch, which no supervisor restarts with other options."""
         launch, loader = launch_id(), self.config[self.config.subcommand].data.loader
         if launch is None:
             return
-        rung = rung_of_launch(folder, launch, loader.num_workers)
-        for name, value in rung.settings.items():
+        level = level_of_launch(folder, launch, loader.num_workers)
+        for name, value in level.settings.items():
             loader[name] = value
-        if rung.settings:
-            rank_zero_info(f"loader: {rung.name}, as training waited for a batch in vain")
+        if level.settings:
+            rank_zero_info(f"loader: fallback level '{level.name}' after a loader stall")
 
     def _become_supervisor(self, folder: Path) -> NoReturn:
         config = self.config[self.config.subcommand]

@@ -15,15 +15,13 @@ from torch import Tensor
 
 from faults import traces
 from faults.run import MARK_VARIABLE, Beat, Case, Line, Report, Run
-from yolo_lightning.supervision.fallback import STATE_FILE, LadderState
+from yolo_lightning.supervision.fallback import STATE_FILE, FallbackState
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
 
-REPORTED = re.compile(
-    r"^supervisor: \S+ \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"
-)
-RESTARTED = re.compile(r"^supervisor: \S+ \S+ restart in ")
+REPORTED = re.compile(r"^supervisor: \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$")
+RESTARTED = re.compile(r"^supervisor: \S+ restart in ")
 SLACK_S = 5.0
 RECOVERY_LIMIT_S = 20.0
 """Limit from the restart to the next step, on an idle machine."""
@@ -148,7 +146,7 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
         wrong.append(f"left behind: {', '.join(left)}")
     output = run.output() + run.log_file()
     wrong += [f"the output does not contain {text!r}" for text in case.log if text not in output]
-    level = LadderState.read(run.run_folder / STATE_FILE).rung
+    level = FallbackState.read(run.run_folder / STATE_FILE).level
     if level != case.fallback_level:
         wrong.append(f"fallback level {level} instead of {case.fallback_level}")
     lost, recovered = restarts(run.beats, run.lines)

@@ -14,8 +14,8 @@ from tests.callbacks.tiny_training import Interrupt, StopAt, fit
 from tests.conftest import REPOSITORY
 from tests.helpers.forks import Forks
 from yolo_lightning.callbacks import HeartbeatFile, StallMonitor
-from yolo_lightning.callbacks.stall_monitor import EXIT_STALLED
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
+from yolo_lightning.utils.exit_codes import ExitCode
 
 
 def test_no_time_at_all_is_refused() -> None:
@@ -214,7 +214,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[dic
 
 @pytest.mark.parametrize("kind", ["main", "worker"])
 def test_stalled_process_ends_by_itself_with_its_own_code(runs: dict[str, Run], kind: str) -> None:
-    assert runs[kind].code == EXIT_STALLED == 75, runs[kind].text()
+    assert runs[kind].code == ExitCode.STALLED == 75, runs[kind].text()
 
 
 def test_process_whose_interpreter_lock_is_held_ends_by_itself(runs: dict[str, Run]) -> None:

@@ -130,9 +130,9 @@ def options(*arguments: str) -> dict[str, Any]:
 
 
 def test_command_line_takes_configurations_and_overrides() -> None:
-    recipe, rung = REPOSITORY / "configs" / "ltdv2.yaml", REPOSITORY / "configs" / "loader" / "spawn2.yaml"
+    recipe, overlay = REPOSITORY / "configs" / "ltdv2.yaml", REPOSITORY / "configs" / "loader" / "spawn2.yaml"
     flags = ("--data.root", "here", "--samples", "3", "--data.augmentation.gain", "0.7")
-    data = options("--config", str(recipe), f"--config={rung}", *flags)["data"]
+    data = options("--config", str(recipe), f"--config={overlay}", *flags)["data"]
     assert (data.root, data.batch_size) == (Path("here"), 8)
     assert (data.loader.num_workers, data.loader.worker_threads) == (2, 2)
     assert (data.augmentation.gain, data.augmentation.inversion) == (0.7, 0.02)

@@ -18,7 +18,7 @@ from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, write_chec
 from yolo_lightning.checkpoints.run_folder import prepare
 from yolo_lightning.commands import endings
 from yolo_lightning.commands.endings import full_disk_reported, reported
-from yolo_lightning.supervision import ExitCode
+from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS, Stopped, StopRequest, pasteable
 
 WAITS = """

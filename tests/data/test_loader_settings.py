@@ -1,4 +1,4 @@
-"""What a real worker process finds, and what the overlays of the loader ladder ask for."""
+"""What a real worker process finds, and what the overlays in configs/loader set."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ from yolo_lightning.data.worker_processes import (
 )
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
-LADDER = sorted((REPOSITORY / "configs" / "loader").glob("*.yaml"))
+OVERLAYS = sorted((REPOSITORY / "configs" / "loader").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
@@ -214,18 +214,18 @@ def test_line_of_the_log_says_what_is_in_force(settings: LoaderSettings, text: s
     assert describe(settings.arguments(on_gpu=True, persistent=True)) == text
 
 
-def test_ladder_has_its_rungs() -> None:
-    assert [path.stem for path in LADDER] == ["single", "spawn2"]
+def test_there_is_an_overlay_for_each_lower_fallback_level() -> None:
+    assert [path.stem for path in OVERLAYS] == ["single", "spawn2"]
 
 
-def rung(name: str) -> LoaderSettings:
+def overlay(name: str) -> LoaderSettings:
     content = yaml.safe_load((REPOSITORY / "configs" / "loader" / f"{name}.yaml").read_text())
     return LoaderSettings(**content["data"]["loader"])
 
 
-def test_rungs_lead_down() -> None:
+def test_levels_lead_down() -> None:
     recipe = yaml.safe_load((REPOSITORY / "configs" / "ltdv2.yaml").read_text())
-    top, middle, bottom = LoaderSettings(**recipe["data"]["loader"]), rung("spawn2"), rung("single")
+    top, middle, bottom = LoaderSettings(**recipe["data"]["loader"]), overlay("spawn2"), overlay("single")
     assert (top.num_workers, top.persistent_workers) == (4, True)
     assert (middle.num_workers, middle.persistent_workers, middle.prefetch_factor, middle.worker_threads) == (
         2,
@@ -238,21 +238,21 @@ def test_rungs_lead_down() -> None:
     assert {each.timeout_s for each in (top, middle, bottom)} == {0}
 
 
-@pytest.mark.parametrize("path", LADDER, ids=lambda path: path.stem)
-def test_rung_names_every_loader_setting_and_nothing_else(path: Path) -> None:
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
+def test_overlay_names_every_loader_setting_and_nothing_else(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     assert list(content) == ["data"]
     assert list(content["data"]) == ["loader"]
     assert set(content["data"]["loader"]) == set(LoaderSettings.__dataclass_fields__)
 
 
-@pytest.mark.parametrize("path", LADDER, ids=lambda path: path.stem)
-def test_rung_lies_over_the_recipe(path: Path) -> None:
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
+def test_overlay_lies_over_the_recipe(path: Path) -> None:
     parser = ArgumentParser()
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(DetectionDataModule, "data")
     recipe = yaml.safe_load((REPOSITORY / "configs" / "ltdv2.yaml").read_text())
     first_config = parser.parse_object({"data": recipe["data"]})
     both = parser.parse_object(yaml.safe_load(path.read_text()), cfg_base=first_config)
-    assert parser.instantiate_classes(both).data.loader == rung(path.stem)
+    assert parser.instantiate_classes(both).data.loader == overlay(path.stem)
     assert both.data.batch_size == recipe["data"]["batch_size"]

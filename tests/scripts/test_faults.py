@@ -151,7 +151,7 @@ def test_lost_steps_and_recovery_are_read_from_what_was_seen() -> None:
     ]
     lines = [
         Line(0.5, "run folder: run"),
-        Line(5.0, "supervisor: 2026-01-01 10:00:00 restart in 0 s: attempt 1 of 3"),
+        Line(5.0, "supervisor: 2026-01-01T10:00:00+0000 restart in 0 s: attempt 1 of 3"),
         Line(8.5, "run folder: run, checkpoint: run/checkpoints/step-000000005.ckpt", 5),
     ]
     assert restarts(beats, lines) == ([3], [4.5])

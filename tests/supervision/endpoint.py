@@ -53,7 +53,7 @@ class Endpoint:
         return f"http://127.0.0.1:{self._server.server_port}/hooks/SECRET?token=SECRET"
 
     def events(self) -> list[str]:
-        return [post["event"] for post in self.posts]
+        return [post["title"].rpartition(": ")[2] for post in self.posts]
 
     def __enter__(self) -> "Endpoint":
         threading.Thread(target=self._server.serve_forever, daemon=True).start()

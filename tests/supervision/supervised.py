@@ -13,10 +13,13 @@ from yolo_lightning.supervision import Job, SuperviseSettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.processes import marked, tree
 from yolo_lightning.supervision.run_lock import read_holder
+from yolo_lightning.supervision.settings import JOB_VARIABLE
 from yolo_lightning.supervision.trainer import marker_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 TRAINER = Path(__file__).with_name("stand_in_trainer.py")
+APPRISE_STUB = Path(__file__).with_name("apprise_stub")
+PYTHONPATH = f"{REPOSITORY}{os.pathsep}{APPRISE_STUB}"
 PATIENT_S = 30.0
 LIMIT_S = 60.0
 
@@ -56,8 +59,8 @@ class Supervised:
         command = (sys.executable, str(TRAINER), str(run), fault, str(until))
         job = Job(command, (*command, "--resume"), workers, options, smoke_test)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "yolo_lightning.supervision", str(run), job.to_json()],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+            [sys.executable, "-m", "yolo_lightning.supervision", str(run)],
+            env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", JOB_VARIABLE: job.to_json()},
             stdout=stdout,
         )
 

@@ -1,56 +1,83 @@
 """What a supervisor says of itself: in `supervisor.json`, and when it pings."""
 
+import json
 import os
 import signal
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.supervision.supervised import Supervised, floors
-from yolo_lightning.supervision import ExitCode, NotifySettings
+from yolo_lightning.supervision import NotifySettings
 from yolo_lightning.supervision.announcer import Announcer
-from yolo_lightning.supervision.fallback import Decision, LadderState
+from yolo_lightning.supervision.fallback import FallbackState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
-from yolo_lightning.supervision.notify import News
-from yolo_lightning.supervision.state_file import Standing, SupervisorState
+from yolo_lightning.supervision.helper_process import Call
+from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+from yolo_lightning.utils.exit_codes import ExitCode
 
 RECORD = Heartbeat(1, 1, 0, 2, 0, 10, 10, Phase.STEP, 0.0, {}, ())
 
 
 @dataclass
 class Spy:
-    """Instead of the messenger."""
+    """Instead of the notifier."""
 
-    told: list[News] = field(default_factory=list)
+    sent: list[tuple[str, str]] = field(default_factory=list)
     pings: int = 0
 
-    def tell(self, news: News) -> None:
-        self.told.append(news)
+    def send(self, event: str, text: str = "") -> None:
+        self.sent.append((event, text))
 
     def ping(self) -> None:
         self.pings += 1
+
+    def serve(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
 
 
+class Direct:
+    """Instead of the helper process: makes each call at once."""
+
+    def post(self, function: Callable[..., Any], *arguments: Any, replaces: str = "") -> None:
+        with suppress(OSError):
+            function(*arguments)
+
+    def begin(self, function: Callable[..., Any], *arguments: Any) -> Call[Any]:
+        call: Call[Any] = Call(function, arguments)
+        call.answered = True
+        try:
+            call.value, call.succeeded = function(*arguments), True
+        except OSError as error:
+            call.value = error
+        return call
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now_s = [0.0]
+    now_s = [1000.0]
     monkeypatch.setattr("yolo_lightning.supervision.announcer.time.monotonic", lambda: now_s[0])
     return now_s
 
 
-def announcer(run: Path) -> tuple[Announcer, Spy]:
-    made, spy = Announcer(run, NotifySettings(), 3), Spy()
-    made._messenger = spy  # type: ignore[assignment]
-    return made, spy
+def announcer(run: Path, settings: NotifySettings | None = None) -> tuple[Announcer, Spy]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("yolo_lightning.supervision.announcer.Notifier", lambda *_: Spy())
+        made = Announcer(run, settings or NotifySettings(), 3, Direct(), print)  # type: ignore[arg-type]
+    assert isinstance(made.notifier, Spy)
+    return made, made.notifier
 
 
-def standing(run: Path) -> Standing:
-    found = Standing.read(run / "supervisor.json")
+def status(run: Path) -> SupervisorStatus:
+    found = SupervisorStatus.read(run / "supervisor.json")
     assert found is not None
     return found
 
@@ -59,7 +86,7 @@ def test_pings_with_headway_and_not_more_often_than_asked_for(tmp_path: Path, cl
     made, spy = announcer(tmp_path)
     for step in range(10, 200):
         clock[0] += 1.0
-        made.sees(replace(RECORD, step=step))
+        made.progress_made(replace(RECORD, step=step))
     assert spy.pings == 4  # at once, and after each of three minutes
 
 
@@ -69,18 +96,15 @@ def test_pings_with_headway_and_not_more_often_than_asked_for(tmp_path: Path, cl
         [replace(RECORD, sequence=number) for number in range(2, 900, 2)],
         [replace(RECORD, step=step) for _ in range(50) for step in (8, 9, 10)],
         [replace(RECORD, phase=Phase.SETUP, step=step) for step in range(500)],
-        [None] * 500,
     ],
-    ids=["beats without a step", "the same steps again and again", "set-up", "blind"],
+    ids=["beats without a step", "the same steps again and again", "set-up"],
 )
-def test_without_headway_comes_no_second_ping(
-    states: list[Heartbeat | None], tmp_path: Path, clock: list[float]
-) -> None:
+def test_without_headway_comes_no_second_ping(states: list[Heartbeat], tmp_path: Path, clock: list[float]) -> None:
     made, spy = announcer(tmp_path)
-    made.sees(RECORD)
+    made.progress_made(RECORD)
     for state in states:
         clock[0] += 60.0
-        made.sees(state)
+        made.progress_made(state)
     assert spy.pings == 1
 
 
@@ -88,35 +112,34 @@ def test_batches_of_a_validation_are_headway(tmp_path: Path, clock: list[float])
     made, spy = announcer(tmp_path)
     for batch in range(5):
         clock[0] += 60.0
-        made.sees(replace(RECORD, phase=Phase.VALIDATE, batch=batch))
+        made.progress_made(replace(RECORD, phase=Phase.VALIDATE, batch=batch))
     assert spy.pings == 5
 
 
 def test_recovery_is_told_at_the_first_trained_batch_with_what_was_lost(tmp_path: Path) -> None:
     made, spy = announcer(tmp_path)
-    made.begins(1, "as configured", 0)
-    decision = Decision(LadderState(rung=1, attempts=1, restarts=1), True, 0.0, "")
-    made.restarts(decision, "no workers", "it slept", 37, stalled=True)
-    made.begins(2, "no workers", 1)
-    made.sees(replace(RECORD, phase=Phase.FIRST_BATCH))
-    assert [news.event.value for news in spy.told] == ["started", "degraded"]
-    made.sees(RECORD)
-    made.sees(RECORD)
-    assert [news.event.value for news in spy.told] == ["started", "degraded", "recovered"]
-    assert spy.told[-1].details == {"steps_lost": 37, "rung": "no workers"}  # there is no checkpoint
+    made.attempt_started(1, "as configured", 0)
+    made.restarting(None, "it slept", FallbackState(level=1, attempts=1, restarts=1), "no workers", 37)
+    made.attempt_started(2, "no workers", 1)
+    made.progress_made(replace(RECORD, phase=Phase.FIRST_BATCH))
+    assert [event for event, _ in spy.sent] == ["started", "degraded"]
+    made.progress_made(RECORD)
+    made.progress_made(RECORD)
+    assert [event for event, _ in spy.sent] == ["started", "degraded", "recovered"]
+    assert spy.sent[-1][1] == "training resumed from step 10, 37 steps lost, fallback level 'no workers'"
 
 
-def test_standing_follows_the_run(tmp_path: Path) -> None:
+def test_status_follows_the_run(tmp_path: Path) -> None:
     made, _ = announcer(tmp_path)
-    made.begins(4711, "as configured", 0)
-    assert (standing(tmp_path).state, standing(tmp_path).trainer) == (SupervisorState.RUNNING, 4711)
+    made.attempt_started(4711, "as configured", 0)
+    assert (status(tmp_path).state, status(tmp_path).trainer) == (SupervisorState.RUNNING, 4711)
     made.stalled("it sleeps")
-    assert (standing(tmp_path).state, standing(tmp_path).sentence) == (SupervisorState.STALLED, "it sleeps")
+    assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.STALLED, "it sleeps")
     made.recovered()
-    assert (standing(tmp_path).state, standing(tmp_path).sentence) == (SupervisorState.RUNNING, "")
-    made.restarts(Decision(LadderState(attempts=1, restarts=5), True, 0.0, ""), "x", "it died", None, stalled=False)
-    found = standing(tmp_path)
-    assert (found.state, found.attempt, found.attempts, found.restarts, found.rung) == (
+    assert (status(tmp_path).state, status(tmp_path).sentence) == (SupervisorState.RUNNING, "")
+    made.restarting("crashed", "it died", FallbackState(attempts=1, restarts=5), "x", None)
+    found = status(tmp_path)
+    assert (found.state, found.attempt, found.attempts, found.restarts, found.fallback_level) == (
         SupervisorState.RESTARTING,
         2,
         3,
@@ -138,20 +161,58 @@ def test_standing_follows_the_run(tmp_path: Path) -> None:
 def test_exit_code_says_how_it_ended(code: int, state: SupervisorState, tmp_path: Path) -> None:
     made, spy = announcer(tmp_path)
     made.ended(code, "why")
-    assert (standing(tmp_path).state, standing(tmp_path).sentence) == (state, "why")
-    assert spy.told[-1].event.value == state.value
+    assert (status(tmp_path).state, status(tmp_path).sentence) == (state, "why")
+    assert spy.sent[-1] == (state.value, "why")
 
 
 def test_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     made, _ = announcer(tmp_path / "gone")
-    made.begins(1, "x", 0)
+    made.attempt_started(1, "x", 0)
     made.ended(0, "finished")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"state": "dancing"}'])
-def test_standing_that_says_nothing_is_none(content: str, tmp_path: Path) -> None:
+def test_damaged_status_is_none(content: str, tmp_path: Path) -> None:
     (tmp_path / "supervisor.json").write_text(content)
-    assert Standing.read(tmp_path / "supervisor.json") is None
+    assert SupervisorStatus.read(tmp_path / "supervisor.json") is None
+
+
+STATUS = {
+    **dict.fromkeys(("interval_s", "step_s", "fetch_share", "trained_s", "validation_s", "best_map_50"), 1.0),
+    **dict.fromkeys(("process", "process_started_ticks", "workers", "epochs", "batches_per_epoch"), 1),
+    **{"epoch": 2, "batch": 7, "step": 99, "validate_every_epochs": 1, "validations_per_epoch": 1},
+    **{"host": "h", "device": "cpu", "learning_rates": {}, "scores": []},
+}
+
+
+def checked(run: Path, share: float = 0.0) -> list[tuple[str, str]]:
+    """What is sent without any event of the supervisor."""
+    made, spy = announcer(run, NotifySettings(webhook="http://localhost/", disk_free_share=share))
+    made.serve()
+    made.serve()
+    return spy.sent
+
+
+@pytest.mark.parametrize(
+    ("loss", "ahead_s", "sent"),
+    [(None, 100.0, ["loss is not finite"]), (1.0, 100.0, []), (None, -100.0, [])],
+    ids=["not finite", "finite", "of an earlier run"],
+)
+def test_loss_that_is_not_finite_is_sent(loss: float | None, ahead_s: float, sent: list[str], tmp_path: Path) -> None:
+    content = STATUS | {"written_s": time.time() + ahead_s, "losses": {"train/box_loss": loss}}
+    (tmp_path / "status.json").write_text(json.dumps(content))
+    found = checked(tmp_path)
+    assert [event for event, _ in found] == sent
+    assert not sent or found[0][1] == "train/box_loss in epoch 2, batch 7, step 99"
+
+
+@pytest.mark.parametrize(("share", "sent"), [(0.999999, ["disk nearly full"]), (0.0, [])])
+def test_disk_that_is_nearly_full_is_sent(share: float, sent: list[str], tmp_path: Path) -> None:
+    assert [event for event, _ in checked(tmp_path, share)] == sent
+
+
+def test_folder_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
+    assert checked(tmp_path / "gone", 0.5) == []
 
 
 def test_real_supervisor_says_stalled_and_in_the_end_interrupted(tmp_path: Path) -> None:
@@ -159,11 +220,13 @@ def test_real_supervisor_says_stalled_and_in_the_end_interrupted(tmp_path: Path)
     supervised = Supervised(run, "sleep_for_ever", allowed=floors(step_s=0.6), kill_after_s=30.0)
     supervised.wait_for("incidents")
     end_s = time.monotonic() + 20
-    while (state := Standing.read(run / "supervisor.json")) is None or state.state is not SupervisorState.STALLED:
+    while (
+        state := SupervisorStatus.read(run / "supervisor.json")
+    ) is None or state.state is not SupervisorState.STALLED:
         assert time.monotonic() < end_s, state
         time.sleep(0.05)
     assert "sleep_for_ever" in state.sentence
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.wait() == 128 + signal.SIGTERM
-    assert standing(run).state is SupervisorState.INTERRUPTED
-    assert "SIGTERM" in standing(run).sentence
+    assert status(run).state is SupervisorState.INTERRUPTED
+    assert "SIGTERM" in status(run).sentence

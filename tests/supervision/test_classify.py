@@ -118,7 +118,7 @@ def test_stall_at_an_epochs_begin_says_so() -> None:
     assert "_reset" not in judge(main_process(*WAITING), worker(11, *IDLE, *LOOP, state="T")).sentence
 
 
-def test_stall_before_the_first_batch_may_be_a_slow_start_and_stays_on_the_rung() -> None:
+def test_stall_before_the_first_batch_may_be_a_slow_start_and_keeps_the_fallback_level() -> None:
     stuck = worker(12, "sleep (worker_init.py:1)", *LOOP)
     assert not judge(main_process(*WAITING), stuck, phase=Phase.FIRST_BATCH).moves_down
     assert not judge(main_process(*WAITING), phase=Phase.FIRST_BATCH).moves_down

@@ -12,8 +12,8 @@ import pytest
 
 from tests.supervision.endpoint import Endpoint
 from tests.supervision.supervised import Supervised
-from yolo_lightning.supervision import ExitCode
 from yolo_lightning.supervision.disk_space import Space, ended_by_full_disk, pause_s, space_of
+from yolo_lightning.utils.exit_codes import ExitCode
 
 GB = 1 << 30
 ROOMY, FULL = Space(50 * GB, 100 * GB, GB // 10), Space(1 << 20, 100 * GB, GB // 10)

@@ -149,17 +149,17 @@ def test_alarm_is_raised_once_and_ended_once(fifo: Path, monkeypatch: pytest.Mon
         assert disk.ask(divide, 4, 2) == 2
         disk.look()
         assert [hangs for hangs, _ in reports] == [True, False]
-        assert "has not answered for 0 s" in reports[0][1]
+        assert "has not responded for 0 s" in reports[0][1]
     finally:
-        disk.close()
+        disk.close(0.2)
 
 
 def test_wait_for_a_disk_that_hangs_ends_when_the_supervisor_must(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_disk, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(run_disk, "STOP_WAIT_S", 0.2)
     disk = RunDisk(fifo.parent, lambda: True, Reports())
     with pytest.raises(DiskHangsError):
         disk.ask(Path.read_text, fifo)
-    disk.close()
+    disk.close(0.2)
 
 
 TOKEN = "0123456789abcdef"

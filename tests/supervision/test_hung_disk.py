@@ -14,8 +14,8 @@ import pytest
 
 from tests.supervision.endpoint import Endpoint
 from tests.supervision.supervised import Supervised, floors
-from yolo_lightning.supervision import ExitCode
 from yolo_lightning.supervision.processes import all_processes, read_process
+from yolo_lightning.utils.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(120)]
 THAWED_AT_THE_LATEST_S = 60
@@ -95,8 +95,8 @@ def test_stall_is_told_while_the_disk_hangs_and_the_run_goes_on_after_it(
             told, found = list(endpoint.posts), children(supervised.process.pid)
             assert state(trainer) == "D", "the fault did not happen"
             assert longest_blocked < 10, (found, told)  # less than half a second
-            assert most_children <= 5, found  # the trainer, the notifier, two helpers, and a look at a process
-            assert [post["event"] for post in told] == ["started", "stalled", "waits for storage"]
+            assert most_children <= 5, found  # the trainer, three helpers, and a look at a process
+            assert [post["title"].rpartition(": ")[2] for post in told] == ["started", "stalled", "waits for storage"]
             assert "storage stall" in told[1]["text"]
             assert f"process {trainer}" in told[2]["text"]
         assert supervised.wait() == ExitCode.FINISHED, supervised.log()

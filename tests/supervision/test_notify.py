@@ -1,15 +1,32 @@
-"""What goes out to whom, and that no address is shown."""
+"""Addresses, which are never shown, and messages, which never delay the supervisor: real processes, real servers."""
 
-import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from yolo_lightning.supervision import Job, NotifySettings, SuperviseSettings
-from yolo_lightning.supervision.notify import LINE_BYTES, Event, News, Repetitions
+from tests.supervision.endpoint import Endpoint
+from tests.supervision.supervised import APPRISE_STUB, PYTHONPATH, TRAINER, Supervised, floors
+from yolo_lightning.supervision import Job, NotifySettings, notify
+from yolo_lightning.supervision.notify import CLOSE_S, Notifier, json_address
+from yolo_lightning.supervision.processes import all_processes, command_line_now
+from yolo_lightning.utils.exit_codes import ExitCode
 
 URL = "https://hooks.example.org/services/SECRET"
+SHORT_S = 0.6
+FETCH = floors(fetch_s=SHORT_S)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1,name.invalid")
+    monkeypatch.syspath_prepend(APPRISE_STUB)
 
 
 @pytest.mark.parametrize(
@@ -21,11 +38,11 @@ URL = "https://hooks.example.org/services/SECRET"
         ("webhook", "http://[::1/SECRET", "no host"),
         ("ping", "file:///SECRET", "'file'"),
         ("ping", "", "no host"),
-        ("apprise", "SECRET", "no scheme"),
+        ("apprise", "SECRET", "contain a scheme"),
     ],
 )
 def test_bad_address_is_refused_without_being_shown(name: str, address: str, named: str) -> None:
-    with pytest.raises(ValueError, match=name) as refused:
+    with pytest.raises(ValueError, match=rf"^supervision\.notify\.{name} must ") as refused:
         NotifySettings(**{name: address})
     assert named in str(refused.value)
     assert "SECRET" not in str(refused.value)
@@ -36,7 +53,7 @@ def test_bad_address_is_refused_without_being_shown(name: str, address: str, nam
     [("ping_interval_s", 0.5), ("ping_interval_s", float("nan")), ("disk_free_share", 1.0), ("disk_free_share", -0.1)],
 )
 def test_bad_number_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} is {value}, allowed are"):
+    with pytest.raises(ValueError, match=rf"supervision.notify.{name} must be .*, got {value}"):
         NotifySettings(**{name: value})
 
 
@@ -44,69 +61,233 @@ def test_settings_do_not_show_addresses() -> None:
     assert "SECRET" not in repr(NotifySettings(URL, "json://SECRET", URL))
 
 
-def test_command_line_of_the_supervisor_holds_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, variables = NotifySettings(webhook=URL, ping="https://hc.example.org/SECRET").with_references()
-    job = Job(("a",), ("b",), settings=SuperviseSettings(notify=settings))
-    assert "SECRET" not in job.to_json()
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    found = Job.from_json(job.to_json()).settings.notify.resolved()
+def test_references_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PING", "https://hc.example.org/SECRET")
+    found = NotifySettings(webhook=URL, ping="$MY_PING").resolved()
     assert (found.webhook, found.apprise, found.ping) == (URL, None, "https://hc.example.org/SECRET")
-
-
-def test_reference_of_the_user_is_kept_and_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_HOOK", URL)
-    settings, variables = NotifySettings(webhook="$MY_HOOK").with_references()
-    assert (settings.webhook, variables) == ("$MY_HOOK", {})
-    assert settings.resolved().webhook == URL
 
 
 def test_reference_to_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_HOOK", raising=False)
-    with pytest.raises(ValueError, match=r"webhook is \$MY_HOOK, but there is no environment variable"):
-        NotifySettings(webhook="$MY_HOOK").with_references()
+    with pytest.raises(ValueError, match=r"webhook is \$MY_HOOK, but MY_HOOK is not set"):
+        NotifySettings(webhook="$MY_HOOK").resolved()
 
 
 def test_reference_to_a_bad_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_HOOK", "ftp://SECRET")
     with pytest.raises(ValueError, match="'ftp'") as refused:
-        NotifySettings(webhook="$MY_HOOK").with_references()
+        NotifySettings(webhook="$MY_HOOK").resolved()
     assert "SECRET" not in str(refused.value)
 
 
-def test_nobody_to_tell_needs_no_notifier() -> None:
-    assert not NotifySettings().wanted
-    assert NotifySettings(ping=URL).wanted
+@pytest.mark.parametrize("name", ["webhook", "apprise"])
+def test_missing_apprise_is_an_error_before_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match="pip install apprise"):
+        NotifySettings(**{name: URL}).resolved()
+    NotifySettings(ping=URL).resolved()
 
 
-@example("\U0001f600" * 5000, {})
-@given(st.text(max_size=5000), st.dictionaries(st.text(max_size=30), st.text(max_size=300), max_size=30))
-def test_news_fit_into_a_pipe_at_once_and_come_back(text: str, details: dict[str, str]) -> None:
-    line = News(Event.STALLED, text, dict(details)).to_line()
-    assert line.endswith(b"\n")
-    assert line.count(b"\n") == 1
-    assert len(line) <= LINE_BYTES
-    found = News.from_line(line)
-    assert found.event is Event.STALLED
-    assert text.startswith(found.text)
-    assert found.text or not text
+def test_webhook_becomes_an_address_of_apprise() -> None:
+    assert json_address("https://user:x@host:8443/a/b?token=x%2By&z=") == (
+        "jsons://user:x@host:8443/a/b?-token=x%2By&-z=&%3Amessage=text"
+    )
 
 
-def test_each_kind_goes_out_once_an_hour() -> None:
-    told = Repetitions()
-    assert told.admit(Event.STALLED, 0.0) == 0
-    assert told.admit(Event.STALLED, 10.0) is None
-    assert told.admit(Event.NAN, 10.0) == 0
-    assert told.admit(Event.STALLED, 3599.0) is None
-    assert told.admit(Event.STALLED, 3600.0) == 2
-    assert told.admit(Event.STALLED, 3601.0) is None
-    assert told.admit(Event.STALLED, 7200.0) == 1
+def test_apprise_reads_the_address_of_a_webhook() -> None:
+    """With the package itself, where it is installed."""
+    sys.path.remove(str(APPRISE_STUB))
+    apprise: Any = pytest.importorskip("apprise")
+    service = apprise.Apprise.instantiate(json_address("http://host:8080/a?token=x%2By"))
+    assert (service.host, service.port, service.fullpath, service.secure) == ("host", 8080, "/a", False)
+    assert (service.params, service.payload_extras) == ({"token": "x+y"}, {"message": "text"})
 
 
-def test_message_names_run_machine_and_event() -> None:
-    assert News(Event.STALLED, "worker 7 sleeps").message("ltdv2", "box") == "ltdv2 on box: stalled: worker 7 sleeps"
-    assert News(Event.FINISHED, "").message("ltdv2", "box") == "ltdv2 on box: finished"
+def refused() -> str:
+    """An address at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}/SECRET"
 
 
-def test_line_is_json() -> None:
-    assert json.loads(News(Event.DISK, "x", {"free_bytes": 7}).to_line())["details"] == {"free_bytes": 7}
+def to(webhook: str | None = None, ping: str | None = None, **options: Any) -> NotifySettings:
+    return NotifySettings(webhook=webhook, ping=ping, disk_free_share=0, **options)
+
+
+def test_each_event_is_sent_once_an_hour_with_the_number_of_suppressed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, sent = [0.0], []
+    notifier = Notifier(tmp_path / "ltdv2", to(), print)
+    monkeypatch.setattr(notify.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(
+        notifier, "_begin", lambda name, what, send, title, body: sent.append(body) if name == "webhook" else None
+    )
+    for at_s, event in ((0, "stalled"), (10, "stalled"), (10, "loss is not finite"), (3599, "stalled")):
+        now_s[0] = at_s
+        notifier.send(event, "worker 7 sleeps")
+    place = f"ltdv2 on {socket.gethostname()}"
+    assert sent == [f"{place}: stalled: worker 7 sleeps", f"{place}: loss is not finite: worker 7 sleeps"]
+    for at_s, last in ((3600, "stalled (2 earlier messages suppressed)"), (7200, "stalled")):
+        now_s[0] = at_s
+        notifier.send("stalled")
+        assert sent[-1] == f"{place}: {last}"
+
+
+def test_stalled_degraded_recovered_finished_are_told_in_this_order(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        supervised = Supervised(tmp_path / "run", "wait_for_worker", allowed=FETCH, notify=to(endpoint.address))
+        assert supervised.wait() == ExitCode.FINISHED, supervised.log()
+        assert endpoint.events() == ["started", "stalled", "degraded", "recovered", "finished"]
+        _, stalled, degraded, recovered, _ = endpoint.posts
+    assert "__getitem__" in stalled["text"]
+    assert stalled["text"].startswith(f"run on {socket.gethostname()}: stalled: loader stall: ")
+    assert degraded["text"].endswith("fallback level '2 workers, not persistent' instead of 'as configured'")
+    assert ", 1 steps lost, fallback level '2 workers, not persistent'" in recovered["text"]  # stalled at 5, saved at 4
+    assert "SECRET" not in supervised.log()
+    assert supervised.left() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "until", "code", "last"),
+    [
+        ("raise_value_error", 100, ExitCode.FAILED, ["started", "failed"]),
+        ("kill", 1, ExitCode.FINISHED, ["started", "crashed", "recovered", "finished"]),
+        ("kill", 100, ExitCode.GAVE_UP, ["started", "crashed", "gave up"]),
+    ],
+)
+def test_ends_are_told(fault: str, until: int, code: int, last: list[str], tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        supervised = Supervised(tmp_path / "run", fault, until, attempts=2, notify=to(endpoint.address))
+        assert supervised.wait() == code
+        told = [event for event in endpoint.events() if event != "recovered" or "recovered" in last]
+    assert told == last
+
+
+def test_ping_comes_with_progress_only(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        allowed = floors(setup_s=SHORT_S)
+        hung = Supervised(tmp_path / "hung", "hang_in_set_up", 100, allowed=allowed, notify=to(ping=endpoint.address))
+        assert hung.wait() == ExitCode.GAVE_UP
+        assert endpoint.gets == []
+        healthy = Supervised(tmp_path / "run", "be_slow", notify=to(ping=endpoint.address))
+        assert healthy.wait() == ExitCode.FINISHED
+        assert endpoint.gets == ["/hooks/SECRET?token=SECRET"]  # one, as the interval is a minute
+
+
+@pytest.mark.parametrize("kind", ["hangs", "500", "refused", "no such name"])
+def test_fault_39_broken_endpoint_delays_nothing_and_is_only_logged(kind: str, tmp_path: Path) -> None:
+    with Endpoint(500 if kind == "500" else 0) as endpoint:
+        local = endpoint.address if kind in ("hangs", "500") else refused()
+        address = "http://name.invalid/SECRET" if kind == "no such name" else local
+        supervised = Supervised(tmp_path / "run", "kill", notify=to(address, address))
+        supervised.wait_for("finished.json")
+        began_s = time.monotonic()
+        assert supervised.wait() == ExitCode.FINISHED, supervised.log()
+        ended_s = time.monotonic() - began_s
+        came = endpoint.came
+    assert came >= 1 or kind in ("refused", "no such name")
+    assert ended_s < CLOSE_S + 5
+    log = supervised.log()
+    assert log.count("restart in") == 1
+    words = {
+        "hangs": "no answer before the supervisor ended",
+        "500": "supervision.notify.ping: ping not sent: HTTP status 500",
+        "refused": "Connection refused",
+        "no such name": "not sent",
+    }
+    assert words[kind] in log
+    assert "supervision.notify.webhook: message 'started' not sent" in log
+    assert "SECRET" not in log
+    assert supervised.left() == []
+
+
+def test_hanging_endpoint_does_not_hold_up_the_trainer(tmp_path: Path) -> None:
+    """From the first start to the finished marker: with an endpoint that hangs as fast as without."""
+    took_s = {}
+    with Endpoint(0) as endpoint:
+        for name, settings in (("without", to()), ("with", to(endpoint.address, endpoint.address))):
+            supervised = Supervised(tmp_path / name, "kill", notify=settings)
+            supervised.wait_for("starts.jsonl")
+            began_s = time.monotonic()
+            supervised.wait_for("finished.json")
+            took_s[name] = time.monotonic() - began_s
+            assert supervised.wait() == ExitCode.FINISHED
+    assert took_s["with"] < took_s["without"] + 3.0  # a single wait would be four seconds
+
+
+def test_sending_never_waits(tmp_path: Path) -> None:
+    log: list[str] = []
+    with Endpoint(0) as endpoint:
+        notifier = Notifier(tmp_path, to(endpoint.address, endpoint.address), log.append)
+        began_s = time.monotonic()
+        for _ in range(200):
+            for event in ("stalled", "recovered", "crashed"):
+                notifier.send(event, "x" * 900)
+            notifier.ping()
+            notifier.serve()
+        assert time.monotonic() - began_s < 2
+        notifier.close()
+        assert CLOSE_S <= time.monotonic() - began_s < CLOSE_S + 5
+    assert len(log) == 3 + 1
+    assert all(line.startswith("supervision.notify.") for line in log)
+
+
+def test_sender_that_died_is_no_error(tmp_path: Path) -> None:
+    log: list[str] = []
+    with Endpoint(0) as endpoint:
+        notifier = Notifier(tmp_path, to(endpoint.address), log.append)
+        notifier.send("started")
+        os.kill(notifier._helpers["webhook"]._child, signal.SIGKILL)
+        end_s = time.monotonic() + 10
+        while not log and time.monotonic() < end_s:
+            notifier.serve()
+            time.sleep(0.01)
+        assert "the helper process has died" in log[0]
+        notifier.close()
+
+
+def test_hanging_webhook_does_not_hold_up_the_ping(tmp_path: Path) -> None:
+    with Endpoint(0) as hanging, Endpoint() as endpoint:
+        notifier = Notifier(tmp_path, to(hanging.address, endpoint.address), print)
+        notifier.send("started")
+        notifier.ping()
+        end_s = time.monotonic() + 10
+        while not endpoint.gets and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert len(endpoint.gets) == 1
+
+
+BECOMES = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from yolo_lightning.supervision import Job, NotifySettings, become_supervisor
+job = Job.from_json(sys.argv[2])
+notify = NotifySettings(webhook=sys.stdin.readline().strip(), disk_free_share=0)
+become_supervisor(Path(sys.argv[1]), replace(job, settings=replace(job.settings, notify=notify)))
+"""
+
+
+def test_address_is_in_no_command_line_while_it_is_used(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        command = (sys.executable, str(TRAINER), str(tmp_path), "wait_for_sigterm", "1")
+        process = subprocess.Popen(
+            [sys.executable, "-c", BECOMES, str(tmp_path), Job(command, command).to_json()],
+            env=os.environ | {"PYTHONPATH": PYTHONPATH},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        assert process.stdin is not None
+        process.stdin.write(endpoint.address.encode() + b"\n")
+        process.stdin.close()
+        end_s = time.monotonic() + 30
+        while not ((tmp_path / "ready.json").exists() and endpoint.posts) and time.monotonic() < end_s:
+            time.sleep(0.02)
+        below = [one.pid for one in all_processes() if one.parent == process.pid]
+        seen = [command_line_now(pid) for pid in (process.pid, *below)]
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert endpoint.events() == ["started", "interrupted"]
+    assert len(seen) == 5  # supervisor, its three helpers, trainer
+    assert not any("SECRET" in words for words in seen)

@@ -125,7 +125,7 @@ def test_job_survives_its_command_line() -> None:
 
 @pytest.mark.parametrize("name", ["poll_s", "attempts", "factor"])
 def test_settings_that_make_no_sense_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"supervise.{name} is 0, allowed are values above 0"):
+    with pytest.raises(ValueError, match=f"supervision.{name} must be > 0, got 0"):
         SuperviseSettings(**{name: 0})
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import REPOSITORY, TINY
 from yolo_lightning.cli import main
 from yolo_lightning.supervision import SuperviseSettings, run_lock
-from yolo_lightning.supervision.supervised_fit import job, without_beginning
+from yolo_lightning.supervision.supervised_fit import RUN_FOLDER_OPTION, job, resume_words
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from yolo_lightning.supervision.supervised_fit import job, without_beginning
     ],
 )
 def test_restart_does_not_begin_where_the_first_attempt_did(words: list[str], kept: list[str]) -> None:
-    assert without_beginning(words) == kept
+    assert resume_words(words, Path("run")) == [*kept, f"{RUN_FOLDER_OPTION}=run", "--resume"]
 
 
 def test_all_attempts_train_in_one_folder_and_restarts_resume() -> None:

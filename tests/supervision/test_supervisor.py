@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.supervision.supervised import PATIENT_S, REPOSITORY, TRAINER, Supervised, floors
-from yolo_lightning.supervision import ExitCode, Job, SuperviseSettings
+from yolo_lightning.supervision import Job, SuperviseSettings
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.supervision.supervisor import STOP_SIGNALS, Supervisor
 from yolo_lightning.supervision.trainer import temporary_folder
+from yolo_lightning.utils.exit_codes import ExitCode
 
 SHORT_S = 0.6
 
@@ -32,7 +33,7 @@ class Fault:
     stall_class: StallClass
     words: tuple[str, ...]
     allowed: PhaseTimeouts
-    rung: int = 0
+    level: int = 0
     phase: str = "step"
 
 
@@ -75,7 +76,7 @@ def test_stall_is_reported_ended_and_resumed(fault: Fault, tmp_path: Path) -> No
     assert incident["waited_s"] >= SHORT_S
     assert [word for word in fault.words if word not in incident["sentence"]] == []
     assert [start["first_step"] for start in supervised.starts()] == [0, 4]
-    assert supervised.state()["rung"] == fault.rung
+    assert supervised.state()["level"] == fault.level
     assert supervised.left() == []
     assert set(supervised.new_shared_memory()) == set()
 
@@ -97,7 +98,7 @@ def test_evidence_of_a_stall_is_kept(tmp_path: Path) -> None:
         ("segfault", UNKNOWN, "SIGSEGV"),
         ("kill", UNKNOWN, "SIGKILL"),
         ("leave_children_and_die", UNKNOWN, "exit code 9"),
-        ("exit_0", UNKNOWN, "without having finished"),
+        ("exit_0", UNKNOWN, "before training was finished"),
         ("report_dead_worker", StallClass.LOADER_CRASH, "worker (pid 4711) is killed"),
     ],
     ids=["fault 17: segfault", "fault 17: SIGKILL", "7.3: dies, leaves orphans", "fault 34: exit 0", "fault 6: worker"],
@@ -128,7 +129,7 @@ def test_healthy_run_needs_one_attempt_and_leaves_no_incident(tmp_path: Path) ->
     assert not (tmp_path / "run" / "incidents").exists()
 
 
-def test_fault_26_ladder_goes_down_and_ends_after_three_attempts(tmp_path: Path) -> None:
+def test_fault_26_fallback_level_decreases_and_the_run_ends_after_three_attempts(tmp_path: Path) -> None:
     supervised = Supervised(tmp_path / "run", "wait_for_worker", until=100, allowed=FETCH, workers=4)
     assert supervised.wait() == ExitCode.GAVE_UP
     # The first attempt saved steps 2 and 4, so that it does not count.
@@ -143,7 +144,7 @@ def test_fault_26_ladder_goes_down_and_ends_after_three_attempts(tmp_path: Path)
     assert supervised.left() == []
 
 
-def test_rung_stays_for_the_next_supervisor(tmp_path: Path) -> None:
+def test_fallback_level_stays_for_the_next_supervisor(tmp_path: Path) -> None:
     assert Supervised(tmp_path / "run", "wait_for_worker", allowed=FETCH).wait() == ExitCode.FINISHED
     again = Supervised(tmp_path / "run", "none")
     assert again.wait() == ExitCode.FINISHED

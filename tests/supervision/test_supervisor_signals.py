@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.supervision.supervised import Supervised, floors
-from yolo_lightning.supervision import ExitCode
+from yolo_lightning.utils.exit_codes import ExitCode
 
 RESUME = "stopped by SIGINT; resume with: "
 
@@ -27,7 +27,7 @@ def test_fault_33_healthy_trainer_may_save(number: signal.Signals, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("saved", "hint"), [(False, "nothing was saved yet: start again without --resume"), (True, RESUME)]
+    ("saved", "hint"), [(False, "nothing was saved: start again without --resume"), (True, RESUME)]
 )
 def test_hint_names_resume_only_where_something_was_saved(saved: bool, hint: str, tmp_path: Path) -> None:
     if saved:

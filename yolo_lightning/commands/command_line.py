@@ -14,7 +14,8 @@ from typing import Any
 from jsonargparse import auto_cli
 
 from yolo_lightning.commands import WITHOUT_TORCH
-from yolo_lightning.commands.option_errors import WRONG_OPTION, ShortErrorToolParser
+from yolo_lightning.commands.option_errors import ShortErrorToolParser
+from yolo_lightning.utils.exit_codes import ExitCode
 
 PROGRAM = "python -m yolo_lightning"
 PACKAGE = "yolo_lightning"
@@ -94,7 +95,7 @@ def user_errors() -> Iterator[None]:
         if not is_ours(error):
             raise
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(WRONG_OPTION) from None
+        raise SystemExit(ExitCode.USAGE) from None
 
 
 def is_ours(error: ValueError) -> bool:

@@ -1,4 +1,4 @@
-"""How a fit ends that has not finished: one line with the command that resumes it, and an exit code of its own."""
+"""End of a fit that has not finished: one line with the command that resumes it, and an exit code."""
 
 import signal
 import sys
@@ -12,38 +12,39 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, newest_checkpoint, read_checksum
-from yolo_lightning.supervision import ExitCode, is_supervised
+from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.supervised_fit import resume_words
 from yolo_lightning.utils.distributed import launch_id
+from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.files import DISK_FULL
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.run_files import CHECKPOINTS
-from yolo_lightning.utils.stop_signals import exit_code, pasteable, request
+from yolo_lightning.utils.stop_signals import pasteable, request
 
 
 @contextmanager
 def reported(trainer: Trainer, words: Sequence[str]) -> Iterator[None]:
-    """Report why a subcommand that runs in this block ends early, if a stop signal or a full disk is the reason.
+    """Report why a fit that runs in this block ends early, if a stop signal or a full disk is the reason.
 
-    Args:
-        trainer: Runs the subcommand.
-        words: The command line, from the subcommand on.
+    `words` is the command line, from the subcommand on.
 
     Raises:
         SystemExit: With 128 + signal number, `ExitCode.DISK_FULL` or `ExitCode.NOT_SAVED`.
     """
+    number: int | None
     try:
         yield
+        number = request.number  # also if received after the last step
     except SIGTERMException:
-        end(trainer, words, stopped(request.number or signal.SIGTERM), exit_code(request.number or signal.SIGTERM))
+        number = request.number or signal.SIGTERM
     except OSError as error:
         if error.errno in DISK_FULL:
-            end(trainer, words, f"{disk_full(error)}; the fit ended", ExitCode.DISK_FULL)
+            end(trainer, words, f"error: disk full: {describe(error)}; the fit ended", ExitCode.DISK_FULL)
         if isinstance(error, NotSavedError):
-            end(trainer, words, f"error: {described(error)}; the fit ended", ExitCode.NOT_SAVED)
+            end(trainer, words, f"error: {describe(error)}; the fit ended", ExitCode.NOT_SAVED)
         raise
-    if request.number is not None:  # received after the last step
-        end(trainer, words, stopped(request.number), exit_code(request.number))
+    if number is not None:
+        end(trainer, words, f"stopped by {signal.Signals(number).name}", of_signal(number))
 
 
 @contextmanager
@@ -58,31 +59,21 @@ def full_disk_reported() -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        print(disk_full(error), file=sys.stderr, flush=True)
+        print(f"error: disk full: {describe(error)}", file=sys.stderr, flush=True)
         raise SystemExit(ExitCode.DISK_FULL) from None
 
 
-def disk_full(error: OSError) -> str:
-    """Return the first words of the line."""
-    return f"error: disk full: {described(error)}"
-
-
-def stopped(number: int) -> str:
-    """Return the first words of the line."""
-    return f"stopped by {signal.Signals(number).name}"
-
-
-def described(error: OSError) -> str:
-    """Return the message of an error, with the place in the code where the error does not name a file."""
-    what = "the last checkpoint could not be saved: " if isinstance(error, NotSavedError) else ""
+def describe(error: OSError) -> str:
+    """Return the message of an error, with the place in the code if the error does not name a file."""
+    text = f"the last checkpoint could not be saved: {error}" if isinstance(error, NotSavedError) else str(error)
     if error.filename is not None:
-        return f"{what}{error}"
+        return text
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{what}{error}, in {place.name} ({Path(place.filename).name}:{place.lineno})"
+    return f"{text}, in {place.name} ({Path(place.filename).name}:{place.lineno})"
 
 
 def end(trainer: Trainer, words: Sequence[str], reason: str, code: int) -> NoReturn:
-    """Print the line on the first rank, and exit."""
+    """Print the reason, the step and how to resume on the first rank, and exit."""
     if trainer.is_global_zero:
         folder, steps = Path(trainer.default_root_dir), steps_begun(trainer)
         hint = "the fit had finished" if trainer.state.finished else hint_to_resume(words, folder, steps)
@@ -91,20 +82,14 @@ def end(trainer: Trainer, words: Sequence[str], reason: str, code: int) -> NoRet
 
 
 def hint_to_resume(words: Sequence[str], folder: Path, steps: int) -> str:
-    """Return what is saved and the command that continues from there.
-
-    Args:
-        words: The command line of the fit, from the subcommand on.
-        folder: Run folder.
-        steps: Steps trained.
-    """
+    """Return what is saved of a fit of `steps` steps, and the command that resumes from there."""
     newest, _ = newest_checkpoint(folder / CHECKPOINTS)
     if newest is None:
         return "nothing is saved: start again"
     checksum = read_checksum(newest)
     saved = checksum.steps if checksum is not None else steps
     lost = f"saved up to step {saved}; " if saved < steps else ""
-    if is_supervised():  # the supervisor names the command
+    if is_supervised():  # the supervisor prints the command
         return f"{lost}saved in {newest}"
     launcher = "your torchrun command with: " if launch_id() is not None else ""
     program = ("-m", "yolo_lightning") if launcher else (sys.executable, "-m", "yolo_lightning")

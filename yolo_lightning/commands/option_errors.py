@@ -7,8 +7,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
-WRONG_OPTION = 2
-"""Exit code for invalid options, as in argparse."""
+from yolo_lightning.utils.exit_codes import ExitCode
 
 RENAMED_KEYS = {
     "data.frames": "data.storage",
@@ -98,7 +97,7 @@ class ShortErrors:
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message in one line and exit with code 2."""
         super().error(short_message(message, known_keys(self), self.commands), ex)  # type: ignore[misc]
-        raise SystemExit(WRONG_OPTION)
+        raise SystemExit(ExitCode.USAGE)
 
 
 class ShortErrorToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]

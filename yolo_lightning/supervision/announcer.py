@@ -1,155 +1,157 @@
-"""Says what the supervisor does: into the run folder for whoever looks on, and to those who want to be told."""
+"""Reports of the supervisor: `supervisor.json` in the run folder, notifications and pings."""
 
+import os
+import shutil
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from yolo_lightning.supervision.fallback import Decision
+from yolo_lightning.supervision.fallback import FallbackState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
-from yolo_lightning.supervision.messenger import Messenger
-from yolo_lightning.supervision.notify import Event, News, NotifySettings
-from yolo_lightning.supervision.outcome import ExitCode
-from yolo_lightning.supervision.state_file import STANDING_FILE, Standing, SupervisorState
+from yolo_lightning.supervision.helper_process import Call, Helper
+from yolo_lightning.supervision.notify import Notifier, NotifySettings
+from yolo_lightning.supervision.processes import started_ticks
+from yolo_lightning.supervision.run_status import read_status
+from yolo_lightning.supervision.supervisor_status import SUPERVISOR_FILE, SupervisorState, SupervisorStatus
+from yolo_lightning.utils.exit_codes import ExitCode
+from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.run_files import STATUS_FILE
 
-ENDS = {
-    ExitCode.FINISHED: (SupervisorState.FINISHED, Event.FINISHED),
-    ExitCode.FAILED: (SupervisorState.FAILED, Event.FAILED),
-    ExitCode.USAGE: (SupervisorState.FAILED, Event.FAILED),
-    ExitCode.GAVE_UP: (SupervisorState.GAVE_UP, Event.GAVE_UP),
-    ExitCode.NEEDS_REBOOT: (SupervisorState.NEEDS_REBOOT, Event.NEEDS_REBOOT),
+ENDS: dict[int, SupervisorState] = {
+    ExitCode.FINISHED: SupervisorState.FINISHED,
+    ExitCode.FAILED: SupervisorState.FAILED,
+    ExitCode.USAGE: SupervisorState.FAILED,
+    ExitCode.GAVE_UP: SupervisorState.GAVE_UP,
+    ExitCode.NEEDS_REBOOT: SupervisorState.NEEDS_REBOOT,
 }
-"""Any other code is that of a signal that ended the run."""
+"""State by exit code; any other code is that of a stop signal."""
 
-AT_WORK = frozenset({Phase.FETCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS, Phase.SAVE, Phase.EPOCH_END})
-"""Phases that a trainer reaches after its first batch."""
-
-
-def write_standing(standing: Standing, path: Path) -> None:
-    """Write the supervisor's state into the run folder; a full disk must not end the run."""
-    with suppress(OSError):
-        standing.write(path)
+AFTER_FIRST_BATCH = frozenset({Phase.FETCH, Phase.STEP, Phase.VALIDATE, Phase.METRICS, Phase.SAVE, Phase.EPOCH_END})
+CHECK_INTERVAL_S = 30.0
 
 
 class Announcer:
-    """Told by the supervisor's loop, tells others.
-
-    Args:
-        run: Run folder.
-        settings: Whom to tell.
-        attempts: Failed attempts in a row after which the supervisor gives up.
-        write: Writes the standing into a file of the run folder, now or later.
-    """
+    """Reports the state of the supervisor. No method waits, except `ended`; `disk` makes all file accesses."""
 
     def __init__(
-        self,
-        run: Path,
-        settings: NotifySettings,
-        attempts: int,
-        write: Callable[[Standing, Path], None] = write_standing,
+        self, run: Path, settings: NotifySettings, attempts: int, disk: Helper, log: Callable[[str], None]
     ) -> None:
-        self.run, self.settings, self._write = run, settings, write
-        self._standing = Standing.of_this_process(
-            SupervisorState.RUNNING, "", attempt=1, attempts=attempts, restarts=0, rung=""
+        self.run, self.settings, self._disk = run, settings, disk
+        self._status = SupervisorStatus(
+            state=SupervisorState.RUNNING,
+            since_s=time.time(),
+            attempts=attempts,
+            process=os.getpid(),
+            process_started_ticks=started_ticks(os.getpid()) or 0,
+            host=socket.gethostname(),
         )
-        self._messenger = Messenger(run, settings)
+        self.notifier = Notifier(run, settings, log)
+        self._began_s = time.time()
         self._furthest = (-1, 0, 0)
-        self._pinged_s: float | None = None
-        self._lost: int | None = None
+        self._next_ping_s = 0.0
+        self._next_check_s = 0.0 if settings.webhook or settings.apprise else float("inf")
+        self._check: Call[list[tuple[str, str]]] | None = None
+        self._steps_lost: int | None = None
         self._started = False
 
-    def begins(self, trainer: int, rung: str, restarts: int) -> None:
-        """An attempt has been started as process `trainer`."""
-        self._stand(SupervisorState.RUNNING, "", trainer=trainer, rung=rung, restarts=restarts)
+    def serve(self) -> None:
+        """Send what is queued, and check disk and losses from time to time."""
+        self.notifier.serve()
+        if self._check is not None and self._check.answered:
+            with suppress(OSError):
+                for event, text in self._check.result():
+                    self.notifier.send(event, text)
+            self._check = None
+        if self._check is None and time.monotonic() >= self._next_check_s:
+            self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
+            self._check = self._disk.begin(check_run, self.run, self.settings.disk_free_share, self._began_s)
+
+    def attempt_started(self, trainer: int, level: str, restarts: int) -> None:
+        """Report the start of an attempt as process `trainer`."""
+        self._update(SupervisorState.RUNNING, "", trainer=trainer, fallback_level=level, restarts=restarts)
         if not self._started:
-            self._tell(Event.STARTED, f"rung '{rung}'", rung=rung)
+            self.notifier.send("started", f"fallback level '{level}'")
         self._started = True
 
-    def sees(self, heartbeat: Heartbeat | None) -> None:
-        """The record as it is now: pings while it goes on, and says when a restart has worked."""
-        if heartbeat is None or heartbeat.phase not in AT_WORK:
+    def progress_made(self, progress: Heartbeat) -> None:
+        """Ping if training has made progress, and report that a restart was successful."""
+        if progress.phase not in AFTER_FIRST_BATCH:
             return
-        self._say_recovered(f"trains on from step {heartbeat.step}")
-        is_validating = heartbeat.phase is Phase.VALIDATE
-        place = (heartbeat.step, int(is_validating), heartbeat.batch if is_validating else 0)
-        now_s = time.monotonic()
-        is_due = self._pinged_s is None or now_s >= self._pinged_s + self.settings.ping_interval_s
-        if place > self._furthest and is_due:  # going through the same steps again and again is no progress
-            self._furthest, self._pinged_s = place, now_s
-            self._messenger.ping()
+        self._report_recovery(f"training resumed from step {progress.step}")
+        is_validating = progress.phase is Phase.VALIDATE
+        place = (progress.step, int(is_validating), progress.batch if is_validating else 0)
+        # A repetition of steps that were trained before is no progress.
+        if place > self._furthest and time.monotonic() >= self._next_ping_s:
+            self._furthest, self._next_ping_s = place, time.monotonic() + self.settings.ping_interval_s
+            self.notifier.ping()
 
-    def stalled(self, sentence: str) -> None:
-        """It makes no progress."""
-        self._tell(Event.STALLED, sentence)
-        self._stand(SupervisorState.STALLED, sentence)
-
-    def storage_hangs(self, sentence: str) -> None:
-        """The disk of the run folder has not answered for a while."""
-        self._tell(Event.STORAGE_HANGS, sentence)
-
-    def storage_answers(self, sentence: str) -> None:
-        """The disk of the run folder answers again."""
-        self._tell(Event.STORAGE_ANSWERS, sentence)
-
-    def waits_for_storage(self, sentence: str) -> None:
-        """Processes cannot be ended before the disk answers; the next attempt waits for that."""
-        self._tell(Event.WAITS_FOR_STORAGE, sentence)
-        self._stand(SupervisorState.STALLED, sentence)
-
-    def disk_full(self, sentence: str, lost: int | None, restarts: int, *, first: bool) -> None:
-        """The disk of the run folder is full; the next attempt waits for space."""
-        if first:
-            self._tell(Event.DISK_FULL, sentence)
-        if lost is not None:
-            self._lost = lost
-        self._stand(SupervisorState.RESTARTING, sentence, restarts=restarts, trainer=0)
+    def stalled(self, sentence: str, event: str = "stalled") -> None:
+        """Report a stall."""
+        self.notifier.send(event, sentence)
+        self._update(SupervisorState.STALLED, sentence)
 
     def recovered(self) -> None:
-        """It makes progress again, without a restart."""
-        self._stand(SupervisorState.RUNNING, "")
-        self._tell(Event.RECOVERED, "by itself, no step lost", steps_lost=0, rung=self._standing.rung)
+        """Report progress after a stall, without a restart."""
+        self._update(SupervisorState.RUNNING, "")
+        self.notifier.send("recovered", "without a restart, 0 steps lost")
 
-    def restarts(self, decision: Decision, rung: str, sentence: str, lost: int | None, *, stalled: bool) -> None:
-        """An attempt has failed, `lost` steps after its last checkpoint, and another one follows on `rung`."""
-        if not stalled:
-            self._tell(Event.CRASHED, sentence)
-        if rung != self._standing.rung:
-            self._tell(Event.DEGRADED, f"the loader goes on with '{rung}', not '{self._standing.rung}'", rung=rung)
+    def restarting(self, event: str | None, sentence: str, state: FallbackState, level: str, lost: int | None) -> None:
+        """Report that an attempt has ended because of `sentence`, and that another one follows.
+
+        `event` is None if the end was reported before. The next attempt has the state `state` and the fallback level
+        `level`; `lost` is the number of steps trained since the last checkpoint, if known.
+        """
+        if event is not None:
+            self.notifier.send(event, sentence)
+        if level != self._status.fallback_level:
+            self.notifier.send("degraded", f"fallback level '{level}' instead of '{self._status.fallback_level}'")
         if lost is not None:
-            self._lost = lost
-        state = decision.state
-        self._stand(
+            self._steps_lost = lost
+        self._update(
             SupervisorState.RESTARTING,
             sentence,
             attempt=state.attempts + 1,
             restarts=state.restarts,
-            rung=rung,
+            fallback_level=level,
             trainer=0,
         )
 
     def ended(self, code: int, reason: str) -> None:
-        """The supervisor ends with exit code `code`."""
-        state, event = next(
-            (ends for known, ends in ENDS.items() if known == code), (SupervisorState.INTERRUPTED, Event.INTERRUPTED)
-        )
-        self._stand(state, reason, trainer=0)
+        """Report that the supervisor ends with exit code `code`, and send what is queued."""
+        state = ENDS.get(code, SupervisorState.INTERRUPTED)
+        self._update(state, reason, trainer=0)
         if state is SupervisorState.FINISHED:
-            self._say_recovered("trained on to the end")
-        self._tell(event, "" if reason == event else reason, exit_code=int(code))
-        self._messenger.close()
+            self._report_recovery("training finished")
+        self.notifier.send(state.value, "" if reason == state else reason)
+        self.notifier.close()
 
-    def _say_recovered(self, what: str) -> None:
-        """Once after a restart that has worked."""
-        if self._lost is None:
-            return
-        rung = self._standing.rung
-        self._tell(Event.RECOVERED, f"{what}, {self._lost} steps lost, rung '{rung}'", steps_lost=self._lost, rung=rung)
-        self._lost = None
+    def _report_recovery(self, what: str) -> None:
+        """Send one message after a successful restart."""
+        if self._steps_lost is not None:
+            level = self._status.fallback_level
+            self.notifier.send("recovered", f"{what}, {self._steps_lost} steps lost, fallback level '{level}'")
+            self._steps_lost = None
 
-    def _stand(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:
-        self._standing = replace(self._standing, state=state, sentence=sentence, since_s=time.time(), **changed)  # type: ignore[arg-type]
-        self._write(self._standing, self.run / STANDING_FILE)
+    def _update(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:
+        self._status = replace(self._status, state=state, sentence=sentence, since_s=time.time(), **changed)  # type: ignore[arg-type]
+        self._disk.post(write_json, self.run / SUPERVISOR_FILE, asdict(self._status), replaces=SUPERVISOR_FILE)
 
-    def _tell(self, event: Event, text: str, **details: str | int | float) -> None:
-        self._messenger.tell(News(event, text, details))
+
+def check_run(run: Path, disk_free_share: float, since_s: float) -> list[tuple[str, str]]:
+    """Return events for a free share of the disk below `disk_free_share`, and for losses that are not finite.
+
+    A status file written before `since_s`, seconds since 1970, is ignored. May wait for a disk that hangs.
+    """
+    found = []
+    usage = shutil.disk_usage(run)
+    share = usage.free / usage.total
+    if share < disk_free_share:
+        found.append(("disk nearly full", f"{usage.free / 1e9:.1f} GB free, {share:.1%} of the disk of {run}"))
+    status = read_status(run / STATUS_FILE)
+    if status is not None and status.written_s >= since_s and (names := status.not_finite()):
+        place = f"in epoch {status.epoch}, batch {status.batch}, step {status.step}"
+        found.append(("loss is not finite", f"{', '.join(names)} {place}"))
+    return found

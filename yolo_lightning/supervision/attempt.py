@@ -1,8 +1,7 @@
-"""One attempt: start the trainer, watch it, look at it when it stalls, and end all that is left of it."""
+"""One attempt: start the trainer, watch it, write an incident report if it stalls, and kill all of its processes."""
 
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from yolo_lightning.supervision import live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
 from yolo_lightning.supervision.evidence import Request, collect, keep, keep_disk_usage
-from yolo_lightning.supervision.fallback import Rung
+from yolo_lightning.supervision.fallback import FallbackLevel
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase, parse
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.kill import Killed, kill_tree
@@ -28,81 +27,62 @@ from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt that has ended.
+    """An attempt that has ended."""
 
-    Attributes:
-        code: Exit code of the trainer; None if it has not ended.
-        lines: Last lines that it printed.
-        incident: The stall or crash; None where the trainer was told to stop or has finished.
-        killed: What ending it did.
-        finished: Whether the trainer said that all is trained.
-        disk_hung: Whether the disk of the run folder did not answer as the trainer had stalled.
-    """
-
-    code: int | None
-    lines: tuple[str, ...]
-    incident: Incident | None
-    killed: Killed
-    finished: bool
-    disk_hung: bool
+    code: int | None  # exit code of the trainer; None if it has not ended
+    lines: tuple[str, ...]  # last lines of its output
+    incident: Incident | None  # stall or unexpected exit; None after a stop signal or the end of training
+    killed: Killed  # processes that were killed
+    finished: bool  # whether the trainer has reported the end of training
+    disk_hung: bool  # whether the disk of the run folder did not respond during the stall
 
 
-class Attendant:
-    """Watches the attempts of a run, one after the other. While a trainer lives, no method waits for the run folder.
+class AttemptRunner:
+    """Runs the attempts of a run, one after the other. While a trainer runs, no method waits for the run folder.
 
-    Args:
-        run: Run folder.
-        token: Marker of all processes of the trainer.
-        settings: How patient to be.
-        disk: For all access to the run folder.
-        recorder: For all output.
-        say: Writes a line for a person.
-        signals: Signals that told the supervisor to stop; grows.
-        timeouts: What is known of the length of the phases.
+    `token` marks all processes of the trainer. The supervisor appends the stop signals that it receives to `signals`.
     """
 
     def __init__(
         self,
-        run: Path,
         token: str,
         settings: SuperviseSettings,
         disk: RunDisk,
         recorder: Recorder,
         announcer: Announcer,
-        say: Callable[[str], None],
         signals: list[int],
         timeouts: AdaptiveTimeouts,
     ) -> None:
-        self.run_folder, self.token, self.settings, self.disk, self.recorder = run, token, settings, disk, recorder
-        self.announcer, self.say, self.signals, self.timeouts = announcer, say, signals, timeouts
+        self.run_folder, self.token, self.settings, self.disk, self.recorder = disk.run, token, settings, disk, recorder
+        self.announcer, self.signals, self.timeouts = announcer, signals, timeouts
         self._incidents: set[str] = set()
-        self._seen: Heartbeat | None = None
+        self._last_heartbeat: Heartbeat | None = None
         self._disk_hung = False
         self._copied_s = 0.0
         self._reader: HeartbeatReader
 
-    def attempt(self, command: Sequence[str], rung: Rung, restarts: int) -> Attempt:
+    def run(self, command: Sequence[str], level: FallbackLevel, restarts: int) -> Attempt:
         """Run a trainer from start to end.
 
         Raises:
-            OSError: If it cannot be started.
-            DiskHangsError: If the supervisor is told to stop while the disk hangs.
+            OSError: If the trainer cannot be started.
+            DiskHangsError: If a stop signal arrives while the disk hangs.
         """
         self.disk.ask(run_files.clear, self.run_folder)
         self.disk.ask(make_temporary_folder, self.token)
         self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
-        self._reader, self._seen = HeartbeatReader(live_heartbeat.make(self.token)), None
+        self._reader, self._last_heartbeat = HeartbeatReader(live_heartbeat.make(self.token)), None
         self._disk_hung = False
         self._keep_timeouts()
         incident: Incident | None = None
         try:
-            trainer = RunningTrainer(command, rung, self._reader.path, self.token, self.recorder.record)
+            trainer = RunningTrainer([*command, *level.overrides], self._reader.path, self.token, self.recorder.record)
         except OSError:
             self.disk.post(remove_temporary_folder, self.token)
             raise
         try:
-            self.announcer.begins(trainer.pid, rung.name, restarts)
-            incident = self._attend(trainer)
+            self.announcer.attempt_started(trainer.process.pid, level.name, restarts)
+            incident = self._watch(trainer)
         finally:
             killed = self._end(trainer, incident)
         finished = self.disk.ask(run_files.is_finished, self.run_folder)
@@ -112,57 +92,55 @@ class Attendant:
         return Attempt(code, lines, incident, killed, finished, self._disk_hung)
 
     def keep_incident(self, incident: Incident, outcome: str) -> None:
-        """Write the report of an incident; `outcome` says what is done about it."""
+        """Write the report of an incident; `outcome` describes the reaction of the supervisor."""
         path = incident.folder / run_files.INCIDENT_FILE
         self.disk.post(keep, path, incident.report(outcome), replaces=str(path))
 
-    def _attend(self, trainer: RunningTrainer) -> Incident | None:
-        """Until the trainer has ended, must be killed, or was told to stop; the stall that it is in, if any."""
-        watch = Watch(
-            lambda: self._reader.read(trainer.pid),
-            lambda: excuse_for(trainer.pid),
-            self.timeouts,
-            self.settings.poll_s,
-        )
+    def serve(self) -> None:
+        """Write and send what is queued; returns at once."""
+        self.recorder.serve()
+        self.disk.look()
+        self.announcer.serve()
+
+    def _watch(self, trainer: RunningTrainer) -> Incident | None:
+        """Wait until the trainer has ended, must be killed, or a stop signal arrives; return the stall, if any."""
+        pid = trainer.process.pid
+        watch = Watch(lambda: self._reader.read(pid), lambda: excuse_for(pid), self.timeouts, self.settings.poll_s)
         incident: Incident | None = None
         kill_at_s = 0.0
         last_reason = ""
         while trainer.process.poll() is None:
             trainer.output.pump(self.settings.poll_s)
-            self._serve()
+            self.serve()
             if self.signals:
                 self._stop(trainer)
                 return None
             look = watch.look()
             if look.heartbeat is not None:
-                self._seen = look.heartbeat
+                self._last_heartbeat = look.heartbeat
                 self.timeouts = self.timeouts.learn(look.heartbeat.longest_s, self.settings.kill_after_s)
                 watch.timeouts = self.timeouts
-                self.announcer.sees(look.heartbeat)
+                self.announcer.progress_made(look.heartbeat)
                 self._copy_record()
             if look.reason != last_reason and look.reason:
-                self.say(f"{look.health}: {look.reason}")
+                self.recorder.say(f"{look.health}: {look.reason}")
             last_reason = look.reason
             if look.health is not Health.STALLED:
                 if incident is not None:
-                    self.keep_incident(incident, "recovered by itself")
-                    self.say("recovered")
+                    self.keep_incident(incident, "recovered without a restart")
+                    self.recorder.say("recovered")
                     self.announcer.recovered()
                     incident = None
             elif incident is None:
                 kill_at_s = time.monotonic() + self.settings.kill_after_s
-                incident = self._look_closer(trainer, look)
+                incident = self._report_stall(trainer, look)
                 watch.keep_looking()
             elif time.monotonic() >= kill_at_s:
                 return incident
         return incident
 
-    def _serve(self) -> None:
-        self.recorder.serve()
-        self.disk.look()
-
     def _copy_record(self, *, now: bool = False) -> None:
-        """Store the record in the run folder, for readers on other machines."""
+        """Copy the heartbeat file to the run folder, for readers on other machines."""
         if not now and time.monotonic() < self._copied_s + live_heartbeat.COPY_INTERVAL_S:
             return
         self._copied_s = time.monotonic()
@@ -173,40 +151,43 @@ class Attendant:
         if isinstance(parse(content), Heartbeat):
             self.disk.post(live_heartbeat.write_copy, content, self.run_folder, replaces="record")
 
-    def _look_closer(self, trainer: RunningTrainer, look: Look) -> Incident:
-        """Judge a stall, tell, and keep the evidence; where the disk hangs, what is told does not wait for evidence."""
+    def _report_stall(self, trainer: RunningTrainer, look: Look) -> Incident:
+        """Diagnose and report a stall. If the disk hangs, notifications are sent before the processes are examined."""
         folder = run_files.incident_folder(self.run_folder, self._incidents)
-        limits_s = (self.settings.part_timeout_s, self.settings.resample_s)
-        lines = trainer.output.lines()
-        heartbeat = look.heartbeat or self._seen
-        request = Request(folder, trainer.pid, self._reader.path, heartbeat, look.phase, lines, *limits_s)
+        heartbeat = look.heartbeat or self._last_heartbeat
+        request = Request(
+            folder,
+            trainer.process.pid,
+            self._reader.path,
+            heartbeat,
+            look.phase,
+            trainer.output.lines(),
+            self.settings.part_timeout_s,
+            self.settings.resample_s,
+        )
         self._disk_hung = not self.disk.answers(min(PROBE_S, self.settings.part_timeout_s))
-        if not self._disk_hung:
-            diagnosis = classify(collect(request, self._keep))
-            incident = Incident(folder, look.phase, heartbeat, diagnosis, look.waited_s)
-            self._tell_stalled(incident)
+        silent = f"the disk of the run folder has not responded for {self.disk.silent_s:.0f} s"
+        if self._disk_hung:
+            diagnosis = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.process.pid}")
         else:
-            silent = f"the disk of the run folder has not answered for {self.disk.silent_s:.0f} s"
-            hangs = Diagnosis(StallClass.STORAGE, f"{silent}; the trainer is process {trainer.pid}")
-            incident = Incident(folder, look.phase, heartbeat, hangs, look.waited_s)
-            self._tell_stalled(incident)
-            seen = classify(collect(request, self._keep)).sentence
-            incident = replace(incident, diagnosis=replace(hangs, sentence=f"{silent}; {seen}"))
-        self.disk.post(keep_disk_usage, folder / "disk.txt", self.run_folder)
-        self.keep_incident(incident, f"to be ended in {self.settings.kill_after_s:g} s, unless it recovers")
-        return incident
-
-    def _tell_stalled(self, incident: Incident) -> None:
+            diagnosis = classify(collect(request, self._keep))
+        incident = Incident(folder, look.phase, heartbeat, diagnosis, look.waited_s)
         self.announcer.stalled(incident.sentence())
-        self.say(f"stalled: {incident.sentence()}; see {incident.folder}")
+        self.recorder.say(f"stalled: {incident.sentence()}; see {folder}")
+        if self._disk_hung:
+            sentence = f"{silent}; {classify(collect(request, self._keep)).sentence}"
+            incident = replace(incident, diagnosis=replace(diagnosis, sentence=sentence))
+        self.disk.post(keep_disk_usage, folder / "disk.txt", self.run_folder)
+        self.keep_incident(incident, f"kill in {self.settings.kill_after_s:g} s unless it recovers")
+        return incident
 
     def _keep(self, path: Path, text: str) -> None:
         self.disk.post(keep, path, text)
 
     def _incident_of_exit(self, trainer: RunningTrainer) -> Incident:
-        """A trainer that ended by itself, without having finished."""
-        found = self._reader.read(trainer.pid)
-        heartbeat = found if isinstance(found, Heartbeat) else self._seen
+        """Return the incident of a trainer that has ended without having finished."""
+        found = self._reader.read(trainer.process.pid)
+        heartbeat = found if isinstance(found, Heartbeat) else self._last_heartbeat
         folder = run_files.incident_folder(self.run_folder, self._incidents)
         lines = trainer.output.lines()
         self._keep(folder / "log.txt", "\n".join(lines) + "\n")
@@ -215,21 +196,25 @@ class Attendant:
         return Incident(folder, phase, heartbeat, diagnose_exit(code, lines), blames_samples=-code in FAULTS)
 
     def _stop(self, trainer: RunningTrainer) -> None:
-        """Pass the signal on and give the trainer time to save; a second signal ends the patience."""
-        number = self.signals[0]
-        self.say(f"{signal_name(number)}: the trainer has {self.settings.grace_s:g} s to end; again to end it at once")
-        trainer.forward(signal.SIGTERM)  # a second SIGINT would end the trainer at once
-        end_s = time.monotonic() + self.settings.grace_s
+        """Pass the stop signal on and wait for the trainer to save and exit; a second signal ends the wait."""
+        name, grace_s = signal_name(self.signals[0]), self.settings.grace_s
+        self.recorder.say(f"{name}: the trainer has {grace_s:g} s to exit; a second signal kills it")
+        trainer.process.terminate()  # SIGTERM, because a second SIGINT would end the trainer without saving
+        end_s = time.monotonic() + grace_s
         while trainer.process.poll() is None and time.monotonic() < end_s and len(self.signals) == 1:
             trainer.output.pump(min(self.settings.poll_s, 0.2))
-            self._serve()
+            self.serve()
 
     def _end(self, trainer: RunningTrainer, incident: Incident | None) -> Killed:
-        """End whatever is left of the attempt, also after the trainer has ended by itself."""
+        """Kill all remaining processes of the attempt, also if the trainer has ended by itself."""
         trainer.process.poll()
-        killed = kill_tree(trainer.pid, marker_of(self.token), self.settings.kill_wait_s)
-        if self._waits_for_storage(killed, incident):
-            killed = self._outwait(trainer, killed)
+        killed = kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
+        if killed.needs_reboot:
+            # Processes that survived SIGKILL end as soon as a disk responds, if they wait for one.
+            is_storage = incident is not None and incident.diagnosis.kind is StallClass.STORAGE
+            in_kernel = all(WRITES_IN_KERNEL.search(where) for where in killed.survivors.values())
+            if self.disk.hangs or is_storage or in_kernel:
+                killed = self._wait_for_storage(trainer, killed)
         trainer.close()
         self._copy_record(now=True)
         self.disk.post(remove_temporary_folder, self.token)
@@ -238,29 +223,21 @@ class Attendant:
         self._keep_timeouts()
         return killed
 
-    def _waits_for_storage(self, killed: Killed, incident: Incident | None) -> bool:
-        """Whether processes that outlived SIGKILL will end as soon as a disk answers."""
-        if not killed.needs_reboot:
-            return False
-        is_storage = incident is not None and incident.diagnosis.kind is StallClass.STORAGE
-        in_kernel = all(WRITES_IN_KERNEL.search(where) for where in killed.survivors.values())
-        return self.disk.hangs or is_storage or in_kernel
-
-    def _outwait(self, trainer: RunningTrainer, killed: Killed) -> Killed:
-        """Wait until the disk answers and the killed processes end, or the supervisor is told to stop."""
+    def _wait_for_storage(self, trainer: RunningTrainer, killed: Killed) -> Killed:
+        """Wait until the disk responds and the killed processes end, or a stop signal arrives."""
         left = "; ".join(f"process {pid}: {where}" for pid, where in killed.survivors.items())
-        sentence = f"SIGKILL takes effect when the disk answers: {left}; the restart waits for that"
-        self.announcer.waits_for_storage(sentence)
-        self.say(sentence)
+        sentence = f"SIGKILL takes effect when the disk responds: {left}; the restart waits for this"
+        self.announcer.stalled(sentence, "waits for storage")
+        self.recorder.say(sentence)
         began_s = time.monotonic()
         while any(map(is_same, killed.left)):
             if self.signals:
                 return killed
             time.sleep(self.settings.poll_s)
-            self._serve()
-        self.say(f"the killed processes have ended after {time.monotonic() - began_s:.0f} s")
+            self.serve()
+        self.recorder.say(f"the killed processes ended after {time.monotonic() - began_s:.0f} s")
         trainer.process.poll()
-        return kill_tree(trainer.pid, marker_of(self.token), self.settings.kill_wait_s)
+        return kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
 
     def _keep_timeouts(self) -> None:
         path = self.run_folder / PHASE_TIMEOUTS_FILE

@@ -1,4 +1,4 @@
-"""Work that may never return, done in a child that can be left behind."""
+"""A function call with a time limit, in a forked child process that can be abandoned."""
 
 import os
 import pickle
@@ -11,20 +11,20 @@ from typing import TypeVar
 Result = TypeVar("Result")
 BLOCK_BYTES = 1 << 16
 MOST_LEFT = 8
-"""Children that were left behind and have not ended yet, at most; with so many, `bounded` starts no further one."""
+"""Largest number of abandoned children that have not ended; at this number, `bounded` starts no further one."""
 
 _left: set[int] = set()
 
 
 def bounded(function: Callable[[], Result], timeout_s: float) -> Result | None:
-    """What `function` returns, or None if it fails or takes longer, or too many earlier children still hang.
+    """Return what `function` returns, or None if it fails or takes longer, or too many earlier children still hang.
 
-    Even a look into /proc or at a file system can wait for ever in the kernel, where no signal reaches it and a thread
-    could not be left alone. The supervisor has no threads and no GPU, so a plain fork is safe here, and cheap.
+    Even reading /proc or a file system can block for ever in the kernel, where no signal arrives, and a thread cannot
+    be abandoned. This process must have no threads and no GPU context, so that it can fork.
 
     Args:
-        function: Called in a child; what it returns must pickle.
-        timeout_s: Seconds it may take.
+        function: Called in the child; its result must be picklable.
+        timeout_s: Time limit, seconds.
     """
     _left.difference_update([child for child in _left if os.waitpid(child, os.WNOHANG)[0]])
     if len(_left) >= MOST_LEFT:
@@ -36,34 +36,28 @@ def bounded(function: Callable[[], Result], timeout_s: float) -> Result | None:
     os.close(start)
     parts: list[bytes] = []
     deadline_s = time.monotonic() + timeout_s
-    whole = False
+    is_complete = False
     try:
         while (left_s := deadline_s - time.monotonic()) > 0 and select.select([end], [], [], left_s)[0]:
             part = os.read(end, BLOCK_BYTES)
             if not part:
-                whole = True
+                is_complete = True
                 break
             parts.append(part)
     finally:
         os.close(end)
-        leave(child)
-    if not whole or not parts:
-        return None
-    succeeded, result = pickle.loads(b"".join(parts))
-    return result if succeeded else None
+        kill_without_waiting(child)
+    return pickle.loads(b"".join(parts)) if is_complete and parts else None
 
 
 def run_in_child(function: Callable[[], Result], pipe: int) -> None:
-    """Send what `function` returns; never comes back."""
+    """Send the result of `function`, or nothing if the function fails; never returns."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         close_inherited({pipe})
         _left.clear()
-        try:
-            content = pickle.dumps((True, function()))
-        except Exception as error:
-            content = pickle.dumps((False, repr(error)))
+        content = pickle.dumps(function())
         with os.fdopen(pipe, "wb") as file:
             file.write(content)
     finally:
@@ -71,9 +65,9 @@ def run_in_child(function: Callable[[], Result], pipe: int) -> None:
 
 
 def close_inherited(kept: set[int]) -> None:
-    """Close all files but `kept` and the standard ones, in a child that hangs perhaps for ever.
+    """Close all files but `kept` and the standard ones, in a child that may hang for ever.
 
-    Such a child must not hold the lock of a run folder, nor a pipe whose end somebody waits for.
+    Such a child must hold neither the lock of a run folder nor a pipe whose end another process waits for.
     """
     begin = 3
     for descriptor in sorted(kept):
@@ -82,8 +76,8 @@ def close_inherited(kept: set[int]) -> None:
     os.closerange(begin, os.sysconf("SC_OPEN_MAX"))
 
 
-def leave(child: int) -> None:
-    """End it, and do not wait if it cannot be ended; a later call of `bounded` asks for its exit code."""
+def kill_without_waiting(child: int) -> None:
+    """Kill a child; if it does not end within 0.1 s, a later call of `bounded` reads its exit code."""
     os.kill(child, signal.SIGKILL)
     for _ in range(50):
         if os.waitpid(child, os.WNOHANG)[0]:

@@ -1,8 +1,8 @@
-"""What to try next after a trainer has ended badly: rungs as data, the decision as a pure function."""
+"""Fallback levels of the loader, and the decision what follows a failed attempt. Pure functions."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
@@ -11,105 +11,77 @@ from yolo_lightning.utils.files import write_json
 
 STATE_FILE = "supervision.json"
 QUARANTINE_AFTER = 2
-"""A sample at which training has ended this often within an epoch is set aside. Between two epochs it was trained."""
-
-NAMES_OF_SAMPLES = ("id=", "index=")
+"""A sample at which training has ended this often within an epoch is left out. Between two epochs it was trained."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class FallbackLevel:
     """Loader settings, from fast to safe.
 
     Attributes:
-        name: For the log.
-        workers: Processes that it uses; None as configured.
-        settings: Of `data.loader`, in the place of those configured. The trainer's own threads stay what they are:
-            their number decides the order of sums, and so the last bits of every weight.
+        name: For log and messages.
+        num_workers: Loader processes; None for the configured number.
+        settings: Keys of `data.loader` that replace the configured ones. The threads of the trainer itself do not
+            change: their number decides the order of sums, and so the last bits of every weight.
     """
 
     name: str
-    workers: int | None = None
+    num_workers: int | None = None
     settings: dict[str, int | bool] = field(default_factory=dict)
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The settings as options for the trainer's command line."""
+        """The settings as command-line options of the trainer."""
         return tuple(f"--data.loader.{name}={json.dumps(value)}" for name, value in self.settings.items())
 
 
-def loader_settings(workers: int, threads: int) -> dict[str, int | bool]:
-    """Settings of a rung with workers that end with every epoch, or without any."""
-    return {"num_workers": workers, "persistent_workers": False, "prefetch_factor": 2, "worker_threads": threads}
-
-
-RUNGS = (
-    Rung("as configured"),
-    Rung("2 workers, not persistent", 2, loader_settings(2, 2)),
-    Rung("no workers", 0, loader_settings(0, 1)),
+FALLBACK_LEVELS = (
+    FallbackLevel("as configured"),
+    *(
+        FallbackLevel(
+            name,
+            num_workers,
+            {"num_workers": num_workers, "persistent_workers": False, "prefetch_factor": 2, "worker_threads": threads},
+        )
+        for name, num_workers, threads in (("2 workers, not persistent", 2, 2), ("no workers", 0, 1))
+    ),
 )
 
 
-def rungs_from(workers: int) -> tuple[Rung, ...]:
-    """The ladder below a configuration with `workers`: no rung has as many or more."""
-    return tuple(rung for rung in RUNGS if rung.workers is None or rung.workers < workers)
+def levels_below(num_workers: int) -> tuple[FallbackLevel, ...]:
+    """Return the configured level and those with fewer than `num_workers` workers."""
+    return tuple(one for one in FALLBACK_LEVELS if one.num_workers is None or one.num_workers < num_workers)
 
 
-def rung_of_launch(run: Path, launch: str, workers: int) -> Rung:
-    """Where the processes that torchrun starts stand on the ladder: each loader stall of the launch is a rung down.
+def level_of_launch(run: Path, launch: str, num_workers: int) -> FallbackLevel:
+    """Return the fallback level for a torchrun launch. Every loader stall in the same launch lowers it by one.
 
-    Nobody watches them from outside, so what their stall monitors report decides; all read the same.
+    No supervisor runs under torchrun: all ranks read the incident reports of their stall monitors.
 
     Args:
         run: Run folder.
-        launch: Name of torchrun's launch; another one begins at the top.
-        workers: Loader workers as configured.
+        launch: Name of torchrun's launch; another launch starts with the configured level.
+        num_workers: Configured loader workers.
     """
-    rungs = rungs_from(workers)
-    return rungs[min(loader_stalls(run, launch), len(rungs) - 1)]
-
-
-class EndKind(StrEnum):
-    """How an attempt ended, other than by finishing."""
-
-    STALL = "stall"
-    CRASH = "crash"
-    EXIT_WITHOUT_MARKER = "exit without the finished marker"
+    levels = levels_below(num_workers)
+    return levels[min(loader_stalls(run, launch), len(levels) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """One attempt that did not finish.
+class FallbackState:
+    """State between attempts, stored in the run folder.
 
     Attributes:
-        kind: How it ended.
-        diagnosis: Why, as far as known.
-        saved: Whether it wrote a checkpoint that trained further than the one before.
-        suspects: Samples that were at hand.
-        epoch: Of training.
-    """
-
-    kind: EndKind
-    diagnosis: Diagnosis
-    saved: bool
-    suspects: tuple[str, ...] = ()
-    epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LadderState:
-    """What is remembered between attempts, in the run folder.
-
-    Attributes:
-        rung: Number of the rung; never grows smaller within a run.
-        attempts: Failed attempts in a row without a further checkpoint.
+        level: Number of the fallback level; never decreases within a run.
+        attempts: Failed attempts in a row without a new checkpoint.
         restarts: Restarts since the run began.
         loader_crashes: Loader crashes, and loader stalls before the first batch, in a row.
-        suspicions: How often training ended at each sample in `suspicious_epoch`.
-        suspicious_epoch: The epoch of the last ending with suspects.
-        quarantined: Samples that are to be left out.
+        suspicions: Number of times that training ended at each sample in `suspicious_epoch`.
+        suspicious_epoch: Epoch of the last end with suspects.
+        quarantined: Samples to leave out.
     """
 
-    rung: int = 0
+    level: int = 0
     attempts: int = 0
     restarts: int = 0
     loader_crashes: int = 0
@@ -118,101 +90,96 @@ class LadderState:
     quarantined: tuple[str, ...] = ()
 
     @staticmethod
-    def read(path: Path) -> "LadderState":
-        """From a file; the beginning if there is none, or none that can be understood."""
+    def read(path: Path) -> "FallbackState":
+        """Return the content of a file, or the initial state if the file is missing or damaged."""
         try:
             content = json.loads(path.read_text())
-            return LadderState(**(content | {"quarantined": tuple(content["quarantined"])}))
+            return FallbackState(**(content | {"quarantined": tuple(content["quarantined"])}))
         except (OSError, ValueError, TypeError, KeyError):
-            return LadderState()
+            return FallbackState()
 
-    def begun_anew(self, rungs: int) -> "LadderState":
-        """For a supervisor that a person has started: the rung stays, the count of attempts does not."""
-        return replace(self, rung=min(self.rung, rungs - 1), attempts=0, loader_crashes=0)
+    def for_new_supervisor(self, levels: int) -> "FallbackState":
+        """Return the state for a supervisor that a person has started: the level is kept, attempts are reset."""
+        return replace(self, level=min(self.level, levels - 1), attempts=0, loader_crashes=0)
 
     def write(self, path: Path) -> None:
-        """To a file, whole or not at all.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
+        """Write the state to a file atomically."""
         write_json(path, asdict(self))
 
 
 def quarantined(run: Path) -> tuple[str, ...]:
-    """Samples that a run is to leave out, as far as they are named by id or place."""
-    return tuple(name for name in LadderState.read(run / STATE_FILE).quarantined if name.startswith(NAMES_OF_SAMPLES))
+    """Return the samples that a run must leave out, as `id=...` or `index=...`."""
+    names = FallbackState.read(run / STATE_FILE).quarantined
+    return tuple(name for name in names if name.startswith(("id=", "index=")))
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What comes next.
+    """Decision after a failed attempt.
 
     Attributes:
-        state: To be remembered.
-        restart: Whether to try again.
-        pause_s: Seconds to wait before.
+        state: State for the next attempt.
+        restart: Whether there is a next attempt.
+        pause_s: Seconds to wait before the next attempt.
         reason: For the log.
     """
 
-    state: LadderState
+    state: FallbackState
     restart: bool
     pause_s: float
     reason: str
 
 
 def decide(
-    state: LadderState, ending: Ending, rungs: tuple[Rung, ...], max_attempts: int, pause_s: float, max_pause_s: float
+    state: FallbackState,
+    diagnosis: Diagnosis,
+    levels: Sequence[FallbackLevel],
+    *,
+    saved: bool,
+    suspects: Sequence[str] = (),
+    epoch: int = 0,
+    max_attempts: int,
+    pause_s: float,
+    max_pause_s: float,
 ) -> Decision:
-    """Down one rung for stalls of the loader and of GPU queues, and for the second loader crash in a row; else again.
+    """Return what follows a failed attempt.
 
-    A loader stall before the first batch counts as a crash: a slow start looks the same.
+    Loader stalls, stopped GPU queues and the second loader crash in a row lower the fallback level by one; all other
+    failures keep it. A loader stall before the first batch counts as a crash, because a slow start looks the same.
 
     Args:
-        state: Before this ending.
-        ending: What happened.
-        rungs: The ladder.
-        max_attempts: Failed attempts in a row without a further checkpoint after which it gives up.
-        pause_s: Pause before the second restart in a row without a further checkpoint, seconds; doubled by each after
-            it. The first comes at once: a stall in the night costs no more than it must.
-        max_pause_s: At most this.
+        state: State before the end of the attempt.
+        diagnosis: Cause of the end.
+        levels: Fallback levels.
+        saved: Whether the attempt wrote a checkpoint with more steps than the one before.
+        suspects: Samples that were being processed.
+        epoch: Epoch of the end.
+        max_attempts: Limit of failed attempts in a row without a new checkpoint.
+        pause_s: Pause before the second restart in a row without a new checkpoint, seconds; each further pause is twice
+            as long. The first restart follows at once.
+        max_pause_s: Longest pause, seconds.
     """
-    attempts = 0 if ending.saved else state.attempts + 1
-    loader = ending.diagnosis.kind in (StallClass.LOADER_CRASH, StallClass.LOADER_STALL)
-    is_crash = loader and not ending.diagnosis.moves_down
-    crashes = state.loader_crashes + 1 if is_crash else 0
-    down = ending.diagnosis.moves_down or crashes > 1
-    rung = min(state.rung + down, len(rungs) - 1)
-    if rung != state.rung:
-        crashes = 0
-    state, newly = _suspected(state, ending)
-    after = replace(
-        state,
-        rung=rung,
-        attempts=attempts,
-        loader_crashes=crashes,
-    )
+    attempts = 0 if saved else state.attempts + 1
+    is_loader = diagnosis.kind in (StallClass.LOADER_CRASH, StallClass.LOADER_STALL)
+    crashes = state.loader_crashes + 1 if is_loader and not diagnosis.moves_down else 0
+    level = min(state.level + (diagnosis.moves_down or crashes > 1), len(levels) - 1)
+    is_lower = level != state.level
+    state, left_out = _with_suspects(state, suspects, epoch)
+    state = replace(state, level=level, attempts=attempts, loader_crashes=0 if is_lower else crashes)
     if attempts >= max_attempts:
-        return Decision(after, False, 0.0, f"{attempts} attempts in a row without a further checkpoint")
+        return Decision(state, False, 0.0, f"{attempts} attempts in a row without a new checkpoint")
+    reason = f"attempt {attempts + 1} of {max_attempts} since the last checkpoint"
+    reason += f", fallback level '{levels[level].name}'" if is_lower else ""
+    reason += f", leaving out {', '.join(left_out)}" if left_out else ""
     wait_s = min(pause_s * 2 ** (attempts - 2), max_pause_s) if attempts > 1 else 0.0
-    moved = f", on the rung '{rungs[rung].name}'" if rung != state.rung else ""
-    left_out = f", leaving out {', '.join(newly)}" if newly else ""
-    again = replace(after, restarts=state.restarts + 1)
-    return Decision(
-        again, True, wait_s, f"attempt {attempts + 1} of {max_attempts} since the last checkpoint{moved}{left_out}"
-    )
+    return Decision(replace(state, restarts=state.restarts + 1), True, wait_s, reason)
 
 
-def _suspected(state: LadderState, ending: Ending) -> tuple[LadderState, tuple[str, ...]]:
-    """The state with the samples of an ending counted, and those of them that are to be left out from now on."""
-    if not ending.suspects:
+def _with_suspects(state: FallbackState, suspects: Sequence[str], epoch: int) -> tuple[FallbackState, tuple[str, ...]]:
+    """Return the state with the suspects counted, and the samples that are newly quarantined."""
+    if not suspects:
         return state, ()
-    before = state.suspicions if state.suspicious_epoch == ending.epoch else {}
-    suspicions = before | {sample: before.get(sample, 0) + 1 for sample in ending.suspects}
-    newly = tuple(
-        sample
-        for sample in ending.suspects
-        if suspicions[sample] >= QUARANTINE_AFTER and sample not in state.quarantined
-    )
-    quarantined = state.quarantined + newly
-    return replace(state, suspicions=suspicions, suspicious_epoch=ending.epoch, quarantined=quarantined), newly
+    before = state.suspicions if state.suspicious_epoch == epoch else {}
+    counts = before | {sample: before.get(sample, 0) + 1 for sample in suspects}
+    new = tuple(one for one in suspects if counts[one] >= QUARANTINE_AFTER and one not in state.quarantined)
+    return replace(state, suspicions=counts, suspicious_epoch=epoch, quarantined=state.quarantined + new), new

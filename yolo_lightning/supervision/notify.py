@@ -1,42 +1,47 @@
-"""What is told to whom: settings, kinds of news, and which of them go out. Pure, except where it reads variables."""
+"""Notifications about a run: settings, and a sender that never blocks the supervisor."""
 
-import json
+import logging
 import os
 import re
-from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from importlib.util import find_spec
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.request import Request, urlopen
 
-HTTP_SCHEMES = ("http", "https")
+from yolo_lightning.supervision.helper_process import Call, Helper
+
+ADDRESSES = ("webhook", "apprise", "ping")
+APPRISE_SCHEMES = {"http": "json", "https": "jsons"}
 REFERENCE = re.compile(r"\$(\w+)")
-"""An address may be given as the name of an environment variable: `$NAME`."""
-
-VARIABLE_PREFIX = "YOLO_LIGHTNING_NOTIFY_"
 REPEAT_AFTER_S = 3600.0
-DRAIN_S = 4.0
-"""Seconds to send what waits when the supervisor has ended."""
-
-PING_LINE = b"ping\n"
-LONGEST_TEXT = 1000
-LINE_BYTES = 4000
-"""A pipe takes up to 4096 bytes whole or not at all."""
+PING_TIMEOUT_S = 10.0
+CLOSE_S = 5.0
+"""Seconds to wait for the last messages when the supervisor ends."""
 
 
 @dataclass(frozen=True)
 class NotifySettings:
-    """Whom the supervisor tells what happens.
+    """Recipients of notifications.
 
-    An address is as good as a password: whoever has it can write to your channel. Give it as `$NAME`, the name of an
-    environment variable, and it appears neither in a command line nor in `config.yaml`.
+    Treat an address like a password: whoever has it can write to your channel. `$NAME` stands for the environment
+    variable `NAME` and keeps the address out of `config.yaml`.
 
     Attributes:
-        webhook: URL that gets one JSON object per event, with `text` as Slack and Mattermost show it, and fields.
-        apprise: Address in the form of the package apprise (`mailto://...`, `tgram://...`), or several with commas.
-        ping: URL that is asked for (GET) while training makes progress, as healthchecks.io wants it: it raises the
-            alarm when nothing comes.
-        ping_interval_s: Seconds between two pings, at least.
-        disk_free_share: Tells when less of the run folder's disk is free, 0 to 1; 0 for never.
+        webhook: http or https address. apprise recognises the addresses of Slack, Discord and others; any other address
+            receives one JSON object per event by POST, with `title` and `text`.
+        apprise: Address of the package apprise (`mailto://...`, `tgram://...`), or several, separated by commas.
+        ping: Address that receives a GET request while training makes progress (dead man's switch, as of
+            healthchecks.io): the service raises the alarm when the requests stop.
+        ping_interval_s: Shortest time between two pings, seconds.
+        disk_free_share: Send `disk nearly full` when less than this share of the run folder's disk is free, in [0, 1);
+            0 disables the event.
     """
 
     webhook: str | None = field(default=None, repr=False)
@@ -46,146 +51,143 @@ class NotifySettings:
     disk_free_share: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("webhook", "ping"):
+        for name in ADDRESSES:
             address = getattr(self, name)
-            if address is None or REFERENCE.fullmatch(address):
-                continue
-            check_http(name, address)
-        if self.apprise is not None and not REFERENCE.fullmatch(self.apprise) and "://" not in self.apprise:
-            raise ValueError("notify.apprise has no scheme, allowed are addresses such as mailto://... and $NAME")
+            if address is not None and not REFERENCE.fullmatch(address):
+                check_address(name, address)
         if not self.ping_interval_s >= 1:
-            raise ValueError(f"notify.ping_interval_s is {self.ping_interval_s}, allowed are 1 and more")
+            raise ValueError(f"supervision.notify.ping_interval_s must be >= 1, got {self.ping_interval_s}")
         if not 0 <= self.disk_free_share < 1:
-            raise ValueError(f"notify.disk_free_share is {self.disk_free_share}, allowed are 0 to below 1")
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there is anybody to tell."""
-        return any(getattr(self, name) for name in ADDRESSES)
-
-    def with_references(self) -> tuple["NotifySettings", dict[str, str]]:
-        """The same without addresses, and the environment variables that hold them.
-
-        Raises:
-            ValueError: If `$NAME` names a variable that is not set or holds no address, or apprise is not installed.
-        """
-        self.resolved()
-        variables = {
-            f"{VARIABLE_PREFIX}{name.upper()}": address
-            for name in ADDRESSES
-            if (address := getattr(self, name)) and not REFERENCE.fullmatch(address)
-        }
-        names = {name: f"${VARIABLE_PREFIX}{name.upper()}" for name in ADDRESSES}
-        kept = {name: names[name] for name in ADDRESSES if names[name][1:] in variables}
-        return replace(self, **kept), variables  # type: ignore[arg-type]
+            raise ValueError(f"supervision.notify.disk_free_share must be in [0, 1), got {self.disk_free_share}")
 
     def resolved(self) -> "NotifySettings":
-        """The same with the addresses that `$NAME` stands for.
+        """Return a copy in which environment variables are replaced by their values.
 
         Raises:
-            ValueError: If a variable is not set or holds no address, or apprise is asked for but not installed.
+            ValueError: If a variable is not set or contains no valid address, or apprise is needed and not installed.
         """
-        found: dict[str, str] = {}
+        found: dict[str, Any] = {}
         for name in ADDRESSES:
-            match = REFERENCE.fullmatch(getattr(self, name) or "")
-            if match is None:
-                continue
-            if not os.environ.get(match[1]):
-                raise ValueError(f"notify.{name} is ${match[1]}, but there is no environment variable {match[1]}")
-            found[name] = os.environ[match[1]]
-        if self.apprise and find_spec("apprise") is None:
-            raise ValueError("notify.apprise is set, but the package apprise is not installed: pip install apprise")
-        return replace(self, **found)  # type: ignore[arg-type]
+            if match := REFERENCE.fullmatch(getattr(self, name) or ""):
+                if not os.environ.get(match[1]):
+                    raise ValueError(f"supervision.notify.{name} is ${match[1]}, but {match[1]} is not set.")
+                found[name] = os.environ[match[1]]
+        if (self.webhook or self.apprise) and find_spec("apprise") is None:
+            raise ValueError(
+                "supervision.notify needs the package apprise for webhook and apprise: pip install apprise"
+            )
+        return replace(self, **found)
 
 
-ADDRESSES = ("webhook", "apprise", "ping")
-assert set(ADDRESSES) <= {one.name for one in fields(NotifySettings)}
-
-
-def check_http(name: str, address: str) -> None:
-    """Refuse what is no HTTP address; the message does not repeat it, as it may hold a password.
-
-    Raises:
-        ValueError: If it is none.
-    """
+def check_address(name: str, address: str) -> None:
+    """Check an address; the `ValueError` does not contain it, because it may contain a password."""
     try:
         parts = urlsplit(address)
         scheme, host = parts.scheme, parts.hostname
     except ValueError:
         scheme, host = "", None
-    if scheme not in HTTP_SCHEMES or not host:
+    if name == "apprise" and "://" not in address:
+        raise ValueError("supervision.notify.apprise must be $NAME or contain a scheme, such as mailto://...")
+    if name != "apprise" and (scheme not in APPRISE_SCHEMES or not host):
         raise ValueError(
-            f"notify.{name} has the scheme {scheme!r} and {'a' if host else 'no'} host, "
-            "allowed are http://host/..., https://host/... and $NAME"
+            f"supervision.notify.{name} must be http://HOST/..., https://HOST/... or $NAME, "
+            f"got the scheme {scheme!r} and {'a' if host else 'no'} host"
         )
 
 
-class Event(StrEnum):
-    """Kinds of news."""
+class Notifier:
+    """Sends messages and pings from child processes, one for each configured address. Only `close` waits.
 
-    STARTED = "started"
-    STALLED = "stalled"
-    CRASHED = "crashed"
-    RECOVERED = "recovered"
-    DEGRADED = "degraded"
-    DISK = "disk nearly full"
-    DISK_FULL = "disk full"
-    WAITS_FOR_STORAGE = "waits for storage"
-    STORAGE_HANGS = "storage hangs"
-    STORAGE_ANSWERS = "storage answers again"
-    NAN = "loss is not finite"
-    FINISHED = "finished"
-    INTERRUPTED = "interrupted"
-    FAILED = "failed"
-    GAVE_UP = "gave up"
-    NEEDS_REBOOT = "needs reboot"
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """One event.
-
-    Attributes:
-        event: Its kind.
-        text: One line for a person, without the run's name.
-        details: Numbers and names, for a program.
+    The limit of one message per event and hour also bounds the queue of an address that does not respond. `log` is
+    called with a line for each message that could not be sent.
     """
 
-    event: Event
-    text: str
-    details: dict[str, str | int | float] = field(default_factory=dict)
+    def __init__(self, run: Path, settings: NotifySettings, log: Callable[[str], None]) -> None:
+        self._place, self._log = f"{run.absolute().name} on {socket.gethostname()}", log
+        self._addresses = {name: address for name in ADDRESSES if (address := getattr(settings, name))}
+        self._helpers = {name: Helper() for name in self._addresses}
+        self._calls: list[tuple[str, str, Call[None]]] = []
+        self._sent: dict[str, tuple[float, int]] = {}
 
-    def to_line(self) -> bytes:
-        """As one line that a pipe takes whole."""
-        text = self.text[:LONGEST_TEXT]
-        line = json.dumps({"event": self.event, "text": text, "details": self.details}).encode() + b"\n"
-        if len(line) > LINE_BYTES:  # a character takes up to 12 bytes
-            line = json.dumps({"event": self.event, "text": text[: LONGEST_TEXT // 4], "details": {}}).encode() + b"\n"
-        return line
+    def send(self, event: str, text: str = "") -> None:
+        """Queue a message for all addresses, unless the same event was sent within the last hour."""
+        now_s = time.monotonic()
+        sent_s, suppressed = self._sent.get(event, (float("-inf"), 0))
+        if now_s < sent_s + REPEAT_AFTER_S:
+            self._sent[event] = (sent_s, suppressed + 1)
+            return
+        self._sent[event] = (now_s, 0)
+        title = f"{self._place}: {event}"
+        body = f"{title}: {text}" if text else title
+        body += f" ({suppressed} earlier messages suppressed)" if suppressed else ""
+        for name in ("webhook", "apprise"):
+            self._begin(name, f"message '{event}'", send_message, title, body)
 
-    @classmethod
-    def from_line(cls, line: bytes) -> "News":
-        """The reverse of `to_line`."""
-        content = json.loads(line)
-        return cls(Event(content["event"]), content["text"], content["details"])
+    def ping(self) -> None:
+        """Queue a ping, unless the previous one has not been answered."""
+        if not any(name == "ping" for name, _, _ in self._calls):
+            self._begin("ping", "ping", send_ping)
 
-    def message(self, run: str, host: str) -> str:
-        """For a person: which run, what."""
-        return f"{run} on {host}: {self.event}" + (f": {self.text}" if self.text else "")
+    def serve(self) -> None:
+        """Take answers, send what is queued, and log failures; returns at once."""
+        for helper in self._helpers.values():
+            helper.serve()
+        for name, what, call in self._calls:
+            if call.answered:
+                try:
+                    call.result()
+                except OSError as error:
+                    self._log(f"supervision.notify.{name}: {what} not sent: {error}")
+        self._calls = [one for one in self._calls if not one[2].answered]
+
+    def close(self) -> None:
+        """Wait at most `CLOSE_S` seconds for the answers, and end the child processes."""
+        end_s = time.monotonic() + CLOSE_S
+        self.serve()
+        while self._calls and time.monotonic() < end_s:
+            time.sleep(0.02)
+            self.serve()
+        for name, what, _ in self._calls:
+            self._log(f"supervision.notify.{name}: {what} not sent: no answer before the supervisor ended")
+        for helper in self._helpers.values():
+            helper.close(0.0)
+
+    def _begin(self, name: str, what: str, send: Callable[..., None], *arguments: str) -> None:
+        if name in self._helpers:
+            call = self._helpers[name].begin(without_address, send, self._addresses[name], *arguments)
+            self._calls.append((name, what, call))
 
 
-class Repetitions:
-    """Lets each kind of news of one run through once an hour."""
+def without_address(send: Callable[..., None], *arguments: str) -> None:
+    """Call `send`; the `OSError` that it raises does not contain the address."""
+    try:
+        send(*arguments)
+    except HTTPError as error:
+        raise OSError(f"HTTP status {error.code}") from None
+    except Exception as error:
+        reason = getattr(error, "reason", error)
+        raise OSError(getattr(reason, "strerror", None) or type(reason).__name__) from None
 
-    def __init__(self, repeat_after_s: float = REPEAT_AFTER_S) -> None:
-        self.repeat_after_s = repeat_after_s
-        self._told: dict[Event, tuple[float, int]] = {}
 
-    def admit(self, event: Event, now_s: float) -> int | None:
-        """How often it was held back since it was told last; None where it is to be held back again."""
-        told_s, held_back = self._told.get(event, (None, 0))
-        if told_s is not None and now_s < told_s + self.repeat_after_s:
-            self._told[event] = (told_s, held_back + 1)
-            return None
-        self._told[event] = (now_s, 0)
-        return held_back
+def send_message(address: str, title: str, body: str) -> None:
+    apprise: Any = import_module("apprise")  # optional
+    logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its messages may contain the address
+    service = apprise.Apprise()
+    is_web = urlsplit(address).scheme in APPRISE_SCHEMES
+    if not service.add(address) and not (is_web and service.add(json_address(address))):
+        raise OSError(0, "apprise does not support the address")
+    if not service.notify(title=title, body=body):
+        raise OSError(0, "apprise could not send it; test the address with: apprise -vv -b test ADDRESS")
+
+
+def json_address(webhook: str) -> str:
+    """Return apprise's address for a JSON object by POST to `webhook`, with the message in the field `text`."""
+    parts = urlsplit(webhook)
+    query = [(f"-{name}", value) for name, value in parse_qsl(parts.query, keep_blank_values=True)]
+    words = urlencode([*query, (":message", "text")], quote_via=quote)  # apprise does not decode "+" as a space
+    return urlunsplit((APPRISE_SCHEMES[parts.scheme], parts.netloc, parts.path, words, ""))
+
+
+def send_ping(address: str) -> None:
+    with urlopen(Request(address, headers={"User-Agent": "yolo_lightning"}), timeout=PING_TIMEOUT_S) as answer:
+        answer.read(1)

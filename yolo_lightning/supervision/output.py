@@ -1,4 +1,4 @@
-"""The trainer's output: passed on, kept in the run folder, its last lines remembered."""
+"""Output of the trainer: passed on to the standard output and to `run.log`."""
 
 import os
 import select
@@ -12,19 +12,18 @@ from typing import IO
 from yolo_lightning.supervision.helper_process import Helper, append_to_file, write_to_descriptor
 
 LOG_FILE = "run.log"
-LINES_REMEMBERED = 50
+LINES_KEPT = 50
 BLOCK_BYTES = 1 << 16
 
 
 class Recorder:
-    """Writes output to the standard output and to the log, each in a helper process of its own.
+    """Writes output to the standard output and to the log, each in a helper process.
 
-    Neither a full or hung disk nor a terminal that has gone or stopped holds up the supervisor. The standard output may
-    be a file on the same disk as the run folder.
+    A full or hung disk, or a terminal that is closed or stopped, blocks neither the supervisor nor the other output.
 
     Args:
         log: The log file.
-        disk: Makes all calls that concern the run folder.
+        disk: Makes all calls that access the run folder.
     """
 
     def __init__(self, log: Path, disk: Helper) -> None:
@@ -33,39 +32,43 @@ class Recorder:
         self._terminal = Helper()
 
     def record(self, content: bytes) -> None:
-        """Write `content` to both, later if one of them has to wait."""
+        """Queue `content` for both."""
         self._terminal.append(write_to_descriptor, 1, content=content)
         self._disk.append(append_to_file, self._log, content=content)
 
+    def say(self, text: str) -> None:
+        """Queue a line of the supervisor itself."""
+        self.record(f"supervisor: {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n".encode())
+
     def serve(self) -> None:
-        """Pass on what waits; returns at once."""
+        """Write what is queued; returns at once."""
         self._terminal.serve()
         self._disk.serve()
 
     def close(self, wait_s: float) -> None:
-        """Wait at most `wait_s` seconds until the standard output has taken all; the disk's helper stays open."""
+        """Wait at most `wait_s` seconds until all is written to the standard output; the disk's helper stays open."""
         self._terminal.close(wait_s)
 
 
 class Output:
-    """Reads a pipe without ever waiting for its end: a worker that was left behind may hold the other side.
+    """Reads a pipe without waiting for its end, because an orphaned worker may hold the other end open.
 
     Args:
-        pipe: The trainer's standard output and error.
-        record: Called with everything that is read.
+        pipe: Standard output and error of the trainer.
+        record: Called with all content.
     """
 
     def __init__(self, pipe: IO[bytes], record: Callable[[bytes], None]) -> None:
         self._descriptor = pipe.fileno()
         os.set_blocking(self._descriptor, False)
         self._record = record
-        self._open = True
+        self._is_open = True
         self._rest = b""
-        self._lines: deque[str] = deque(maxlen=LINES_REMEMBERED)
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
 
     def pump(self, wait_s: float) -> None:
-        """Pass on what has come; wait at most `wait_s` seconds for something."""
-        if not self._open:
+        """Pass on what has arrived; wait at most `wait_s` seconds for the first byte."""
+        if not self._is_open:
             time.sleep(wait_s)
             return
         while select.select([self._descriptor], [], [], wait_s)[0]:
@@ -74,20 +77,17 @@ class Output:
             except OSError:
                 content = b""
             if not content:
-                self._open = False
+                self._is_open = False
                 return
-            self._take(content)
+            *complete, rest = (self._rest + content).split(b"\n")
+            self._rest = rest[-BLOCK_BYTES:]
+            self._lines.extend(line.decode(errors="replace") for line in complete)
+            self._record(content)
             if len(content) < BLOCK_BYTES:
                 return
             wait_s = 0.0
 
     def lines(self) -> tuple[str, ...]:
-        """The last lines, oldest first; of a progress bar only what it showed last."""
+        """Return the last lines, oldest first; for a progress bar, only its last state."""
         whole = [*self._lines, self._rest.decode(errors="replace")]
         return tuple(line.rstrip("\r").rpartition("\r")[2] for line in whole if line.strip())
-
-    def _take(self, content: bytes) -> None:
-        *complete, self._rest = (self._rest + content).split(b"\n")
-        self._rest = self._rest[-BLOCK_BYTES:]
-        self._lines.extend(line.decode(errors="replace") for line in complete)
-        self._record(content)

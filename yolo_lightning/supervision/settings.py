@@ -1,4 +1,4 @@
-"""What can be set about supervision, and what a supervisor is told to run."""
+"""Settings of the supervisor, and the job that it runs."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -7,28 +7,30 @@ from typing import Self
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 
+JOB_VARIABLE = "YOLO_LIGHTNING_JOB"
+"""Environment variable that contains the job of a supervisor."""
+
 
 @dataclass(frozen=True)
 class SuperviseSettings:
-    """How patient the supervisor is.
+    """Time limits and retries of the supervisor.
 
     Attributes:
-        enabled: Whether `fit` trains in a child process that a supervisor watches and restarts after a hang or a crash.
-        phase_timeouts: Seconds that each phase may take before anything was learned from the run.
-        factor: A phase may take this many times the longest healthy stay seen, where that is more.
-        poll_s: Seconds between two looks.
-        kill_after_s: Seconds from the first look at a stall to the kill; it may still recover.
-        grace_s: Seconds that the trainer has to save and end after Ctrl-C or SIGTERM. Schedulers send SIGKILL then,
+        floors: Smallest timeout of each phase, seconds.
+        factor: The timeout of a phase is at least this multiple of its longest duration in the run.
+        poll_s: Seconds between two checks of the heartbeat.
+        kill_after_s: Seconds from the detection of a stall to the kill; the trainer may still recover.
+        grace_s: Seconds that the trainer has to save and exit after Ctrl-C or SIGTERM. Schedulers then send SIGKILL,
             SLURM after 30 s.
-        kill_wait_s: Seconds to wait for killed processes to be gone.
-        part_timeout_s: Seconds that one part of the evidence may take.
-        resample_s: Seconds between two looks at the stack of a stalled trainer, which tell whether it moves.
-        smoke_test_s: Seconds that the smoke test of the GPU may take, its libraries' import included.
-        attempts: Failed attempts in a row without a further checkpoint after which it gives up.
-        pause_s: Seconds before the second restart in a row without a further checkpoint; doubled by each further one.
-            The first restart comes at once.
-        max_pause_s: At most this.
-        notify: Whom to tell what happens.
+        kill_wait_s: Seconds to wait for the end of killed processes.
+        part_timeout_s: Time limit of each part of an incident report, seconds.
+        resample_s: Seconds between two samples of a stalled trainer's stack.
+        smoke_test_s: Time limit of the GPU smoke test, seconds, including the import of torch.
+        attempts: Limit of failed attempts in a row without a new checkpoint.
+        pause_s: Pause before the second restart in a row without a new checkpoint, seconds; each further pause is twice
+            as long. The first restart follows at once.
+        max_pause_s: Longest pause, seconds.
+        notify: Recipients of notifications.
     """
 
     enabled: bool = False
@@ -49,23 +51,22 @@ class SuperviseSettings:
     def __post_init__(self) -> None:
         for name in ("factor", "poll_s", "kill_wait_s", "part_timeout_s", "smoke_test_s", "attempts"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"supervise.{name} is {getattr(self, name)}, allowed are values above 0")
+                raise ValueError(f"supervision.{name} must be > 0, got {getattr(self, name)}")
         for name in ("kill_after_s", "grace_s", "resample_s", "pause_s", "max_pause_s"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"supervise.{name} is {getattr(self, name)}, allowed are 0 and more")
+                raise ValueError(f"supervision.{name} must be >= 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run.
+    """Command lines of a supervised run.
 
     Attributes:
         command: Words of the first start, program included.
-        restart_command: Words of a start that continues from the newest checkpoint of the run folder.
-        workers: Loader workers of the configuration; the ladder begins there.
-        settings: How patient to be.
-        smoke_test: Words of a program that does a little work on the GPU; run after a GPU stall, before the restart.
-            Empty for none.
+        restart_command: Words of a start that resumes from the newest checkpoint of the run folder.
+        workers: Configured loader workers.
+        settings: Settings of the supervisor.
+        smoke_test: Words of a program that uses the GPU, run after a GPU stall before the restart; empty for none.
     """
 
     command: tuple[str, ...]
@@ -75,12 +76,12 @@ class Job:
     smoke_test: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """As text in one line, for a command line."""
+        """Return the job as JSON in one line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The reverse of `to_json`."""
+        """Return the job of `to_json`."""
         content = json.loads(text)
         phase_timeouts = PhaseTimeouts(**content["settings"].pop("phase_timeouts"))
         notify = NotifySettings(**content["settings"].pop("notify"))

@@ -11,21 +11,22 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from yolo_lightning.utils.exit_codes import of_signal
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Terminals, service managers and `timeout` send them to the whole process group."""
 
 STOPPABLE = frozenset({"fit", "validate", "test", "predict"})
-"""Subcommands that the handler serves."""
+"""Subcommands that install the handler."""
 
-RANK_VARIABLES = ("RANK", "LOCAL_RANK")
 NOTICE = "the fit ends after the current step, or after the validation in progress, and saves a checkpoint"
 
 
 class Stopped(SystemExit):
-    """Raised by the signal handler where nothing has to be finished first; the exit code is 128 + signal number."""
+    """Raised by the signal handler outside of training; the exit code is 128 + signal number."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(exit_code(number))
+        super().__init__(of_signal(number))
         self.number = number
 
 
@@ -37,7 +38,7 @@ class StopRequest:
         deferred: Whether the handler only records a signal, because the training loop reads `number` between steps.
             Otherwise the handler raises `Stopped`.
         agreed: Whether all ranks have agreed, after the same step, that one of them has received a signal.
-        installed: Whether the handler is in place.
+        installed: Whether the handler is installed.
     """
 
     def __init__(self) -> None:
@@ -71,27 +72,22 @@ request = StopRequest()
 """Of this process."""
 
 
-def exit_code(number: int) -> int:
-    """Return the exit code of a process that ends because of a signal, as shells report it."""
-    return 128 + number
-
-
 def say(text: str) -> None:
     """Write a line to stderr from the first rank; safe in a signal handler, unlike `print`."""
-    if all(os.environ.get(name, "0") == "0" for name in RANK_VARIABLES):
+    if all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK")):
         os.write(2, f"\n{text}\n".encode())
 
 
 def pasteable(words: Sequence[str]) -> str:
-    """Return a command line for a shell; this interpreter is called `python` where the shell finds it by that name."""
+    """Return a command line for a shell, with `python` for this interpreter if the shell finds it by that name."""
     program, *rest = words
     return shlex.join(["python" if shutil.which("python") == program else program, *rest])
 
 
 def end_at_once(number: int) -> None:
-    """Kill the loader workers, which ignore the signal, delete their sockets, and exit without any other clean-up."""
+    """Kill the loader workers, which ignore the signal, delete their sockets, and exit without any other cleanup."""
     if "multiprocessing.util" in sys.modules:
         for child in sys.modules["multiprocessing"].active_children():
             child.kill()
         shutil.rmtree(sys.modules["multiprocessing.util"].get_temp_dir(), ignore_errors=True)
-    os._exit(exit_code(number))
+    os._exit(of_signal(number))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from yolo_lightning.commands.doctor.child import Ended, run_child
 
 from tests.commands.doctor.machines import results
 from yolo_lightning.commands.doctor import probes
-from yolo_lightning.commands.doctor.child import Ended, run_child
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, worst
 from yolo_lightning.commands.doctor.probe_work import judge_error, layer
 from yolo_lightning.commands.doctor.probes import (

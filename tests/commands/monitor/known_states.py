@@ -9,7 +9,7 @@ from pathlib import Path
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatWriter, Phase
 from yolo_lightning.supervision.processes import started_ticks
 from yolo_lightning.supervision.run_status import Scores, Status, write_status
-from yolo_lightning.supervision.state_file import Standing, SupervisorState
+from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
 
 NOW_S = 1_800_000_000.0
 STATUS = Status(
@@ -36,14 +36,14 @@ STATUS = Status(
     scores=(Scores(0, {"val/map_50": 0.1234, "val/map": 0.05}),),
     best_map_50=0.1234,
 )
-STANDING = Standing(
+STANDING = SupervisorStatus(
     state=SupervisorState.RUNNING,
     since_s=NOW_S - 100,
     sentence="",
     attempt=2,
     attempts=3,
     restarts=1,
-    rung="as configured",
+    fallback_level="as configured",
     process=1,
     process_started_ticks=0,
     host="h",

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.archives import drawn_frames, pixels, write_annotations, write_zip
-from yolo_lightning.commands.prepare.command import INTERRUPTED, LOCK, prepare
+from yolo_lightning.commands.prepare.command import LOCK, prepare
 from yolo_lightning.data.storage.frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames, read_manifest
+from yolo_lightning.utils.exit_codes import INTERRUPTED
 
 FRAMES = drawn_frames(8)
 NAMES = sorted(FRAMES)

@@ -17,9 +17,7 @@ from yolo_lightning.commands.doctor.advice import Command, Option, recommended_c
 from yolo_lightning.commands.doctor.machine import MachineFacts, inspect_machine
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity, machine_findings, worst
 from yolo_lightning.commands.doctor.probes import probe_findings, run_probes
-
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended, by shell convention."""
+from yolo_lightning.utils.exit_codes import INTERRUPTED
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.BAD: "bold red"}
 REASON_COLUMN = 34

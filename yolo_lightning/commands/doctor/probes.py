@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from yolo_lightning.commands.doctor.child import Ended, run_child
 from yolo_lightning.commands.doctor.machine_findings import Finding, Severity
+from yolo_lightning.supervision.child_process import Ended, run_child
 
 PHASE = "probe: "
 """Prefix of the lines on stderr by which a child process names its next operation."""

@@ -8,7 +8,7 @@ from yolo_lightning.commands.monitor.wording import duration, share
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_status import Status
-from yolo_lightning.supervision.state_file import Standing, SupervisorState
+from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
 
 SETTING_UP = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY})
 ENDS = {
@@ -39,7 +39,7 @@ class Facts:
     waited_s: float | None  # seconds since the last heartbeat; None if unknown
     timeouts: AdaptiveTimeouts  # phase timeouts
     finished_s: float | None  # when the file that marks a finished run was written; None without one
-    standing: Standing | None  # last report of the supervisor
+    standing: SupervisorStatus | None  # last report of the supervisor
     supervisor_lives: bool
     last_sign_s: float | None  # newest modification time of the files that training writes
 
@@ -79,7 +79,7 @@ def judge_living(facts: Facts) -> Judgement:
     return Judgement(RunVerdict.STALLED, facts.now_s - facts.waited_s, sentence)
 
 
-def judge_between_attempts(standing: Standing) -> Judgement:
+def judge_between_attempts(standing: SupervisorStatus) -> Judgement:
     """Return the state of a run whose supervisor lives and has no trainer."""
     if standing.state is SupervisorState.RUNNING and standing.restarts == 0:
         return Judgement(RunVerdict.STARTING, standing.since_s)

@@ -15,7 +15,7 @@ from yolo_lightning.supervision.live_heartbeat import record_of
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import loader_workers, read_process
 from yolo_lightning.supervision.run_status import Status, read_status
-from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
+from yolo_lightning.supervision.supervisor_status import SUPERVISOR_FILE, SupervisorStatus
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     FINISHED_FILE,
@@ -28,7 +28,7 @@ from yolo_lightning.utils.run_files import (
     STATUS_FILE,
 )
 
-TRACES = (HEARTBEAT_FILE, STATUS_FILE, STANDING_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
+TRACES = (HEARTBEAT_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
 """A run folder contains at least one of these."""
 
 SIGNS = (HEARTBEAT_FILE, STATUS_FILE, METRICS)
@@ -49,7 +49,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     check_holds_run(folder)
     now_s = time.time()
     found = HeartbeatReader(record_of(folder)).read()
-    status, standing = read_status(folder / STATUS_FILE), Standing.read(folder / STANDING_FILE)
+    status, standing = read_status(folder / STATUS_FILE), SupervisorStatus.read(folder / SUPERVISOR_FILE)
     trainer, lives = find_trainer(found, status, standing, now_s)
     heartbeat = found if isinstance(found, Heartbeat) else None
     timeouts = AdaptiveTimeouts.read(folder / PHASE_TIMEOUTS_FILE) or AdaptiveTimeouts(PhaseTimeouts(), {})
@@ -107,7 +107,7 @@ def check_holds_run(folder: Path) -> None:
 
 
 def find_trainer(
-    found: Heartbeat | NoHeartbeat, status: Status | None, standing: Standing | None, now_s: float
+    found: Heartbeat | NoHeartbeat, status: Status | None, standing: SupervisorStatus | None, now_s: float
 ) -> tuple[int, bool]:
     """Return the process id of the trainer, 0 if unknown, and whether that process lives.
 

@@ -7,7 +7,7 @@ from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.processes import Process
 from yolo_lightning.supervision.run_status import Status
-from yolo_lightning.supervision.state_file import Standing
+from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.utils.sensors import Capacity, GpuReading
 
 
@@ -87,7 +87,7 @@ class RunState:
     trainer: Process | None = None
     workers: tuple[Process, ...] = ()
     status: Status | None = None  # last report of the trainer
-    standing: Standing | None = None  # last report of the supervisor
+    standing: SupervisorStatus | None = None  # last report of the supervisor
     remaining: Remaining = field(default_factory=Remaining)
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
     incidents: tuple[IncidentReport, ...] = ()  # the latest, oldest first

@@ -72,7 +72,7 @@ def headline(state: RunState) -> Text:
         elapsed = duration(state.now_s - judgement.since_s)
         text.append(f" since {moment(judgement.since_s, state.now_s)} ({elapsed})", style=plain)
     if state.standing is not None and verdict in ALIVE:
-        level = f", fallback level: {state.standing.rung}" if state.standing.rung else ""
+        level = f", fallback level: {state.standing.fallback_level}" if state.standing.fallback_level else ""
         text.append(f"  restarts: {state.standing.restarts}{level}", style=plain)
     if judgement.sentence:
         text.append(f"\n{judgement.sentence}", style=plain)

@@ -20,6 +20,7 @@ from yolo_lightning.data.storage.frames import BitDepthError, FrameError
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.utils.choices import check_choices, chosen_device
+from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
 
 SOME_UNREADABLE = 1
@@ -116,7 +117,7 @@ def predict(
         print(f"skipped {len(bad)} unreadable files: {name_some(reasons(bad))}")
     print(f"{detections:,} detections in {pictures:,} images, weights {file}, results in {folder}")
     if bad:
-        raise SystemExit(SOME_UNREADABLE)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def pictures_of(

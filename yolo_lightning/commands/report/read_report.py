@@ -16,7 +16,7 @@ from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
-from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
+from yolo_lightning.supervision.supervisor_status import SUPERVISOR_FILE, SupervisorStatus
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     ENVIRONMENT,
@@ -185,7 +185,7 @@ def state(folder: Path) -> str:
     """Return the state of the run according to its files, without looking for its processes."""
     if (folder / FINISHED_FILE).exists():
         return "finished"
-    standing = Standing.read(folder / STANDING_FILE)
+    standing = SupervisorStatus.read(folder / SUPERVISOR_FILE)
     if standing is None:
         return "not finished"
     return f"{standing.state}: {standing.sentence}" if standing.sentence else f"{standing.state}"

@@ -1,7 +1,6 @@
-"""A child process with a time limit that is killed together with everything it started."""
+"""A command in a child process with a time limit, killed together with all processes that it has started."""
 
 import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -13,10 +12,11 @@ from pathlib import Path
 from typing import IO
 
 from yolo_lightning.supervision.kill import kill_tree
+from yolo_lightning.supervision.outcome import signal_name
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE, end_with_parent, marker_of
 
 LINES_KEPT = 40
-PACKAGE_ROOT = Path(__file__).parents[3]
+PACKAGE_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,7 @@ class Ended:
     @property
     def signal_name(self) -> str:
         """Name of the signal that ended the process, such as SIGSEGV; empty for none."""
-        if self.code is None or self.code >= 0:
-            return ""
-        with suppress(ValueError):
-            return signal.Signals(-self.code).name
-        return f"signal {-self.code}"
+        return signal_name(-self.code) if self.code is not None and self.code < 0 else ""
 
 
 class Child:
@@ -59,13 +55,12 @@ class Child:
         path = os.pathsep.join([str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with ExitStack() as files:
             # Files can be read at any time; a pipe blocks while any grandchild holds it open.
-            self._out = files.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
-            self._err = files.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+            self._outputs = [files.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(2)]
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=self._out,
-                stderr=self._err,
+                stdout=self._outputs[0],
+                stderr=self._outputs[1],
                 env=os.environ | {"PYTHONPATH": path, MARKER_VARIABLE: self._token} | dict(environment or {}),
                 start_new_session=True,
                 preexec_fn=end_with_parent(os.getpid()),
@@ -79,7 +74,8 @@ class Child:
         self.process.poll()
         seconds = time.monotonic() - self._began_s
         with self._files:
-            return Ended(code, seconds, last_lines(self._out), last_lines(self._err), killed.survivors)
+            out, err = map(last_lines, self._outputs)
+        return Ended(code, seconds, out, err, killed.survivors)
 
 
 def run_child(command: Sequence[str], timeout_s: float) -> Ended:
