@@ -326,7 +326,7 @@ class TestBadInput:
             (["--model.confidence", "0.1"], "unknown key model.confidence. Did you mean model.score_threshold?"),
             (["--data.loader.workers", "3"], "unknown key data.loader.workers. Did you mean data.loader.num_workers?"),
             (["--model.weights", "nowhere.pt"], "nowhere.pt does not exist"),
-            (["--data.image_size", "100"], "image_size is 100"),
+            (["--data.image_size", "100"], "image_size must be a multiple of 32 and >= 32, got 100"),
             (["--data.batch_size", "17"], "more than the 16 frames"),
             (["--data.loader.num_workers", "-1"], "data.loader.num_workers must be >= 0, got -1"),
             (["--data.augmentation.mosaic", "2"], "mosaic is 2.0"),

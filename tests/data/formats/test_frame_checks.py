@@ -1,4 +1,4 @@
-"""Missing and damaged frames: counted, named, tolerated up to a limit."""
+"""Missing and damaged frames: counted and named, up to a limit."""
 
 import warnings
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MISSING, TORN = 1, 3
 
 @pytest.fixture
 def damaged(split: Split, tmp_path: Path) -> LabelledFrames:
-    """Five frames of which one is missing and one torn."""
+    """Five frames, one of them missing and one truncated."""
     frames = split([[]] * 5)
     (tmp_path / frames.index.file_name(MISSING)).unlink()
     torn = tmp_path / frames.index.file_name(TORN)
