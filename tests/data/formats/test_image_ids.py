@@ -22,7 +22,7 @@ def official_id(moment: datetime) -> int:
 
 @pytest.fixture
 def recorded(coco: Coco) -> Callable[..., dict[str, Any]]:
-    """Return a function that builds frames with official ids and dates, and one box each, from seconds after a start."""
+    """Return a function that builds frames with official ids and dates, one box each, some seconds after a start."""
 
     def build(seconds: Sequence[int]) -> dict[str, Any]:
         content = coco([[BOX]] * len(seconds))
