@@ -361,7 +361,7 @@ class TestBadInput:
         text = fails(run, capsys, "fit", *torn, "--data.max_bad_frames", "1")
         assert "frames cannot be used, more than data.max_bad_frames 1" in text
         assert frames[0].name in text
-        with pytest.warns(UserWarning, match="left out . of at most 2 unusable frames"):
+        with pytest.warns(UserWarning, match="left out . of at most 2 bad frames"):
             run("fit", *torn, "--data.max_bad_frames", "2")
         assert saved(last_checkpoint())["steps"] == 1
 

@@ -124,7 +124,7 @@ def test_a_single_16_bit_frame_is_named_and_left_out(ltdv2: Path) -> None:
     put(ltdv2, drawn_frames(6))
     put(ltdv2, {NAMES[4]: raw_frame()})
     with pytest.warns(
-        UserWarning, match=r"left out 1 of at most 100 unusable frames: .*image_0004\.jpg: the pixels are uint16"
+        UserWarning, match=r"left out 1 of at most 100 bad frames: .*image_0004\.jpg: the pixels are uint16"
     ):
         datamodule = set_up("validate", ltdv2, index_root=str(ltdv2 / "index"))
     (batch,) = [batch for batch in datamodule.val_dataloader() if batch.bad_frames]

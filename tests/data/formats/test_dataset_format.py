@@ -316,7 +316,7 @@ def test_damaged_images_count_as_bad_frames(yolo_set: YoloSet, make: Make) -> No
         ValueError, match=r"1 frames cannot be used, more than data\.max_bad_frames 0: images/train/3\.png"
     ):
         make(file, max_bad_frames=0)
-    with pytest.warns(UserWarning, match=r"left out 1 of at most 1 unusable frames: images/train/3\.png"):
+    with pytest.warns(UserWarning, match=r"left out 1 of at most 1 bad frames: images/train/3\.png"):
         make(file, max_bad_frames=1)
 
 
