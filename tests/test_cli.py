@@ -326,7 +326,7 @@ class TestBadInput:
             (["--model.confidence", "0.1"], "unknown key model.confidence. Did you mean model.score_threshold?"),
             (["--data.loader.workers", "3"], "unknown key data.loader.workers. Did you mean data.loader.num_workers?"),
             (["--model.weights", "nowhere.pt"], "nowhere.pt does not exist"),
-            (["--data.image_size", "100"], "image_size is 100"),
+            (["--data.image_size", "100"], "image_size must be a multiple of 32 and >= 32, got 100"),
             (["--data.batch_size", "17"], "data.batch_size must be at most the 16 frames"),
             (["--data.loader.num_workers", "-1"], "data.loader.num_workers must be >= 0, got -1"),
             (["--data.augmentation.mosaic", "2"], "mosaic is 2.0"),
@@ -361,7 +361,7 @@ class TestBadInput:
         text = fails(run, capsys, "fit", *torn, "--data.max_bad_frames", "1")
         assert "frames cannot be used, more than data.max_bad_frames 1" in text
         assert frames[0].name in text
-        with pytest.warns(UserWarning, match="left out . of at most 2 unusable frames"):
+        with pytest.warns(UserWarning, match="left out . of at most 2 bad frames"):
             run("fit", *torn, "--data.max_bad_frames", "2")
         assert saved(last_checkpoint())["steps"] == 1
 

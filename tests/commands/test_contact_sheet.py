@@ -1,4 +1,4 @@
-"""The picture of what the network sees, from the command line's options to the file."""
+"""`contact_sheet`, from the options on the command line to the picture."""
 
 from collections.abc import Callable
 from pathlib import Path

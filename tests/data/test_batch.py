@@ -1,4 +1,4 @@
-"""The contract between the rooms."""
+"""Batches, targets and predictions."""
 
 import json
 import pickle

@@ -81,7 +81,7 @@ def test_negative_memory_for_frames_is_refused() -> None:
 
 
 def test_negative_number_of_bad_frames_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.max_bad_frames is -1"):
+    with pytest.raises(ValueError, match=r"data\.max_bad_frames must be >= 0, got -1"):
         DetectionDataModule("nowhere", max_bad_frames=-1)
 
 

@@ -23,7 +23,7 @@ NO_SIZE = 0xFFFFFFFF
 def drawn_frames(
     count: int, clip: str = "frames/20200502/clip_1_1142", height: int = 24, width: int = 32
 ) -> dict[str, bytes]:
-    """JPEG files by frame name, each different."""
+    """Return different JPEG files by frame name."""
     frames = {}
     for number in range(count):
         coarse = np.random.default_rng(number).integers(0, 256, (6, 8), dtype=np.uint8)
@@ -33,12 +33,12 @@ def drawn_frames(
 
 
 def pixels(frames: Mapping[str, bytes]) -> dict[str, np.ndarray]:
-    """Decoded."""
+    """Return the decoded frames."""
     return {name: decode_frame(content, name) for name, content in frames.items()}
 
 
 def assert_same_in_threads_and_processes(source: Storage, frames: Mapping[str, bytes]) -> None:
-    """Four threads and two spawned processes, at once, read what the files hold, each of them twenty times."""
+    """Assert that four threads and two spawned processes read the pixels of the files, twenty times each."""
     expected, names = pixels(frames), list(frames) * 20
     with (
         ThreadPoolExecutor(4) as threads,
@@ -51,7 +51,7 @@ def assert_same_in_threads_and_processes(source: Storage, frames: Mapping[str, b
 
 
 def write_annotations(path: Path, names: list[str], height: int = 24, width: int = 32) -> None:
-    """An annotation file that names the frames; the first has one box."""
+    """Write an annotation file of the frames; the first frame has one box."""
     images = [
         {"id": 20200502114223000 + k, "file_name": name, "width": width, "height": height}
         for k, name in enumerate(names)
@@ -62,7 +62,7 @@ def write_annotations(path: Path, names: list[str], height: int = 24, width: int
 
 
 def write_zip(path: Path, frames: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
-    """An archive as usual tools write it, with entries for the folders too."""
+    """Write an archive with entries for the folders, as common tools do."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         for folder in sorted({name.rpartition("/")[0] for name in frames}):
             archive.writestr(f"{folder}/", b"")
@@ -80,9 +80,9 @@ def write_zip_by_hand(
     flags: int = 0,
     disk: int = 0,
 ) -> Path:
-    """Stored members whose local headers have extra fields that the table of contents lacks.
+    """Write stored members whose local headers have extra fields that are not in the central directory.
 
-    With `zip64` every size and position stands in the zip64 extra field, as it does beyond 4 GiB.
+    With `zip64`, every size and position is in the zip64 extra field, as beyond 4 GiB.
     """
     body, directory = b"", b""
     for name, content in frames.items():

@@ -26,7 +26,7 @@ class Sample:
         frame_shape: `(height, width)` of the original frame, pixels.
         letterbox: Position of the frame in `image`; undefined after mosaic or affine augmentation.
         readable: Whether the frame could be used; if not, `image` is gray and has no boxes.
-        bad_frames: Unusable files of this sample, each with the reason.
+        bad_frames: Bad files of this sample, each with the reason.
         month: YYYYMM of the frame, 0 if unknown and in training.
     """
 
@@ -53,7 +53,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         frame_shapes: B times `(height, width)` of the original frame, pixels.
         letterboxes: B positions of the frames in the input.
         readable: B flags; if False, the image is gray and the frame is left out of the evaluation.
-        bad_frames: Unusable files of this batch, each with the reason.
+        bad_frames: Bad files of this batch, each with the reason.
         months: B times YYYYMM, 0 if unknown; or empty.
     """
 

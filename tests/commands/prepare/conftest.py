@@ -1,3 +1,3 @@
-"""Annotation files whose content a test chooses, as for the data room."""
+"""Fixtures for small annotation files."""
 
 from tests.data.conftest import coco, write_json  # noqa: F401

@@ -1,4 +1,4 @@
-"""`prepare` from the user's side: packs, continues, repairs, refuses."""
+"""`prepare`: packing, resuming, repairing, error messages."""
 
 import json
 import os
@@ -200,7 +200,7 @@ def test_more_shards_than_files_can_be_open_are_refused(
 
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """No file may grow beyond 100 kB; raises `OSError` as a full disk does."""
+    """Limit the size of files to 100 kB: writing raises `OSError`, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     yield
@@ -276,7 +276,7 @@ def test_ended_half_way_it_is_continued(
             assert process.poll() is None
             assert time.monotonic() < deadline_s
             time.sleep(0.005)
-        process.send_signal(signal.SIGSTOP)  # or it may have finished before the next lines
+        process.send_signal(signal.SIGSTOP)  # else it may finish before the next lines
         with pytest.raises(ValueError, match=rf"process {process.pid} is writing into .*packed already"):
             pack()
         os.killpg(process.pid, ending) if ending == signal.SIGINT else process.send_signal(ending)
@@ -307,7 +307,7 @@ def test_full_file_system_keeps_finished_shards(
     monkeypatch.setattr("yolo_lightning.commands.prepare.pack_store.SPARE_BYTES", 0)
     large = drawn_frames(20, height=400, width=400)
     put(root, large)
-    annotate(root, sorted(large), height=1, width=1)  # too small, so that the check beforehand lets it pass
+    annotate(root, sorted(large), height=1, width=1)  # too small, so that the check of the free space passes
     try:
         with pytest.raises(ValueError, match=r"no space for .*No space left on device.*finished shards are kept"):
             pack(store=str(disk / "packed"), shard_frames=2)

@@ -20,7 +20,7 @@ BOX = [1, 2, 10, 20]
 
 @pytest.fixture
 def index(coco: Coco, write_json: WriteJson, tmp_path: Path) -> SplitIndex:
-    """Six frames of two months and two without; box `k` of a frame has class `k`."""
+    """Index of six frames of two months and two frames without month; box `k` of a frame has class `k`."""
     content = coco([[BOX], [], [BOX] * 4, [BOX, BOX], [], [BOX], [], []])
     folders = ("a", "a", "b", "c", "c", "c", "c", "d")
     ids = (None, None, None, None, 20210100114223901, 20210100114223902, 7, 8)
@@ -74,7 +74,7 @@ def test_table_has_a_line_per_month_and_totals(index: SplitIndex) -> None:
     assert ["unknown", "2", "2", "2", "0", "0", "0", "0", "0"] in rows
     assert ["2020-05", "4", "1", "3", "7", "3", "2", "1", "1", "11.5"] in rows
     assert ["2021-01", "2", "1", "1", "1", "1", "0", "0", "0", "-3.0"] in rows
-    # Half of the months' frames has no temperature, but a month counts by all of its frames.
+    # Half of the frames have no temperature, but a month is weighted by all of its frames.
     assert ["total", "8", "4", "6", "8", "4", "2", "1", "1", "6.7"] in rows
 
 

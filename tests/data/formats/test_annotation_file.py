@@ -1,4 +1,4 @@
-"""Decoding the JSON, whatever its layout, and saying which record is wrong."""
+"""Decoding of annotation files with different layouts, and error messages with the damaged record."""
 
 import copy
 import json
@@ -44,7 +44,7 @@ def test_layout_of_the_text_does_not_matter(
     content = coco([[BOX], []])
     content["images"][1]["file_name"] = 'frames/Ål"}, {\\/image_0001.jpg'
     for image in content["images"]:
-        del image["meta"]  # kept as it stands in the file
+        del image["meta"]  # stored undecoded
     expected = decode(write_json(content, "expected.json"))
     assert decode(write_json(write(content))) == expected
     assert expected.images[1].file_name == 'frames/Ål"}, {\\/image_0001.jpg'

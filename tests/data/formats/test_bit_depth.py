@@ -1,4 +1,4 @@
-"""Images of more than 8 bits: refused with file, range and remedy wherever images are read, never made black."""
+"""Images with more than 8 bits: every reader refuses them with file, range and remedy."""
 
 import json
 import pickle
@@ -125,7 +125,7 @@ def test_a_single_16_bit_frame_is_named_and_left_out(ltdv2: Path) -> None:
     put(ltdv2, drawn_frames(6))
     put(ltdv2, {NAMES[4]: raw_frame()})
     with pytest.warns(
-        UserWarning, match=r"left out 1 of at most 100 unusable frames: .*image_0004\.jpg: the pixels are uint16"
+        UserWarning, match=r"left out 1 of at most 100 bad frames: .*image_0004\.jpg: the pixels are uint16"
     ):
         datamodule = set_up("validate", ltdv2, index_root=str(ltdv2 / "index"))
     (batch,) = [batch for batch in datamodule.val_dataloader() if batch.bad_frames]
@@ -204,7 +204,7 @@ def test_pictures_of_16_bits_raise(tmp_path: Path) -> None:
 
 
 def test_annotations_of_the_fixture_are_read(ltdv2: Path) -> None:
-    """Otherwise the refusals above would show nothing."""
+    """The tests above need a dataset that is valid except for its bit depth."""
     put(ltdv2, drawn_frames(6))
     assert len(json.loads((ltdv2 / "Train.json").read_text())["annotations"]) == 1
     assert len(set_up("fit", ltdv2, index_root=str(ltdv2 / "index")).index("train")) == 6

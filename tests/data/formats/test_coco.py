@@ -1,4 +1,4 @@
-"""Plain COCO JSON: any categories and ids, crowds, and where the images lie."""
+"""Plain COCO JSON: any categories and ids, crowds, and the search for the images."""
 
 from collections.abc import Callable
 from pathlib import Path

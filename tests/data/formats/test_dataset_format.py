@@ -1,4 +1,4 @@
-"""The data module over a data.yaml and over COCO JSON: splits, classes, channels, options that do not apply."""
+"""The data module with data.yaml and COCO JSON: splits, classes, channels, invalid options."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ STAGES: dict[str, Split] = {"fit": "train", "validate": "valid", "test": "test",
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Builds a data module with a trainer and sets it up."""
+    """Return a function that builds a data module with a trainer and sets it up."""
 
     def build(format: Path | str, stage: str = "fit", **options: Any) -> DetectionDataModule:
         values = {"index_root": str(tmp_path / "index"), "image_size": 64, "batch_size": 2, **options}
@@ -40,7 +40,7 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.fixture
 def coco_set(tmp_path: Path) -> Callable[..., Path]:
-    """Writes train.json, val.json and images in folders of these names; returns the root."""
+    """Return a function that writes train.json, val.json and image folders, and returns the root."""
 
     def build(categories: dict[str, dict[int, str]] | None = None) -> Path:
         for split, count in (("train", 6), ("val", 3)):
@@ -316,7 +316,7 @@ def test_damaged_images_count_as_bad_frames(yolo_set: YoloSet, make: Make) -> No
         ValueError, match=r"1 frames cannot be used, more than data\.max_bad_frames 0: images/train/3\.png"
     ):
         make(file, max_bad_frames=0)
-    with pytest.warns(UserWarning, match=r"left out 1 of at most 1 unusable frames: images/train/3\.png"):
+    with pytest.warns(UserWarning, match=r"left out 1 of at most 1 bad frames: images/train/3\.png"):
         make(file, max_bad_frames=1)
 
 

@@ -1,4 +1,4 @@
-"""Missing and damaged frames: counted, named, tolerated up to a limit."""
+"""Missing and damaged frames: counted and named, up to a limit."""
 
 import warnings
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MISSING, TORN = 1, 3
 
 @pytest.fixture
 def damaged(split: Split, tmp_path: Path) -> LabelledFrames:
-    """Five frames of which one is missing and one torn."""
+    """Five frames, one of them missing and one truncated."""
     frames = split([[]] * 5)
     (tmp_path / frames.index.file_name(MISSING)).unlink()
     torn = tmp_path / frames.index.file_name(TORN)
@@ -43,7 +43,7 @@ def test_missing_and_torn_frames_are_named_and_tolerated_up_to_the_limit(damaged
     bad_frames = BadFrames(2)
     with pytest.warns(
         UserWarning,
-        match=r"left out 2 of at most 2 unusable .*image_0001\.jpg: no such file; .*image_0003\.jpg: .*truncated",
+        match=r"left out 2 of at most 2 bad .*image_0001\.jpg: no such file; .*image_0003\.jpg: .*truncated",
     ):
         check_frames(damaged.index, damaged.storage, bad_frames)
     assert bad_frames.names == {damaged.index.file_name(MISSING), damaged.index.file_name(TORN)}
@@ -76,7 +76,7 @@ def test_only_some_frames_of_a_large_split_are_decoded(split: Split, monkeypatch
 
 def test_same_frame_named_twice_counts_once() -> None:
     bad_frames = BadFrames(1)
-    with pytest.warns(UserWarning, match="left out 1 of at most 1 unusable frames"):
+    with pytest.warns(UserWarning, match="left out 1 of at most 1 bad frames"):
         bad_frames.add([problem(1), problem(1, "gone")])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -86,7 +86,7 @@ def test_same_frame_named_twice_counts_once() -> None:
 
 def test_frames_add_up_over_calls() -> None:
     bad_frames = BadFrames(1)
-    with pytest.warns(UserWarning, match="left out 1 of at most 1 unusable frames"):
+    with pytest.warns(UserWarning, match="left out 1 of at most 1 bad frames"):
         bad_frames.add([problem(1)])
     with pytest.raises(
         ValueError, match=r"2 frames cannot be used, more than data\.max_bad_frames 1: frames/image_0002\.jpg"

@@ -1,4 +1,4 @@
-"""Ids that went through a 64-bit float, and ids that only look a little like it."""
+"""Ids that were converted to 64-bit floats, and valid ids with similar properties."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -22,7 +22,7 @@ def official_id(moment: datetime) -> int:
 
 @pytest.fixture
 def recorded(coco: Coco) -> Callable[..., dict[str, Any]]:
-    """Frames with one box each, taken the given seconds after the start, with official ids and dates."""
+    """Return a function that builds frames with official ids and dates, one box each, some seconds after a start."""
 
     def build(seconds: Sequence[int]) -> dict[str, Any]:
         content = coco([[BOX]] * len(seconds))

@@ -1,4 +1,4 @@
-"""A dataset that nobody prepared, from the command line: one line trains on it, the same options score it."""
+"""Training, evaluation and prediction on a YOLO dataset from the command line."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ IMAGES = {
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Calls the command line in an empty working folder with configs/yolo.yaml."""
+    """Return a function that calls the command line in an empty working folder with configs/yolo.yaml."""
     from yolo_lightning.cli import main
 
     monkeypatch.chdir(tmp_path)

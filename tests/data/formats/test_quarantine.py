@@ -1,4 +1,4 @@
-"""Frames that are left out on purpose: never read, nowhere used, and nothing else changes."""
+"""Frames in quarantine: they are never read, and all other samples are unchanged."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,7 +25,7 @@ MIXED = Augmentation(mosaic=1.0)
 
 
 class Trap:
-    """A source that must never be asked for one frame: reading it would hang."""
+    """Storage that fails if a certain frame is read."""
 
     def __init__(self, source: Storage, name: str) -> None:
         self.source, self.name = source, name
@@ -76,7 +76,7 @@ def test_quarantined_frame_is_never_read_not_even_into_a_mosaic(frames: Labelled
     again = [dataset[0, index] for index in range(FRAMES)]
     assert [sample.readable for sample in again] == [index != LEFT_OUT for index in range(FRAMES)]
     mixed_in = [name in "".join(sample.bad_frames) for sample in again]
-    assert sum(mixed_in) > 1  # itself, and as a partner of others
+    assert sum(mixed_in) > 1  # the frame itself, and mosaics with it
     for before, after, touched in zip(everything, again, mixed_in, strict=True):
         assert np.array_equal(before.image, after.image) == (not touched)
         assert np.array_equal(before.boxes, after.boxes) or touched
@@ -116,7 +116,7 @@ def test_quarantined_validation_frame_is_not_scored(make: Make) -> None:
 
 @pytest.mark.filterwarnings("ignore:train")
 def test_frames_are_not_looked_at_before_training_either(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = make().index("train").file_name(0)  # the first of those that are tried
+    name = make().index("train").file_name(0)  # the first sampled frame
     opened = DetectionDataModule.open
 
     def trapped(self: DetectionDataModule, split: Any, storage: Any = None) -> LabelledFrames:

@@ -1,4 +1,4 @@
-"""Month, clip, place in the clip and weather of frames."""
+"""Month, clip, position in the clip and weather of frames."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same data.yaml, read by Ultralytics' own dataset and by ours: same images, same boxes, same classes."""
+"""A data.yaml read by Ultralytics' dataset and by this package: same images, boxes and classes."""
 
 import os
 from collections.abc import Callable

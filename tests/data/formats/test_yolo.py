@@ -1,4 +1,4 @@
-"""Splits of a data.yaml: which images they hold, what becomes of their labels, when they are read again."""
+"""Splits of a data.yaml: images, labels, and the reuse of the index."""
 
 import os
 import shutil

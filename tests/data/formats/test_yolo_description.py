@@ -1,4 +1,4 @@
-"""The data.yaml: what its keys mean, and what is said of one that cannot be used."""
+"""Keys of a data.yaml, and error messages for an invalid one."""
 
 from collections.abc import Callable
 from pathlib import Path

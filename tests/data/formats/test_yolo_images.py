@@ -1,4 +1,4 @@
-"""Sizes from headers are those of the decoded images."""
+"""Image sizes from file headers equal the sizes of the decoded images."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""Label files of YOLO datasets: what they mean, and which lines are refused."""
+"""YOLO label files: valid and invalid lines."""
 
 from pathlib import Path
 

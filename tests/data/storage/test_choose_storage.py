@@ -1,4 +1,4 @@
-"""Which storage is read, and that all hold the same pixels."""
+"""Selection of the storage; all storages return the same pixels."""
 
 import shutil
 from pathlib import Path
@@ -33,7 +33,7 @@ def pack(store: Path, source: FolderFrames) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Holds the same frames three times."""
+    """Dataset root with the same frames in three storages."""
     put(tmp_path, FRAMES)
     write_zip(tmp_path / "frames.zip", FRAMES)
     pack(tmp_path / "packed", FolderFrames(tmp_path))

@@ -1,4 +1,4 @@
-"""Frames read from a folder."""
+"""Decoding of frames, and frames in a folder."""
 
 import io
 from pathlib import Path
@@ -127,7 +127,7 @@ def test_missing_lists_absent_files_and_absent_clips(tmp_path: Path) -> None:
 
 
 def jpeg_with_thumbnail() -> bytes:
-    """A JPEG that holds a smaller one, end marker included, before its own pixels."""
+    """Return a JPEG with a thumbnail, including an end marker, before its own pixels."""
     content = io.BytesIO()
     Image.fromarray(gradient()).save(content, "JPEG")
     thumbnail = encode(".jpg", gradient(16, 16))

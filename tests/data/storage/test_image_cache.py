@@ -1,4 +1,4 @@
-"""Decoded frames that stay in memory."""
+"""Cache of decoded frames."""
 
 import pickle
 from dataclasses import replace
@@ -19,7 +19,7 @@ PIXELS_OF_16 = 16 * 96 * 64
 
 
 class Counting:
-    """Tells how often it was asked."""
+    """Storage that records the names that are read."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -71,7 +71,7 @@ def test_samples_are_the_same_again_and_again(split: LabelledFrames, settings: A
     assert kept is not split
     settings = replace(settings, histogram_match=0.5)
     plain, fast = (TrainingDataset(frames, 96, settings, 1, seed=0) for frames in (split, kept))
-    for epoch in (0, 1, 0, 1):  # frames as wide as the input leave the letterbox unscaled
+    for epoch in (0, 1, 0, 1):  # frames as wide as the input are not scaled by the letterbox
         for index in range(len(split)):
             expected, sample = plain[epoch, index], fast[epoch, index]
             np.testing.assert_array_equal(sample.image, expected.image)

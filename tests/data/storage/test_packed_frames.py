@@ -49,7 +49,7 @@ def shards(store: Path) -> list[Path]:
 
 
 def shard_of(store: Path, frame: np.ndarray) -> tuple[Path, int]:
-    """The shard that holds the pixels, and where."""
+    """Return the shard with the pixels, and their offset."""
     for path in shards(store):
         if (place := path.read_bytes().find(frame.tobytes())) >= 0:
             return path, place

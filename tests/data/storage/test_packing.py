@@ -1,4 +1,4 @@
-"""Shards: written whole or not at all, found again, checked."""
+"""Shards: complete or absent, found again, verified."""
 
 import errno
 import multiprocessing

@@ -9,7 +9,7 @@ from yolo_lightning.commands.prepare.pack_store import pack_store
 from yolo_lightning.commands.prepare.summary import monthly_counts, save_picture, table
 from yolo_lightning.data.formats.frame_checks import check_depth
 from yolo_lightning.data.index.annotation_index import default_index_root, open_index
-from yolo_lightning.data.storage.choose_storage import ARCHIVE, FOLDER, STORE
+from yolo_lightning.data.storage.choose_storage import STORE, open_original
 from yolo_lightning.data.storage.frames import FolderFrames
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.utils.files import DISK_FULL, remove_leftovers, sole_writer
@@ -104,15 +104,6 @@ def prepare(
     except KeyboardInterrupt:
         print(f"interrupted: finished shards in {target} are kept; run the same command to resume", flush=True)
         raise SystemExit(INTERRUPTED) from None
-
-
-def open_original(root: Path, storage: str, index_root: Path) -> FolderFrames | ZipFrames:
-    """Open the folder or the archive; raise `ValueError` if it does not exist or cannot be used."""
-    if storage == "auto":
-        storage = "zip" if (root / ARCHIVE).is_file() and not (root / FOLDER).is_dir() else "folder"
-    if storage not in ("folder", "zip"):
-        raise ValueError(f"storage must be one of auto, folder, zip, got {storage!r}")
-    return ZipFrames(root / ARCHIVE, index_root) if storage == "zip" else FolderFrames(root)
 
 
 def write_bucket(bucket: str, original: FolderFrames | ZipFrames, names: list[str], workers: int) -> None:

@@ -52,37 +52,37 @@ def pack_store(
     source = describe(original)
     shards = existing_shards(store, source, workers, verify=verify)
     packed = {name for frames in shards for name in frames.names}
-    wanted = [name for name in frame_bytes if name not in packed]
-    missing = set(original.missing(wanted))
+    to_pack = [name for name in frame_bytes if name not in packed]
+    missing = set(original.missing(to_pack))
     if len(missing) == len(frame_bytes):
         raise ValueError(f"none of the {len(frame_bytes):,} frames of the annotation files are in {original}")
-    wanted = [name for name in wanted if name not in missing]
-    if len(shards) + -(-len(wanted) // shard_frames) > MOST_SHARDS:
-        least = -(-len(wanted) // max(1, MOST_SHARDS - len(shards)))
+    to_pack = [name for name in to_pack if name not in missing]
+    if len(shards) + -(-len(to_pack) // shard_frames) > MOST_SHARDS:
+        least = -(-len(to_pack) // max(1, MOST_SHARDS - len(shards)))
         raise ValueError(
-            f"shard_frames must be >= {least} so that {len(wanted):,} frames need at most {MOST_SHARDS} shards, got "
+            f"shard_frames must be >= {least} so that {len(to_pack):,} frames need at most {MOST_SHARDS} shards, got "
             f"{shard_frames}"
         )
-    needed_bytes = sum(frame_bytes[name] for name in wanted)
+    needed_bytes = sum(frame_bytes[name] for name in to_pack)
     free_bytes = shutil.disk_usage(store).free
     if needed_bytes and free_bytes < needed_bytes + SPARE_BYTES:
         raise ValueError(
             f"packing into {store} needs {gigabytes(needed_bytes + SPARE_BYTES)}, {gigabytes(free_bytes)} are free: "
             "free some space, or set store to a folder on another disk"
         )
-    print(f"packing {len(wanted):,} frames of {original} into {store}, which has {len(packed):,} already", flush=True)
+    print(f"packing {len(to_pack):,} frames of {original} into {store}, which has {len(packed):,} already", flush=True)
 
     damaged: dict[str, str] = {}
-    tasks = [wanted[start : start + shard_frames] for start in range(0, len(wanted), shard_frames)]
+    tasks = [to_pack[start : start + shard_frames] for start in range(0, len(to_pack), shard_frames)]
     write = partial(write_shard, store, original, source)
     written = in_processes(write, tasks, min(workers, max(1, len(tasks))))
-    with counter("packed", len(wanted)) as advance, closing(written):
+    with counter("packed", len(to_pack)) as advance, closing(written):
         for task, (shard, reasons) in written:
             damaged |= reasons
             shards += [shard] if shard else []
             advance(len(task))
     if not shards:
-        raise ValueError(f"none of the {len(wanted):,} frames of {original} can be used: {name_some(damaged)}")
+        raise ValueError(f"none of the {len(to_pack):,} frames of {original} can be used: {name_some(damaged)}")
     manifest = write_index(store, shards, damaged, source)
     size_bytes = sum(shard.bytes for shard in manifest.shards)
     print(f"{store}: {sum(shard.frames for shard in manifest.shards):,} frames, {gigabytes(size_bytes)}", flush=True)

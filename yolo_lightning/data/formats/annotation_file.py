@@ -6,7 +6,7 @@ Records are decoded without intermediate dictionaries: LTDv2's Train.json (1.1 G
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,6 +16,8 @@ from yolo_lightning.data.formats.image_ids import id_text, unknown_image_hint
 
 LTDV2_FILE = "an LTDv2 annotation file (COCO JSON)"
 COCO_FILE = "a COCO annotation file"
+
+Float = TypeVar("Float", bound=np.floating[Any])
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -86,13 +88,13 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     except OSError as error:
         raise ValueError(f"annotation file {path} cannot be read: {error}") from error
     try:
-        return msgspec.json.decode(content, type=AnnotationFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if not any(pattern.search(content) for pattern in NON_NUMBERS):
-            raise ValueError(f"{path} is not {kind}: {fault_in(content, error)}") from error
-    for pattern in NON_NUMBERS:
-        content = pattern.sub(b"null", content)
-    try:
+        try:
+            return msgspec.json.decode(content, type=AnnotationFile)
+        except msgspec.DecodeError:
+            if not any(pattern.search(content) for pattern in NON_NUMBERS):
+                raise
+        for pattern in NON_NUMBERS:
+            content = pattern.sub(b"null", content)
         return msgspec.json.decode(content, type=AnnotationFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not {kind}: {fault_in(content, error)}") from error
@@ -134,8 +136,12 @@ def shown(text: bytes) -> str:
 
 
 def annotation_arrays(
-    path: Path, content: AnnotationFile, positions: Mapping[str, int], category_ids: Sequence[int]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    path: Path,
+    content: AnnotationFile,
+    positions: Mapping[str, int],
+    category_ids: Sequence[int],
+    box_type: type[Float],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Float], npt.NDArray[np.int32]]:
     """Convert the annotations of a file to arrays, in the order of the file.
 
     Args:
@@ -143,27 +149,29 @@ def annotation_arrays(
         content: Content of the file.
         positions: Position of each image by its id as text.
         category_ids: Category id of each class, index 0 first.
+        box_type: Type of the coordinates.
 
     Returns:
-        Position of the image `(M,)`; boxes `(M, 4)`, x, y, width, height in pixels of the frame; class index `(M,)`.
+        Position of the image `(M,)`; boxes `(M, 4)`, xyxy in pixels of the frame; class index `(M,)`.
 
     Raises:
         ValueError: If an annotation has an unknown image id or category id.
     """
-    records = content.annotations
-    owner = [positions.get(id_text(record.image_id) or "", -1) for record in records]
-    if -1 in owner:
-        number = owner.index(-1)
+    records, count = content.annotations, len(content.annotations)
+    owner = np.fromiter((positions.get(id_text(one.image_id) or "", -1) for one in records), np.int64, count)
+    if (owner < 0).any():
+        number = int((owner < 0).argmax())
         value = records[number].image_id
         hint = unknown_image_hint(value, positions)
         raise ValueError(f"{path}: annotations[{number}] has unknown image_id {value}{hint}")
     class_of = {category_id: index for index, category_id in enumerate(category_ids)}
-    labels = [class_of.get(record.category_id, -1) for record in records]
-    if -1 in labels:
-        number = labels.index(-1)
+    labels = np.fromiter((class_of.get(one.category_id, -1) for one in records), np.int32, count)
+    if (labels < 0).any():
+        number = int((labels < 0).argmax())
         raise ValueError(
             f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, category_ids))}, "
             f"got {records[number].category_id}"
         )
-    boxes = np.array([record.bbox for record in records], dtype=np.float64).reshape(-1, 4)
-    return np.array(owner, dtype=np.int64), boxes, np.array(labels, dtype=np.int64)
+    boxes: npt.NDArray[Any] = np.fromiter((one.bbox for one in records), np.dtype((box_type, 4)), count)
+    boxes[:, 2:] += boxes[:, :2]
+    return owner, boxes, labels

@@ -81,7 +81,7 @@ def still_images(
     shapes: npt.NDArray[np.int32],
     owner: npt.NDArray[np.int64],
     boxes: npt.NDArray[np.float32],
-    labels: npt.NDArray[np.int64],
+    labels: npt.NDArray[np.integer[Any]],
     class_names: tuple[str, ...],
     category_ids: tuple[int, ...],
     notes: tuple[str, ...] = (),

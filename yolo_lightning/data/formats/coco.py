@@ -34,8 +34,7 @@ def read_coco(path: Path) -> Annotations:
     shapes = image_shapes(path, content.images)
     file_names = [image.file_name.replace("\\", "/") for image in content.images]
     positions = image_id_texts(path, [image.id for image in content.images], file_names)
-    owner, boxes, labels = annotation_arrays(path, content, positions, list(classes))
-    boxes[:, 2:] += boxes[:, :2]
+    owner, boxes, labels = annotation_arrays(path, content, positions, list(classes), np.float64)
     single = np.array([not annotation.iscrowd for annotation in content.annotations], dtype=np.bool_)
     crowds = int((~single).sum())
     return still_images(

@@ -1,8 +1,9 @@
 """Dataset formats: LTDv2's layout, plain COCO JSON, or a `data.yaml` with YOLO labels."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from yolo_lightning.data.formats.coco import image_folder, read_coco
 from yolo_lightning.data.formats.ltdv2 import CATEGORY_IDS, CLASS_NAMES
@@ -17,68 +18,11 @@ TRAIN_FILE, VALID_FILE, PREDICT_FILE = "Train.json", "Valid.json", "TestNoLabels
 """Names of LTDv2's official annotation files."""
 
 
-class DatasetFormat(Protocol):
-    """Classes of a dataset, and the annotations and the storage of each split."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Class names, index 0 first."""
-        ...
-
-    @property
-    def category_ids(self) -> tuple[int, ...]:
-        """Number of each class in the dataset's own files, index 0 first."""
-        ...
-
-    @property
-    def root(self) -> Path:
-        """Dataset folder."""
-        ...
-
-    @property
-    def storages(self) -> tuple[StorageKind, ...]:
-        """Supported storages, the fastest first."""
-        ...
-
-    @property
-    def channels(self) -> Channels | None:
-        """Number of channels of the frames, if the dataset defines it."""
-        ...
-
-    def name(self, split: Split) -> str:
-        """Return the file or key that `split` is read from, for messages."""
-        ...
-
-    def origin(self, split: Split) -> str:
-        """Return the option that names the annotations of `split`, and its value."""
-        ...
-
-    def open_index(self, split: Split) -> SplitIndex:
-        """Return the packed index of `split`.
-
-        Raises:
-            ValueError: If the annotations cannot be used; the message names file and record.
-        """
-        ...
-
-    def open_storage(self, split: Split, channels: Channels, storage: StorageKind | None = None) -> Storage:
-        """Return the storage of the frames of `split`.
-
-        Args:
-            split: Name of the split.
-            channels: Number of channels of the decoded frames.
-            storage: One of `storages`; None is the configured one.
-
-        Raises:
-            ValueError: If the storage does not exist or cannot be used.
-        """
-        ...
-
-
+@dataclass(frozen=True)
 class JsonFormat:
     """Common part of the formats with one JSON file per split.
 
-    Args:
+    Attributes:
         root: Dataset folder.
         files: JSON file of each split, relative to `root`. Without a file, `predict` reads that of `test`, `test` that
             of `valid`, and `valid` a share of `train`.
@@ -86,11 +30,10 @@ class JsonFormat:
         index_root: Folder of the packed indexes.
     """
 
-    def __init__(self, root: Path, files: Mapping[Split, str | None], shares: Shares, index_root: Path) -> None:
-        self.root = root
-        self.files = files
-        self.shares = shares
-        self.index_root = index_root
+    root: Path
+    files: Mapping[Split, str | None]
+    shares: Shares
+    index_root: Path
 
     def replacement(self, split: Split) -> Split:
         """Return `split`, or the split that replaces it if it has no file."""
@@ -99,41 +42,43 @@ class JsonFormat:
         return "valid" if split == "test" and self.files["test"] is None else split
 
     def name(self, split: Split) -> str:
+        """Return the file that `split` is read from, for messages."""
         return self.files[self.replacement(split)] or str(self.files["train"])
 
     def origin(self, split: Split) -> str:
+        """Return the option that names the annotations of `split`, and its value."""
         split = self.replacement(split)
         return f"data.{split if self.files[split] else 'train'}_file {self.name(split)}"
 
 
+@dataclass(frozen=True)
 class LTDv2Format(JsonFormat):
     """LTDv2's JSON files and its gray frames in any storage; `storage` and `store` as in `open_frames`."""
 
-    class_names = CLASS_NAMES
-    category_ids = CATEGORY_IDS
-    channels: Channels | None = 1
-    storages: tuple[StorageKind, ...] = ("packed", "folder", "zip")
+    storage: StorageKind
+    store: str | None
 
-    def __init__(
-        self,
-        root: Path,
-        files: Mapping[Split, str | None],
-        shares: Shares,
-        index_root: Path,
-        storage: StorageKind,
-        store: str | None,
-    ) -> None:
-        super().__init__(root, files, shares, index_root)
-        self.storage = storage
-        self.store = store
+    class_names: ClassVar = CLASS_NAMES
+    category_ids: ClassVar = CATEGORY_IDS
+    channels: ClassVar[Channels | None] = 1
+    storages: ClassVar[tuple[StorageKind, ...]] = ("packed", "folder", "zip")
 
     def open_index(self, split: Split) -> SplitIndex:
+        """Return the packed index of `split`; raise `ValueError` if the annotations cannot be used."""
         return self.shares.part(split, open_index(self.root / self.name(split), self.index_root))
 
     def open_storage(self, split: Split, channels: Channels, storage: StorageKind | None = None) -> Storage:
+        """Return the storage of the frames of `split`; raise `ValueError` if it cannot be used.
+
+        Args:
+            split: Name of the split.
+            channels: Number of channels of the decoded frames.
+            storage: One of `storages`; None is the configured one.
+        """
         return open_frames(self.root, storage or self.storage, index_root=self.index_root, store=self.store)
 
 
+@dataclass(frozen=True)
 class CocoFormat(JsonFormat):
     """Plain COCO JSON files, and images in `folders` relative to `root` (if empty, in the usual folders).
 
@@ -141,19 +86,10 @@ class CocoFormat(JsonFormat):
     same classes.
     """
 
-    channels: Channels | None = None
-    storages: tuple[StorageKind, ...] = ("folder",)
+    folders: tuple[str, ...]
 
-    def __init__(
-        self,
-        root: Path,
-        files: Mapping[Split, str | None],
-        shares: Shares,
-        index_root: Path,
-        folders: tuple[str, ...],
-    ) -> None:
-        super().__init__(root, files, shares, index_root)
-        self.folders = folders
+    channels: ClassVar[Channels | None] = None
+    storages: ClassVar[tuple[StorageKind, ...]] = ("folder",)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -185,6 +121,15 @@ class CocoFormat(JsonFormat):
 
     def _reference(self) -> SplitIndex:
         return self._whole("train" if (self.root / self.name("train")).is_file() else "valid")
+
+
+DatasetFormat = LTDv2Format | CocoFormat | YoloFormat
+"""Classes, annotations and storage of a dataset; `LTDv2Format` documents the methods.
+
+Attributes: `class_names`, and `category_ids`, their numbers in the dataset's own files, index 0 first; `root`, the
+dataset folder; `storages`, the supported storages, the fastest first; `channels` of the frames, if the dataset defines
+them.
+"""
 
 
 def choose_format(

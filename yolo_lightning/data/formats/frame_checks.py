@@ -1,4 +1,4 @@
-"""Checks of the frames before training, the count of unusable frames during training, and the quarantine."""
+"""Checks of the frames before training, the count of bad frames during training, and the quarantine."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -14,17 +14,17 @@ SAMPLED_FRAMES = 32
 """Number of frames, evenly spread over a split, that are decoded before training starts."""
 
 NAMED_FRAMES = 5
-"""Maximum number of unusable frames in one message."""
+"""Maximum number of bad frames in one message."""
 
 
 class BadFrames:
-    """Count of unusable frames. Each frame is counted and named once.
+    """Count of bad frames, which are missing or damaged. Each frame is counted and named once.
 
     Args:
-        limit: Maximum number of unusable frames (`data.max_bad_frames`).
+        limit: Maximum number of bad frames (`data.max_bad_frames`).
 
     Attributes:
-        names: Files of the unusable frames.
+        names: Files of the bad frames.
         quarantined: Files in quarantine, which are not counted.
     """
 
@@ -39,7 +39,7 @@ class BadFrames:
         """Count new frames and log them; each problem is `<file name>: <reason>`.
 
         Raises:
-            ValueError: If there are more unusable frames than the limit.
+            ValueError: If there are more bad frames than the limit.
         """
         reasons = {problem.partition(": ")[0]: problem for problem in problems}
         unknown = reasons.keys() - self.names - self.quarantined
@@ -51,7 +51,7 @@ class BadFrames:
             raise ValueError(
                 f"{len(self.names):,} frames cannot be used, more than data.max_bad_frames {self.limit}: {shown}"
             )
-        rank_zero_warn(f"left out {len(self.names):,} of at most {self.limit} unusable frames: {shown}")
+        rank_zero_warn(f"left out {len(self.names):,} of at most {self.limit} bad frames: {shown}")
 
 
 def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> None:
@@ -59,7 +59,7 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
 
     Raises:
         ValueError: If a size differs from the annotations, most of the sampled frames do not have 8 bits, none of them
-            can be read, or more frames are unusable than allowed.
+            can be read, or there are more bad frames than allowed.
     """
     problems = {name: f"{name}: no such file" for name in storage.missing(index.file_names())}
     positions = [place for place in sampled(len(index)) if index.file_name(place) not in bad_frames.quarantined]

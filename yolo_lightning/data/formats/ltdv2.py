@@ -40,10 +40,8 @@ def read_annotations(path: Path) -> Annotations:
     image_ids = encoded(positions)
     dates = [date if isinstance(date := image.date_captured, str) else "" for image in images]
     iso_dates = np.array([date[:DATE_CHARACTERS].encode(errors="replace") for date in dates], dtype=np.bytes_)
-    owner, sizes, labels = annotation_arrays(path, content, positions, CATEGORY_IDS)
+    owner, boxes, labels = annotation_arrays(path, content, positions, CATEGORY_IDS, np.float32)
     refuse_rounded_ids(path, image_ids, iso_dates, owner, file_names)
-    boxes = sizes.astype(np.float32)
-    boxes[:, 2:] += boxes[:, :2]
     clips, clip_names = recording.clips(file_names)
     return replace(
         still_images(

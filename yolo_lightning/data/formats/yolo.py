@@ -22,7 +22,7 @@ from yolo_lightning.data.storage.frames import Channels, ImageFiles, Storage
 IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
 
 UNKNOWN_SHAPE = (1, 1)
-"""Height and width of a damaged image, which is counted as unusable when its pixels are read."""
+"""Height and width of a damaged image, which is counted as a bad frame when its pixels are read."""
 
 READERS = 8
 """Number of threads that read label files and headers: they mostly wait for the disk."""

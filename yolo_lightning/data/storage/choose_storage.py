@@ -1,7 +1,7 @@
 """Selection of the storage of LTDv2's frames."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -31,6 +31,8 @@ def open_frames(
     Raises:
         ValueError: If the storage does not exist or cannot be used.
     """
+    if storage not in get_args(StorageKind):
+        raise ValueError(f"data.storage must be one of {', '.join(get_args(StorageKind))}, got {storage!r}")
     if storage == "litdata":
         if store is None:
             raise ValueError("data.store must be the folder or URL of the litdata store if data.storage is litdata")
@@ -42,15 +44,24 @@ def open_frames(
     store = root / STORE if store is None else Path(store).expanduser()
     if storage == "auto":
         storage = find_storage(root, store)
-    if storage == "folder":
-        return FolderFrames(root)
-    if storage == "zip":
-        return ZipFrames(root / ARCHIVE, index_root)
-    if storage == "packed":
-        packed = PackedFrames(store)
-        compare_with_original(packed, root, index_root)
-        return packed
-    raise ValueError(f"data.storage must be one of auto, folder, zip, packed, litdata, got {storage!r}")
+    if storage != "packed":
+        return open_original(root, storage, index_root)
+    packed = PackedFrames(store)
+    compare_with_original(packed, root, index_root)
+    return packed
+
+
+def open_original(root: Path, storage: str, index_root: Path) -> FolderFrames | ZipFrames:
+    """Open the encoded frames; "auto" selects the folder if it exists, else the archive.
+
+    Raises:
+        ValueError: If there is neither, or they cannot be used.
+    """
+    if storage == "auto":
+        storage = "zip" if (root / ARCHIVE).is_file() and not (root / FOLDER).is_dir() else "folder"
+    if storage not in ("folder", "zip"):
+        raise ValueError(f"storage must be one of auto, folder, zip, got {storage!r}")
+    return ZipFrames(root / ARCHIVE, index_root) if storage == "zip" else FolderFrames(root)
 
 
 def find_storage(root: Path, store: Path) -> StorageKind:
@@ -78,9 +89,8 @@ def compare_with_original(packed: PackedFrames, root: Path, index_root: Path) ->
     Raises:
         ValueError: If a frame differs.
     """
-    original: Storage
     try:
-        original = FolderFrames(root) if (root / FOLDER).is_dir() else ZipFrames(root / ARCHIVE, index_root)
+        original = open_original(root, "auto", index_root)
     except ValueError:
         return
     for name in packed.sample(COMPARED_FRAMES):

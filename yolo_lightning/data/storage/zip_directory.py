@@ -8,7 +8,6 @@ import re
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index import index_folder
-from yolo_lightning.data.index.name_table import NamesArray, NameTable, encode
+from yolo_lightning.data.index.name_table import NamesArray, encode
 
 FORMAT = 1
 MEMBER = np.dtype(
@@ -32,26 +31,15 @@ LEADING_FOLDERS = re.compile(r"^(?:.*/)?(?:frames/|(?=\d{8}/))")
 """Folders before `<date>/<clip>/<frame>`: archives were packed above, at or below the folder `frames`."""
 
 
-@dataclass(frozen=True)
-class ZipDirectory:
-    """Position of each member of an archive.
+Directory = tuple[NamesArray, npt.NDArray[Any], dict[str, Any]]
+"""Sorted frame names as in the annotation files; their `MEMBER` records; manifest.
 
-    Attributes:
-        names: Frame names as in the annotation files, sorted.
-        members: `MEMBER` records in the order of the names.
-        size_bytes: Size of the archive.
-        modified_ns: Modification time of the archive.
-        fingerprint: Hash of names, sizes and checksums; equal for copies of an archive.
-    """
-
-    names: NameTable
-    members: npt.NDArray[Any]
-    size_bytes: int
-    modified_ns: int
-    fingerprint: str
+The manifest contains `bytes` and `modified_ns` of the archive under `source`, and a `fingerprint`: a hash of names,
+sizes and checksums, which is equal for copies of an archive.
+"""
 
 
-def open_directory(archive: Path, index_root: Path) -> ZipDirectory:
+def open_directory(archive: Path, index_root: Path) -> Directory:
     """Open the packed directory of `archive` under `index_root`; it is built if it is missing or out of date.
 
     If several processes open it, one builds it under a lock and renames it to its final name.
@@ -79,7 +67,7 @@ def open_directory(archive: Path, index_root: Path) -> ZipDirectory:
     return directory
 
 
-def load_directory(folder: Path, source: dict[str, Any]) -> ZipDirectory | None:
+def load_directory(folder: Path, source: dict[str, Any]) -> Directory | None:
     """Map the arrays; None if they are missing, damaged or belong to another state of the archive."""
     if not index_folder.is_current(folder, source):
         return None
@@ -90,7 +78,7 @@ def load_directory(folder: Path, source: dict[str, Any]) -> ZipDirectory | None:
         return None
     if manifest.get("checksums") != [zlib.crc32(names.data), zlib.crc32(members.data)]:
         return None
-    return ZipDirectory(NameTable(names), members, source["bytes"], source["modified_ns"], manifest["fingerprint"])
+    return names, members, manifest
 
 
 def build_directory(archive: Path, folder: Path, source: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.data.index.name_table import NameTable
 from yolo_lightning.data.storage.frames import FrameError, decode_frame
 from yolo_lightning.data.storage.zip_directory import open_directory
 from yolo_lightning.utils.files import PositionedFile
@@ -39,11 +40,10 @@ class ZipFrames:
     def __init__(self, archive: Path, index_root: Path) -> None:
         self.archive = archive
         self.index_root = index_root
-        directory = open_directory(archive, index_root)
-        self.fingerprint = directory.fingerprint
-        self._names = directory.names
-        self._members = directory.members
-        self._file = PositionedFile(archive, directory.size_bytes, directory.modified_ns)
+        names, self._members, manifest = open_directory(archive, index_root)
+        self._names = NameTable(names)
+        self.fingerprint: str = manifest["fingerprint"]
+        self._file = PositionedFile(archive, manifest["source"]["bytes"], manifest["source"]["modified_ns"])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen, (self.archive, self.index_root, self.fingerprint)
