@@ -152,7 +152,8 @@ def test_last_checkpoint_is_not_counted_twice(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(bytes(age_s))
         os.utime(tmp_path / name, (1e9 - age_s, 1e9 - age_s))
     os.link(tmp_path / "step-000000100.ckpt", tmp_path / "last.ckpt")
-    (tmp_path / "step-000000100.ckpt.json").write_text(json.dumps({"steps": 100}))
+    sidecar = {"sha256": "0", "bytes": 10, "epoch": 0, "steps": 100}
+    (tmp_path / "step-000000100.ckpt.json").write_text(json.dumps(sidecar))
     found = [(one.name, one.age_s, one.size_bytes, one.steps) for one in checkpoints(tmp_path, 1e9)]
     assert found == [("step-000000100.ckpt", 10.0, 10, 100), ("best.ckpt", 100.0, 100, None)]
 

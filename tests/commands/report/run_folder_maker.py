@@ -59,7 +59,8 @@ def make_checkpoint(folder: Path) -> None:
     path = folder / "checkpoints" / "step-000000040.ckpt"
     path.parent.mkdir()
     path.write_bytes(b"x" * 2_000_000)
-    path.with_name(f"{path.name}.json").write_text(json.dumps({"sha256": "0", "bytes": 2_000_000, "steps": 40}))
+    sidecar = {"sha256": "0", "bytes": 2_000_000, "epoch": 1, "steps": 40}
+    path.with_name(f"{path.name}.json").write_text(json.dumps(sidecar))
 
 
 def make_incident(folder: Path, name: str, step: int | None) -> None:
