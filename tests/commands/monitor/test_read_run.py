@@ -1,4 +1,4 @@
-"""Run folders of living, dead and other runs."""
+"""Run folders of running, ended and remote runs."""
 
 import json
 import os
@@ -31,7 +31,7 @@ time.sleep(1000)
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that has written its record and goes on living."""
+    """A running process that has written its heartbeat."""
     command = [sys.executable, "-c", WRITES_RECORD, str(tmp_path / "progress")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as process:
         assert process.stdout is not None
