@@ -1,4 +1,4 @@
-"""Predictions and targets in short, and the same frames as torchmetrics scores them."""
+"""Short constructors of predictions and targets, and reference scores of torchmetrics."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,9 +43,9 @@ def random_boxes(count: int, generator: torch.Generator) -> Tensor:
 
 
 def random_frames(seed: int, frames: int = 12, months: Sequence[int] = (0,), digits: int = 9) -> list[Frame]:
-    """Class 2 is predicted but never annotated; some frames are empty; one has more than 100 detections of a class.
+    """Random frames: class 2 is never annotated, some frames are empty, one has more than 100 detections of a class.
 
-    Scores are rounded to `digits`, so that few digits make ties.
+    Scores are rounded to `digits`; few digits produce ties.
     """
     generator = torch.Generator().manual_seed(seed)
     result = []
@@ -70,7 +70,7 @@ def random_frames(seed: int, frames: int = 12, months: Sequence[int] = (0,), dig
 
 @st.composite
 def small_boxes(draw: st.DrawFn) -> list[float]:
-    """On a coarse grid, where equal boxes and equal overlaps are frequent; some have no area, some a negative one."""
+    """Boxes on a coarse grid with many equal boxes and IoUs, some with zero or negative area."""
     left, top = draw(st.integers(0, 6)), draw(st.integers(0, 6))
     width, height = draw(st.integers(-1, 6)), draw(st.integers(0, 6))
     return [10.0 * left, 10.0 * top, 10.0 * (left + width), 10.0 * (top + height)]
@@ -78,7 +78,7 @@ def small_boxes(draw: st.DrawFn) -> list[float]:
 
 @st.composite
 def drawn_frames(draw: st.DrawFn) -> list[Frame]:
-    """A few frames with few different scores and classes."""
+    """A few frames with few distinct scores and classes."""
     frames = []
     for number in range(draw(st.integers(0, 4))):
         found = draw(st.lists(st.tuples(small_boxes(), st.integers(1, 4), st.integers(0, 2)), max_size=14))

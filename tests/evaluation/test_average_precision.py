@@ -50,7 +50,7 @@ def test_scores_are_those_of_torchmetrics(seed: int, digits: int) -> None:
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(frames=drawn_frames())
 def test_scores_of_any_frames_are_those_of_torchmetrics(frames: list[Frame]) -> None:
-    if any(len(one.labels) for pair in frames for one in pair):  # torchmetrics fails where there is no label at all
+    if any(len(one.labels) for pair in frames for one in pair):  # torchmetrics fails without any label
         assert_as_reference(frames, score(frames))
 
 
@@ -65,7 +65,7 @@ def test_part_of_the_frames_scores_as_if_it_were_all(digits: int) -> None:
 
 
 def test_hand_computed_case() -> None:
-    """One object is found with IoU 0.72, after a false alarm that scores more.
+    """One object is found with IoU 0.72, ranked after a false alarm.
 
     At thresholds 0.50, 0.55, 0.60, 0.65, 0.70 precision is 1/2 at every recall, at the other five 0.
     """
@@ -88,7 +88,7 @@ def test_precision_is_read_at_recalls_rounded_as_torchmetrics_rounds_them() -> N
 
 
 def test_sides_are_rounded_as_torchmetrics_rounds_them() -> None:
-    """With sides of float32 the overlap is 0.5, with those of the exact differences it is less."""
+    """The IoU is 0.5 with float32 sides, and less with exact sides."""
     found = prediction("a", [[0.1, 0, 3.95, 10]], [0.5], [0])
     frames = [(found, target("a", [[0.1, 0, 7.8, 10]], [0]))]
     ours = score(frames)
@@ -124,7 +124,7 @@ def test_nothing_annotated_is_minus_one(frames: list[Frame]) -> None:
 
 
 def test_dataset_score_is_no_mean_of_frames() -> None:
-    """A false alarm in a second frame ranks before the hit of the first."""
+    """A false alarm in the second frame has a higher score than the correct detection in the first frame."""
     frames = [
         (prediction("a", OBJECT, [0.5], [0]), target("a", OBJECT, [0])),
         (prediction("b", OBJECT, [0.9], [0]), target("b", OBJECT + 200, [0])),

@@ -1,4 +1,4 @@
-"""COCO's list of results."""
+"""COCO's results list."""
 
 import json
 from pathlib import Path

@@ -43,7 +43,7 @@ def month_of(frames: Sequence[Frame], month: int) -> list[Frame]:
 
 
 def as_the_organisers(frames: Sequence[Frame]) -> dict[str, Any]:
-    """What the organisers' script writes, computed in its way: torchmetrics for all frames and for each month."""
+    """Reproduce the organisers' script: torchmetrics for all frames and for each month."""
     parts = {"global": frames} | {name: month_of(frames, month) for name, month in CHALLENGE_MONTHS.items()}
     values: dict[str, Any] = {}
     for name, part in parts.items():
@@ -58,7 +58,7 @@ def as_the_organisers(frames: Sequence[Frame]) -> dict[str, Any]:
 
 
 def perfect_share(month: int, right: int, wrong: int) -> list[Frame]:
-    """Frames of a month of which `right` are found and `wrong` missed: map_50 is about the share."""
+    """Frames of a month, `right` with a correct detection and `wrong` without one."""
     frames = []
     for number in range(right + wrong):
         name = f"{month}-{number}"
@@ -187,7 +187,7 @@ def test_metric_collects_batches_and_counts_repeated_frames_once() -> None:
 
 
 def test_metric_scores_states_that_were_gathered() -> None:
-    """After a synchronisation torchmetrics leaves one tensor for each state, instead of a list."""
+    """After a gather, torchmetrics stores one tensor per state instead of a list."""
     frames = random_frames(9, frames=8, months=EIGHT)
     metric = EvaluationCollection(len(CLASS_NAMES), distributed_available_fn=lambda: True, dist_sync_fn=twice)
     metric.update([one for one, _ in frames], [one for _, one in frames])
@@ -199,7 +199,7 @@ calls = {"gathers": 0}
 
 
 def twice(state: torch.Tensor, group: Any) -> list[torch.Tensor]:
-    """A gather of two processes that hold the same."""
+    """Gather of two ranks with equal states."""
     calls["gathers"] += 1
     return [state, state]
 

@@ -31,7 +31,7 @@ def test_the_threshold_itself_counts(width: int, right: bool) -> None:
 
 
 def test_thresholds_are_rounded_as_torchmetrics_rounds_them() -> None:
-    """0.55 as float32 lies above 0.55."""
+    """0.55 rounded to float32 is greater than 0.55."""
     matches = matched(prediction("a", [[0, 0, 55, 100]], [0.6], [0]), target("a", OBJECT, [0]))
     assert matches.hits.tolist() == [0b1]
 
@@ -49,14 +49,14 @@ def test_of_equal_scores_the_first_chooses_first() -> None:
 
 
 def test_a_detection_takes_what_it_overlaps_most() -> None:
-    """The better detection takes the far object; the other, which overlaps the near one alone, still finds it."""
+    """The better detection takes the far object; the other one overlaps the near object only and takes that."""
     objects = [[0, 0, 100, 100], [20, 0, 120, 100]]
     found = prediction("a", [[18, 0, 118, 100], [-20, 0, 80, 100]], [0.9, 0.5], [0, 0])
     assert hits_at_50(found, target("a", objects, [0, 0])) == [True, True]
 
 
 def test_of_equal_overlaps_the_last_object_is_taken() -> None:
-    """The first detection lies midway; only if it takes the second object is the first left for the other."""
+    """The first detection has equal IoUs; the other detection is correct only if the first takes the second object."""
     objects = [[0, 0, 100, 100], [20, 0, 120, 100]]
     found = prediction("a", [[10, 0, 110, 100], [-30, 0, 70, 100]], [0.9, 0.5], [0, 0])
     assert hits_at_50(found, target("a", objects, [0, 0])) == [True, True]

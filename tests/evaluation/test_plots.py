@@ -24,7 +24,7 @@ def picture(
 
 
 def draw(folder: Path, *pictures: LabelledImage, columns: int = 3) -> Image:
-    """The picture as red, green, blue from 0 to 1."""
+    """Return the picture as RGB from 0 to 1."""
     draw_pictures(pictures, CLASS_NAMES, folder / "new/out.png", columns)
     drawn = cv2.imread(str(folder / "new/out.png"), cv2.IMREAD_COLOR)
     assert drawn is not None
@@ -32,19 +32,19 @@ def draw(folder: Path, *pictures: LabelledImage, columns: int = 3) -> Image:
 
 
 def share_of(image: Image, colour: str | tuple[float, ...]) -> float:
-    """Share of pixels close to a colour."""
+    """Return the share of pixels close to a colour."""
     return float((np.abs(image - np.array(to_rgb(colour))).max(axis=2) < 0.12).mean())
 
 
 def frame_part(image: Image) -> Image:
-    """The first frame, cut out: it is black on the white sheet."""
+    """Return the first frame, which is black on the white sheet."""
     black = (image.max(axis=2) < 0.1).astype(np.uint8)
     rows, columns = np.flatnonzero(black.mean(axis=1) > 0.3), np.flatnonzero(black.mean(axis=0) > 0.3)
     return image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
 def edge_shares(frame: Image, box: list[float], colour: str) -> list[float]:
-    """How much of the left, right and lower edge of a box is of a colour; upper edges carry text."""
+    """Return the share of a colour on the left, right and lower edge of a box; text covers the upper edge."""
     scale = frame.shape[1] / WIDTH
     left, top, right, bottom = (round(side * scale) for side in box)
     near = round(scale)  # one pixel of the frame
@@ -75,7 +75,7 @@ def test_frame_keeps_its_shape(tmp_path: Path) -> None:
 
 
 def test_grays_are_shown_as_they_are(tmp_path: Path) -> None:
-    """A frame of few grays is not stretched to black and white."""
+    """The contrast of a frame with few gray levels is not stretched."""
     gray = LabelledImage(np.full((HEIGHT, WIDTH), 100, np.uint8), picture([], [], []).prediction)
     assert share_of(draw(tmp_path, gray), (100 / 255,) * 3) > 0.7
 
@@ -113,7 +113,7 @@ def test_frame_without_detections_is_drawn(tmp_path: Path) -> None:
 
 
 def test_box_lies_on_the_edge_of_what_it_encloses(tmp_path: Path) -> None:
-    """A box of pixel edges must touch the gray square that fills exactly those pixels on both sides alike."""
+    """The outline of a box has the same distance to both sides of a square that fills the box."""
     plain = picture([BOX], [0.9], [0])
     left, top, right, bottom = map(int, BOX)
     plain.frame[top:bottom, left:right] = 90
@@ -127,7 +127,7 @@ def test_box_lies_on_the_edge_of_what_it_encloses(tmp_path: Path) -> None:
 
 
 def label_area(folder: Path, left: float, top: float) -> float:
-    """Share of a frame of LTDv2's size that lies behind the label of a box, which is a little transparent."""
+    """Return the share of a frame of LTDv2's size covered by the slightly transparent label of a box."""
     found = picture([[left, top, left + 40, top + 60]], [0.9], [2]).prediction
     frame = frame_part(draw(folder, LabelledImage(np.zeros((288, 384), np.uint8), found)))
     return share_of(frame, tuple(0.85 * part for part in to_rgb(COLOURS[2])))

@@ -72,7 +72,7 @@ def test_torn_file_is_refused(saved: Path, share: float) -> None:
 
 
 def test_flipped_bytes_are_refused_or_do_no_harm(saved: Path) -> None:
-    """A byte that nobody reads, as a time in the archive, may be anything."""
+    """Flipping an unused byte, such as a timestamp in the archive, has no effect."""
     content, before = saved.read_bytes(), EvaluationRecord.load(saved)
     refused = 0
     for place in range(0, len(content), 37):
@@ -133,7 +133,7 @@ def test_collection_holds_ids_and_both_matches_without_repeats() -> None:
 
 
 def test_collection_of_several_processes_is_brought_together() -> None:
-    """As if two processes had been dealt the same frames."""
+    """Gather of two ranks with equal states."""
     frames = random_frames(9, frames=8)
     collection = EvaluationCollection(
         len(CLASS_NAMES), distributed_available_fn=lambda: True, dist_sync_fn=lambda state, group: [state, state]

@@ -1,4 +1,4 @@
-"""Ultralytics' own matching and confusion matrix say what ours must find."""
+"""Matching and confusion matrix against Ultralytics' implementation."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def matched(frames: Sequence[Frame]) -> UltralyticsMatches:
 
 
 class Matcher(BaseValidator):
-    """Their matching without the rest of a validation."""
+    """Ultralytics' matching without the rest of a validation."""
 
     def __init__(self) -> None:
         self.iouv = torch.linspace(0.5, 0.95, 10)
@@ -83,7 +83,7 @@ def test_matches_of_any_frames_are_theirs(frames: list[Frame]) -> None:
 
 
 def test_every_detection_of_a_class_counts() -> None:
-    """COCO stops at the hundredth."""
+    """COCO evaluates 100 detections only."""
     alarms = torch.cat([OBJECT + 200 + number for number in range(100)])
     frame = (prediction("a", torch.cat([alarms, OBJECT]), [0.9] * 100 + [0.5], [0] * 101), target("a", OBJECT, [0]))
     assert matched([frame]).hits.tolist() == [0] * 100 + [(1 << len(IOU_THRESHOLDS)) - 1]
@@ -91,14 +91,14 @@ def test_every_detection_of_a_class_counts() -> None:
 
 
 def test_of_equal_overlaps_the_first_object_is_taken() -> None:
-    """COCO takes the last; only if the first detection takes the second object does the other find one."""
+    """COCO takes the last object; the other detection is correct only if the first one takes the second object."""
     objects = [[0, 0, 100, 100], [20, 0, 120, 100]]
     found = prediction("a", [[10, 0, 110, 100], [-30, 0, 70, 100]], [0.9, 0.5], [0, 0])
     assert [bits & 1 for bits in matched([(found, target("a", objects, [0, 0]))]).hits.tolist()] == [1, 0]
 
 
 def test_confusion_counts_each_object_and_detection_once() -> None:
-    """A vehicle taken for a person, a person missed, and a false alarm; what scores 0.25 does not count."""
+    """A vehicle detected as a person, a missed person and a false alarm; a score of exactly 0.25 does not count."""
     found = prediction("a", torch.cat([OBJECT, OBJECT + 500, OBJECT + 900]), [0.9, 0.8, 0.25], [0, 1, 0])
     frame = (found, target("a", torch.cat([OBJECT, OBJECT + 900]), [3, 0]))
     expected = np.zeros((5, 5), int)

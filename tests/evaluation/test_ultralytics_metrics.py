@@ -1,4 +1,4 @@
-"""Ultralytics' `ap_per_class` says what our numbers must be."""
+"""Scores and curves against Ultralytics' `ap_per_class`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -58,7 +58,7 @@ def assert_as_theirs(matches: UltralyticsMatches) -> UltralyticsScores:
 
 @pytest.fixture
 def stable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their sort leaves open which of equal scores comes first."""
+    """Ultralytics' sort leaves the order of equal scores undefined."""
     monkeypatch.setattr(np, "argsort", partial(np.argsort, kind="stable"))
 
 

@@ -12,14 +12,7 @@ from yolo_lightning.evaluation.ultralytics_metrics import GRID, UltralyticsScore
 
 
 def number_table(first: str, headings: Iterable[str], caption: str | None = None, *, wraps: bool = False) -> Table:
-    """Return an empty table whose columns after the first one contain numbers.
-
-    Args:
-        first: Heading of the first column.
-        headings: Headings of the other columns.
-        caption: Text below the table.
-        wraps: Whether a long text in the first column takes several lines.
-    """
+    """Return an empty table: text in the first column, which wraps with `wraps`, and numbers in the others."""
     table = Table(
         box=SIMPLE_HEAD,
         padding=(0, 1),

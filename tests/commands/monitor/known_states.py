@@ -1,4 +1,4 @@
-"""Statuses, records and run folders to judge."""
+"""Status reports, heartbeats and run folders for the tests of `monitor`."""
 
 import json
 import os
@@ -51,13 +51,13 @@ STANDING = SupervisorStatus(
 
 
 def record(phase: Phase = Phase.STEP, **changed: object) -> Heartbeat:
-    """Of a process that does not exist."""
+    """Return the heartbeat of a process that does not exist."""
     made = Heartbeat(4711, 1, 0, 2, 1, 105, 30, phase, time.monotonic(), {}, ())
     return replace(made, **changed)  # type: ignore[arg-type]
 
 
 def make_run(folder: Path, phase: Phase = Phase.STEP, status: Status | None = STATUS) -> HeartbeatWriter:
-    """A run folder as this process would leave it, were it training."""
+    """Create the run folder of a training in this process."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     writer = HeartbeatWriter(folder / "heartbeat")
     writer.beat(phase, 1, 105, 30)

@@ -1,4 +1,4 @@
-"""`monitor` from the command line."""
+"""The command line of `monitor`."""
 
 import json
 import threading
@@ -33,7 +33,7 @@ def test_json_has_all_that_is_known(running: Path, capsys: pytest.CaptureFixture
     assert found["judgement"]["verdict"] == "running"
     assert (found["phase"], found["epoch"], found["step"], found["batch"]) == ("step", 2, 70, 10)
     assert found["machine"]["disk"]["total_bytes"] > 0
-    assert found["buffer_s"] is None  # nothing was measured yet
+    assert found["buffer_s"] is None  # no step has been timed yet
     assert all("disk" in flag or "memory" in flag for flag in found["red_flags"])
 
 
@@ -82,7 +82,7 @@ def test_driver_that_hangs_holds_up_nothing_and_is_reported(running: Path, monke
     began_s = time.monotonic()
     state = read_run(running, reader.latest())
     assert time.monotonic() - began_s < 5
-    assert state.machine.disk == Capacity(1, 2)  # the last that is known
+    assert state.machine.disk == Capacity(1, 2)  # the last reading
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

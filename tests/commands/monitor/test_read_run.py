@@ -1,4 +1,4 @@
-"""Run folders of living, dead and other runs."""
+"""Run folders of running, ended and remote runs."""
 
 import json
 import os
@@ -31,7 +31,7 @@ time.sleep(1000)
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that has written its record and goes on living."""
+    """A running process that has written its heartbeat."""
     command = [sys.executable, "-c", WRITES_RECORD, str(tmp_path / "heartbeat")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as process:
         assert process.stdout is not None
@@ -152,7 +152,8 @@ def test_last_checkpoint_is_not_counted_twice(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(bytes(age_s))
         os.utime(tmp_path / name, (1e9 - age_s, 1e9 - age_s))
     os.link(tmp_path / "step-000000100.ckpt", tmp_path / "last.ckpt")
-    (tmp_path / "step-000000100.ckpt.json").write_text(json.dumps({"steps": 100}))
+    sidecar = {"sha256": "0", "bytes": 10, "epoch": 0, "steps": 100}
+    (tmp_path / "step-000000100.ckpt.json").write_text(json.dumps(sidecar))
     found = [(one.name, one.age_s, one.size_bytes, one.steps) for one in checkpoints(tmp_path, 1e9)]
     assert found == [("step-000000100.ckpt", 10.0, 10, 100), ("best.ckpt", 100.0, 100, None)]
 

@@ -1,4 +1,4 @@
-"""What is drawn; every line of it is looked for as a person would."""
+"""The text of the screen, line by line."""
 
 from dataclasses import replace
 from datetime import datetime

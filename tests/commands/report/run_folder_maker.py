@@ -1,4 +1,4 @@
-"""A small run folder with everything that a report shows."""
+"""A small run folder with all files of a report."""
 
 import json
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ epoch,step,time_s,train/loss,train/box_loss,lr/weight,lr/bias,val/box_loss,val/m
 
 
 def make_run(folder: Path, class_names: Sequence[str] = CLASS_NAMES, image_id: str = IMAGE_IDS[0]) -> Path:
-    """All files; names and the id of the frame in the gallery as given."""
+    """Create all files, with the given class names and id of the gallery frame."""
     folder.mkdir(parents=True)
     (folder / METRICS).write_text(METRICS_TEXT)
     (folder / "config.yaml").write_text(
@@ -59,7 +59,8 @@ def make_checkpoint(folder: Path) -> None:
     path = folder / "checkpoints" / "step-000000040.ckpt"
     path.parent.mkdir()
     path.write_bytes(b"x" * 2_000_000)
-    path.with_name(f"{path.name}.json").write_text(json.dumps({"sha256": "0", "bytes": 2_000_000, "steps": 40}))
+    sidecar = {"sha256": "0", "bytes": 2_000_000, "epoch": 1, "steps": 40}
+    path.with_name(f"{path.name}.json").write_text(json.dumps(sidecar))
 
 
 def make_incident(folder: Path, name: str, step: int | None) -> None:
@@ -97,7 +98,7 @@ def jpeg() -> bytes:
 
 
 def record(class_names: Sequence[str]) -> EvaluationRecord:
-    """Three frames of three months, one object each; in the first it is found, in the last taken for another class."""
+    """Three frames of three months with one object each: detected, missed, detected as another class."""
     found = [
         Prediction(IMAGE_IDS[0], torch.tensor([BOX]), torch.tensor([0.9]), torch.tensor([0])),
         Prediction(IMAGE_IDS[1], torch.tensor([OTHER]), torch.tensor([0.8]), torch.tensor([0])),

@@ -14,7 +14,7 @@ LOADS = frozenset({"src", "href", "xlink:href", "data", "action", "poster", "src
 
 
 class Page(HTMLParser):
-    """Checks that tags are closed in order, and collects what is loaded, the headings, and the ids."""
+    """Checks that tags are closed in order, and collects tags, references and ids."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Candidates: what is kept, and that suppression of what is kept is that of everything."""
+"""Candidates, and that NMS of the candidates equals NMS of the complete output."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ CLASSES, ANCHORS, SIDE = 3, 60, 96
 
 
 def batch_of(count: int) -> Batch:
-    """Frames of twice the input's resolution, the second unreadable."""
+    """Frames of twice the input resolution; the second one is unreadable."""
     image, boxes = np.zeros((SIDE, SIDE), np.uint8), np.array([[8, 8, 40, 24]], np.float32)
     placed = Letterbox(0.5, 0, 0)
     return collate(
@@ -26,7 +26,7 @@ def batch_of(count: int) -> Batch:
 
 
 def decoded(count: int, seed: int = 0) -> Tensor:
-    """Boxes crowded enough to suppress each other; scores with ties."""
+    """Overlapping boxes, with ties among the scores."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.rand(count, 2, ANCHORS, generator=generator) * 40 + 20
     sides = torch.rand(count, 2, ANCHORS, generator=generator) * 20 + 10

@@ -1,4 +1,4 @@
-"""The best F1 of a class in a month."""
+"""Best F1 of a class in a month."""
 
 import numpy as np
 import pytest

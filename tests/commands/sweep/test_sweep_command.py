@@ -1,4 +1,4 @@
-"""The command, against what `validate` scores with the same settings."""
+"""The command `sweep` against the scores of `test` with the same settings."""
 
 import json
 from collections.abc import Callable
@@ -21,13 +21,13 @@ SETTING = {"score_threshold": 0.002, "iou_threshold": 0.6, "max_detections": 40}
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network that finds something everywhere."""
+    """A network with detections in all frames."""
     return lively_checkpoint(tmp_path_factory.mktemp("weights"), *SETTING, **SETTING)
 
 
 @pytest.fixture(scope="module")
 def root(weights: Path, look_alike: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The drawn frames, annotated with some of what the network finds, so that it scores neither 0 nor 1."""
+    """Synthetic frames, annotated with some of the network's detections, so that scores are between 0 and 1."""
     folder = tmp_path_factory.mktemp("found")
     (folder / "frames").symlink_to(look_alike / "frames")
     content = json.loads((look_alike / "Valid.json").read_text())

@@ -1,4 +1,4 @@
-"""Scores of settings: what cutting the matches is worth, and how a choice is made and checked."""
+"""Scores of settings, and the choice of the best one."""
 
 import math
 

@@ -90,13 +90,9 @@ def judge_between_attempts(standing: SupervisorStatus) -> Judgement:
 
 
 def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Remaining:
-    """Return the estimated remaining time from a position of the training loop.
+    """Return the estimated remaining time after `batch` batches of `epoch`, from 0, with the measurements in `status`.
 
-    Args:
-        status: Measurements of the training.
-        epoch: Epoch, from 0.
-        batch: Batches trained in the epoch.
-        phase: Phase of the loop. After the last batch of an epoch, its validation follows.
+    After the last batch of an epoch, the validation of the epoch has ended only if the phase is `EPOCH_END`.
     """
     if status.step_s is None or not status.batches_per_epoch:
         return Remaining()

@@ -1,12 +1,12 @@
 """Reads the state of a run from its folder and the process table. Writes nothing and waits for no process."""
 
-import json
 import os
 import socket
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from yolo_lightning.checkpoints.checkpoint_file import read_checksum
 from yolo_lightning.commands.monitor.judgement import Facts, judge, remaining
 from yolo_lightning.commands.monitor.run_state import Checkpoint, Remaining, RunState, SensorReadings
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, NoHeartbeat, Phase
@@ -157,9 +157,8 @@ def checkpoints(folder: Path, now_s: float) -> list[Checkpoint]:
     found: dict[tuple[int, int], Checkpoint] = {}
     for path in sorted(folder.glob("*.ckpt"), key=lambda path: path.name == LAST_CHECKPOINT):
         with suppress(OSError):  # replaced since the listing
-            stat, steps = path.stat(), None
-            with suppress(OSError, ValueError, AttributeError):  # no sidecar file, or a damaged one
-                steps = json.loads(path.with_name(f"{path.name}.json").read_text()).get("steps")
+            stat, checksum = path.stat(), read_checksum(path)
+            steps = None if checksum is None else checksum.steps
             one = Checkpoint(path.name, max(0.0, now_s - stat.st_mtime), stat.st_size, steps)
             found.setdefault((stat.st_dev, stat.st_ino), one)
     return sorted(found.values(), key=lambda one: one.steps or 0, reverse=True)

@@ -35,12 +35,7 @@ Rows = Iterator[tuple[str, RenderableType]]
 
 
 def screen(state: RunState, deadline: datetime | None = None) -> RenderableType:
-    """Return the whole panel.
-
-    Args:
-        state: State of the run.
-        deadline: When the run must be finished.
-    """
+    """Return the panel with all rows; `deadline` is the time at which the run must be finished."""
     rows = Table.grid(padding=(0, 1), expand=True)
     rows.add_column(style="bold", width=7, no_wrap=True)
     rows.add_column(ratio=1)

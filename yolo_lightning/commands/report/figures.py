@@ -128,14 +128,8 @@ def step_figure(
 ) -> str | None:
     """Plot lines over trained batches, with incidents and the training time; None if all lines are empty.
 
-    Args:
-        name: Id of the figure in the page.
-        label: Label of the vertical axis.
-        lines: Lines to plot; empty ones are skipped.
-        metrics: All metrics, for steps and training time.
-        incidents: Incidents, marked at their steps by their numbers.
-        from_zero: Whether the vertical axis includes 0.
-        logarithmic: Whether the vertical axis is logarithmic if all values are positive.
+    Incidents are marked at their steps by their numbers. The vertical axis includes 0 with `from_zero`, and is
+    logarithmic with `logarithmic` if all values are positive.
     """
     lines = [line for line in lines if len(line.series)]
     if not lines:
@@ -214,12 +208,9 @@ def timeline_figure(contents: Contents) -> str | None:
 
 
 def month_figure(stage: str, months: Mapping[str, float], overall: float | None) -> str | None:
-    """Plot mAP50 by month (YYYY-MM), the challenge's months in colour; None for fewer than two months.
+    """Plot mAP50 by month (YYYY-MM) and of all frames (`overall`); None for fewer than two months.
 
-    Args:
-        stage: `val` or `test`.
-        months: mAP50 of each month, 0 to 1.
-        overall: mAP50 of all frames, or None.
+    Months that the challenge compares are coloured.
     """
     if len(months) < 2:
         return None

@@ -182,13 +182,8 @@ def score_all(
 ) -> Sweep:
     """Run NMS once per IoU threshold and score all pairs of thresholds.
 
-    Args:
-        parts: Candidates of the validation split above the lowest score threshold.
-        data: Data module, set up for validation.
-        known: Settings stored in the checkpoint.
-        classes: Number of classes.
-        score_thresholds: Values to try, ascending, with the checkpoint's value.
-        iou_thresholds: Values to try, with the checkpoint's value.
+    `score_thresholds` is ascending; the candidates have scores above its first value. Both sequences of thresholds
+    contain the value in `known`, the settings stored in the checkpoint.
     """
     index = data.index("valid")
     is_first = dict(zip(index.image_ids(), first_half(index).tolist(), strict=True))
