@@ -20,9 +20,9 @@ from yolo_lightning.supervision.heartbeat import ALLOWANCES_FILE, Phase
 from yolo_lightning.supervision.phase_timeouts import Allowances
 
 REPORTED = re.compile(
-    r"^supervisor: \S+ \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"
+    r"^supervisor: \S+(?: \S+)? (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"
 )
-RESTARTED = re.compile(r"^supervisor: \S+ \S+ restart in ")
+RESTARTED = re.compile(r"^supervisor: \S+(?: \S+)? restart in ")
 SLACK_S = 5.0
 RECOVERY_LIMIT_S = 20.0
 """Limit from the restart to the next step, on an idle machine."""
