@@ -2,7 +2,6 @@
 
     python scripts/import_map.py                    print the Mermaid diagram of CONTRIBUTING.md
     python scripts/import_map.py --write            replace the diagram in CONTRIBUTING.md
-    python scripts/import_map.py --rooms            print each room with its files and lines
 
 Uses the standard library only and imports nothing of the package: the source files are parsed.
 """
@@ -12,6 +11,7 @@ import ast
 import os
 from collections import defaultdict
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,26 +101,16 @@ def floor_of(room: str) -> int:
     for floor, rooms in enumerate(FLOORS):
         if room in rooms:
             return floor
-    raise ValueError(f"{room} is a room of no floor; rooms are {', '.join(sum(FLOORS, ()))}")
+    raise ValueError(f"room must be one of {', '.join(sum(FLOORS, ()))}, got {room!r}")
 
 
 def circles(found: Imports) -> list[tuple[str, ...]]:
-    """Return a circle of imports for every module that takes part in one, sorted."""
-    return sorted({circle for module in found if (circle := circle_through(module, found))})
-
-
-def circle_through(start: str, found: Imports) -> tuple[str, ...]:
-    """Return the modules of a shortest circle of imports through `start`, sorted; empty if there is none."""
-    paths: list[tuple[str, ...]] = [(start,)]
-    seen: set[str] = set()
-    for path in paths:  # grows while it is read: breadth first
-        for target in sorted(found.get(path[-1], ())):
-            if target == start:
-                return tuple(sorted(path))
-            if target not in seen:
-                seen.add(target)
-                paths.append((*path, target))
-    return ()
+    """Return the sorted modules of one circle of imports, an empty list if there is none."""
+    try:
+        TopologicalSorter(found).prepare()
+    except CycleError as error:
+        return [tuple(sorted(set(error.args[1])))]
+    return []
 
 
 def mermaid(between: Mapping[str, set[str]]) -> str:
@@ -147,27 +137,16 @@ def with_diagram(text: str, diagram: str) -> str:
     """Return a page with its Mermaid diagram replaced."""
     before, begin, rest = text.partition(DIAGRAM[0])
     _, end, after = rest.partition(DIAGRAM[1])
-    assert begin, "the page has no Mermaid diagram"
-    assert end, "the Mermaid diagram has no end"
+    assert end, "the page has no complete Mermaid diagram"
     return before + begin + diagram + end + after
 
 
 def main() -> None:
-    """Print or write what the command line asks for."""
+    """Print the diagram, or write it into CONTRIBUTING.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="replace the diagram in CONTRIBUTING.md")
-    parser.add_argument("--rooms", action="store_true", help="print each room with its files and lines")
-    arguments = parser.parse_args()
-    files = modules(PACKAGE)
-    if arguments.rooms:
-        sizes: dict[str, list[int]] = defaultdict(list)
-        for name, path in files.items():
-            sizes[room_of(name)].append(len(path.read_text(encoding="utf-8").splitlines()))
-        for room, lines in sorted(sizes.items()):
-            print(f"{room:12} {len(lines):4} files {sum(lines):6} lines")
-        return
-    diagram = mermaid(arrows(imports(files)))
-    if arguments.write:
+    diagram = mermaid(arrows(imports(modules(PACKAGE))))
+    if parser.parse_args().write:
         CONTRIBUTING.write_text(with_diagram(CONTRIBUTING.read_text(encoding="utf-8"), diagram), encoding="utf-8")
     else:
         print(diagram, end="")

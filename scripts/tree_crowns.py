@@ -23,6 +23,8 @@ PICTURES = {
     "val": ("2019_YELL_2_541000_4977000_image_crop",),
 }
 FOLDER = "deepforest/data"
+TILE, STEP = 320, 160
+"""Side of a tile and step between training tiles, pixels."""
 LEAST_SHARE = 0.4
 """Share of the area of a box that a tile must show."""
 
@@ -34,19 +36,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path, help="wheel, or folder of the unpacked wheel")
     parser.add_argument("target", type=Path, help="output folder")
-    parser.add_argument("--tile", type=int, default=320, help="side of a tile, pixels (default: %(default)s)")
-    parser.add_argument("--step", type=int, default=160, help="step between training tiles (default: %(default)s)")
     arguments = parser.parse_args()
     package = arguments.package
     root: Path | zipfile.Path = zipfile.Path(package) if package.is_file() else package
     for split, names in PICTURES.items():
-        step = arguments.step if split == "train" else arguments.tile
+        step = STEP if split == "train" else TILE
         tiles = crowns = 0
         for name in names:
             data = np.frombuffer((root / FOLDER / f"{name}.png").read_bytes(), dtype=np.uint8)
             picture = np.asarray(cv2.imdecode(data, cv2.IMREAD_COLOR), dtype=np.uint8)
             boxes = read_boxes((root / FOLDER / f"{name}.xml").read_text())
-            counts = write_tiles(arguments.target, split, name, picture, boxes, arguments.tile, step)
+            counts = write_tiles(arguments.target, split, name, picture, boxes, TILE, step)
             tiles, crowns = tiles + len(counts), crowns + sum(counts)
         print(f"{split}: {tiles} tiles, {crowns} boxes")
     (arguments.target / "data.yaml").write_text("path: .\ntrain: images/train\nval: images/val\nnames: {0: tree}\n")

@@ -20,7 +20,7 @@ from faults.run import Action, Run, put
 from yolo_lightning.supervision.heartbeat import Phase
 
 Effect = Callable[[Run], None]
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 
 TRAINING = frozenset({Phase.STEP, Phase.FETCH})
 DISK_TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze", "fallocate")
@@ -105,50 +105,31 @@ def workers(run: Run) -> list[int]:
     return sorted(pid for pid in found if "multiprocessing.spawn" in Path(f"/proc/{pid}/cmdline").read_text())
 
 
-def send(number: signal.Signals, target: str, kill: Callable[[Run], None]) -> Effect:
-    """Return an effect that records a signal to `target` and sends the signal by `kill`."""
+TARGETS: dict[str, Callable[[Run, signal.Signals], None]] = {
+    "trainer": lambda run, number: os.kill(run.trainer, number),
+    "worker": lambda run, number: os.kill(workers(run)[0], number),
+    "supervisor": lambda run, number: os.kill(run.process.pid, number),
+    # As a terminal or a service manager does.
+    "process group": lambda run, number: os.killpg(run.process.pid, number),
+    # With its workers and the resource tracker of multiprocessing: no process cleans up.
+    "process group of the trainer": lambda run, number: os.killpg(os.getpgid(run.trainer), number),
+}
+
+
+def send(number: signal.Signals, *targets: str) -> Effect:
+    """Return an effect that sends a signal to `TARGETS`, as a fault of the trainer."""
 
     def effect(run: Run) -> None:
-        run.begin_fault(f"{number.name} to {target}")
-        kill(run)
+        run.begin_fault(f"{number.name} to {', '.join(targets)}")
+        for target in targets:
+            TARGETS[target](run, number)
 
     return effect
-
-
-def to_trainer(number: signal.Signals) -> Effect:
-    return send(number, "the trainer", lambda run: os.kill(run.trainer, number))
 
 
 def pause_trainer(run: Run) -> None:
     """Stop the trainer while another effect is prepared; this is no fault."""
     os.kill(run.trainer, signal.SIGSTOP)
-
-
-def to_worker(number: signal.Signals) -> Effect:
-    return send(number, "a worker", lambda run: os.kill(workers(run)[0], number))
-
-
-def to_supervisor(number: signal.Signals) -> Effect:
-    return send(number, "the supervisor", lambda run: os.kill(run.process.pid, number))
-
-
-def to_group(number: signal.Signals) -> Effect:
-    """Send a signal to the process group of the command, like a terminal or a service manager."""
-    return send(number, "the process group", lambda run: os.killpg(run.process.pid, number))
-
-
-def kill_trainer_group(run: Run) -> None:
-    """Kill the trainer, its workers and the resource tracker of multiprocessing at once: no process cleans up."""
-    run.begin_fault("SIGKILL to the process group of the trainer")
-    os.killpg(os.getpgid(run.trainer), signal.SIGKILL)
-
-
-def kill_all(run: Run) -> None:
-    """Kill the supervisor and the process group of the trainer."""
-    run.begin_fault("SIGKILL to the supervisor and the process group of the trainer")
-    group = os.getpgid(run.trainer)
-    os.kill(run.process.pid, signal.SIGKILL)
-    os.killpg(group, signal.SIGKILL)
 
 
 def remember_workers(run: Run) -> None:
@@ -294,10 +275,6 @@ def damage_checkpoints(damage: Damage, *, newest: int | None = 1) -> Effect:
     return effect
 
 
-def halve(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def empty(path: Path) -> None:
     os.truncate(path, 0)
 
@@ -308,10 +285,6 @@ def flip_bit(path: Path) -> None:
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 4]))
-
-
-def replace_by_text(path: Path) -> None:
-    path.write_bytes(b"this is no checkpoint\n")
 
 
 def damage_heartbeat(damage: Damage) -> Effect:

@@ -20,8 +20,10 @@ from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
 
-REPORTED = re.compile(r"^supervisor: \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$")
-RESTARTED = re.compile(r"^supervisor: \S+ restart in ")
+REPORTED = re.compile(
+    r"^supervisor: \S+(?: \S+)? (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"
+)
+RESTARTED = re.compile(r"^supervisor: \S+(?: \S+)? restart in ")
 SLACK_S = 5.0
 RECOVERY_LIMIT_S = 20.0
 """Limit from the restart to the next step, on an idle machine."""
@@ -33,16 +35,10 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class FinalState:
-    """Compared part of a run folder.
+    """Compared part of a run folder."""
 
-    Attributes:
-        tensors: Tensors of the last and the best checkpoint by name.
-        rows: Rows of metrics.csv without their times.
-        steps: Number of steps trained.
-    """
-
-    tensors: dict[str, Tensor]
-    rows: list[dict[str, str]]
+    tensors: dict[str, Tensor]  # of the last and the best checkpoint
+    rows: list[dict[str, str]]  # of metrics.csv, without their times
     steps: int
 
     @classmethod
@@ -98,39 +94,22 @@ def differences(found: FinalState, expected: FinalState) -> list[str]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row of the result table.
-
-    Attributes:
-        name: Name of the case.
-        fault: Description.
-        noticed_s: Longest time from a fault to its report; None without a report.
-        reported: Class and sentence of the last report.
-        lost_steps: Largest number of steps that a restart repeated; None without a restart.
-        recovered_s: Longest time from the decision to restart to the next step; None without a restart.
-        leftovers: Processes, shared memory and temporary files that remained.
-        codes: Exit codes.
-        wrong: What failed; empty for a pass.
-        skipped: Why the case was not run; empty if it was.
-        took_s: Duration in seconds.
-        kills: In a soak: trigger, phase, epoch and step of each kill.
-        lost_each: Steps that each restart repeated.
-        recovered_each_s: Seconds from each restart to the next step.
-    """
+    """One row of the result table."""
 
     name: str
     fault: str
-    noticed_s: float | None = None
-    reported: str = ""
-    lost_steps: int | None = None
-    recovered_s: float | None = None
-    leftovers: tuple[str, ...] = ()
-    codes: tuple[int, ...] = ()
-    wrong: tuple[str, ...] = ()
-    skipped: str = ""
+    noticed_s: float | None = None  # longest time from a fault to its report; None without a report
+    reported: str = ""  # class and sentence of the last report
+    lost_steps: int | None = None  # largest number of steps that a restart repeated; None without a restart
+    recovered_s: float | None = None  # longest time from the decision to restart to the next step
+    leftovers: tuple[str, ...] = ()  # processes, shared memory and temporary files that remained
+    codes: tuple[int, ...] = ()  # exit codes
+    wrong: tuple[str, ...] = ()  # what failed; empty for a pass
+    skipped: str = ""  # why the case was not run; empty if it was
     took_s: float = 0.0
-    kills: tuple[tuple[str, str, int, int], ...] = ()
-    lost_each: tuple[int, ...] = ()
-    recovered_each_s: tuple[float, ...] = ()
+    kills: tuple[tuple[str, str, int, int], ...] = ()  # in a soak: trigger, phase, epoch and step of each kill
+    lost_each: tuple[int, ...] = ()  # repeated steps of each restart
+    recovered_each_s: tuple[float, ...] = ()  # time to the next step of each restart
 
 
 def judge(run: Run, expected: FinalState | None) -> Verdict:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from faults import actions as do
-from faults.actions import at_step, in_phase, to_group, to_supervisor, to_trainer, to_worker
+from faults.actions import at_step, in_phase, send
 from faults.run import Case, Report, Run, put
 from faults.soak import RANDOM_CASES
 from yolo_lightning.supervision.classify import StallClass
@@ -23,7 +23,8 @@ from yolo_lightning.supervision.settings import SuperviseSettings
 UNKNOWN, GPU, LIVELOCK = StallClass.UNKNOWN, StallClass.GPU_STALL, StallClass.LIVELOCK
 LOADER_STALL, LOADER_CRASH = StallClass.LOADER_STALL, StallClass.LOADER_CRASH
 SIGINT, SIGKILL, SIGSTOP, SIGTERM = signal.SIGINT, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
-KILL = to_trainer(SIGKILL)
+GROUP, TRAINER_GROUP = "process group", "process group of the trainer"
+KILL = send(SIGKILL, "trainer")
 AT_ONCE_S, LOADER_DEATH_S = 1.0, 5.0
 AT_FRAME = "@ frame 24"  # the second or third batch of a worker, in the first epoch
 FETCH, STEP = {"fetch_s": 3.0}, {"step_s": 2.0}
@@ -159,11 +160,19 @@ def notified_before_thaw(run: Run) -> list[str]:
 
 
 def notified_once_of_full_disk(run: Run) -> list[str]:
-    count = sum('"event": "disk full"' in text for _, text in run.notes["messages"])
+    count = sum('disk full"' in text for _, text in run.notes["messages"])
     return [] if count == 1 else [f"{count} notifications of the full disk instead of one"]
 
 
 OWN_DISK: dict[str, Any] = {"prepare": own_disk_and_webhook, "clean_up": clean_up, "unavailable": do.cannot_mount}
+
+
+def replace_by_text(path: Path) -> None:
+    path.write_text("this is not a checkpoint\n")
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
 
 
 def damaged(damage: do.Damage, newest: int | None = 1) -> tuple[Any, ...]:
@@ -186,15 +195,15 @@ CASES: tuple[Case, ...] = (
          reports=stuck("compute (", "state R", "id="), **STUCK_WORKER),
     Case("3", "worker: C call that holds the interpreter lock", (f"c_call_with_lock {AT_FRAME}",),
          reports=stuck("c_call_with_lock (", "state S"), **STUCK_WORKER),
-    Case("4", "worker: SIGSTOP", (), (at_step(6, to_worker(SIGSTOP)),),
+    Case("4", "worker: SIGSTOP", (), (at_step(6, send(SIGSTOP, "worker")),),
          stuck("stopped (T)"), timeouts_s=FETCH, workers=2, fallback_level=1),
     Case("5", "worker: state D", (f"d_state {AT_FRAME}",),
          reports=stuck("d_state (", "state D", "in the kernel in "), **STUCK_WORKER),
     # torch reports "killed by signal" or "exited unexpectedly", or a broken socket, whichever is first.
-    Case("6a", "worker: SIGKILL, as if memory ran out", (), (at_step(6, to_worker(SIGKILL)),),
+    Case("6a", "worker: SIGKILL, as if memory ran out", (), (at_step(6, send(SIGKILL, "worker")),),
          WORKER_KILLED, workers=2),
     Case("6b", "worker: SIGKILL, twice in succession", (),
-         (at_step(6, to_worker(SIGKILL)), at_step(12, to_worker(SIGKILL))),
+         (at_step(6, send(SIGKILL, "worker")), at_step(12, send(SIGKILL, "worker"))),
          WORKER_KILLED * 2, workers=1, fallback_level=1),
     Case("7a", "worker: segmentation fault", (f"segfault {AT_FRAME}",), workers=1,
          reports=(Report(LOADER_CRASH, ("is killed by signal: Segmentation fault",), within_s=LOADER_DEATH_S),)),
@@ -230,7 +239,7 @@ CASES: tuple[Case, ...] = (
     Case("14a", "trainer: state D", ("d_state @ step 8",), reports=hang("d_state (", "state D"), timeouts_s=STEP),
     Case("14b", "trainer: state D, holding the interpreter lock", ("d_state_with_lock @ step 8",),
          reports=hang("d_state_with_lock (", "state D"), timeouts_s=STEP),
-    Case("15", "trainer: SIGSTOP", (), (at_step(8, to_trainer(SIGSTOP)),),
+    Case("15", "trainer: SIGSTOP", (), (at_step(8, send(SIGSTOP, "trainer")),),
          hang("stopped (T)", phase=""), timeouts_s=STEP | {"fetch_s": 2.0, "save_s": 2.0}),
     Case("16a", "trainer: busy loop", ("compute @ step 8",), reports=hang("compute (", kind=LIVELOCK), timeouts_s=STEP),
     Case("16b", "trainer: lock that is never released", ("lock @ step 8",), reports=hang("lock ("), timeouts_s=STEP),
@@ -249,30 +258,30 @@ CASES: tuple[Case, ...] = (
     Case("19d", "trainer: SIGKILL before the first batch of an epoch", ("kill @ epoch start 1",), reports=KILLED),
     Case("20", "trainer: SIGKILL twice in the second epoch", ("kill @ step 23", "kill @ step 29"), reports=KILLED * 2),
     # Checkpoints and disks.
-    Case("21a", "newest checkpoint cut in half", (), damaged(do.halve), KILLED,
-         lost_steps=10, log=("passed over", "bytes instead of")),
+    Case("21a", "newest checkpoint cut in half", (), damaged(halve), KILLED,
+         lost_steps=10, log=("skipped", "bytes instead of")),
     Case("21b", "newest checkpoint empty", (), damaged(do.empty), KILLED,
-         lost_steps=10, log=("passed over", "bytes instead of")),
+         lost_steps=10, log=("skipped", "bytes instead of")),
     Case("21c", "newest checkpoint with one wrong bit", (), damaged(do.flip_bit), KILLED,
-         lost_steps=10, log=("passed over", "checksum")),
-    Case("21d", "newest checkpoint replaced by a text file", (), damaged(do.replace_by_text), KILLED,
-         lost_steps=10, log=("passed over",)),
+         lost_steps=10, log=("skipped", "checksum")),
+    Case("21d", "newest checkpoint replaced by a text file", (), damaged(replace_by_text), KILLED,
+         lost_steps=10, log=("skipped",)),
     Case("21e", "clock set back by a day, then four kills: all older checkpoints have later dates", (),
          (at_step(17, do.pause_trainer, date_checkpoints_ahead, KILL), *(at_step(step, KILL) for step in (22, 27, 29))),
          KILLED * 4),
-    Case("22", "all checkpoints damaged", (), damaged(do.halve, None), KILLED + REFUSED,
-         codes=(2,), log=("nothing to resume: every checkpoint of", "a restart cannot mend that"),
+    Case("22", "all checkpoints damaged", (), damaged(halve, None), KILLED + REFUSED,
+         codes=(2,), log=("nothing to resume: every checkpoint of", "a restart cannot correct this error"),
          exact=False, lost_steps=None, check=checkpoints_untouched),
-    Case("23a", "disk full for some saves", (), disk_full(17, 27, 1 << 20), log=("could not save", "training goes on")),
+    Case("23a", "disk full for some saves", (), disk_full(17, 27, 1 << 20), log=("could not save", "training continues")),
     Case("23b", "disk full at the save of the best checkpoint", (), disk_full(13, 20, 1 << 20),
          log=("best.ckpt",), exact_best=False),
     Case("23c", "disk full for the log of the supervisor", (), disk_full(5, 25, of_supervisor=True)),
-    Case("23d", "disk full for all files", (), disk_full(7, 12), log=("training goes on",)),
+    Case("23d", "disk full for all files", (), disk_full(7, 12), log=("training continues",)),
     Case("23h", "disk of the run folder hangs for 20 s (fsfreeze)", (), (at_step(8, do.freeze_disk(20.0)),),
-         (Report(StallClass.STORAGE, ("the disk of the run folder has not answered",)),),
+         (Report(StallClass.STORAGE, ("the disk of the run folder has not responded",)),),
          timeouts_s={"fetch_s": 3.0, "step_s": 3.0, "save_s": 3.0, "epoch_end_s": 3.0},
          supervision={"part_timeout_s": 2.0, "kill_wait_s": 1.0},
-         log=("SIGKILL takes effect when the disk answers", "the killed processes have ended"),
+         log=("SIGKILL takes effect when the disk responds", "the killed processes ended"),
          check=notified_before_thaw, **OWN_DISK),
     Case("23s", "disk of the run folder full: the trainer ends because it cannot write; space is freed after 10 s",
          ("needs_space @ step 8",),
@@ -287,7 +296,7 @@ CASES: tuple[Case, ...] = (
          environment={"FAULTS_UNKILLABLE": "{folder}/unkillable"}, check=one_trainer),
     Case("25", "GPU does not answer after a stall (simulated by a smoke test that hangs)", ("synchronize @ step 8",),
          reports=hang("synchronize (", kind=GPU), codes=(77,), timeouts_s=STEP, supervision={"smoke_test_s": 1.0},
-         exact=False, log=("needs reboot: the GPU has not answered for 1 s",),
+         exact=False, log=("needs reboot: the GPU has not responded for 1 s",),
          smoke_test=(sys.executable, "-c", "import time; time.sleep(1000)"), check=one_trainer),
     Case("26", "worker: endless sleep at every fallback level", ("sleep @ frame 16 always",),
          reports=hang("sleep (", phase="fetch", kind=LOADER_STALL) * 3, codes=(76,), timeouts_s={"fetch_s": 6.0},
@@ -300,15 +309,16 @@ CASES: tuple[Case, ...] = (
          timeouts_s=STEP | {"fetch_s": 2.0}, check=one_trainer),
     Case("29a", "all processes suspended for longer than any phase timeout", (),
          (at_step(8, do.to_all(SIGSTOP)), do.after(7.0, do.to_all(signal.SIGCONT))),
-         timeouts_s=STEP | {"fetch_s": 3.0, "save_s": 3.0}, check=one_trainer),
+         timeouts_s=STEP | {"fetch_s": 3.0, "save_s": 3.0}, workers=2,
+         log=("the watching process was suspended for",), check=one_trainer),
     Case("29b", "wall clock jumps one hour forward, then two hours back (simulated clock)", (),
          (at_step(5, do.write_number("clock", lambda run: HOUR_S)),
           at_step(20, do.write_number("clock", lambda run: -HOUR_S))),
          timeouts_s=STEP | {"fetch_s": 3.0}, environment={"FAULTS_CLOCK": "{folder}/clock"}, check=one_trainer),
     Case("30a", "heartbeat file deleted", (), (at_step(8, do.damage_heartbeat(Path.unlink)),),
-         log=("blind: there is no record",)),
+         log=("no heartbeat: the heartbeat file does not exist",)),
     Case("30b", "heartbeat file unreadable", (), (at_step(8, do.damage_heartbeat(do.replace_by_folder)),),
-         log=("blind: the record cannot be read",)),
+         log=("no heartbeat: the heartbeat file cannot be read",)),
     Case("30c", "heartbeat file truncated while the trainer writes it", (),
          (at_step(8, do.damage_heartbeat(do.empty)),), (Report(UNKNOWN, ("SIGBUS",), within_s=AT_ONCE_S),)),
     Case("30d", "heartbeat file replaced by a copy that is never updated", (),
@@ -318,17 +328,17 @@ CASES: tuple[Case, ...] = (
          ("lock @ step 12",), (at_step(8, do.damage_heartbeat(Path.unlink)),),
          (Report(UNKNOWN, ("lock (",), within_s=LARGEST_S + 10.0),),
          timeouts_s={field.name: LARGEST_S for field in fields(PhaseTimeouts)}, supervision={"factor": 1.0}),
-    Case("31", "supervisor: SIGKILL; then fit --resume", (), (at_step(8, to_supervisor(SIGKILL)),),
+    Case("31", "supervisor: SIGKILL; then fit --resume", (), (at_step(8, send(SIGKILL, "supervisor")),),
          codes=(-SIGKILL, 0), workers=2),
     Case("32", "a second supervisor on the same run folder", ("slow @ step 8", "slow @ step 9", "slow @ step 10"),
          (at_step(7, do.start_second),), check=one_trainer_and_second_refused),
     Case("33a", "supervisor: SIGTERM during normal training; then fit --resume", (),
-         (at_step(8, to_supervisor(SIGTERM)),), codes=(128 + SIGTERM, 0), lost_steps=0, workers=2),
+         (at_step(8, send(SIGTERM, "supervisor")),), codes=(128 + SIGTERM, 0), lost_steps=0, workers=2),
     Case("33b", "supervisor: Ctrl-C during normal training; then fit --resume", (),
-         (at_step(8, to_supervisor(SIGINT)),), codes=(128 + SIGINT, 0), lost_steps=0),
+         (at_step(8, send(SIGINT, "supervisor")),), codes=(128 + SIGINT, 0), lost_steps=0),
     Case("33c", "supervisor: SIGTERM while the trainer hangs; then fit --resume", ("c_call @ step 8",),
-         (do.when_fired(to_supervisor(SIGTERM)),), codes=(128 + SIGTERM, 0), supervision={"grace_s": 2.0}),
-    Case("34", "trainer: SIGTERM from outside", (), (at_step(9, to_trainer(SIGTERM)),),
+         (do.when_fired(send(SIGTERM, "supervisor")),), codes=(128 + SIGTERM, 0), supervision={"grace_s": 2.0}),
+    Case("34", "trainer: SIGTERM from outside", (), (at_step(9, send(SIGTERM, "trainer")),),
          (Report(UNKNOWN, ("stopped by SIGTERM (exit code 143)",), within_s=5.0),), lost_steps=0),
     Case("35a", "trainer: hangs when the interpreter ends", ("sleep_at_exit @ fit end",),
          reports=hang("sleep (", phase="exit"), timeouts_s={"exit_s": 3.0}, check=one_trainer),
@@ -344,7 +354,7 @@ CASES: tuple[Case, ...] = (
     Case("38a", "worker: memory leak up to a limit", (f"memory {AT_FRAME}",), workers=1, fallback_level=1,
          reports=(Report(LOADER_CRASH, ("MemoryError",), within_s=LOADER_DEATH_S),)),
     Case("38b", "/dev/shm full", (), (at_step(6, do.fill_shared_memory),),
-         (Report(LOADER_STALL, ("workers wait for work", "unable to allocate shared memory"), "fetch", 30.0),),
+         (Report(LOADER_STALL, ("workers are idle", "unable to allocate shared memory"), "fetch", 30.0),),
          timeouts_s=FETCH, workers=2, fallback_level=1, small_shared_memory=True, unavailable=do.cannot_unshare),
     Case("39a", "notifications: a webhook that never answers, a ping that answers 500; the trainer is killed", (),
          (at_step(8, KILL),), KILLED, prepare=deaf_webhook_and_failing_ping, log=("webhook", "ping"),
@@ -353,11 +363,11 @@ CASES: tuple[Case, ...] = (
          (at_step(8, KILL),), KILLED, log=("webhook",),
          config={"supervision.notify.webhook": "http://notify.invalid/hook"}),
     Case("40a", "trainer: SIGKILL to its process group, with workers and resource tracker", (),
-         (at_step(8, do.kill_trainer_group),), KILLED, workers=2),
+         (at_step(8, send(SIGKILL, TRAINER_GROUP)),), KILLED, workers=2),
     Case("40b", "SIGKILL to supervisor, trainer, workers and resource tracker at once; then fit --resume", (),
-         (at_step(8, do.kill_all),), codes=(-SIGKILL, 0), workers=2),
+         (at_step(8, send(SIGKILL, "supervisor", TRAINER_GROUP)),), codes=(-SIGKILL, 0), workers=2),
     Case("40c", "without a supervisor: SIGKILL to the process group; then fit --resume", (),
-         (at_step(8, do.kill_trainer_group),), codes=(-SIGKILL, 0), **UNSUPERVISED),
+         (at_step(8, send(SIGKILL, TRAINER_GROUP)),), codes=(-SIGKILL, 0), **UNSUPERVISED),
     Case("41a", "learning rate and number of epochs changed between attempts", (),
          (at_step(8, do.edit(model__lr0=0.02, trainer__max_epochs=3), KILL),), KILLED, exact=False,
          log=("changed since the checkpoint: model.lr0 was 0.01, now 0.02 (used)",
@@ -375,18 +385,19 @@ CASES: tuple[Case, ...] = (
     *(Case(name, f"without a supervisor: {fault}; then fit --resume", (), (action,), codes=(128 + number, 0),
            lost_steps=0, log=(f"stopped by {number.name} after step", "resume with: "), **UNSUPERVISED)
       for name, fault, number, action in (
-          ("43a", "Ctrl-C to the process group", SIGINT, at_step(8, to_group(SIGINT))),
-          ("43b", "SIGTERM to the process group", SIGTERM, at_step(8, to_group(SIGTERM))),
-          ("43c", "SIGTERM to the main process", SIGTERM, at_step(8, to_trainer(SIGTERM))),
-          ("43d", "Ctrl-C to the process group in a validation", SIGINT, in_phase(Phase.VALIDATE, to_group(SIGINT))))),
+          ("43a", "Ctrl-C to the process group", SIGINT, at_step(8, send(SIGINT, GROUP))),
+          ("43b", "SIGTERM to the process group", SIGTERM, at_step(8, send(SIGTERM, GROUP))),
+          ("43c", "SIGTERM to the main process", SIGTERM, at_step(8, send(SIGTERM, "trainer"))),
+          ("43d", "Ctrl-C to the process group in a validation", SIGINT,
+           in_phase(Phase.VALIDATE, send(SIGINT, GROUP))))),
     Case("43e", "without a supervisor: SIGTERM to the process group before the first step", (),
-         (in_phase(Phase.FIRST_BATCH, to_group(SIGTERM)),), codes=(128 + SIGTERM,), exact=False,
+         (in_phase(Phase.FIRST_BATCH, send(SIGTERM, GROUP)),), codes=(128 + SIGTERM,), exact=False,
          log=("stopped by SIGTERM before a step was trained: nothing to save",), **UNSUPERVISED),
 )
 
 QUICK = Case("quick", "rows 4, 17 and 12 in one run: worker stopped, trainer killed, trainer in a C call",
-             ("c_call @ step 19",), (at_step(3, to_worker(SIGSTOP)), at_step(12, KILL)),
-             (*stuck("stopped (T)"), *KILLED, *hang("c_call (", "state S")),
+             ("c_call @ step 19",), (at_step(3, send(SIGSTOP, "worker")), at_step(12, KILL)),
+             hang("worker process", "stopped (T)", phase="", kind=LOADER_STALL) + KILLED + hang("c_call (", "state S"),
              timeouts_s={"fetch_s": 3.0, "step_s": 2.0, "save_s": 3.0}, workers=1, fallback_level=1, typed=True)
 """Detects, names and survives a stall and a crash in one run; runs only if chosen by name."""
 # fmt: on

@@ -23,6 +23,7 @@ from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Pha
 from yolo_lightning.supervision.output import LOG_FILE
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
+from yolo_lightning.supervision.settings import JOB_VARIABLE
 from yolo_lightning.supervision.supervised_fit import job
 from yolo_lightning.utils.run_files import HEARTBEAT_FILE, LOCK_FILE
 
@@ -42,77 +43,46 @@ RESUMED = re.compile(r"^run folder: .*, checkpoint: (.*\.ckpt)$")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Expected incident report of the supervisor.
+    """Expected incident report of the supervisor."""
 
-    Attributes:
-        kind: Class of the stall or crash; None accepts every class.
-        words: Parts of the sentence.
-        phase: Phase of the incident; an empty string accepts every phase.
-        within_s: Seconds from the fault to the report; None for the phase timeout plus five seconds.
-    """
-
-    kind: StallClass | None
-    words: tuple[str, ...] = ()
-    phase: str = ""
-    within_s: float | None = None
+    kind: StallClass | None  # None accepts every class
+    words: tuple[str, ...] = ()  # parts of the sentence
+    phase: str = ""  # an empty string accepts every phase
+    within_s: float | None = None  # from the fault to the report; None for the phase timeout plus five seconds
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the matrix: a run, its faults and the expected outcome.
+    """One row of the matrix: a run, its faults and the expected outcome."""
 
-    Attributes:
-        name: Number of the row, and a letter if the row has several cases.
-        fault: Description.
-        inside: Faults called by the trainer or a worker, texts of `InsideFault`.
-        outside: Actions from outside, in order; each is called repeatedly until it returns True.
-        reports: Expected incident reports, in order.
-        codes: Expected exit codes: of the first command, then of each `fit --resume` that follows.
-        timeouts_s: Short phase timeouts by name of `PhaseTimeouts`; the others are long.
-        supervision: Other settings of the supervisor.
-        config: Other values of the configuration, by dotted key.
-        workers: Loader workers.
-        environment: Variables of all processes.
-        smoke_test: Command that replaces the smoke test of a GPU.
-        small_shared_memory: Whether the run has its own /dev/shm of 2 MB.
-        typed: Whether the command line of a user starts the run. Otherwise its supervisor is started directly, which
-            saves ten seconds of imports. Every `fit --resume` is the command line of a user.
-        limit_s: Seconds after which the run is ended as hung.
-        fallback_level: Expected fallback level at the end.
-        exact: Whether the final state must equal that of the uninterrupted run, bit for bit.
-        exact_best: Whether the best checkpoint must be equal as well.
-        lost_steps: Largest number of steps that a restart may repeat; None for any.
-        log: Texts that the output must contain.
-        check: Returns what else is wrong with the finished run.
-        prepare: Called before the start.
-        clean_up: Called after the verdict, also after an error.
-        unavailable: Returns why this machine cannot run the case, or an empty string.
-    """
-
-    name: str
-    fault: str
-    inside: tuple[str, ...] = ()
-    outside: "tuple[Action, ...]" = ()
-    reports: tuple[Report, ...] = ()
-    codes: tuple[int, ...] = (0,)
-    timeouts_s: dict[str, float] = field(default_factory=dict)
-    supervision: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
+    name: str  # number of the row, and a letter if the row has several cases
+    fault: str  # description
+    inside: tuple[str, ...] = ()  # faults called by the trainer or a worker, texts of `InsideFault`
+    outside: "tuple[Action, ...]" = ()  # actions from outside, one after another
+    reports: tuple[Report, ...] = ()  # expected reports, in order
+    codes: tuple[int, ...] = (0,)  # expected exit codes: of the first command, then of each following `fit --resume`
+    # Settings of the run.
+    timeouts_s: dict[str, float] = field(default_factory=dict)  # short phase timeouts by name; the others are long
+    supervision: dict[str, Any] = field(default_factory=dict)  # other settings of the supervisor
+    config: dict[str, Any] = field(default_factory=dict)  # other values of the configuration, by dotted key
     workers: int = 0
     environment: dict[str, str] = field(default_factory=dict)
-    smoke_test: tuple[str, ...] = ()
-    small_shared_memory: bool = False
+    smoke_test: tuple[str, ...] = ()  # command that replaces the smoke test of a GPU
+    small_shared_memory: bool = False  # whether the run has its own /dev/shm of 2 MB
+    # Whether the command line of a user starts the run. Otherwise its supervisor is started directly, which saves ten
+    # seconds of imports. Every `fit --resume` is the command line of a user.
     typed: bool = False
-    limit_s: float = 600.0
+    limit_s: float = 600.0  # after this time the run is ended as hung
+    # Expected outcome.
     fallback_level: int = 0
-    exact: bool = True
-    exact_best: bool = True
-    lost_steps: int | None = 5
-    log: tuple[str, ...] = ()
-    check: "Callable[[Run], list[str]]" = lambda run: []
-    prepare: "Callable[[Run], None]" = lambda run: None
-    clean_up: "Callable[[Run], None]" = lambda run: None
-    unavailable: Callable[[], str] = lambda: ""
+    exact: bool = True  # whether the final state must equal that of the uninterrupted run, bit for bit
+    exact_best: bool = True  # whether the best checkpoint must be equal as well
+    lost_steps: int | None = 5  # largest number of steps that a restart may repeat; None for any
+    log: tuple[str, ...] = ()  # texts that the output must contain
+    check: "Callable[[Run], list[str]]" = lambda run: []  # returns what else is wrong
+    prepare: "Callable[[Run], None]" = lambda run: None  # called before the start
+    clean_up: "Callable[[Run], None]" = lambda run: None  # called after the verdict, also after an error
+    unavailable: Callable[[], str] = lambda: ""  # returns why this machine cannot run the case
 
     @property
     def row(self) -> int:
@@ -197,7 +167,8 @@ class Run:
         settings = SuperviseSettings(**given | {"phase_timeouts": PhaseTimeouts(**given["phase_timeouts"])})
         made = job(fit, self.run_folder, workers=self.case.workers, settings=settings, on_gpu=False)
         made = replace(made, smoke_test=self.case.smoke_test)
-        return [sys.executable, "-m", "yolo_lightning.supervision", str(self.run_folder), made.to_json()]
+        words = [sys.executable, "-m", "yolo_lightning.supervision", str(self.run_folder)]
+        return ["env", f"{JOB_VARIABLE}={made.to_json()}", *words]
 
     def start(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Start a process of this case."""

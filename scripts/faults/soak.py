@@ -4,7 +4,7 @@ import random
 import signal
 import time
 
-from faults.actions import at_step, edit, in_phase, to_trainer, to_worker, while_saving
+from faults.actions import at_step, edit, in_phase, send, while_saving
 from faults.run import STEPS_PER_EPOCH, Action, Case, Report, Run
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
@@ -46,7 +46,7 @@ def kill(trigger: str, step: int, generator: random.Random) -> Action:
         phase = run.record.phase.name.lower().replace("_", " ")
         run.notes.setdefault(KILLS, []).append((trigger, phase, run.record.epoch, run.record.step))
 
-    effects = (edit(data__loader__num_workers=generator.choice((0, 0, 1, 2))), note, to_trainer(signal.SIGKILL))
+    effects = (edit(data__loader__num_workers=generator.choice((0, 0, 1, 2))), note, send(signal.SIGKILL, "trainer"))
     if trigger == "save":
         return while_saving(generator.randrange(CHECKPOINT_BYTES), *effects)
     delayed = (lambda run: time.sleep(pause_s), *effects)
@@ -68,7 +68,7 @@ def random_case(seed: int) -> Case:
         f"42{chr(ord('a') + seed)}",
         f"random: {', then '.join(inside)}, then {number.name} to a worker at step {third}",
         inside,
-        (at_step(third, to_worker(number)),),
+        (at_step(third, send(number, "worker")),),
         (Report(None),) * 3,
         timeouts_s={"step_s": 3.0, "fetch_s": 3.0, "save_s": 5.0},
         workers=2,

@@ -1,4 +1,4 @@
-"""The comparison with Ultralytics' trainer: what both are given, what is read back. Only the slow test trains."""
+"""Comparison with the trainer of Ultralytics: its datasets and results. Only the slow test trains."""
 
 import importlib
 import json
@@ -34,7 +34,7 @@ def find(**given: Path) -> Any:
     return script("comparison.dataset").Dataset.find(given.get("root"), given.get("data"), **names)
 
 
-def test_kind_of_dataset_decides_reader_and_recipe(tmp_path: Path) -> None:
+def test_kind_of_dataset_selects_format_and_configuration(tmp_path: Path) -> None:
     ltdv2, yolo, coco = find(root=tmp_path), find(data=tmp_path / "a.yaml"), find(data=coco_folder(tmp_path / "coco"))
     assert [one.options["format"] for one in (ltdv2, yolo, coco)] == ["ltdv2", str(tmp_path / "a.yaml"), "coco"]
     assert [Path(one.config).name for one in (ltdv2, yolo, coco)] == ["ltdv2.yaml", "yolo.yaml", "yolo.yaml"]
@@ -43,7 +43,7 @@ def test_kind_of_dataset_decides_reader_and_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [(), ("root", "data"), ("data",)], ids=["none", "both", "unknown"])
-def test_unclear_dataset_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_ambiguous_dataset_raises_value_error(tmp_path: Path, names: tuple[str, ...]) -> None:
     with pytest.raises(
         ValueError,
         match="must be given" if len(names) != 1 else "--data must be",
@@ -51,7 +51,7 @@ def test_unclear_dataset_is_refused(tmp_path: Path, names: tuple[str, ...]) -> N
         find(**dict.fromkeys(names, tmp_path))
 
 
-def test_ultralytics_is_given_the_same_images_boxes_and_classes(
+def test_converted_dataset_has_the_same_images_boxes_and_classes(
     look_alike: Path, index_root: Path, tmp_path: Path
 ) -> None:
     dataset = script("comparison.dataset")
@@ -70,7 +70,7 @@ def test_ultralytics_is_given_the_same_images_boxes_and_classes(
             np.testing.assert_array_equal(image.labels, copy.labels)
 
 
-def test_other_data_replace_what_was_converted_before(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
+def test_other_data_replace_an_earlier_conversion(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
     dataset = script("comparison.dataset")
     for share, expected in ((1.0, 16), (1.0, 16), (0.5, 8)):
         module = DetectionDataModule(str(look_alike), index_root=str(index_root), train_fraction=share)
@@ -91,7 +91,7 @@ def test_runs_of_other_settings_do_not_share_a_folder(tmp_path: Path) -> None:
     same = dict.fromkeys(("root", "data", "config", "image_size", "batch_size", "nominal_batch", "device"))
     remember = script("compare_ultralytics").remember_settings
     remember(Namespace(work=tmp_path, epochs=3, **same))
-    remember(Namespace(work=tmp_path, epochs=0, **same))  # shows, trains nothing
+    remember(Namespace(work=tmp_path, epochs=0, **same))  # trains nothing
     with pytest.raises(ValueError, match=r"--epochs must be 3 like in the runs in .*, got 4"):
         remember(Namespace(work=tmp_path, epochs=4, **same))
 
@@ -114,7 +114,7 @@ def test_finished_runs_of_a_folder_are_shown(tmp_path: Path, capsys: pytest.Capt
     assert "GPU" not in printed
 
 
-def test_first_epoch_counts_only_where_it_is_the_only_one(tmp_path: Path) -> None:
+def test_speed_ignores_the_first_of_several_epochs(tmp_path: Path) -> None:
     results = script("comparison.results")
     epochs = [{"images": 8, "wall_s": wall_s, "processor_s": 1} for wall_s in (8, 4, 2, 1)]
     for count, expected in ((1, 1), (4, 4)):
@@ -127,7 +127,7 @@ def test_first_epoch_counts_only_where_it_is_the_only_one(tmp_path: Path) -> Non
         }
 
 
-def test_tile_keeps_what_it_shows_enough_of(tmp_path: Path) -> None:
+def test_tile_contains_boxes_of_which_it_shows_a_large_enough_part(tmp_path: Path) -> None:
     crowns = script("tree_crowns")
     boxes = np.array([[10.0, 10, 30, 30], [90, 40, 120, 60], [95, 70, 125, 90]])  # 10 and 5 of 30 columns in tile 0
     counts = crowns.write_tiles(tmp_path, "val", "a", np.zeros((100, 160, 3), np.uint8), boxes, 100, 100)

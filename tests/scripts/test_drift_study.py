@@ -1,4 +1,4 @@
-"""The study's own parts: what is trained on, what is read back, what is not done twice. No training."""
+"""Parts of the drift study: training frames, scores, repeated calls. Trains nothing."""
 
 import importlib
 import json

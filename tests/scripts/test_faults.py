@@ -34,7 +34,7 @@ GROUPS = {
 
 
 def inject(folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Verdicts of the script."""
+    """Return the verdicts of the script."""
     command = [sys.executable, str(SCRIPT), "--json", "--work", str(folder), *options]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
@@ -78,12 +78,12 @@ def test_twenty_kills_at_random_moments_of_one_run(tmp_path: Path) -> None:
     assert len(verdict["kills"]) == 20
 
 
-def test_groups_hold_every_row() -> None:
+def test_groups_contain_every_row() -> None:
     rows = {int(row) for group in GROUPS.values() for row in group.split(",")}
     assert rows == {case.row for case in CASES} == set(range(1, 44))
 
 
-def test_unknown_rows_are_refused() -> None:
+def test_unknown_rows_raise_value_error() -> None:
     with pytest.raises(ValueError, match=r"--rows must be names of 1, 2, 3.*, got 99"):
         chosen("1,99")
 
@@ -114,11 +114,11 @@ def final_state() -> FinalState:
         ),
     ],
 )
-def test_final_states_that_differ_are_told_apart(found: FinalState, words: str) -> None:
+def test_differences_of_final_states_are_found(found: FinalState, words: str) -> None:
     assert any(words in wrong for wrong in differences(found, final_state()))
 
 
-def test_equal_final_states_are_equal() -> None:
+def test_equal_final_states_have_no_differences() -> None:
     assert differences(final_state(), final_state()) == []
 
 
@@ -144,7 +144,7 @@ def test_forgotten_processes_and_files_are_found(tmp_path: Path) -> None:
     assert traces.marked("FAULTS_TEST", str(tmp_path)) == []
 
 
-def test_lost_steps_and_recovery_are_read_from_what_was_seen() -> None:
+def test_lost_steps_and_recovery_time_of_a_restart() -> None:
     beats = [
         *(Beat(1.0, 10, Phase.STEP, 7), Beat(2.0, 10, Phase.FETCH, 8)),
         *(Beat(8.0, 11, Phase.IMPORT, 0), Beat(9.0, 11, Phase.FIRST_BATCH, 5), Beat(9.5, 11, Phase.FETCH, 6)),

@@ -15,7 +15,7 @@ PLAIN = ArmResult("spawn-pinned", End.COMPLETE, 3600.0, 100_000, 200, 0, 0.0, 0,
 
 
 def study(**evicted_ms: int | None) -> list[ArmResult]:
-    """All six arms complete; queues were never stopped but in those named, with _ for -."""
+    """Return six complete arms, with stopped queues in the named arms only (underscores for hyphens)."""
     named = {name.replace("_", "-"): value for name, value in evicted_ms.items()}
     assert set(named) <= set(ARMS)
     return [replace(PLAIN, arm=arm, evicted_ms=named.get(arm, 0)) for arm in ARMS]
@@ -65,14 +65,14 @@ def test_the_prediction_fails(results: list[ArmResult], phrase: str) -> None:
     assert "multiprocessing_context: spawn" not in said
 
 
-def test_growth_is_a_share_of_the_time() -> None:
+def test_growth_is_relative_to_the_duration() -> None:
     assert replace(PLAIN, evicted_ms=361).grows is True
     assert replace(PLAIN, evicted_ms=359).grows is False
     assert replace(PLAIN, evicted_ms=None).grows is None
     assert replace(PLAIN, evicted_ms=0, steps=0).grows is None
 
 
-def test_without_the_drivers_count_nothing_is_judged() -> None:
+def test_without_evicted_ms_the_prediction_is_not_tested() -> None:
     said = text([replace(one, evicted_ms=None, stall_evicted_ms=None) for one in study()])
     assert "does not report evicted_ms" in said
     assert "predicted:" not in said
@@ -82,7 +82,7 @@ def test_without_the_drivers_count_nothing_is_judged() -> None:
     ("stopped_ms", "phrase"),
     [(119_000, "(H3)"), (60_000, "(H3)"), (59_999, "at most a part"), (0, "not H3"), (None, "is unknown")],
 )
-def test_a_hang_is_named_by_what_the_queues_did(stopped_ms: int | None, phrase: str) -> None:
+def test_conclusion_about_a_hang_depends_on_stopped_queues(stopped_ms: int | None, phrase: str) -> None:
     hung = replace(PREDICTED[0], end=End.HANG, stalled_s=120.0, stall_evicted_ms=stopped_ms)
     said = text([hung, *PREDICTED[1:]])
     assert "fork-pinned hung after 100,000 steps" in said
@@ -90,7 +90,7 @@ def test_a_hang_is_named_by_what_the_queues_did(stopped_ms: int | None, phrase: 
     assert "Without a hang: fork-pageable, fork-staged, spawn-pinned, spawn-pageable, spawn-staged." in said
 
 
-def test_unfinished_arms_are_named_and_nothing_is_concluded_from_them() -> None:
+def test_unfinished_arms_are_named_and_make_conclusions_preliminary() -> None:
     results = [replace(PREDICTED[3], end=End.CRASH, steps=0), *PREDICTED[:3]]
     said = text(results)
     assert "Not finished: spawn-pinned, spawn-pageable, spawn-staged" in said

@@ -1,4 +1,4 @@
-"""The study on a CPU, with seconds for hours."""
+"""The hang study on a CPU, with arms of seconds."""
 
 import csv
 import os
@@ -35,12 +35,12 @@ with open(sys.argv[1], "ab") as file:
 
 
 def answer(outcome: Outcome = Outcome.WORKS, device: str = "cpu") -> ProbeOutcome:
-    return ProbeOutcome(Probe.DEVICE, outcome, "it says so", facts={"device": device, "name": ""})
+    return ProbeOutcome(Probe.DEVICE, outcome, "no details", facts={"device": device, "name": ""})
 
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch sees a CPU; asking it takes seconds."""
+    """Replace the probe of the device, which takes seconds, by a CPU."""
     monkeypatch.setattr(study_module, "run_probe", lambda probe, device, timeout_s: answer())
 
 
@@ -49,7 +49,7 @@ def quick(folder: Path, *arms: str, seconds: float = 0.3) -> Study:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, **ends: str) -> list[str]:
-    """Arms make three steps and go on as `ends` says for each; returns those that were run."""
+    """Replace arms by three steps followed by the code in `ends`; return the list of arms that were run."""
     run: list[str] = []
 
     def command(study: Study, arm: str, device: str, steps: Path) -> list[str]:
@@ -84,7 +84,7 @@ def test_the_whole_rehearsal(tmp_path: Path) -> None:
     assert all((tmp_path / f"{arm}.csv").stat().st_size for arm in ARMS)
 
 
-def test_a_hang_is_recorded_and_the_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_is_recorded_and_the_next_arm_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, fork_pinned="time.sleep(600)")
     code, said = said_by(quick(tmp_path, FORKED, SPAWNED))
     assert code == 0
@@ -94,7 +94,7 @@ def test_a_hang_is_recorded_and_the_study_goes_on(tmp_path: Path, monkeypatch: p
     assert "fork-pinned hung after 3 steps; whether queues were stopped is unknown." in said
 
 
-def test_what_is_done_is_not_done_again_and_crashes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_crashed_arms_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stand_in(monkeypatch, fork_pinned="time.sleep(600)", spawn_staged="os.abort()")
     code, said = said_by(quick(tmp_path, FORKED, SPAWNED))
     assert (code, run) == (1, ["fork-pinned", "spawn-staged"])
@@ -105,7 +105,7 @@ def test_what_is_done_is_not_done_again_and_crashes_are(tmp_path: Path, monkeypa
     assert stand_in_again == ["spawn-staged"]
 
 
-def test_a_result_counts_whole_and_under_its_conditions(tmp_path: Path) -> None:
+def test_stored_result_must_be_complete_and_of_the_same_conditions(tmp_path: Path) -> None:
     study = quick(tmp_path, FORKED)
     result = ArmResult("fork-pinned", End.HANG, 9.0, 3, 1, None, 2.0, None, 1.0, 1.0, 0)
 
@@ -123,9 +123,7 @@ def test_a_result_counts_whole_and_under_its_conditions(tmp_path: Path) -> None:
     assert read_result(study, FORKED, "a card, 1 h") is None
 
 
-def test_the_staged_arm_has_its_variable_and_the_others_have_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_staged_arms_set_the_transfer_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPU_PINNED_MIN_XFER_SIZE", raising=False)
     code = f"open({str(tmp_path)!r} + '/' + sys.argv[1].split('/')[-1] + '.seen', 'w').write("
     code += "os.environ.get('GPU_PINNED_MIN_XFER_SIZE', 'none'))"
@@ -144,16 +142,16 @@ def test_a_device_that_is_dead_after_a_hang_ends_the_study(tmp_path: Path, monke
     assert "Reboot" in said
 
 
-def test_without_a_gpu_it_refuses_unless_told_to_rehearse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_study_without_a_gpu_needs_device_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"--device auto needs a GPU.*--device cpu"):
         choose_device("auto")
     assert choose_device("cpu")[0] == "cpu"
     monkeypatch.setattr(study_module, "run_probe", lambda *_: answer(Outcome.FAILS))
-    with pytest.raises(ValueError, match="--device cuda cannot be used: it fails, it says so"):
+    with pytest.raises(ValueError, match="--device cuda cannot be used: it fails, no details"):
         choose_device("cuda")
 
 
-def test_bad_conditions_are_refused(tmp_path: Path) -> None:
+def test_invalid_options_raise_value_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--hours_per_arm must be > 0, got 0"):
         said_by(quick(tmp_path, FORKED, seconds=0.0))
     with pytest.raises(ValueError, match="MiB free, the study needs"):

@@ -1,4 +1,4 @@
-"""The watch over an arm, with made-up steps."""
+"""Watch over an arm of the hang study, with synthetic steps."""
 
 import csv
 import itertools
@@ -33,7 +33,7 @@ def watch(folder: Path) -> tuple[ArmWatch, Path]:
     return ArmWatch(os.getpid(), folder / "steps", table, QUICK), folder / "steps"
 
 
-def test_steps_are_read_as_they_come_and_torn_ones_later(tmp_path: Path) -> None:
+def test_incomplete_steps_are_read_later(tmp_path: Path) -> None:
     path = tmp_path / "steps"
     assert len(read_steps(path)) == 0
     add(path, (0.1, 1), (0.2, 1))
@@ -52,17 +52,17 @@ def test_percentiles_of_many_one_and_none() -> None:
     assert percentiles([]) == (None, None)
 
 
-def test_counters_are_those_that_tell_of_moving_pages(tmp_path: Path) -> None:
+def test_counters_of_events_that_move_pages_are_read(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("pgfault 7\ncompact_stall 5\nthp_collapse_alloc 3\npswpin 1\nnuma_pte_updates 2\n")
     found = {"compact_stall": 5, "thp_collapse_alloc": 3, "pswpin": 1, "numa_pte_updates": 2}
     assert vmstat(tmp_path / "vmstat") == found
 
 
-def test_an_arm_without_further_steps_hangs_and_says_how_long_queues_were_stopped(
+def test_an_arm_without_further_steps_hangs_and_reports_stopped_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began_s = time.monotonic()
-    # Some before; and stopped from the beginning of the watch, 1000 ms each second of the clock.
+    # 50 s before the watch; during the watch, queues are stopped all the time.
     monkeypatch.setattr(sensors, "evicted_ms", lambda pid: 50_000 + int(1000 * (time.monotonic() - began_s)))
     one, steps = watch(tmp_path)
     add(steps, (0.1, 1), (0.1, 1))
@@ -105,9 +105,7 @@ def test_an_arm_that_has_ended(tmp_path: Path, code: int, steps: int, end: End) 
     assert one.until_end(lambda: code) is end
 
 
-def test_kernel_lines_are_those_of_amds_driver_that_came_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_kernel_lines_of_the_amd_driver_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = itertools.chain([("old amdgpu line",)], itertools.repeat(("old amdgpu line", "kfd: evicting", "nvrm: xid")))
     current = {"lines": next(logs)}
     monkeypatch.setattr(watch_module, "kernel_lines", lambda: current["lines"])

@@ -1,4 +1,4 @@
-"""Ray Train as what starts the processes; only where Ray is installed."""
+"""Training in processes that Ray Train starts; skipped if Ray is not installed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The model of docs/scaling.md: its table, and which of GPU and loader decides."""
+"""The scaling model: its formulas and the table of docs/scaling.md."""
 
 import sys
 
@@ -11,7 +11,7 @@ sys.path.insert(0, str(REPOSITORY / "scripts"))
 from scaling_model import Cluster, scaling, table
 
 
-def test_one_gpu_alone_has_nobody_to_talk_to() -> None:
+def test_one_gpu_needs_no_communication() -> None:
     one = scaling(Cluster(gpu_images_per_s=800, batch_size=8), 1)
     assert (one.averaging_s, one.messages_s, one.efficiency, one.images_per_s) == (0, 0, 1, pytest.approx(800))
 
@@ -36,10 +36,10 @@ def test_the_slower_of_gpu_and_loader_decides(workers: int, bound: str, images_p
     assert found.images_per_s == pytest.approx(images_per_s, rel=1e-3)
 
 
-def test_table_of_the_page_is_the_models() -> None:
+def test_page_contains_the_table_of_the_model() -> None:
     assert table(Cluster()) in (REPOSITORY / "docs" / "scaling.md").read_text()
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_values_must_be_positive() -> None:
     with pytest.raises(ValueError, match="--workers_per_gpu must be > 0, got 0"):
         Cluster(workers_per_gpu=0)

@@ -1,4 +1,4 @@
-"""Set-up never replaces a torch that is there."""
+"""Set-up keeps an installed torch."""
 
 import importlib.util
 import os
@@ -26,7 +26,7 @@ def set_up() -> ModuleType:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """A folder that looks like a virtual environment of this interpreter."""
+    """Return a folder that looks like a virtual environment of this interpreter."""
     (tmp_path / "env" / "bin").mkdir(parents=True)
     (tmp_path / "env" / "bin" / "python").symlink_to(sys.executable)
     return tmp_path / "env"
@@ -34,7 +34,7 @@ def environment(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def constraints(set_up: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What pip would have been held to; pip itself is not called."""
+    """Return the constraints that pip would have received; pip is not called."""
     held: list[str] = []
 
     def pretend(command: list[str], **options: Any) -> None:
@@ -44,7 +44,7 @@ def constraints(set_up: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str
     return held
 
 
-def test_installed_torch_is_held(
+def test_installed_torch_is_pinned(
     set_up: ModuleType, environment: Path, constraints: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(set_up, "installed", lambda python: ["torch==2.9.1+rocm6.4", "torchvision==0.24.1+rocm6.4"])
