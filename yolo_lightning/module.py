@@ -280,7 +280,7 @@ class YOLOModule(LightningModule):
     def on_train_start(self) -> None:
         """Restore the summed gradients of a checkpoint between two updates, and get the facts about the data."""
         self._accumulation.restore(self.graph, self.trainer.scaler)
-        summed = partial(self.trainer.strategy.reduce, reduce_op="sum") if self.trainer.world_size > 1 else None
+        summed = partial(self.trainer.strategy.reduce, reduce_op="sum")
         self._guarded_step.prepare(self.graph, self.trainer.world_size, summed)
         self._facts = TrainingFacts.from_trainer(self.trainer)
         if self._class_weight_power:

@@ -59,7 +59,7 @@ class GuardedStep:
         self.images_at_once: int | None = None
         self.halvings = 0
         self._world_size = 1
-        self._summed: Callable[[Tensor], Tensor] | None = None
+        self._summed: Callable[[Tensor], Tensor]
         self._parameters: list[nn.Parameter] = []
         self._buffers: list[Tensor] = []
         self._copies: list[Tensor] = []
@@ -71,7 +71,7 @@ class GuardedStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.images_at_once, self.halvings = state["images_at_once"], state["halvings"]
 
-    def prepare(self, graph: nn.Module, world_size: int = 1, summed: Callable[[Tensor], Tensor] | None = None) -> None:
+    def prepare(self, graph: nn.Module, world_size: int = 1, summed: Callable[[Tensor], Tensor] = torch.clone) -> None:
         """Register the tensors that a step changes; call it when they are on the device of the training.
 
         Args:
@@ -97,9 +97,7 @@ class GuardedStep:
                 parameter.grad = None
             self._copy(self._buffers, self._copies)
             try:
-                losses = (
-                    self._gradients(batch) if self._summed is None else self._gradients_of_share(batch, self._summed)
-                )
+                losses = self._gradients(batch) if self._world_size == 1 else self._gradients_of_share(batch)
             except torch.OutOfMemoryError as error:
                 failure = error.with_traceback(None)  # its frames keep the activations alive
             else:
@@ -120,13 +118,13 @@ class GuardedStep:
             self.backward(total)
         return Losses(total.detach(), parts, is_finite)
 
-    def _gradients_of_share(self, batch: Batch, summed: Callable[[Tensor], Tensor]) -> Losses:
+    def _gradients_of_share(self, batch: Batch) -> Losses:
         """Scale the loss of this share by the target scores of the global batch, which all ranks exchange first."""
         total, parts, scores = self.compute(batch)
         divisor = scores.clamp(min=1)
         undivided = torch.stack([total.detach() / len(batch), *parts.values()]) * divisor
         counts = undivided.new_tensor([not self._are_finite(total), len(batch)])
-        failures, images, all_scores, *sums = summed(torch.cat([counts, scores.to(counts)[None], undivided]))
+        failures, images, all_scores, *sums = self._summed(torch.cat([counts, scores.to(counts)[None], undivided]))
         is_finite = not failures
         all_scores = all_scores.clamp(min=1)
         if is_finite:
@@ -185,7 +183,7 @@ class GuardedStep:
 
     def _halve(self, images: int, failure: torch.OutOfMemoryError) -> None:
         at_once = min(images, self.images_at_once or images)
-        if self._summed is not None or self.halvings >= self.max_oom_splits or at_once < 2:
+        if self._world_size > 1 or self.halvings >= self.max_oom_splits or at_once < 2:
             raise failure
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
