@@ -28,7 +28,7 @@ from yolo_lightning.data.storage.choose_storage import FrameStorage
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.image_cache import kept_decoded
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.utils.loop_position import set_batches_done
+from yolo_lightning.utils.loop_position import epochs_trained, recount
 
 
 class DetectionDataModule(LightningDataModule):
@@ -253,6 +253,7 @@ class DetectionDataModule(LightningDataModule):
         assert self.trainer is not None
         frames = kept_decoded(self._splits["train"], self.image_cache_mib)
         keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
+        keys.epoch = epochs_trained(self.trainer)  # Lightning restores no loader state at the end of an epoch
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
         arguments = self._loader_arguments(persistent=True)
         kept = "; frames stay decoded in memory" if frames is not self._splits["train"] else ""
@@ -262,7 +263,7 @@ class DetectionDataModule(LightningDataModule):
             keys,
             collate,
             epoch_batches=limited(len(keys), self.trainer.limit_train_batches),
-            repositioned=partial(set_batches_done, self.trainer),
+            repositioned=partial(recount, self.trainer),
             generator=self._generator(),
             **arguments,
         )

@@ -20,6 +20,14 @@ def is_last_epoch(trainer: Trainer) -> bool:
     return trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
 
 
+def epochs_trained(trainer: Trainer) -> int:
+    """Return the number of epochs whose batches have all been trained.
+
+    After a checkpoint saved at the end of an epoch is restored, `trainer.current_epoch` is still that epoch.
+    """
+    return int(trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
+
+
 def schedule_step(trainer: Trainer, batches: int) -> int:
     """Return the step that learning rate schedules use, after `batches` batches of the current epoch.
 
@@ -28,7 +36,7 @@ def schedule_step(trainer: Trainer, batches: int) -> int:
     return trainer.current_epoch * int(trainer.num_training_batches) + batches
 
 
-def set_batches_done(trainer: Trainer, batches: int) -> None:
+def recount(trainer: Trainer, batches: int) -> None:
     """Set the number of finished batches of the resumed epoch; `steps_begun` is unchanged.
 
     With another batch size the rest of the epoch has another number of batches. Lightning ends an epoch by the number

@@ -1,4 +1,4 @@
-"""Files that are not essential for a run."""
+"""Files that a run does not need."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 
 class OptionalFile:
-    """Logs a file that cannot be written, once until it is written again, instead of ending the run.
+    """Continues a run if a file cannot be written, with one warning until the file is written again.
 
     Attributes:
         failed: Whether the last attempt failed.
@@ -19,7 +19,7 @@ class OptionalFile:
 
     @contextmanager
     def attempt(self, what: Path | str, then: str = "training continues") -> Iterator[None]:
-        """Catch an OSError of the block; the warning contains the file `what` and the consequence `then`."""
+        """Write the file `what` in the block; a warning ends with `then`, the consequence of a failure."""
         try:
             yield
         except OSError as error:

@@ -1,7 +1,7 @@
 """Training order that survives interruptions: a batch sampler and a loader whose whole state is two integers."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Sampler
 
@@ -49,15 +49,6 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
         self.epoch = 0
         self.start = 0
 
-    @property
-    def sampler(self) -> Self:
-        """This object: Lightning calls `batch_sampler.sampler.set_epoch` before it iterates over a DataLoader."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
-        self.epoch = epoch
-
     def __len__(self) -> int:
         return self.deal.count(self.order.length)
 
@@ -74,7 +65,8 @@ class ResumableLoader(DataLoader[Sample]):
 
     Lightning saves and restores loaders that have `state_dict` and `load_state_dict`. The state is the epoch and the
     number of samples delivered in it to all processes, whatever the number of processes, of workers or their start
-    method. Lightning sets the epoch by `set_epoch` of the sampler; without Lightning each iteration is the next epoch.
+    method. The loader keeps count of
+    epochs itself, from the one its sampler stands at: Lightning calls `set_epoch` only after workers began to prefetch.
 
     Args:
         dataset: Map-style dataset over `SampleKey`.
@@ -101,7 +93,6 @@ class ResumableLoader(DataLoader[Sample]):
         self.repositioned = repositioned
         self._delivered = 0
         self._positioned = True
-        self._iterated_epoch: int | None = None
 
     @property
     def epoch_samples(self) -> int:
@@ -111,11 +102,9 @@ class ResumableLoader(DataLoader[Sample]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self._positioned:
-            if self.keys.epoch == self._iterated_epoch:  # nobody has called set_epoch
-                self.keys.epoch += 1
+            self.keys.epoch += 1
             self.keys.start = self._delivered = 0
         self._positioned = False
-        self._iterated_epoch = self.keys.epoch
         for batch in super().__iter__():
             self._delivered = self.keys.deal.stop(self._delivered, self.keys.order.length)
             yield batch
