@@ -31,12 +31,6 @@ from yolo_lightning.utils.run_files import (
 )
 from yolo_lightning.utils.stop_signals import request
 
-BEST_SO_FAR = (
-    *("best_k_models", "best_model_path", "best_model_score"),
-    *("kth_best_model_path", "kth_value", "current_score"),
-)
-"""Attributes of ModelCheckpoint that describe the saved checkpoints."""
-
 FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further attempt to write the checkpoint of the last epoch."""
 
@@ -106,7 +100,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         """Restore the previous score if the file cannot be written: Lightning stores the score before it writes."""
-        before = {name: copy(getattr(self, name)) for name in BEST_SO_FAR}
+        before = {name: copy(value) for name, value in self.state_dict().items()}
         try:
             super()._update_best_and_save(current, trainer, monitor_candidates)
         except OSError as error:

@@ -59,7 +59,7 @@ class CheckpointMirror(Checkpoint):
 
     def _copy(self) -> None:
         found = to_mirror(self._folder)
-        if found == self._tried:
+        if found.items() <= self._tried.items():  # fewer while a checkpoint is being written
             return
         self._tried = found
         try:

@@ -7,10 +7,9 @@ from lightning.pytorch import Callback
 from yolo_lightning.callbacks.checkpoint import BestCheckpoint, LastCheckpoint
 from yolo_lightning.callbacks.ema import EMA
 from yolo_lightning.callbacks.environment_file import EnvironmentFile
-from yolo_lightning.callbacks.final_validation import FinalValidation
 from yolo_lightning.callbacks.frame_gallery import FrameGallery
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
-from yolo_lightning.callbacks.mean_ap import MeanAP
+from yolo_lightning.callbacks.mean_ap import FinalValidation, MeanAP
 from yolo_lightning.callbacks.metrics_file import MetricsFile
 from yolo_lightning.callbacks.prediction_pictures import PredictionPictures
 from yolo_lightning.callbacks.random_state import RandomState

@@ -45,7 +45,7 @@ class StopOnSignal(Callback):
 
 
 def agree(trainer: Trainer) -> None:
-    """Let all ranks know whether one of them has received a signal, so that all stop after the same step.
+    """Exchange between all ranks whether one has received a signal, so that all stop after the same step.
 
     A collective call where there are several ranks.
     """

@@ -319,13 +319,13 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--model.lr0", "-1"], "lr0 is -1.0"),
+            (["--model.lr0", "-1"], "model.lr0 must be > 0, got -1.0"),
             (["--model.variant", "yolov9n"], "yolov9n"),
             (["--model.conv_backend", "cudnn"], "cudnn"),
             (["--model.lrr", "1"], "unknown key model.lrr. Did you mean model.lrf?"),
             (["--model.confidence", "0.1"], "unknown key model.confidence. Did you mean model.score_threshold?"),
             (["--data.loader.workers", "3"], "unknown key data.loader.workers. Did you mean data.loader.num_workers?"),
-            (["--model.weights", "nowhere.pt"], "nowhere.pt does not exist"),
+            (["--model.weights", "nowhere.pt"], "(nothing is downloaded), got nowhere.pt"),
             (["--data.image_size", "100"], "image_size must be a multiple of 32 and >= 32, got 100"),
             (["--data.batch_size", "17"], "data.batch_size must be at most the 16 frames"),
             (["--data.loader.num_workers", "-1"], "data.loader.num_workers must be >= 0, got -1"),

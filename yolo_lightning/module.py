@@ -31,7 +31,7 @@ from yolo_lightning.model.tta import tta_candidates
 from yolo_lightning.training.accumulation import Accumulation
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
-from yolo_lightning.training.guarded_step import GuardedStep, Ranks
+from yolo_lightning.training.guarded_step import GuardedStep
 from yolo_lightning.training.nonfinite import NonFiniteGuard
 from yolo_lightning.training.optimizers import OptimizerChoice, apply_settings, check_same_optimizer, optimizer_maker
 from yolo_lightning.training.recipe import OptimizerSettings, Recipe, parameter_groups, scaled_weight_decay, settings_at
@@ -215,8 +215,7 @@ class YOLOModule(LightningModule):
         settings = self._apply_settings(batch_idx)
         self._input_record = input_record(batch.images.shape[1], max(batch.images.shape[-2:]))
         batch = self._relabelled(batch)
-        ranks = Ranks(self.trainer.world_size, partial(self.trainer.strategy.reduce, reduce_op="sum"))
-        losses = self._guarded_step.run(batch, ranks)
+        losses = self._guarded_step.run(batch)
         must_roll_back = self._guard.check_loss(losses.is_finite, batch.image_ids, self._steps, losses.parts)
         if losses.is_finite:
             self._accumulation.steps += 1
@@ -281,7 +280,8 @@ class YOLOModule(LightningModule):
     def on_train_start(self) -> None:
         """Restore the summed gradients of a checkpoint between two updates, and get the facts about the data."""
         self._accumulation.restore(self.graph, self.trainer.scaler)
-        self._guarded_step.watch(self.graph)
+        summed = partial(self.trainer.strategy.reduce, reduce_op="sum")
+        self._guarded_step.prepare(self.graph, self.trainer.world_size, summed)
         self._facts = TrainingFacts.from_trainer(self.trainer)
         if self._class_weight_power:
             if self._facts.class_counts is None:

@@ -305,9 +305,9 @@ def test_checkpoint_of_other_training_data_is_refused(make: Make) -> None:
 
 
 def test_training_loader_begins_at_the_epoch_of_the_trainer(make: Make) -> None:
-    loader = make(trainer=make_trainer(max_epochs=9)).train_dataloader()
-    loader.batch_sampler.sampler.set_epoch(3)  # type: ignore[union-attr]  # as Lightning does before it iterates over the loader
-    assert loader.state_dict()["epoch"] == 3
+    trainer = make_trainer(max_epochs=9)
+    trainer.fit_loop.epoch_progress.current.processed = 3
+    assert make(trainer=trainer).train_dataloader().state_dict()["epoch"] == 3
 
 
 @pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])

@@ -36,7 +36,6 @@ from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.global_batches import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
 from yolo_lightning.evaluation.metric import EvaluationCollection  # noqa: E402
-from yolo_lightning.training.guarded_step import Ranks  # noqa: E402
 from yolo_lightning.utils.distributed import gather, gather_on_first  # noqa: E402
 from yolo_lightning.utils.loop_position import steps_begun  # noqa: E402
 from yolo_lightning.utils.stop_signals import request  # noqa: E402
@@ -75,7 +74,8 @@ def gradients_of_share(batch: Batch) -> dict[str, Any]:
     rig = Rig(batch_norm=False)
     network = DistributedDataParallel(SharingNetwork(rig))
     rig.step.compute, rig.step.backward = network, torch.Tensor.backward
-    losses = rig.step.run(batch, Ranks(dist.get_world_size(), summed))
+    rig.step.prepare(rig.graph, dist.get_world_size(), summed)
+    losses = rig.step.run(batch)
     return {"gradients": rig.gradients(), "losses": losses.parts, "total": losses.total / len(batch)}
 
 

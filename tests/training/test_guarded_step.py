@@ -11,7 +11,7 @@ from yolo_lightning.data.batch import Batch, in_parts
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.loss import DetectionLoss
-from yolo_lightning.training.guarded_step import GuardedStep, Ranks
+from yolo_lightning.training.guarded_step import GuardedStep
 
 SIZE, IMAGES = 64, 6
 BOXES = (3, 0, 1, 2, 0, 4)
@@ -48,7 +48,7 @@ class Rig:
                     layer.eval()
         self.loss = DetectionLoss(self.graph)
         self.step = GuardedStep(self.compute, self.backward, max_oom_splits)
-        self.step.watch(self.graph)
+        self.step.prepare(self.graph)
         self.seen: list[int] = []
         self.spoil: Callable[[int, Tensor], Tensor] = lambda call, total: total
         self.fails_backward: Callable[[int], bool] = lambda images: False
@@ -123,8 +123,8 @@ def test_statistic_that_overflows_counts_though_the_loss_is_finite() -> None:
 
 def test_all_processes_leave_the_batch_out_where_one_does() -> None:
     rig = Rig()
-    another_fails = Ranks(2, lambda told: told + torch.eye(len(told))[0])
-    assert not rig.step.run(make_batch(), another_fails).is_finite
+    rig.step.prepare(rig.graph, 2, lambda own: own + torch.eye(len(own))[0])  # the other rank reports a failure
+    assert not rig.step.run(make_batch()).is_finite
     assert rig.gradients() == {}
 
 
@@ -169,7 +169,7 @@ def test_parts_are_weighted_by_their_target_scores(score: float, images_at_once:
             return loss * len(batch), {"part": loss.detach()}, scores
 
         guarded = GuardedStep(compute, lambda total: total.backward())
-        guarded.watch(layer)
+        guarded.prepare(layer)
         return layer, guarded
 
     (one, halved), (other, whole) = step(), step()
@@ -216,8 +216,9 @@ def test_out_of_memory_again_is_an_error(max_oom_splits: int, passes: list[int])
 def test_out_of_memory_among_several_processes_is_an_error() -> None:
     rig = Rig()
     rig.fails_forward = lambda images: True
+    rig.step.prepare(rig.graph, 2, lambda own: own)
     with pytest.raises(torch.OutOfMemoryError):
-        rig.step.run(make_batch(), Ranks(2, lambda told: told))
+        rig.step.run(make_batch())
     assert rig.seen == [6]
 
 

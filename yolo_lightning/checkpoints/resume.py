@@ -57,12 +57,7 @@ def warn_of(damaged: Mapping[Any, str]) -> None:
 
 
 def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None:
-    """If there is no run, as on a new machine, download the newest run of the mirror.
-
-    Args:
-        base: Configured run folder.
-        mirror: Option `mirror`, the address of a folder.
-        exactly: Whether only `base` itself is searched, not `base-2` and so on.
+    """If there is no run, as on a new machine, download the newest run of the mirror; see `checkpoint_to_fit`.
 
     Raises:
         ValueError: If the mirror cannot be read, or the run folder cannot be written.
@@ -170,12 +165,7 @@ def remembered(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def storable(config: Any, prefix: str = "") -> Any:
-    """Return a configuration, or a part of it, without secrets and without options that select a checkpoint.
-
-    Args:
-        config: Plain Python.
-        prefix: Full name of the section with a dot at the end.
-    """
+    """Return a configuration, or the section `prefix` of it, without secrets and options that select a checkpoint."""
     if isinstance(config, list):
         return [storable(value, prefix) for value in config]
     if not isinstance(config, dict):

@@ -32,7 +32,7 @@ from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.image_cache import cache_images
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.utils.loop_position import epochs_trained, set_batches_done
+from yolo_lightning.utils.loop_position import epochs_trained, recount
 
 SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "valid"),
@@ -262,7 +262,7 @@ class DetectionDataModule(LightningDataModule):
             keys,
             collate,
             epoch_batches=limited(len(keys), self.trainer.limit_train_batches),
-            repositioned=partial(set_batches_done, self.trainer),
+            repositioned=partial(recount, self.trainer),
             **arguments,
         )
 

@@ -139,11 +139,9 @@ def checkpoint_record(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]:
-    """Return the options of a run, by full name, whose values follow from the weights.
+    """Return the options of a run, by full name, whose values follow from the record of the weights.
 
-    Args:
-        record: From `read_record`.
-        is_gray: Whether all frames of the dataset are gray: a network for RGB also accepts gray frames.
+    `is_gray` is whether all frames of the dataset are gray, which a network for RGB also accepts.
     """
     names = {f"data.{name}": name for name in OF_DATA} | {f"model.{name}": name for name in (*OF_GRAPH, *OF_MODEL)}
     if is_gray:
@@ -152,13 +150,7 @@ def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]
 
 
 def report_precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used: Mapping[str, Any]) -> None:
-    """Log which recorded values replace configured ones, and which recorded values the user overrides.
-
-    Args:
-        bound: From `bound_options`.
-        before: Configured options without the weights.
-        used: Options that are used.
-    """
+    """Log which values of `bound_options` replace configured ones (`before`), and which ones the user overrides."""
     report_changes(bound, used)
     replaced = [
         f"{name} {value} (instead of {before[name]})"

@@ -20,22 +20,6 @@ scores. Total and parts are divided by this sum, or by 1 if it is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
-    """Ranks that share a batch.
-
-    Attributes:
-        world_size: Number of ranks; above 1, the backward pass averages gradients over the ranks.
-        summed: Returns the sum of a floating-point tensor over all ranks; a collective call.
-    """
-
-    world_size: int
-    summed: Callable[[Tensor], Tensor]
-
-
-ONE_RANK = Ranks(1, lambda tensor: tensor)
-
-
-@dataclass(frozen=True, slots=True)
 class Losses:
     """Losses of one batch; with several ranks those of the global batch, equal in all ranks.
 
@@ -74,6 +58,8 @@ class GuardedStep:
         self.compute, self.backward, self.max_oom_splits = compute, backward, max_oom_splits
         self.images_at_once: int | None = None
         self.halvings = 0
+        self._world_size = 1
+        self._summed: Callable[[Tensor], Tensor]
         self._parameters: list[nn.Parameter] = []
         self._buffers: list[Tensor] = []
         self._copies: list[Tensor] = []
@@ -85,14 +71,21 @@ class GuardedStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.images_at_once, self.halvings = state["images_at_once"], state["halvings"]
 
-    def watch(self, graph: nn.Module) -> None:
-        """Register the tensors that a step changes; call it when they are on the device of the training."""
+    def prepare(self, graph: nn.Module, world_size: int = 1, summed: Callable[[Tensor], Tensor] = torch.clone) -> None:
+        """Register the tensors that a step changes; call it when they are on the device of the training.
+
+        Args:
+            graph: The network.
+            world_size: Number of ranks that share each batch; the backward pass averages gradients over them.
+            summed: Returns the sum of a floating-point tensor over all ranks, by a collective call.
+        """
+        self._world_size, self._summed = world_size, summed
         self._parameters = list(graph.parameters())
         self._buffers = list(graph.buffers())
         self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
         self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
 
-    def run(self, batch: Batch, ranks: Ranks = ONE_RANK) -> Losses:
+    def run(self, batch: Batch) -> Losses:
         """Add the gradients of `batch`, which is on the device; with several ranks, this rank's share of the batch.
 
         Raises:
@@ -104,7 +97,7 @@ class GuardedStep:
                 parameter.grad = None
             self._copy(self._buffers, self._copies)
             try:
-                losses = self._gradients(batch) if ranks.world_size == 1 else self._gradients_of_share(batch, ranks)
+                losses = self._gradients(batch) if self._world_size == 1 else self._gradients_of_share(batch)
             except torch.OutOfMemoryError as error:
                 failure = error.with_traceback(None)  # its frames keep the activations alive
             else:
@@ -114,7 +107,7 @@ class GuardedStep:
                     self._undo(earlier)
                 return losses
             self._undo(earlier)
-            self._halve(len(batch), failure, may_halve=ranks.world_size == 1)
+            self._halve(len(batch), failure)
 
     def _gradients(self, batch: Batch) -> Losses:
         if self.images_at_once is not None and len(batch) > self.images_at_once:
@@ -125,18 +118,18 @@ class GuardedStep:
             self.backward(total)
         return Losses(total.detach(), parts, is_finite)
 
-    def _gradients_of_share(self, batch: Batch, ranks: Ranks) -> Losses:
+    def _gradients_of_share(self, batch: Batch) -> Losses:
         """Scale the loss of this share by the target scores of the global batch, which all ranks exchange first."""
         total, parts, scores = self.compute(batch)
         divisor = scores.clamp(min=1)
         undivided = torch.stack([total.detach() / len(batch), *parts.values()]) * divisor
         counts = undivided.new_tensor([not self._are_finite(total), len(batch)])
-        failures, images, all_scores, *sums = ranks.summed(torch.cat([counts, scores.to(counts)[None], undivided]))
+        failures, images, all_scores, *sums = self._summed(torch.cat([counts, scores.to(counts)[None], undivided]))
         is_finite = not failures
         all_scores = all_scores.clamp(min=1)
         if is_finite:
             # The backward pass averages gradients over the ranks, but their sum is needed.
-            self.backward(total / len(batch) * divisor * (images / all_scores * ranks.world_size))
+            self.backward(total / len(batch) * divisor * (images / all_scores * self._world_size))
         per_image = torch.stack(sums) / all_scores
         return Losses(per_image[0] * len(batch), dict(zip(parts, per_image[1:], strict=True)), is_finite)
 
@@ -188,9 +181,9 @@ class GuardedStep:
         if sources:
             torch._foreach_copy_(targets, sources)
 
-    def _halve(self, images: int, failure: torch.OutOfMemoryError, *, may_halve: bool) -> None:
+    def _halve(self, images: int, failure: torch.OutOfMemoryError) -> None:
         at_once = min(images, self.images_at_once or images)
-        if not may_halve or self.halvings >= self.max_oom_splits or at_once < 2:
+        if self._world_size > 1 or self.halvings >= self.max_oom_splits or at_once < 2:
             raise failure
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -28,10 +28,6 @@ def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> Callable[..., Op
     `scaled` is whether a gradient scaler is used (precision 16-mixed). The result is a plain function, so that a deep
     copy of the module that stores it, such as the one of EMA, does not copy the parser behind a class path.
 
-    Args:
-        choice: Option `model.optimizer`.
-        recipe: The hyperparameters; `apply_settings` sets learning rate, decay and momentum before every step.
-
     Raises:
         ValueError: If the name is unknown. The returned function raises if the optimizer has an argument that the
             recipe sets, or is incompatible with gradient clipping.
@@ -83,12 +79,7 @@ def apply_settings(optimizer: Optimizer, settings: OptimizerSettings, weight_dec
 
 
 def check_same_optimizer(saved: str | None, optimizer: Optimizer) -> None:
-    """Raise a ValueError if the checkpoint contains the state of another optimizer.
-
-    Args:
-        saved: Class name of the optimizer in the checkpoint; None if unknown.
-        optimizer: The optimizer of this run.
-    """
+    """Raise a ValueError if the optimizer class in the checkpoint is known and another one."""
     name = type(optimizer).__name__
     if saved not in (None, name):
         raise ValueError(

@@ -113,7 +113,7 @@ def settings_at(
     The last epoch never belongs to the warm-up.
 
     Args:
-        recipe: The hyperparameters.
+        recipe: Hyperparameters.
         step: Steps before this one since training began.
         epoch: Current epoch, from 0.
         epochs: Number of epochs of the training.

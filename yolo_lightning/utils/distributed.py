@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch import distributed as dist
 
@@ -51,27 +50,11 @@ def rank_suffix(rank: int) -> str:
 def gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
     """Return the tensors of all ranks in their order, on the device of this rank's tensor; a collective call.
 
-    The tensors are sent as bytes, because neither NCCL nor Gloo supports every dtype (int16, for example), and on the
-    GPU if the backend is NCCL.
-
-    Args:
-        tensor: `(N, ...)` of any dtype and device; N may differ between ranks, all other sizes are equal.
-        group: The process group; None for all ranks.
+    The tensors are pickled: sizes may differ between ranks, and neither NCCL nor Gloo supports every dtype (int16).
     """
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else "cpu"
-    count = torch.tensor([len(tensor)], device=device)
-    counts = [torch.empty_like(count) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(counts, count, group)
-    lengths = [int(one) for one in counts]
-    row_bytes = tensor.element_size() * int(torch.Size(tensor.shape[1:]).numel())
-    own = torch.zeros(max(lengths) * row_bytes, dtype=torch.uint8, device=device)
-    own[: tensor.numel() * tensor.element_size()] = tensor.contiguous().view(-1).view(torch.uint8).to(device)
-    padded = [torch.empty_like(own) for _ in lengths]
-    dist.all_gather(padded, own, group)
-    return [
-        content[: length * row_bytes].to(tensor.device).view(tensor.dtype).view(length, *tensor.shape[1:])
-        for content, length in zip(padded, lengths, strict=True)
-    ]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, tensor.cpu(), group)
+    return [one.to(tensor.device) for one in gathered]
 
 
 def gather_on_first(thing: Any) -> list[Any] | None:

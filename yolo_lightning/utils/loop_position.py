@@ -36,7 +36,7 @@ def schedule_step(trainer: Trainer, batches: int) -> int:
     return trainer.current_epoch * int(trainer.num_training_batches) + batches
 
 
-def set_batches_done(trainer: Trainer, batches: int) -> None:
+def recount(trainer: Trainer, batches: int) -> None:
     """Set the number of finished batches of the resumed epoch; `steps_begun` is unchanged.
 
     With another batch size the rest of the epoch has another number of batches. Lightning ends an epoch by the number
