@@ -322,20 +322,6 @@ def test_more_motorcycles_than_vehicles_are_noted(tmp_path: Path) -> None:
     assert problem.certainty is NOTE
 
 
-def test_more_than_a_hundred_of_a_class_are_noted(tmp_path: Path) -> None:
-    content = edited(lambda e: e.update(boxes=[[1, 1, 9, 9]] * 101, scores=[0.5] * 101, labels=[4] * 101))
-    problem = the_one_problem(check_submission(write(tmp_path, content), template()))
-    assert "only the best are evaluated" in problem.what
-    assert (problem.count, problem.example, problem.certainty) == (1, f"image {SECOND}: 101 of label 4", NOTE)
-
-
-def test_boxes_that_stand_out_of_the_frame_a_little_are_noted(tmp_path: Path) -> None:
-    content = edited(lambda e: e["boxes"].__setitem__(0, [-3.0, 0.0, 20.0, 20.0]))
-    problem = the_one_problem(check_submission(write(tmp_path, content), template()))
-    assert "extend beyond the frame" in problem.what
-    assert problem.certainty is NOTE
-
-
 def test_frame_size_of_the_template_counts(tmp_path: Path) -> None:
     large = with_boxes(answers(), "xyxy", (2, 2))
     assert check_submission(write(tmp_path, large), template()).errors

@@ -1,4 +1,4 @@
-"""What a real worker process finds, and what the overlays of the loader ladder ask for."""
+"""Environment of a real worker process, and the fallback levels of the loader."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ from yolo_lightning.data.worker_processes import (
 )
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
-LADDER = sorted((REPOSITORY / "configs" / "loader").glob("*.yaml"))
+LEVELS = sorted((REPOSITORY / "configs" / "loader").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("multiprocessing_context", ["spawn", "forkserver"])
@@ -214,17 +214,17 @@ def test_line_of_the_log_says_what_is_in_force(settings: LoaderSettings, text: s
     assert describe(settings.arguments(on_gpu=True, persistent=True)) == text
 
 
-def test_ladder_has_its_rungs() -> None:
-    assert [path.stem for path in LADDER] == ["single", "spawn2", "spawn4"]
+def test_loader_has_three_fallback_levels() -> None:
+    assert [path.stem for path in LEVELS] == ["single", "spawn2", "spawn4"]
 
 
-def rung(name: str) -> LoaderSettings:
+def fallback_level(name: str) -> LoaderSettings:
     content = yaml.safe_load((REPOSITORY / "configs" / "loader" / f"{name}.yaml").read_text())
     return LoaderSettings(**content["data"]["loader"])
 
 
-def test_rungs_lead_down() -> None:
-    top, middle, bottom = rung("spawn4"), rung("spawn2"), rung("single")
+def test_fallback_levels_use_fewer_workers() -> None:
+    top, middle, bottom = fallback_level("spawn4"), fallback_level("spawn2"), fallback_level("single")
     assert (top.num_workers, top.persistent_workers) == (4, True)
     assert (middle.num_workers, middle.persistent_workers, middle.prefetch_factor, middle.worker_threads) == (
         2,
@@ -237,21 +237,21 @@ def test_rungs_lead_down() -> None:
     assert {each.timeout_s for each in (top, middle, bottom)} == {0}
 
 
-@pytest.mark.parametrize("path", LADDER, ids=lambda path: path.stem)
-def test_rung_names_every_loader_setting_and_nothing_else(path: Path) -> None:
+@pytest.mark.parametrize("path", LEVELS, ids=lambda path: path.stem)
+def test_fallback_level_sets_every_loader_setting_and_nothing_else(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     assert list(content) == ["data"]
     assert list(content["data"]) == ["loader"]
     assert set(content["data"]["loader"]) == set(LoaderSettings.__dataclass_fields__)
 
 
-@pytest.mark.parametrize("path", LADDER, ids=lambda path: path.stem)
-def test_rung_lies_over_the_recipe(path: Path) -> None:
+@pytest.mark.parametrize("path", LEVELS, ids=lambda path: path.stem)
+def test_fallback_level_overrides_the_recipe(path: Path) -> None:
     parser = ArgumentParser()
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(DetectionDataModule, "data")
     recipe = yaml.safe_load((REPOSITORY / "configs" / "ltdv2.yaml").read_text())
     first_config = parser.parse_object({"data": recipe["data"]})
     both = parser.parse_object(yaml.safe_load(path.read_text()), cfg_base=first_config)
-    assert parser.instantiate_classes(both).data.loader == rung(path.stem)
+    assert parser.instantiate_classes(both).data.loader == fallback_level(path.stem)
     assert both.data.batch_size == recipe["data"]["batch_size"]

@@ -116,7 +116,7 @@ class SpawningContext(SpawnContext):
 
     def _await_core(self) -> None:
         while len(self._importing) >= available_cores():
-            # Workers that exceed the limit may hang; that is detected by whoever waits for their batches.
+            # A worker that exceeds the limit may hang, which is detected by the process that waits for its batch.
             for connection in wait(self._importing, timeout=IMPORT_LIMIT_S) or tuple(self._importing):
                 self._importing.remove(connection)  # type: ignore[arg-type]
                 connection.close()  # type: ignore[union-attr]

@@ -322,9 +322,9 @@ def test_settings_name_all_that_the_order_depends_on() -> None:
     ("options", "line"),
     [
         ({}, "epoch: 100 of 100 frames"),
-        ({"frame_interval": 10}, "epoch: 10 of 100 frames, one in 10 of each clip"),
-        ({"balance": "month"}, "epoch: 100 of 100 frames, equal shares for each month, a frame up to 2 times"),
-        ({"epoch_frames": 40}, "epoch: 40 of 100 frames, 2.50 epochs to a pass of 100"),
+        ({"frame_interval": 10}, "epoch: 10 of 100 frames"),
+        ({"balance": "month"}, "epoch: 100 of 100 frames, a frame up to 2 times"),
+        ({"epoch_frames": 40}, "epoch: 40 of 100 frames, 2.50 epochs per pass of 100"),
     ],
 )
 def test_effect_on_an_epoch_is_described_in_one_line(options: dict[str, Any], line: str) -> None:

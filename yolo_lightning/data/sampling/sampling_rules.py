@@ -134,19 +134,12 @@ class SampledOrder:
 
     def describe(self) -> str:
         """Return the resulting epoch in one line for the log."""
-        rules = self.sampling
         parts = [f"epoch: {self.length:,} of {self.frames:,} frames"]
-        if rules.frame_interval > 1:
-            parts.append(f"one in {rules.frame_interval} of each clip")
-        if rules.repeat_threshold:
-            parts.append(f"classes in less than {rules.repeat_threshold:.2%} of frames repeated")
-        if rules.balance != "none":
-            parts.append(f"equal shares for each {rules.balance}")
         most = ceil(self._weights_by_time.max() - 1e-9)
         if most > 1:
             parts.append(f"a frame up to {most} times")
         if self.length != self.pass_length:
-            parts.append(f"{self.pass_length / self.length:.2f} epochs to a pass of {self.pass_length:,}")
+            parts.append(f"{self.pass_length / self.length:.2f} epochs per pass of {self.pass_length:,}")
         return ", ".join(parts)
 
 
