@@ -329,7 +329,7 @@ class TestBadInput:
             (["--data.image_size", "100"], "image_size must be a multiple of 32 and >= 32, got 100"),
             (["--data.batch_size", "17"], "data.batch_size must be at most the 16 frames"),
             (["--data.loader.num_workers", "-1"], "data.loader.num_workers must be >= 0, got -1"),
-            (["--data.augmentation.mosaic", "2"], "mosaic is 2.0"),
+            (["--data.augmentation.mosaic", "2"], "data.augmentation.mosaic must be from 0 to 1, got 2.0"),
             (["--data.root", "nowhere"], "nowhere does not exist"),
             (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
             (["--trainer.default_root_dir", "/proc/nowhere"], "cannot be written"),

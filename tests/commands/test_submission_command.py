@@ -94,8 +94,8 @@ def test_wrong_file_is_told_with_counts_and_examples(
     assert "--fix: add +1 to all labels" in out
 
 
-@pytest.mark.parametrize("copy", ["mended.json", "mended.zip"])
-def test_mended_copy_passes(
+@pytest.mark.parametrize("copy", ["repaired.json", "repaired.zip"])
+def test_repaired_copy_passes(
     call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str], copy: str
 ) -> None:
     spoilt(folder)
@@ -110,14 +110,14 @@ def test_nothing_is_written_where_one_would_have_to_guess(
     content = json.loads((folder / "predictions.json").read_text())
     content[IDS[1]]["scores"].pop()
     (folder / "predictions.json").write_text(json.dumps(content))
-    assert call("check", "predictions.json", "--template", "template.json", "--fix", "mended.json") == 1
-    assert "mended.json was not written" in capsys.readouterr().out
-    assert not (folder / "mended.json").exists()
+    assert call("check", "predictions.json", "--template", "template.json", "--fix", "repaired.json") == 1
+    assert "repaired.json was not written" in capsys.readouterr().out
+    assert not (folder / "repaired.json").exists()
 
 
 def test_right_file_is_not_copied(call: Callable[..., int], folder: Path) -> None:
-    assert call("check", "predictions.json", "--template", "template.json", "--fix", "mended.json") == 0
-    assert not (folder / "mended.json").exists()
+    assert call("check", "predictions.json", "--template", "template.json", "--fix", "repaired.json") == 0
+    assert not (folder / "repaired.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_right_file_is_not_copied(call: Callable[..., int], folder: Path) -> Non
         (["check", "nowhere.json"], "nowhere.json cannot be read"),
         (["check", "predictions.json", "--template", "nowhere.json"], "nowhere.json cannot be read"),
         (["check", "predictions.json", "--fix", "predictions.json"], "fix must be another file"),
-        (["check", "predictions.json", "--fix", "mended.txt"], "end in .json or .zip"),
+        (["check", "predictions.json", "--fix", "repaired.txt"], "end in .json or .zip"),
         (["score", "predictions.json"], "score.truth"),
         (["score", "predictions.json", "template.json"], "no annotated box"),
         (["polish"], "polish"),
@@ -242,9 +242,9 @@ def test_degenerate_boxes_are_scored_as_cocos_evaluation_scores_them(
 def test_check_still_calls_degenerate_boxes_wrong(
     call: Callable[..., int], degenerate: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call("check", "predictions.json", "--template", "template.json", "--fix", "mended.json") == 1
+    assert call("check", "predictions.json", "--template", "template.json", "--fix", "repaired.json") == 1
     assert "error (certain): boxes have x2 < x1" in capsys.readouterr().out
-    assert not (degenerate / "mended.json").exists()
+    assert not (degenerate / "repaired.json").exists()
 
 
 def test_boxes_of_another_layout_are_scored_and_named(

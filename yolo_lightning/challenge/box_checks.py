@@ -57,7 +57,12 @@ def check_boxes(content: Content, frame_size: tuple[int, int] | None, is_results
             )
         )
     if frame_size:
-        problems += outside(content, frame_size)
+        outside = ((content.boxes[:, :2] >= frame_size) | (content.boxes[:, 2:] <= 0)).any(axis=1) & ~empty
+        if outside.any():
+            size = f"{frame_size[0]} x {frame_size[1]}"
+            what = f"boxes are outside the frame of {size} pixels, possibly because they refer to another frame size"
+            first = content.first(outside)
+            problems.append(SubmissionProblem(what, int(outside.sum()), first, Certainty.LIKELY, tolerated=True))
     return problems
 
 
@@ -96,23 +101,6 @@ def layout_problem(
     return SubmissionProblem(what, len(content.boxes), example, remedy=remedy, repair=repair, tolerated=tolerated)
 
 
-def outside(content: Content, frame_size: tuple[int, int]) -> list[SubmissionProblem]:
-    """Return the problems of boxes beyond the frame."""
-    problems = []
-    boxes = content.boxes
-    wholly = ((boxes[:, :2] >= frame_size) | (boxes[:, 2:] <= 0)).any(axis=1) & ~is_empty(boxes)
-    size = f"{frame_size[0]} x {frame_size[1]}"
-    if wholly.any():
-        what = f"boxes are outside the frame of {size} pixels, possibly because they refer to another frame size"
-        first = content.first(wholly)
-        problems.append(SubmissionProblem(what, int(wholly.sum()), first, Certainty.LIKELY, tolerated=True))
-    partly = extends_beyond(boxes, frame_size) & ~wholly
-    if partly.any():
-        what = f"boxes extend beyond the frame of {size} pixels by more than {SLACK:g}"
-        problems.append(SubmissionProblem(what, int(partly.sum()), content.first(partly), Certainty.NOTE))
-    return problems
-
-
 def corners(boxes: Floats, layout: str, unit: tuple[int, int] = (1, 1)) -> Floats:
     """Convert `(D, 4)` boxes of a layout of `LAYOUTS` to xyxy in pixels; `unit` is the unit of x and y, pixels."""
     first, second = boxes[:, :2], boxes[:, 2:]
@@ -124,8 +112,9 @@ def corners(boxes: Floats, layout: str, unit: tuple[int, int] = (1, 1)) -> Float
 
 
 def fits(boxes: Floats, frame_size: tuple[int, int]) -> bool:
-    """Return whether all xyxy boxes are inside the frame and none is inverted."""
-    return not (is_inverted(boxes).any() or extends_beyond(boxes, frame_size).any())
+    """Return whether all xyxy boxes are inside the frame, up to the slack, and none is inverted."""
+    inside = boxes.min() >= -SLACK and (boxes.reshape(-1, 2).max(axis=0) <= np.add(frame_size, SLACK)).all()
+    return bool(inside) and not is_inverted(boxes).any()
 
 
 def is_inverted(boxes: Floats) -> Flags:
@@ -134,10 +123,3 @@ def is_inverted(boxes: Floats) -> Flags:
 
 def is_empty(boxes: Floats) -> Flags:
     return np.asarray((boxes[:, 2] == boxes[:, 0]) | (boxes[:, 3] == boxes[:, 1]))
-
-
-def extends_beyond(boxes: Floats, frame_size: tuple[int, int]) -> Flags:
-    """Return `(D,)` bool: xyxy boxes that extend beyond the frame by more than the slack."""
-    width, height = frame_size
-    beyond = np.maximum(boxes[:, [0, 2]].max(axis=1) - width, boxes[:, [1, 3]].max(axis=1) - height)
-    return np.asarray(np.maximum(beyond, -boxes.min(axis=1)) > SLACK)

@@ -18,7 +18,6 @@ from yolo_lightning.challenge.content import (
 )
 from yolo_lightning.challenge.id_checks import check_ids
 from yolo_lightning.challenge.reading import read_submission
-from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS
 
 FEWEST_LABELS = 3
 """Minimum number of different labels before a common offset of all labels is certain."""
@@ -70,7 +69,7 @@ def check_content(
     if invalid.any():
         what = "scores are not between 0 and 1"
         problems.append(SubmissionProblem(what, int(invalid.sum()), content.first(invalid)))
-    return [*problems, *check_surplus(content)]
+    return problems
 
 
 def repaired(
@@ -133,17 +132,3 @@ def check_frequencies(content: Content) -> list[SubmissionProblem]:
     what = "motorcycle (3) outweighs vehicle (4): the classes may be swapped"
     example = f"the sums of their scores are {motorcycle:.1f} and {vehicle:.1f}"
     return [SubmissionProblem(what, int((content.labels == 3).sum()), example, Certainty.NOTE)]
-
-
-def check_surplus(content: Content) -> list[SubmissionProblem]:
-    """Return a note on frames with more detections of a class than the evaluation counts."""
-    known = np.isin(content.labels, CATEGORY_IDS)
-    pairs = np.stack((content.owners[known], content.labels[known].astype(np.int64)), axis=1)
-    cells, counts = np.unique(pairs, axis=0, return_counts=True)
-    cells, counts = cells[counts > COUNTED_PER_CLASS], counts[counts > COUNTED_PER_CLASS]
-    if not len(cells):
-        return []
-    frame, label = cells[0].tolist()
-    example = f"image {content.image_ids[frame]}: {counts[0]} of label {label}"
-    what = f"images have more than {COUNTED_PER_CLASS} detections of a class; only the best are evaluated"
-    return [SubmissionProblem(what, len(np.unique(cells[:, 0])), example, Certainty.NOTE)]

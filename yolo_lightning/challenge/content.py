@@ -1,4 +1,4 @@
-"""Content of a submission as flat arrays, and the problems that a check finds."""
+"""Content of a submission, or ground truth, as flat arrays, and the problems that a check finds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,25 +27,8 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
-    """The frames of a split with G annotated objects.
-
-    Attributes:
-        template: The frames.
-        owners: `(G,)` int64, ascending, position of each object's frame.
-        boxes: `(G, 4)` float64, xyxy, pixels.
-        labels: `(G,)` int64, 1 to 4.
-    """
-
-    template: Template
-    owners: Integers
-    boxes: Floats
-    labels: Integers
-
-
-@dataclass(frozen=True, slots=True)
 class Content:
-    """F frames with D detections.
+    """F frames with D detections, or with D annotated objects of score 1.
 
     Attributes:
         image_ids: F keys of the file.

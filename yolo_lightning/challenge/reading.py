@@ -24,7 +24,6 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NON_NUMBERS = re.compile(rb"(?<=[:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
 """Extension of JSON that Python's json module writes and reads."""
 KEY = re.compile(rb'"([^"\\]*)"\s*:\s*\{')
-BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
 SHOWN_CHARACTERS = 120
 
 Number = float | None
@@ -133,9 +132,7 @@ def unreadable(data: bytes, error: Exception) -> SubmissionProblem:
         return SubmissionProblem(f"the JSON is truncated after {len(data):,} bytes", 1, last)
     if isinstance(error, msgspec.ValidationError):
         return SubmissionProblem("the file is neither an object keyed by image id nor a list", 1, shown(data[:200]))
-    position = BYTE_POSITION.search(str(error))
-    around = shown(data[max(0, int(position[1]) - 60) : int(position[1]) + 20]) if position else last
-    return SubmissionProblem(f"the file is not JSON: {error}", 1, around)
+    return SubmissionProblem(f"the file is not JSON: {error}", 1, last)
 
 
 def from_entries(entries: dict[str, msgspec.Raw]) -> tuple[Content, list[SubmissionProblem]]:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from yolo_lightning.challenge.content import CATEGORY_IDS, Content, Truth
+from yolo_lightning.challenge.content import CATEGORY_IDS, Content
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, month_of_id
 from yolo_lightning.evaluation.matching import Matches, match
@@ -13,7 +13,7 @@ from yolo_lightning.evaluation.matching import Matches, match
 FRAMES_AT_ONCE = 256
 
 
-def score_submission(content: Content, truth: Truth) -> DriftScores:
+def score_submission(content: Content, truth: Content) -> DriftScores:
     """Return the scores of a checked content.
 
     Frames of the split that the content lacks have no detections, other frames are ignored. Boxes are used unchanged:
@@ -23,7 +23,7 @@ def score_submission(content: Content, truth: Truth) -> DriftScores:
         content: Boxes xyxy in pixels, labels 1 to 4, all numbers finite.
         truth: Objects of the split. The month of a frame is part of its id.
     """
-    image_ids = truth.template.image_ids
+    image_ids = truth.image_ids
     content = content.with_frames(image_ids)
     found, objects = (
         np.searchsorted(owners, np.arange(len(image_ids) + 1)).tolist() for owners in (content.owners, truth.owners)

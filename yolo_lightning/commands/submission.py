@@ -29,7 +29,7 @@ def check(file: str, template: str | None = None, fix: str | None = None) -> Non
     path, copy = Path(file), Path(fix) if fix else None
     if copy and (copy.suffix not in (".json", ".zip") or copy.resolve() == path.resolve()):
         raise ValueError(f"fix must be another file than {path} and end in .json or .zip, got {copy}")
-    expected = read_truth(Path(template)).template if template else None
+    expected = read_truth(Path(template))[0] if template else None
     report = check_submission(path, expected)
     show(path, report)
     if not report.errors:
@@ -62,10 +62,10 @@ def score(file: str, truth: str, json: str | None = None) -> None:
     Raises:
         ValueError: If a file cannot be opened.
     """
-    known = read_truth(Path(truth))
-    if not len(known.labels):
+    expected, objects = read_truth(Path(truth))
+    if not len(objects.labels):
         raise ValueError(f"{truth} has no annotated box: use a labelled split")
-    report = check_submission(Path(file), known.template)
+    report = check_submission(Path(file), expected)
     if report.errors:
         show(Path(file), report)
     if report.content is None or not all(problem.tolerated for problem in report.errors):
@@ -73,7 +73,7 @@ def score(file: str, truth: str, json: str | None = None) -> None:
         raise SystemExit(1)
     if report.errors:
         print("scored unchanged, like the organisers' server does in spite of these errors")
-    scores = score_submission(report.content, known)
+    scores = score_submission(report.content, objects)
     rich.print(score_table(scores, CLASS_NAMES))
     if json:
         try:

@@ -23,7 +23,7 @@ from yolo_lightning.data.formats.frame_checks import (
     quarantined_positions,
 )
 from yolo_lightning.data.index.annotation_index import SplitIndex, default_index_root
-from yolo_lightning.data.index.splits import Shares, Split, describe_split, frame_table
+from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.loader import LoaderSettings, describe
 from yolo_lightning.data.sampling.global_batches import FileOrderBatches, GlobalBatches
 from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader, limited
@@ -184,7 +184,7 @@ class DetectionDataModule(LightningDataModule):
             for note in index.notes:
                 rank_zero_info(f"{split}: {note}")
         if stage == "fit":
-            self._order = SampledOrder(frame_table(self.index("train")), self.sampling, self.seed)
+            self._order = SampledOrder(self.index("train"), self.sampling, self.seed)
             rank_zero_info(f"train: {self._order.describe()}")
             batches = self._batches()
             if batches.size > self._order.length:

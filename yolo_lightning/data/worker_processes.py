@@ -107,7 +107,7 @@ class SpawningContext(SpawnContext):
     def Process(self, *arguments: Any, **keywords: Any) -> SpawnedWorker:  # type: ignore[override]
         """Return a process that has not started; wait until fewer processes are importing than there are cores."""
         self._await_core()
-        share_temporary_folder()
+        util.get_temp_dir()  # workers inherit the folder of their sockets, which this process deletes at its end
         worker = SpawnedWorker(*arguments, **keywords)
         worker.threads = self.threads
         importing, worker.importing = Pipe(duplex=False)
@@ -116,7 +116,7 @@ class SpawningContext(SpawnContext):
 
     def _await_core(self) -> None:
         while len(self._importing) >= available_cores():
-            # Workers that exceed the limit may hang; that is detected by whoever waits for their batches.
+            # A worker that exceeds the limit may hang, which is detected by the process that waits for its batch.
             for connection in wait(self._importing, timeout=IMPORT_LIMIT_S) or tuple(self._importing):
                 self._importing.remove(connection)  # type: ignore[arg-type]
                 connection.close()  # type: ignore[union-attr]
@@ -129,7 +129,7 @@ class ForkServingContext(ForkServerContext):
         self.threads = threads
 
     def Process(self, *arguments: Any, **keywords: Any) -> ForkServedWorker:  # type: ignore[override]
-        share_temporary_folder()
+        util.get_temp_dir()  # see SpawningContext
         worker = ForkServedWorker(*arguments, **keywords)
         worker.threads = self.threads
         return worker
@@ -175,11 +175,3 @@ def stop_signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def share_temporary_folder() -> None:
-    """Create the temporary folder for sockets, which workers inherit and this process deletes when it exits.
-
-    A worker with a folder of its own would not delete that folder.
-    """
-    util.get_temp_dir()

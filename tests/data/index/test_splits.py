@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from yolo_lightning.data.index.annotation_index import SplitIndex, open_index
-from yolo_lightning.data.index.splits import choose_clips, clip_months, describe_split, frame_table, hold_out, subset
+from yolo_lightning.data.index.splits import choose_clips, clip_months, describe_split, hold_out, subset
 
 CLIPS_OF_MONTH = {"202005": 10, "202006": 4, "202101": 1}
 FRAMES_OF_CLIP = 3
@@ -165,12 +165,6 @@ def test_subset_of_what_remains_after_holding_out(index: SplitIndex) -> None:
     assert tuple(counts_of_months(part).values()) == (4, 2, 1)
     assert clip_names(part) < clip_names(training)
     assert clip_names(subset(held_out, 0.5)) < clip_names(held_out)
-
-
-def test_frame_table_is_that_of_the_part(part: SplitIndex) -> None:
-    table = frame_table(part)
-    assert (len(table), len(table.labels), len(table.box_offsets)) == (9, len(part.all_labels()), 10)
-    assert table.months.tolist() == part.months().tolist()
 
 
 def test_split_is_described_in_one_line(index: SplitIndex, part: SplitIndex) -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from yolo_lightning.data.dataset import SampleKey
 from yolo_lightning.data.sampling.global_batches import FileOrderBatches, GlobalBatches
 from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader
+from yolo_lightning.data.sampling.sampling_rules import SampledOrder
 
 PLACES = {"batch_size": st.integers(1, 5), "processes": st.integers(1, 5), "extra": st.integers(0, 40)}
 
@@ -57,12 +58,11 @@ def test_split_that_is_too_small_for_the_processes_is_refused() -> None:
 COUNT = 23
 
 
-class Shuffled:
+class Shuffled(SampledOrder):
     """An order of `COUNT` samples."""
 
-    length = COUNT
-
     def __init__(self) -> None:
+        self.length = COUNT
         self.settings = {"seed": 0}
 
     def indices(self, epoch: int) -> npt.NDArray[np.int64]:

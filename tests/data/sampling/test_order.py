@@ -16,7 +16,6 @@ import pytest
 from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.dataset import LabelledFrames, SampleKey, TrainingDataset
 from yolo_lightning.data.index.annotation_index import open_index
-from yolo_lightning.data.index.splits import frame_table
 from yolo_lightning.data.loader import prepare_worker
 from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling, occurrences
@@ -81,7 +80,7 @@ def make_dataset(root: Path, index_root: Path, storage: StorageKind = "folder") 
 
 
 def make_loader(dataset: TrainingDataset, workers: Workers, state: dict[str, Any] | None = None) -> ResumableLoader:
-    order = SampledOrder(frame_table(dataset.frames.index), SAMPLING, SEED)
+    order = SampledOrder(dataset.frames.index, SAMPLING, SEED)
     loader = ResumableLoader(dataset, EpochBatchSampler(order, BATCH_SIZE), collate, **workers.arguments())
     if state is not None:
         loader.load_state_dict(state)
@@ -109,7 +108,7 @@ def dataset(root: Path, index_root: Path) -> TrainingDataset:
 @pytest.fixture(scope="module")
 def expected(dataset: TrainingDataset) -> list[str]:
     """The digests of all batches, from the definition of order and samples, without a loader."""
-    order = SampledOrder(frame_table(dataset.frames.index), SAMPLING, SEED)
+    order = SampledOrder(dataset.frames.index, SAMPLING, SEED)
     found = []
     for epoch in range(EPOCHS):
         indices = order.indices(epoch)
@@ -124,7 +123,7 @@ def run_on(loader: ResumableLoader, batches: int) -> list[str]:
 
 
 def test_this_order_repeats_frames_and_no_batch(dataset: TrainingDataset, expected: list[str]) -> None:
-    order = SampledOrder(frame_table(dataset.frames.index), SAMPLING, SEED)
+    order = SampledOrder(dataset.frames.index, SAMPLING, SEED)
     assert all(occurrences(order.indices(epoch)).any() for epoch in range(EPOCHS))
     assert len(set(expected)) == EPOCHS * EPOCH_BATCHES
 
@@ -199,7 +198,7 @@ for number, _ in enumerate(chain.from_iterable(repeat(loader)), start=1):
 def state_after_kill(
     dataset: TrainingDataset, folder: Path, workers: Workers, state: dict[str, Any] | None, batches: int
 ) -> dict[str, Any]:
-    keys = EpochBatchSampler(SampledOrder(frame_table(dataset.frames.index), SAMPLING, SEED), BATCH_SIZE)
+    keys = EpochBatchSampler(SampledOrder(dataset.frames.index, SAMPLING, SEED), BATCH_SIZE)
     (folder / "in.pickle").write_bytes(pickle.dumps((dataset, keys, workers.arguments(), state, batches)))
     command = [sys.executable, "-c", DIE, str(folder / "in.pickle"), str(folder / "out.pickle")]
     assert subprocess.run(command, check=False, timeout=600).returncode == -signal.SIGKILL

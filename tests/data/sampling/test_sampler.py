@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from yolo_lightning.data.dataset import SampleKey
 from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader
+from yolo_lightning.data.sampling.sampling_rules import SampledOrder
 
 COUNT, BATCH_SIZE, SEED = 7, 2, 3
 EPOCH_BATCHES = 4
@@ -22,12 +23,11 @@ POSITIONS = range(2 * EPOCH_BATCHES + 1)
 Keys = list[list[SampleKey]]
 
 
-class Shuffled:
+class Shuffled(SampledOrder):
     """An order of `COUNT` samples in which the first stands twice, in place of the second."""
 
-    length = COUNT
-
     def __init__(self, seed: int = SEED, rule: str | None = None) -> None:
+        self.length = COUNT
         self.settings = {"seed": seed, "rule": rule}
         self.seed = seed
 

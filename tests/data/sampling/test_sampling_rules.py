@@ -2,6 +2,7 @@
 
 from collections import Counter
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from yolo_lightning.data.index.annotation_index import SplitIndex
 from yolo_lightning.data.sampling.sampling_rules import (
-    FrameTable,
     SampledOrder,
     Sampling,
     grid_offset,
@@ -20,7 +21,7 @@ from yolo_lightning.data.sampling.sampling_rules import (
     systematic_counts,
 )
 
-Case = tuple[FrameTable, Sampling]
+Case = tuple[SplitIndex, Sampling]
 
 repeatable = settings(deadline=None, derandomize=True, database=None)
 thorough = settings(repeatable, max_examples=200)
@@ -30,37 +31,41 @@ CLASSES = 4
 SEED = 3
 
 
-def make_table(clip_lengths: list[int], seed: int = 0) -> FrameTable:
+def make_index(clip_lengths: list[int], seed: int = 0) -> SplitIndex:
     """Clips of these lengths, their frames shuffled in the file; months go round; up to three boxes on a frame."""
     generator = np.random.default_rng(seed)
     clips = np.repeat(np.arange(len(clip_lengths)), clip_lengths).astype(np.int32)
     positions = np.concatenate([np.arange(length) for length in clip_lengths]).astype(np.int32)
     shuffle = generator.permutation(len(clips))
     boxes = generator.integers(0, 4, len(clips))
-    return FrameTable(
-        clips=clips[shuffle],
-        positions_in_clip=positions[shuffle],
-        months=MONTHS[clips[shuffle] % len(MONTHS)],
-        box_offsets=np.concatenate(([0], np.cumsum(boxes))),
-        labels=generator.integers(0, CLASSES, boxes.sum()).astype(np.int8),
-    )
+    index = SplitIndex(Path("in memory"))
+    vars(index)["_manifest"] = {"has_clips": True}
+    vars(index)["_arrays"] = {
+        "image_ids": shuffle,
+        "clips": clips[shuffle],
+        "positions_in_clip": positions[shuffle],
+        "months": MONTHS[clips[shuffle] % len(MONTHS)],
+        "box_offsets": np.concatenate(([0], np.cumsum(boxes))),
+        "labels": generator.integers(0, CLASSES, boxes.sum()).astype(np.int8),
+    }
+    return index
 
 
-tables = st.builds(make_table, st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 5))
+indexes = st.builds(make_index, st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 5))
 seeds = st.integers(0, 2**33)
 epochs = st.integers(0, 60)
 
 
 @st.composite
 def cases(draw: st.DrawFn, **fixed: Any) -> Case:
-    table = draw(tables)
+    index = draw(indexes)
     values = {
-        "frame_interval": draw(st.integers(1, min(len(table), 12))),
+        "frame_interval": draw(st.integers(1, min(len(index), 12))),
         "balance": draw(st.sampled_from(["none", "clip", "month"])),
         "repeat_threshold": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
-        "epoch_frames": draw(st.none() | st.integers(1, 3 * len(table))),
+        "epoch_frames": draw(st.none() | st.integers(1, 3 * len(index))),
     }
-    return table, Sampling(**(values | fixed))
+    return index, Sampling(**(values | fixed))
 
 
 @thorough
@@ -82,10 +87,10 @@ def test_order_depends_on_seed_and_epoch_alone(case: Case, seed: int, epoch: int
 
 
 @repeatable
-@given(tables, seeds, epochs)
-def test_without_rules_an_epoch_is_the_permutation_of_seed_and_epoch(table: FrameTable, seed: int, epoch: int) -> None:
-    expected = np.random.default_rng((1, seed, epoch)).permutation(len(table))
-    assert SampledOrder(table, Sampling(), seed).indices(epoch).tolist() == expected.tolist()
+@given(indexes, seeds, epochs)
+def test_without_rules_an_epoch_is_the_permutation_of_seed_and_epoch(index: SplitIndex, seed: int, epoch: int) -> None:
+    expected = np.random.default_rng((1, seed, epoch)).permutation(len(index))
+    assert SampledOrder(index, Sampling(), seed).indices(epoch).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -102,8 +107,8 @@ def test_without_rules_an_epoch_is_the_permutation_of_seed_and_epoch(table: Fram
     ],
 )
 def test_no_two_epochs_or_seeds_have_the_same_order(options: dict[str, Any]) -> None:
-    table = make_table([40, 30, 50])
-    orders = [SampledOrder(table, Sampling(**options), seed) for seed in (1, 2)]
+    index = make_index([40, 30, 50])
+    orders = [SampledOrder(index, Sampling(**options), seed) for seed in (1, 2)]
     assert len({tuple(order.indices(epoch).tolist()) for order in orders for epoch in range(12)}) == 24
 
 
@@ -116,17 +121,17 @@ def test_as_many_epochs_as_the_interval_hold_every_frame(case: Case, seed: int, 
 
 
 def test_frames_of_an_epoch_are_the_interval_apart_within_each_clip() -> None:
-    table = make_table([60, 35, 45])
-    order = SampledOrder(table, Sampling(frame_interval=5), SEED)
+    index = make_index([60, 35, 45])
+    order = SampledOrder(index, Sampling(frame_interval=5), SEED)
     for epoch in range(10):
         chosen = order.indices(epoch)
         for clip in range(3):
-            positions = np.sort(table.positions_in_clip[chosen[table.clips[chosen] == clip]])
+            positions = np.sort(index.positions_in_clip()[chosen[index.clips()[chosen] == clip]])
             assert set(np.diff(positions).tolist()) == {5}
 
 
 def test_phase_of_the_interval_moves_with_the_epoch() -> None:
-    order = SampledOrder(make_table([60, 35, 45]), Sampling(frame_interval=5), SEED)
+    order = SampledOrder(make_index([60, 35, 45]), Sampling(frame_interval=5), SEED)
     held = [set(order.indices(epoch).tolist()) for epoch in range(5)]
     assert [len(frames) for frames in held] == [28] * 5
     assert len(set.union(*held)) == 140
@@ -136,7 +141,7 @@ def test_phase_of_the_interval_moves_with_the_epoch() -> None:
     ("frames", "interval", "length"), [(10, 1, 10), (10, 3, 4), (9, 3, 3), (10, 10, 1), (11, 10, 2)]
 )
 def test_length_of_a_thinned_epoch_is_rounded_up(frames: int, interval: int, length: int) -> None:
-    assert SampledOrder(make_table([frames]), Sampling(frame_interval=interval), SEED).length == length
+    assert SampledOrder(make_index([frames]), Sampling(frame_interval=interval), SEED).length == length
 
 
 @pytest.mark.parametrize("balance", ["clip", "month"])
@@ -146,37 +151,37 @@ def test_balanced_groups_have_equal_counts_to_within_one(
     data: st.DataObject, seed: int, epoch: int, balance: Any
 ) -> None:
     clip_lengths = [5, *data.draw(st.lists(st.integers(1, 40), max_size=12))]
-    table = make_table(clip_lengths)
+    index = make_index(clip_lengths)
     sampling = Sampling(
         balance=balance,
         frame_interval=data.draw(st.integers(1, 5)),
         repeat_threshold=data.draw(st.sampled_from([0.0, 0.5])),
     )
-    groups = table.clips if balance == "clip" else table.months
-    counts = Counter(groups[SampledOrder(table, sampling, seed).indices(epoch)].tolist())
+    groups = index.clips() if balance == "clip" else index.months()
+    counts = Counter(groups[SampledOrder(index, sampling, seed).indices(epoch)].tolist())
     shares = [counts[group] for group in np.unique(groups).tolist()]
     assert max(shares) - min(shares) <= 1
 
 
 def test_balance_leaves_the_length_and_repeats_small_groups_evenly() -> None:
-    table = make_table([10, 90])
-    order = SampledOrder(table, Sampling(balance="clip"), SEED)
+    index = make_index([10, 90])
+    order = SampledOrder(index, Sampling(balance="clip"), SEED)
     times = np.bincount(order.indices(0), minlength=100)
     assert order.length == 100
-    assert set(times[table.clips == 0].tolist()) == {5}
-    assert set(times[table.clips == 1].tolist()) == {0, 1}
+    assert set(times[index.clips() == 0].tolist()) == {5}
+    assert set(times[index.clips() == 1].tolist()) == {0, 1}
 
 
 def test_frames_left_out_by_balance_take_their_turns() -> None:
-    table = make_table([10, 90])
-    order = SampledOrder(table, Sampling(balance="clip"), SEED)
+    index = make_index([10, 90])
+    order = SampledOrder(index, Sampling(balance="clip"), SEED)
     times = sum(np.bincount(order.indices(epoch), minlength=100) for epoch in range(200))
-    assert np.abs(times[table.clips == 1] / 200 - 50 / 90).max() < 0.12
+    assert np.abs(times[index.clips() == 1] / 200 - 50 / 90).max() < 0.12
 
 
 def test_frames_of_unknown_month_are_a_group_of_their_own() -> None:
-    table = make_table([10, 20, 30, 40])
-    counts = Counter(table.months[SampledOrder(table, Sampling(balance="month"), SEED).indices(0)].tolist())
+    index = make_index([10, 20, 30, 40])
+    counts = Counter(index.months()[SampledOrder(index, Sampling(balance="month"), SEED).indices(0)].tolist())
     assert counts == {202005: 25, 202006: 25, 202101: 25, 0: 25}
 
 
@@ -194,9 +199,9 @@ def test_without_boxes_no_frame_is_repeated(threshold: float) -> None:
 
 
 def test_rare_frames_are_repeated_by_their_factor_on_average() -> None:
-    table = make_table([50, 50])
-    order = SampledOrder(table, Sampling(repeat_threshold=0.9), SEED)
-    factors = repeat_factors(table.box_offsets, table.labels, 0.9)
+    index = make_index([50, 50])
+    order = SampledOrder(index, Sampling(repeat_threshold=0.9), SEED)
+    factors = repeat_factors(index.box_offsets(), index.all_labels(), 0.9)
     times = sum(np.bincount(order.indices(epoch), minlength=100) for epoch in range(400)) / 400
     assert factors.max() > 1.3
     assert order.length == np.ceil(factors.sum())
@@ -204,22 +209,22 @@ def test_rare_frames_are_repeated_by_their_factor_on_average() -> None:
 
 
 def test_short_epochs_walk_on_through_the_passes() -> None:
-    table = make_table([40, 30])
-    whole, short = SampledOrder(table, Sampling(), SEED), SampledOrder(table, Sampling(epoch_frames=30), SEED)
+    index = make_index([40, 30])
+    whole, short = SampledOrder(index, Sampling(), SEED), SampledOrder(index, Sampling(epoch_frames=30), SEED)
     passes = np.concatenate([whole.indices(number) for number in range(3)])
     assert np.concatenate([short.indices(epoch) for epoch in range(7)]).tolist() == passes.tolist()
 
 
 def test_long_epochs_hold_several_passes() -> None:
-    table = make_table([10])
-    whole, long = SampledOrder(table, Sampling(), SEED), SampledOrder(table, Sampling(epoch_frames=25), SEED)
+    index = make_index([10])
+    whole, long = SampledOrder(index, Sampling(), SEED), SampledOrder(index, Sampling(epoch_frames=25), SEED)
     passes = np.concatenate([whole.indices(number) for number in range(5)])
     assert np.concatenate([long.indices(epoch) for epoch in range(2)]).tolist() == passes.tolist()
 
 
 def test_phase_moves_with_the_pass_where_epochs_are_short() -> None:
-    table = make_table([60])
-    order = SampledOrder(table, Sampling(frame_interval=4, epoch_frames=5), SEED)
+    index = make_index([60])
+    order = SampledOrder(index, Sampling(frame_interval=4, epoch_frames=5), SEED)
     held = np.concatenate([order.indices(epoch) for epoch in range(12)])
     assert sorted(held.tolist()) == list(range(60))
 
@@ -292,18 +297,18 @@ def test_value_out_of_range_is_refused(name: str, value: Any, allowed: str) -> N
 
 def test_interval_beyond_the_split_is_refused() -> None:
     with pytest.raises(ValueError, match=r"data\.sampling\.frame_interval must be <= 10, .*, got 11"):
-        SampledOrder(make_table([10]), Sampling(frame_interval=11), SEED)
+        SampledOrder(make_index([10]), Sampling(frame_interval=11), SEED)
 
 
 def test_balance_by_months_that_nobody_knows_is_refused() -> None:
-    table = make_table([10])
-    unknown = FrameTable(table.clips, table.positions_in_clip, table.months * 0, table.box_offsets, table.labels)
+    index = make_index([10])
+    index.months()[:] = 0
     with pytest.raises(ValueError, match="no frame's month is known"):
-        SampledOrder(unknown, Sampling(balance="month"), SEED)
+        SampledOrder(index, Sampling(balance="month"), SEED)
 
 
 def test_settings_name_all_that_the_order_depends_on() -> None:
-    found = SampledOrder(make_table([10]), Sampling(frame_interval=2, epoch_frames=7), SEED).settings
+    found = SampledOrder(make_index([10]), Sampling(frame_interval=2, epoch_frames=7), SEED).settings
     assert found == {
         "seed": SEED,
         "sampling.frame_interval": 2,
@@ -317,10 +322,10 @@ def test_settings_name_all_that_the_order_depends_on() -> None:
     ("options", "line"),
     [
         ({}, "epoch: 100 of 100 frames"),
-        ({"frame_interval": 10}, "epoch: 10 of 100 frames, one in 10 of each clip"),
-        ({"balance": "month"}, "epoch: 100 of 100 frames, equal shares for each month, a frame up to 2 times"),
-        ({"epoch_frames": 40}, "epoch: 40 of 100 frames, 2.50 epochs to a pass of 100"),
+        ({"frame_interval": 10}, "epoch: 10 of 100 frames"),
+        ({"balance": "month"}, "epoch: 100 of 100 frames, a frame up to 2 times"),
+        ({"epoch_frames": 40}, "epoch: 40 of 100 frames, 2.50 epochs per pass of 100"),
     ],
 )
 def test_effect_on_an_epoch_is_described_in_one_line(options: dict[str, Any], line: str) -> None:
-    assert SampledOrder(make_table([60, 40]), Sampling(**options), SEED).describe() == line
+    assert SampledOrder(make_index([60, 40]), Sampling(**options), SEED).describe() == line

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index.annotation_index import SplitIndex
-from yolo_lightning.data.sampling.sampling_rules import FrameTable
 
 Split = Literal["train", "valid", "test", "predict"]
 
@@ -94,18 +93,6 @@ def hold_out(index: SplitIndex, fraction: float) -> tuple[SplitIndex, SplitIndex
             "set data.valid_file instead"
         )
     return index.of_clips(numbers[~held_out]), index.of_clips(numbers[held_out])
-
-
-def frame_table(index: SplitIndex) -> FrameTable:
-    """Return the arrays of a split that sampling needs."""
-    return FrameTable(
-        clips=index.clips(),
-        positions_in_clip=index.positions_in_clip(),
-        months=index.months(),
-        box_offsets=index.box_offsets(),
-        labels=index.all_labels(),
-        has_clips=index.has_clips,
-    )
 
 
 def describe_split(index: SplitIndex) -> str:

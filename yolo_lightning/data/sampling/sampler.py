@@ -1,26 +1,14 @@
 """Batch sampler and loader of the training split. Their resumable state consists of an epoch and a sample count."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
 from yolo_lightning.data.batch import Batch, Sample
 from yolo_lightning.data.dataset import SampleKey
 from yolo_lightning.data.sampling.global_batches import GlobalBatches
-from yolo_lightning.data.sampling.sampling_rules import Integers, occurrences
-
-
-class EpochOrder(Protocol):
-    """Samples of each epoch and their order, a function of the epoch and of `settings` alone; see `SampledOrder`."""
-
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-
-    def indices(self, epoch: int) -> Integers: ...
+from yolo_lightning.data.sampling.sampling_rules import SampledOrder, occurrences
 
 
 class EpochBatchSampler(Sampler[list[SampleKey]]):
@@ -36,7 +24,7 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
         processes: World size.
     """
 
-    def __init__(self, order: EpochOrder, batch_size: int, rank: int = 0, processes: int = 1) -> None:
+    def __init__(self, order: SampledOrder, batch_size: int, rank: int = 0, processes: int = 1) -> None:
         self.order = order
         self.batch_size = batch_size
         self.batches = GlobalBatches(batch_size, rank, processes)

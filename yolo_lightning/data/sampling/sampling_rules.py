@@ -19,6 +19,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.data.index.annotation_index import SplitIndex
+
 Balance = Literal["none", "clip", "month"]
 Integers = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
@@ -70,35 +72,11 @@ class Sampling:
             raise ValueError(f"data.sampling.epoch_frames must be >= 1 or null, got {self.epoch_frames}")
 
 
-@dataclass(frozen=True)
-class FrameTable:
-    """Arrays of a split of N frames and M boxes that determine the sampling.
-
-    Attributes:
-        clips: `(N,)` integer, number of the clip.
-        positions_in_clip: `(N,)` integer, ascending with time within a clip.
-        months: `(N,)` integer, YYYYMM; 0 if unknown.
-        box_offsets: `(N + 1,)` int64; frame `i` has boxes `box_offsets[i]:box_offsets[i + 1]`.
-        labels: `(M,)` integer, class index from 0.
-        has_clips: Whether clips are recordings; otherwise each frame forms a clip of its own.
-    """
-
-    clips: npt.NDArray[np.integer[Any]]
-    positions_in_clip: npt.NDArray[np.integer[Any]]
-    months: npt.NDArray[np.integer[Any]]
-    box_offsets: npt.NDArray[np.integer[Any]]
-    labels: npt.NDArray[np.integer[Any]]
-    has_clips: bool = True
-
-    def __len__(self) -> int:
-        return len(self.clips)
-
-
 class SampledOrder:
     """The frames of each epoch in training order.
 
     Args:
-        table: The split.
+        index: The split.
         sampling: The rules.
         seed: Seed of the run.
 
@@ -111,29 +89,30 @@ class SampledOrder:
         ValueError: If a rule cannot be applied to this split.
     """
 
-    def __init__(self, table: FrameTable, sampling: Sampling, seed: int) -> None:
-        if sampling.frame_interval > len(table):
+    def __init__(self, index: SplitIndex, sampling: Sampling, seed: int) -> None:
+        if sampling.frame_interval > len(index):
             raise ValueError(
-                f"data.sampling.frame_interval must be <= {len(table)}, the number of frames of the split, "
+                f"data.sampling.frame_interval must be <= {len(index)}, the number of frames of the split, "
                 f"got {sampling.frame_interval}"
             )
-        if not table.has_clips and (sampling.balance != "none" or sampling.frame_interval > 1):
+        if not index.has_clips and (sampling.balance != "none" or sampling.frame_interval > 1):
             raise ValueError(
                 "data.sampling.balance must be none and data.sampling.frame_interval 1 for a dataset without clips and "
                 f"months, got {sampling.balance} and {sampling.frame_interval}; use data.sampling.epoch_frames or "
                 "data.train_fraction for shorter epochs"
             )
-        if sampling.balance == "month" and not np.any(table.months):
+        if sampling.balance == "month" and not np.any(index.months()):
             raise ValueError("data.sampling.balance must be none or clip because no frame's month is known, got month")
-        self.frames = len(table)
+        self.frames = len(index)
         self.sampling = sampling
         self.seed = seed
         self.settings: dict[str, Any] = {"seed": seed} | {
             f"sampling.{name}": value for name, value in asdict(sampling).items()
         }
-        groups = {"none": np.zeros_like(table.clips), "clip": table.clips, "month": table.months}[sampling.balance]
-        self._by_time = np.lexsort((table.positions_in_clip, table.clips, groups))
-        repeats = repeat_factors(table.box_offsets, table.labels, sampling.repeat_threshold)
+        clips = index.clips()
+        groups = {"none": np.zeros_like(clips), "clip": clips, "month": index.months()}[sampling.balance]
+        self._by_time = np.lexsort((index.positions_in_clip(), clips, groups))
+        repeats = repeat_factors(index.box_offsets(), index.all_labels(), sampling.repeat_threshold)
         weights = sampling_weights(repeats, groups, sampling.frame_interval)
         self._weights_by_time = weights[self._by_time]
         self.pass_length = round(weights.sum())
@@ -155,26 +134,19 @@ class SampledOrder:
 
     def describe(self) -> str:
         """Return the resulting epoch in one line for the log."""
-        rules = self.sampling
         parts = [f"epoch: {self.length:,} of {self.frames:,} frames"]
-        if rules.frame_interval > 1:
-            parts.append(f"one in {rules.frame_interval} of each clip")
-        if rules.repeat_threshold:
-            parts.append(f"classes in less than {rules.repeat_threshold:.2%} of frames repeated")
-        if rules.balance != "none":
-            parts.append(f"equal shares for each {rules.balance}")
         most = ceil(self._weights_by_time.max() - 1e-9)
         if most > 1:
             parts.append(f"a frame up to {most} times")
         if self.length != self.pass_length:
-            parts.append(f"{self.pass_length / self.length:.2f} epochs to a pass of {self.pass_length:,}")
+            parts.append(f"{self.pass_length / self.length:.2f} epochs per pass of {self.pass_length:,}")
         return ", ".join(parts)
 
 
 def repeat_factors(
     box_offsets: npt.NDArray[np.integer[Any]], labels: npt.NDArray[np.integer[Any]], threshold: float
 ) -> Weights:
-    """Return the `(N,)` repeat factor, >= 1, of each frame; fields as in `FrameTable`, rule as in `Sampling`."""
+    """Return the `(N,)` repeat factor, >= 1, of each frame; arguments as in `SplitIndex`, rule as in `Sampling`."""
     frames = len(box_offsets) - 1
     if not threshold or not len(labels):
         return np.ones(frames)

@@ -1,5 +1,6 @@
 """Settings of the training augmentation. A separate file, because a worker receives them pickled."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,4 +97,4 @@ class Augmentation:
         if self.pixel_transforms:
             from yolo_lightning.data.transforms.pixel_transforms import build_pipeline
 
-            build_pipeline(self.pixel_transforms)
+            build_pipeline(json.dumps(self.pixel_transforms))

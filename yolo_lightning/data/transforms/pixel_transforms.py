@@ -21,7 +21,7 @@ def apply_pixel_transforms(image: Image, transforms: Sequence[dict[str, Any]], g
 
     The pipeline is seeded for each sample; otherwise albumentations has the same random stream in every loader worker.
     """
-    pipeline = cached_pipeline(json.dumps(list(transforms), sort_keys=True))
+    pipeline = build_pipeline(json.dumps(transforms))
     pipeline.set_random_seed(int(generator.integers(2**32)))
     if image.ndim == 3:
         return np.asarray(pipeline(image=image)["image"], dtype=np.uint8)
@@ -29,23 +29,17 @@ def apply_pixel_transforms(image: Image, transforms: Sequence[dict[str, Any]], g
 
 
 @cache
-def cached_pipeline(transforms: str) -> Any:
-    """Return the pipeline of this process for transforms in JSON."""
-    return build_pipeline(json.loads(transforms))
-
-
-def build_pipeline(transforms: Sequence[dict[str, Any]]) -> Any:
-    """Return an `albumentations.Compose` of `transforms`, each of which has been applied to a gray image.
+def build_pipeline(transforms: str) -> Any:
+    """Return an `albumentations.Compose` of transforms in JSON, each of which has been applied to a gray image.
 
     Raises:
         ValueError: If a name or an argument is unknown, or a transform does not support one channel.
     """
-    return albumentations.Compose([build_transform(transform) for transform in transforms])
+    return albumentations.Compose([build_transform(transform) for transform in json.loads(transforms)])
 
 
 def build_transform(transform: dict[str, Any]) -> Any:
-    arguments = dict(transform)
-    name = arguments.pop("name", None)
+    name = transform.pop("name", None)
     transform_class = getattr(albumentations, str(name), None)
     if not (isinstance(transform_class, type) and issubclass(transform_class, albumentations.ImageOnlyTransform)):
         raise ValueError(
@@ -55,10 +49,10 @@ def build_transform(transform: dict[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # albumentations only warns about unknown arguments
-            tried = transform_class(**arguments | {"p": 1.0})(image=PROBE)["image"]
-            built = transform_class(**arguments)
+            tried = transform_class(**transform | {"p": 1.0})(image=PROBE)["image"]
+            built = transform_class(**transform)
     except Exception as error:  # a transform may raise any exception; its arguments are the cause
-        raise ValueError(f"data.augmentation.pixel_transforms: {name} rejects {arguments}: {error}") from error
+        raise ValueError(f"data.augmentation.pixel_transforms: {name} rejects {transform}: {error}") from error
     if tried.shape != PROBE.shape or tried.dtype != np.uint8:
         raise ValueError(f"data.augmentation.pixel_transforms: {name} does not turn a gray image into a gray image")
     return built
