@@ -131,7 +131,7 @@ def dense(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", [Fenced, FencedAtTheEnd])
 @pytest.mark.parametrize("channels", [3, 16], ids=["windows", "winograd"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_nothing_outside_the_tensors_is_touched(stride: int, channels: int, kind: type[Fenced], loops: Loops) -> None:
+def test_no_access_outside_the_tensors(stride: int, channels: int, kind: type[Fenced], loops: Loops) -> None:
     child = os.fork()
     if child == 0:
         try:
@@ -162,7 +162,7 @@ def enabled(build_folder: Path) -> Any:
 
 
 @needs_compiler
-def test_a_network_uses_the_loops_where_they_are_enabled(enabled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_uses_enabled_loops(enabled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     monkeypatch.setattr(Loops, "__call__", counted(Loops.__call__, called))
     network = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1), nn.Conv2d(16, 4, 1))
@@ -176,7 +176,7 @@ def test_a_network_uses_the_loops_where_they_are_enabled(enabled: None, monkeypa
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 
-def test_without_a_compiler_there_is_one_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_compiler_causes_one_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
     enable_compiled_kernels(tmp_path)
@@ -189,14 +189,14 @@ def test_without_a_compiler_there_is_one_warning(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not Path("/bin/sh").exists(), reason="needs a shell")
-def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_error_contains_the_output_of_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "/bin/sh -c 'echo no such dialect >&2; exit 3' --")
     with pytest.raises(BuildError, match="failed with exit code 3: no such dialect"):
         compiled.build(tmp_path)
 
 
 @needs_compiler
-def test_what_was_built_is_found_again(build_folder: Path, loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_build_is_reused(build_folder: Path, loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError("compiled twice")
 

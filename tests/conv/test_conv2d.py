@@ -149,7 +149,7 @@ def test_second_derivatives_equal_torch(stride: int, channels_last: bool, groups
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)])
-def test_only_wanted_gradients_are_computed_and_saved(wanted: tuple[bool, bool]) -> None:
+def test_only_required_gradients_are_computed_and_saved(wanted: tuple[bool, bool]) -> None:
     input, weight = random(2, 3, 8, 8).requires_grad_(wanted[0]), random(4, 3, 3, 3).requires_grad_(wanted[1])
     saved: list[int] = []
 
@@ -171,7 +171,7 @@ def test_two_runs_are_bitwise_equal() -> None:
     assert all(torch.equal(one, two) for one, two in zip(*runs, strict=True))
 
 
-def test_functional_grad_works_where_vmap_and_forward_mode_fail_loudly() -> None:
+def test_functional_grad_works_and_vmap_and_forward_mode_raise() -> None:
     input, weight = random(2, 3, 6, 6), random(4, 3, 3, 3)
     gradient = torch.func.grad(lambda leaf: conv2d(input, leaf).square().sum())(weight)
     reference = torch.func.grad(lambda leaf: F.conv2d(input, leaf).square().sum())(weight)

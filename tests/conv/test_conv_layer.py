@@ -132,7 +132,7 @@ def test_layer_can_be_traced_to_torchscript(plan: Plan) -> None:
     layer, input = GemmConv2d(3, 4, 3, stride=2, padding=1), random(2, 3, 9, 9, dtype=torch.float32)
     layer.plan = plan
     traced = torch.jit.trace(layer, input, check_trace=False)
-    assert not [entry.seconds for entry in plan.describe() if entry.seconds], "a trace is no place for timing"
+    assert not [entry.seconds for entry in plan.describe() if entry.seconds], "no timing while tracing"
     torch.testing.assert_close(traced(2 * input), layer(2 * input))
 
 
@@ -143,7 +143,7 @@ def test_a_trace_holds_no_vendor_operator(memory_format: torch.memory_format) ->
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         model(input).square().sum().backward()
     names = {event.name for event in trace.events()}
-    assert "aten::native_batch_norm" in names, "the trace saw the model"
+    assert "aten::native_batch_norm" in names, "the trace contains the model"
     found = [name for name in names if name in VENDOR_OPERATORS or any(part in name for part in VENDOR_NAMES)]
     assert found == []
     assert {"aten::batch_norm", "aten::_batch_norm_impl_index"}.isdisjoint(names)

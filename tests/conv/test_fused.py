@@ -180,7 +180,7 @@ def draw_convolution(data: st.DataObject) -> tuple[Sequence[int], Sequence[int],
 @pytest.mark.parametrize("at_the_end", [True, False], ids=["end", "start"])
 @pytest.mark.parametrize("channels", [4, 3], ids=["by four", "by one"])
 @pytest.mark.parametrize("tile", fused_launch.TILES[1::2], ids=str)
-def test_nothing_outside_the_tensors_is_touched(
+def test_no_access_outside_the_tensors(
     tile: Any, channels: int, at_the_end: bool, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_launch, "TILES", (tile,))
@@ -195,7 +195,7 @@ def test_nothing_outside_the_tensors_is_touched(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_an_infinite_number_stays_in_its_windows(emulated: Guarded) -> None:
+def test_infinity_affects_only_the_windows_that_contain_it(emulated: Guarded) -> None:
     # 27 numbers in a window, where the kernel multiplies 32.
     input, weight = nhwc(random(1, 3, 9, 9, dtype=torch.float32)), random(4, 3, 3, 3, dtype=torch.float32)
     input[0, 0, 4, 4] = torch.inf
@@ -203,7 +203,7 @@ def test_an_infinite_number_stays_in_its_windows(emulated: Guarded) -> None:
     assert torch.equal(output.isfinite(), F.conv2d(input, weight).isfinite())
 
 
-def test_slices_of_the_channels_are_read_in_place(emulated: Guarded) -> None:
+def test_channel_slices_are_read_without_a_copy(emulated: Guarded) -> None:
     whole, weight = nhwc(random(2, 12, 6, 7, dtype=torch.float32)), random(8, 4, 3, 3, dtype=torch.float32)
     grads = nhwc(random(2, 16, 4, 5, dtype=torch.float32))
     input, grad_output = whole[:, 4:8], grads[:, 8:]
@@ -220,7 +220,7 @@ def test_slices_of_the_channels_are_read_in_place(emulated: Guarded) -> None:
 
 
 @pytest.mark.parametrize("layout", ["crop", "expanded"])
-def test_unevenly_spaced_pixels_are_laid_out_first(layout: str, emulated: Guarded) -> None:
+def test_unevenly_spaced_pixels_are_copied_first(layout: str, emulated: Guarded) -> None:
     whole, weight = nhwc(random(2, 4, 9, 9, dtype=torch.float32)), random(8, 4, 3, 3, dtype=torch.float32)
     input = whole[:, :, 1:7, 2:8] if layout == "crop" else whole[:1, :, :1, :1].expand(2, 4, 6, 6)
     output = fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))

@@ -46,19 +46,19 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     child.communicate()
 
 
-def test_what_both_sides_must_know_is_equal() -> None:
+def test_constants_equal_those_of_the_source() -> None:
     text = fused_build.source([])
     assert f"constexpr int THREADS = {fused_launch.THREADS};" in text
     assert f"constexpr int DEPTH = {fused_launch.DEPTH};" in text
 
 
-def test_nothing_ties_the_kernels_to_one_vendor() -> None:
+def test_kernels_use_no_vendor_specific_feature() -> None:
     code = re.sub(r"//.*", "", fused_build.source([]))
     for word in ("warp", "shfl", "ballot", "asm", "wmma", "atomic", "double", "#include", "__ldg"):
         assert word not in code
 
 
-def test_the_runtime_compiler_makes_each_kernel_once(monkeypatch: pytest.MonkeyPatch, architecture: None) -> None:
+def test_the_runtime_compiler_compiles_each_kernel_once(monkeypatch: pytest.MonkeyPatch, architecture: None) -> None:
     compiled: list[str] = []
     launches: list[dict[str, Any]] = []
 
@@ -78,7 +78,7 @@ def test_the_runtime_compiler_makes_each_kernel_once(monkeypatch: pytest.MonkeyP
     assert launches == [{"grid": (1, 2, 3), "block": (256, 1, 1), "args": [tensor, 4, 5]}] * 3
 
 
-def test_who_has_no_toolkit_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, architecture: None) -> None:
+def test_error_without_a_toolkit_contains_the_remedy(monkeypatch: pytest.MonkeyPatch, architecture: None) -> None:
     def compile_kernel(source: str, name: str) -> Any:
         raise OSError("ROCM_HOME environment variable is not set.")
 
@@ -87,7 +87,7 @@ def test_who_has_no_toolkit_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, 
         fused_build.RuntimeCompiled(DEVICE)
 
 
-def test_a_failure_of_all_ways_names_their_reasons(
+def test_error_lists_the_reasons_of_both_compilers(
     monkeypatch: pytest.MonkeyPatch, architecture: None, tmp_path: Path
 ) -> None:
     def no_library(*arguments: object) -> Path:
@@ -99,7 +99,7 @@ def test_a_failure_of_all_ways_names_their_reasons(
         fused_build.make_launcher(DEVICE, tmp_path)
 
 
-def test_a_build_is_locked_and_clears_the_lock_that_a_killed_one_left(
+def test_a_build_holds_a_lock_and_removes_a_stale_one(
     monkeypatch: pytest.MonkeyPatch, architecture: None, tmp_path: Path
 ) -> None:
     from torch.utils import cpp_extension
@@ -123,7 +123,7 @@ def test_a_build_is_locked_and_clears_the_lock_that_a_killed_one_left(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX locks")
 @pytest.mark.slow
-def test_only_one_process_builds_and_a_killed_one_hinders_nobody(
+def test_only_one_process_builds_and_a_killed_one_releases_the_lock(
     tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
     with pytest.raises(BuildError, match="another process has held"), fused_build.file_lock(tmp_path / "building", 0.3):
@@ -135,13 +135,13 @@ def test_only_one_process_builds_and_a_killed_one_hinders_nobody(
 
 
 @pytest.mark.slow
-def test_importing_the_package_does_not_look_for_toolkits() -> None:
+def test_import_does_not_search_for_toolkits() -> None:
     code = "import sys, yolo_lightning.conv.kernels.fused; sys.exit('torch.utils.cpp_extension' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.slow
-def test_hipify_leaves_nothing_of_cuda(tmp_path: Path) -> None:
+def test_hipify_replaces_every_cuda_name(tmp_path: Path) -> None:
     from torch.utils.hipify.hipify_python import hipify
 
     file = tmp_path / "kernels.cu"
@@ -173,7 +173,7 @@ def test_nvrtc_compiles_without_a_toolkit(monkeypatch: pytest.MonkeyPatch) -> No
     utils = pytest.importorskip("torch.cuda._utils")
     if not hasattr(utils, "_nvrtc_compile"):
         pytest.skip("this torch keeps its runtime compiler elsewhere")
-    # Any name does, for nothing is included.
+    # Any folder is sufficient, because nothing is included.
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/nonexistent")
     for name in list(fused_launch.instances())[::7]:
         binary, symbol = utils._nvrtc_compile(f'extern "C" {{}}\n{fused_build.source([name])}', name, "75")
@@ -194,9 +194,7 @@ def toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there, so the launch would succeed")
 @pytest.mark.slow
-def test_a_toolkit_builds_a_library_whose_launch_says_what_is_wrong(
-    architecture: None, toolkit: None, tmp_path: Path
-) -> None:
+def test_launch_of_a_built_library_reports_errors(architecture: None, toolkit: None, tmp_path: Path) -> None:
     library = fused_build.build_library(DEVICE, tmp_path)
     assert fused_build.build_library(DEVICE, tmp_path) == library
     launcher = fused_build.LibraryLauncher(library)

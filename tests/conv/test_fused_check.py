@@ -36,7 +36,7 @@ ACCEPTED = Problem((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, 
         (ACCEPTED, torch.float32, "cpu"),
     ],
 )
-def test_accepts_only_what_the_kernels_can_do(problem: Problem, dtype: torch.dtype, device_type: str) -> None:
+def test_accepts_only_supported_problems(problem: Problem, dtype: torch.dtype, device_type: str) -> None:
     assert _fused.accepts(ACCEPTED, torch.float32, "cuda")
     assert not _fused.accepts(problem, dtype, device_type)
 
@@ -133,7 +133,7 @@ def test_every_result_of_a_product_is_compared() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan])
-def test_nothing_is_learnt_from_numbers_that_cannot_be_compared(value: float) -> None:
+def test_results_without_a_finite_maximum_do_not_verify_the_kernels(value: float) -> None:
     wrong = Wrong(lambda result: result.fill_(3.0))
     fused = checked(lambda device: wrong)
     input = torch.full_like(INPUT, value)
@@ -148,7 +148,7 @@ def test_nothing_is_learnt_from_numbers_that_cannot_be_compared(value: float) ->
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("the allocator says no"), RuntimeError("HIP error: out of memory")], ids=str
 )
-def test_a_lack_of_memory_is_passed_on(error: RuntimeError) -> None:
+def test_out_of_memory_errors_are_raised(error: RuntimeError) -> None:
     def run_out(result: Tensor) -> None:
         raise error
 
@@ -158,7 +158,7 @@ def test_a_lack_of_memory_is_passed_on(error: RuntimeError) -> None:
     assert fused.work_on(torch.device("cpu"))
 
 
-def test_without_a_build_the_other_algorithm_computes() -> None:
+def test_reference_computes_if_the_build_fails() -> None:
     builds = []
 
     def build(device: torch.device) -> Launcher:
@@ -172,7 +172,7 @@ def test_without_a_build_the_other_algorithm_computes() -> None:
     torch.testing.assert_close(outputs, [EXPECTED, EXPECTED])
 
 
-def test_off_until_enabled(tmp_path: Path) -> None:
+def test_disabled_until_enabled(tmp_path: Path) -> None:
     device = torch.device("cuda")
     assert not _fused.available(device)
     torch.testing.assert_close(_fused.forward(INPUT, WEIGHT, PROBLEM), EXPECTED)

@@ -1,4 +1,4 @@
-"""Cache file of `AutotunedPlan`: stored timings, ignored files, corrupt content, concurrent writers."""
+"""Cache file: stored timings, ignored files, corrupt content, concurrent writers."""
 
 import errno
 import json
@@ -129,7 +129,7 @@ def test_timings_of_unknown_algorithms_do_not_count(table: Table, file: Path) ->
     assert table.run(AutotunedPlan(0, file)) == ["middling"]
 
 
-def test_a_disk_that_is_full_costs_one_warning(table: Table, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_causes_one_warning(table: Table, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -139,18 +139,18 @@ def test_a_disk_that_is_full_costs_one_warning(table: Table, file: Path, monkeyp
     assert len(messages) == 1
     assert f"cannot write {file}" in messages[0]
     assert "No space left" in messages[0]
-    assert os.listdir(file.parent) == [], "nothing half written is left"
+    assert os.listdir(file.parent) == [], "no partial file remains"
     assert table.run(plan) == ["quick"]
 
 
-def test_a_path_that_cannot_be_a_file_costs_one_warning_each_way(table: Table, tmp_path: Path) -> None:
+def test_a_folder_as_file_causes_one_warning_for_reading_and_one_for_writing(table: Table, tmp_path: Path) -> None:
     messages = warnings_of(table, AutotunedPlan(1000, tmp_path))
     assert ["ignored" in messages[0], "cannot write" in messages[1]] == [True, True]
     assert len(messages) == 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_another_process_wrote_in_the_meantime_stays(file: Path) -> None:
+def test_entries_of_other_processes_are_preserved(file: Path) -> None:
     one, two = MeasurementCache(file), MeasurementCache(file)
     assert [cache.load("cpu") for cache in (one, two)] == [{}, {}]
     one.store("cpu", {"first": {"slow": 1.0}})
@@ -158,7 +158,7 @@ def test_what_another_process_wrote_in_the_meantime_stays(file: Path) -> None:
     assert MeasurementCache(file).load("cpu") == {"first": {"slow": 1.0}, "second": {"slow": 2.0}}
 
 
-def test_many_writers_never_tear_the_file(file: Path) -> None:
+def test_concurrent_writers_leave_a_valid_file(file: Path) -> None:
     failures: list[BaseException] = []
 
     def write(number: int) -> None:

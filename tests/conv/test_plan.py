@@ -103,7 +103,7 @@ def test_names_are_unique() -> None:
                 assert len(found) == len(set(found))
 
 
-def test_fixed_plan_times_nothing(table: Table) -> None:
+def test_default_plan_times_nothing(table: Table) -> None:
     plan = Plan()
     assert [table.run(plan), table.run(plan, OTHER)] == [["slow"], ["slow"]]
     assert [(entry.algorithm, dict(entry.seconds)) for entry in plan.describe()] == [("slow", {})] * 2
@@ -112,13 +112,13 @@ def test_fixed_plan_times_nothing(table: Table) -> None:
 # Timing
 
 
-def test_the_fastest_is_used_from_the_first_sight_on(table: Table) -> None:
+def test_the_fastest_candidate_is_used_from_the_first_call_on(table: Table) -> None:
     plan = AutotunedPlan(100)
     first = table.run(plan)
     assert set(first) == {"slow", "quick", "middling"}
     assert first[-1] == "quick"
     table.seconds = {"slow": 0.1, "quick": 9.0, "middling": 0.1}
-    assert table.run(plan) == ["quick"], "the choice stays, whatever changes"
+    assert table.run(plan) == ["quick"], "the choice does not change"
     (entry,) = plan.describe()
     assert (entry.operation, entry.algorithm) == (Operation.FORWARD, "quick")
     assert dict(entry.seconds) == {"slow": 3.0, "quick": 1.0, "middling": 2.0}
@@ -138,26 +138,26 @@ def test_the_default_is_kept_unless_another_is_clearly_faster(table: Table) -> N
     assert table.run(AutotunedPlan(1000))[-1] == "faster"
 
 
-def test_what_is_not_yet_timed_gets_the_default_when_the_budget_is_spent(table: Table) -> None:
+def test_new_problems_use_the_default_after_the_budget_is_spent(table: Table) -> None:
     plan = AutotunedPlan(budget_s=5.0)
     table.run(plan)
     assert plan.spent_s > 5.0, "the problem that was begun is finished"
     assert table.run(plan, OTHER) == ["slow"]
-    assert table.run(plan) == ["quick"], "what is known stays"
+    assert table.run(plan) == ["quick"], "earlier decisions do not change"
     assert [dict(entry.seconds) for entry in plan.describe()][1] == {}
 
 
-def test_no_budget_times_nothing(table: Table) -> None:
+def test_no_timing_with_a_budget_of_0(table: Table) -> None:
     assert table.run(AutotunedPlan(0)) == ["slow"]
 
 
 @pytest.mark.parametrize("budget_s", [-1, float("nan")])
-def test_bad_budgets(budget_s: float) -> None:
+def test_invalid_budgets(budget_s: float) -> None:
     with pytest.raises(ValueError, match=f"budget_s must be >= 0 seconds, got {budget_s}"):
         AutotunedPlan(budget_s)
 
 
-def test_forgotten_orders_are_found_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleared_decisions_are_made_again_without_timing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "MAX_DECISIONS", 1)
     plan = AutotunedPlan(100)
     table.run(plan)
@@ -178,17 +178,17 @@ def test_two_threads_time_a_problem_once(table: Table) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert table.calls.count("slow") == 2, "hopeless after one timed run"
+    assert table.calls.count("slow") == 2, "excluded after one timed run"
 
 
-def test_no_timing_without_real_work(table: Table) -> None:
+def test_no_timing_on_the_meta_device(table: Table) -> None:
     plan = AutotunedPlan(100)
     plan.forward(torch.zeros(1, device="meta"), torch.zeros(1, device="meta"), PROBLEM)
     assert table.calls == ["slow"]
     assert table.run(plan)[-1] == "quick", "the first real tensors are timed"
 
 
-def test_both_gradients_at_once_where_that_is_faster(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_gradients_at_once_if_faster(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """The separate candidate takes 2 seconds, and the nested timing of its parts is counted once."""
     both = (torch.zeros(1), torch.zeros(1))
 
@@ -212,7 +212,7 @@ def test_both_gradients_at_once_where_that_is_faster(table: Table, monkeypatch: 
     }
 
 
-def test_real_candidates_give_right_results_and_the_same_ones_later() -> None:
+def test_real_candidates_give_correct_and_repeatable_results() -> None:
     plan = AutotunedPlan(60)
     tensors = [random(2, 4, 9, 8).requires_grad_(), random(6, 4, 3, 3).requires_grad_()]
     runs = []
@@ -226,7 +226,7 @@ def test_real_candidates_give_right_results_and_the_same_ones_later() -> None:
     assert timed >= {Operation.FORWARD, Operation.INPUT_GRADIENT, Operation.WEIGHT_GRADIENT}
 
 
-def test_an_unbatched_input_follows_the_plan_too() -> None:
+def test_an_unbatched_input_uses_the_plan() -> None:
     plan = Plan()
     conv2d(random(4, 9, 8), random(6, 4, 3, 3), plan=plan)
     assert [entry.operation for entry in plan.describe()] == [Operation.FORWARD]
@@ -241,7 +241,7 @@ OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(CPU
 
 
 @pytest.mark.parametrize("failure", OUT_OF_MEMORY, ids=["accelerator", "cpu", "blas"])
-def test_out_of_memory_falls_to_the_next_and_says_so_once(table: Table, failure: RuntimeError) -> None:
+def test_out_of_memory_falls_back_with_one_warning(table: Table, failure: RuntimeError) -> None:
     plan = Plan()
     table.failures["slow"] = failure
     with pytest.warns(UserWarning, match=r"1x1x4x4.*'slow' failed.*memory.*using 'quick'") as caught:
@@ -249,12 +249,12 @@ def test_out_of_memory_falls_to_the_next_and_says_so_once(table: Table, failure:
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert table.run(plan) == ["quick"], "struck for this problem"
+        assert table.run(plan) == ["quick"], "dropped for this problem"
     with pytest.warns(UserWarning, match="2x1x4x4"):
         assert table.run(plan, OTHER) == ["slow", "quick"], "but not for others"
 
 
-def test_the_first_error_is_raised_when_all_fail_and_nothing_is_struck(table: Table) -> None:
+def test_the_first_error_is_raised_if_all_candidates_fail(table: Table) -> None:
     plan = Plan()
     table.failures = {name: torch.OutOfMemoryError(name) for name in table.seconds}
     with pytest.raises(torch.OutOfMemoryError, match="slow"):
@@ -263,7 +263,7 @@ def test_the_first_error_is_raised_when_all_fail_and_nothing_is_struck(table: Ta
     assert table.run(plan) == ["slow"]
 
 
-def test_other_errors_are_not_hidden_unless_the_algorithm_may_refuse(table: Table) -> None:
+def test_other_errors_are_raised_unless_the_algorithm_may_refuse(table: Table) -> None:
     table.failures["slow"] = RuntimeError("a mistake of ours")
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         table.run(Plan())
@@ -288,7 +288,7 @@ def test_out_of_memory_while_timing(table: Table) -> None:
         table.run(plan, OTHER)
 
 
-def test_the_buffers_of_a_failed_attempt_are_free_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_buffers_of_a_failed_attempt_are_freed_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[weakref.ref[Tensor]] = []
 
     def greedy(tensors: Tensors) -> Tensors:
@@ -303,7 +303,7 @@ def test_the_buffers_of_a_failed_attempt_are_free_for_the_next(monkeypatch: pyte
 
     order = (Candidate("greedy", greedy), Candidate("also greedy", greedy), Candidate("modest", modest))
     monkeypatch.setattr(plan_module, "candidates", lambda *_: order)
-    gc.disable()  # reference counts alone must do it
+    gc.disable()  # without the garbage collector
     try:
         with pytest.warns(UserWarning, match="'greedy' failed.*'also greedy' failed"):
             Plan().forward(*TENSORS, PROBLEM)
@@ -311,7 +311,7 @@ def test_the_buffers_of_a_failed_attempt_are_free_for_the_next(monkeypatch: pyte
         gc.enable()
 
 
-def test_a_convolution_survives_its_favourite_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_convolution_falls_back_to_another_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Tensor:
         raise torch.OutOfMemoryError("no memory for rows")
 
@@ -343,7 +343,7 @@ def test_copies_of_a_layer_share_the_plan_and_pickles_keep_its_settings(tmp_path
     assert list(layer.state_dict()) == ["weight", "bias"]
 
 
-def test_a_pickled_layer_with_the_fixed_plan_finds_it_again() -> None:
+def test_an_unpickled_layer_uses_the_default_plan() -> None:
     layer = GemmConv2d(3, 4, 3)
     assert layer.plan is DEFAULT_PLAN
     layer.plan = DEFAULT_PLAN
@@ -351,7 +351,7 @@ def test_a_pickled_layer_with_the_fixed_plan_finds_it_again() -> None:
     assert copy.deepcopy(layer).plan is DEFAULT_PLAN
 
 
-def test_a_plan_of_its_own_leaves_the_fixed_one_alone(table: Table) -> None:
+def test_another_plan_does_not_change_the_default_plan(table: Table) -> None:
     table.failures["slow"] = torch.OutOfMemoryError("")
     before = DEFAULT_PLAN.describe()
     with warnings.catch_warnings():

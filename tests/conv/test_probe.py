@@ -53,13 +53,13 @@ def test_right_and_fast_works() -> None:
 
 
 @pytest.mark.parametrize("error", [1.0, float("inf"), float("nan")])
-def test_wrong_numbers(error: float) -> None:
+def test_wrong_native_results(error: float) -> None:
     result = probed(answering(native_error=error))
     assert (result.outcome, result.works) == ("wrong", False)
     assert "of the largest value" in result.detail
 
 
-def test_slower_by_how_much() -> None:
+def test_slower_native_convolutions() -> None:
     result = probed(answering(native_ms=70.0))
     assert (result.outcome, result.works) == ("slower", False)
     assert result.detail.startswith("3.5 times")
@@ -70,7 +70,7 @@ def test_equal_within_noise_is_not_slower() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"gemm_failure": "RuntimeError: no BLAS", "gemm_ms": 1.0}, {"gemm_error": 1.0}])
-def test_native_is_taken_where_only_ours_fail(changes: dict[str, Any]) -> None:
+def test_native_works_if_only_the_vendor_free_layers_fail(changes: dict[str, Any]) -> None:
     result = probed(answering(**changes))
     assert result.works
     assert "vendor-free convolutions fail" in result.detail
@@ -108,7 +108,7 @@ def test_hanging_child_is_killed_in_time(code: str, tmp_path: Path) -> None:
         os.kill(int(pid_file.read_text()), 0)
 
 
-def test_child_that_left_a_process_behind_takes_it_along(tmp_path: Path) -> None:
+def test_grandchild_of_a_hanging_child_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = (
         "import subprocess, sys, time\n"
@@ -164,7 +164,7 @@ def test_interrupted_probe_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     "text", ["", "garbage", "[]", "{}", "null", '{"native_error": "x"}', "{" * 20_000, json.dumps(GOOD | {"more": 1})]
 )
-def test_garbage_is_a_crash_that_is_not_remembered(text: str, tmp_path: Path) -> None:
+def test_invalid_output_is_a_crash_that_is_not_cached(text: str, tmp_path: Path) -> None:
     result = probed(child(f"print({text!r})"), cache_file=tmp_path / "probe.json")
     assert (result.outcome, result.may_pass) == ("crashed", True)
     assert "without a result" in result.detail
@@ -184,7 +184,7 @@ def test_time_out_must_be_positive() -> None:
 
 
 @pytest.mark.parametrize("command", [answering(), answering(native_ms=70.0), child("raise SystemExit(3)")])
-def test_finding_is_remembered(command: list[str], tmp_path: Path) -> None:
+def test_result_is_cached(command: list[str], tmp_path: Path) -> None:
     file = tmp_path / "cache" / "probe.json"
     first = probed(command, cache_file=file)
     again = probed(["/no/such/program"], cache_file=file)
@@ -192,7 +192,7 @@ def test_finding_is_remembered(command: list[str], tmp_path: Path) -> None:
     assert again.detail == f"{first.detail} (stored result from {file})"
 
 
-def test_hang_is_remembered_until_more_time_is_given(tmp_path: Path) -> None:
+def test_hang_is_cached_for_equal_and_shorter_time_limits(tmp_path: Path) -> None:
     file = tmp_path / "probe.json"
     hang = child("import time; time.sleep(600)")
     assert probed(hang, SHORT_S, file).outcome == "hung"
@@ -202,7 +202,7 @@ def test_hang_is_remembered_until_more_time_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["print('x out of memory', file=sys.stderr); sys.exit(1)", "os.kill(os.getpid(), 9)"])
-def test_lack_of_memory_is_not_remembered(end: str, tmp_path: Path) -> None:
+def test_out_of_memory_is_not_cached(end: str, tmp_path: Path) -> None:
     result = probed(child(f"import os, sys; {end}"), cache_file=tmp_path / "probe.json")
     assert (result.outcome, result.may_pass) == ("crashed", True)
     assert probed(answering(), cache_file=tmp_path / "probe.json").works
@@ -236,7 +236,7 @@ def test_damaged_finding_is_replaced(finding: dict[str, Any], tmp_path: Path) ->
     assert probed(answering(native_ms=70.0), cache_file=file).outcome == "slower"
 
 
-def test_file_that_cannot_be_written_is_said_and_no_obstacle(tmp_path: Path) -> None:
+def test_file_that_cannot_be_written_causes_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="cannot write"):
         assert probed(answering(), cache_file=tmp_path / "file" / "probe.json").works
@@ -258,7 +258,7 @@ def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) ->
     assert wrong.gemm_error == right.gemm_error
 
 
-def test_trial_survives_a_failure_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_reports_a_failure_of_the_vendor_free_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("no BLAS")
 
@@ -277,7 +277,7 @@ def test_help_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--device" in capsys.readouterr().out
 
 
-def test_child_without_a_parent_ends_by_itself() -> None:
+def test_orphaned_child_exits_after_the_time_limit() -> None:
     code = (
         "import sys, time; from yolo_lightning.conv import probe_trial;"
         "probe_trial.run_trial = lambda device: time.sleep(600);"

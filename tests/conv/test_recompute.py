@@ -79,7 +79,7 @@ def test_first_and_second_derivatives(training: bool, affine: bool) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["input", "weight", "bias"])
-def test_only_the_wanted_gradient_is_made(wanted: str) -> None:
+def test_only_the_required_gradient_is_computed(wanted: str) -> None:
     results = []
     for layer in twins({}):
         norm = layer[0] if isinstance(layer, nn.Sequential) else layer
@@ -121,7 +121,7 @@ def test_autocast_of_the_forward_pass_alone() -> None:
     torch.testing.assert_close(*results, rtol=2e-2, atol=2e-1)
 
 
-def test_one_map_is_kept_where_torch_keeps_two() -> None:
+def test_one_activation_is_saved_instead_of_two() -> None:
     ours, native = twins({}, torch.float32)
     input = random(8, 4, 32, 32).float().requires_grad_()
     map_bytes = input.untyped_storage().nbytes()
@@ -138,7 +138,7 @@ def test_running_statistics_may_change_before_the_backward_pass() -> None:
     torch.testing.assert_close(torch.autograd.grad(output.sum(), input), (expected,))
 
 
-def test_input_changed_before_the_backward_pass_is_noticed() -> None:
+def test_input_changed_before_the_backward_pass_raises() -> None:
     layer, input = twins({})[0], random(2, 4, 5, 6).requires_grad_() * 1
     output = layer(input)
     input.add_(1)
@@ -146,7 +146,7 @@ def test_input_changed_before_the_backward_pass_is_noticed() -> None:
         output.sum().backward()
 
 
-def test_input_keeps_its_values() -> None:
+def test_input_is_not_modified() -> None:
     input = random(2, 4, 5, 6)
     for training in (True, False):
         with torch.no_grad():

@@ -46,7 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("padding", [0, 1])
-def test_calls_of_many_shapes_do_not_see_each_other(padding: int, calls: list[int]) -> None:
+def test_calls_with_many_shapes_are_independent(padding: int, calls: list[int]) -> None:
     for shape in SHAPES * 2:
         for found, expected in zip(results(shape, padding, conv2d), results(shape, padding, native), strict=True):
             assert_equals(found, expected)
@@ -54,7 +54,7 @@ def test_calls_of_many_shapes_do_not_see_each_other(padding: int, calls: list[in
 
 
 def test_border_is_zero_after_a_wider_image() -> None:
-    results((1, 32, 64, 64), 0, conv2d)  # fills what is border in the next
+    results((1, 32, 64, 64), 0, conv2d)  # fills the border of the next image
     for found, expected in zip(results((1, 32, 9, 9), 1, conv2d), results((1, 32, 9, 9), 1, native), strict=True):
         assert_equals(found, expected)
 
@@ -67,7 +67,7 @@ def test_training_after_inference_mode() -> None:
     results(shape, 1, conv2d)
 
 
-def test_threads_do_not_share() -> None:
+def test_threads_have_separate_scratch_memory() -> None:
     expected = [results(shape, 1, conv2d) for shape in SHAPES]
     wrong: list[int] = []
 
@@ -85,7 +85,7 @@ def test_threads_do_not_share() -> None:
     assert not wrong
 
 
-def test_buffers_grow_to_the_largest_use_and_drop_what_held_the_smaller() -> None:
+def test_buffers_grow_to_the_largest_request_and_release_the_smaller_one() -> None:
     scratch = Scratch(torch.float32, torch.device("cpu"))
     small = scratch.prepared("a", lambda: scratch("x", 2, 3))
     assert scratch.prepared("a", lambda: scratch("x", 9)) is small
@@ -95,14 +95,14 @@ def test_buffers_grow_to_the_largest_use_and_drop_what_held_the_smaller() -> Non
     assert again.data_ptr() == large.data_ptr()
 
 
-def test_prepared_objects_do_not_pile_up() -> None:
+def test_number_of_prepared_objects_is_limited() -> None:
     scratch = Scratch(torch.float32, torch.device("cpu"))
     for number in range(3 * MOST_PREPARED):
         scratch.prepared(number, object)
     assert len(scratch._prepared) <= MOST_PREPARED
 
 
-def test_dtypes_have_their_own_and_pretended_tensors_leave_none() -> None:
+def test_scratch_memory_per_dtype_and_none_for_tensor_subclasses() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     assert scratch_of(torch.zeros(1)) is scratch_of(torch.ones(2))

@@ -56,7 +56,7 @@ def test_the_root_itself_is_swapped(root: nn.Module) -> None:
     assert type(unswap_convs(root)) is native
 
 
-def test_everything_but_the_class_stays() -> None:
+def test_only_the_class_changes() -> None:
     native = model()
     native.add_module("tied", nn.Conv2d(4, 4, 1))
     native.tied.weight = native[2][1].weight
@@ -106,24 +106,24 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_stay_on_the_vendor_library_is_refused_by_name(name: str) -> None:
+def test_layers_that_would_use_the_vendor_library_are_rejected(name: str) -> None:
     layer = REFUSED[name]()
     native = nn.ModuleDict({"plain": nn.Conv2d(3, 4, 3), "block": nn.ModuleDict({name: layer})})
     before = classes(native)
     with pytest.raises(ValueError, match=rf"no vendor-free form of block\.{name} \({type(layer).__name__}\);.*skip"):
         swap_convs(native)
-    assert classes(native) == before, "nothing has been changed"
+    assert classes(native) == before, "no layer has been changed"
     assert "plan" not in vars(native["plain"])
 
 
-def test_all_refused_layers_are_named_and_so_is_the_root() -> None:
+def test_error_lists_all_rejected_layers_and_the_root() -> None:
     with pytest.raises(ValueError, match=r"0 \(Conv1d\), 1 \(SyncBatchNorm\);"):
         swap_convs(nn.Sequential(nn.Conv1d(3, 4, 3), nn.SyncBatchNorm(4), nn.Linear(3, 3)))
     with pytest.raises(ValueError, match=r"\(root\) \(OwnConv2d\)"):
         swap_convs(OwnConv2d(3, 4, 3))
 
 
-def test_skipped_layers_stay_with_all_that_is_below_them() -> None:
+def test_skipped_layers_and_their_children_are_not_converted() -> None:
     native = nn.ModuleDict({"own": OwnConv2d(3, 4, 3), "plain": nn.Conv2d(3, 4, 3), "branch": model()})
     swap_convs(native, skip=("own", "branch"))
     assert classes(native["branch"]) == classes(model())
@@ -132,12 +132,12 @@ def test_skipped_layers_stay_with_all_that_is_below_them() -> None:
     assert swap_convs(root, skip=[""]) is root
 
 
-def test_a_misspelt_skip_is_an_error() -> None:
+def test_an_unknown_name_in_skip_is_an_error() -> None:
     with pytest.raises(ValueError, match="skip contains '3', which is not a submodule"):
         swap_convs(model(), skip=["3"])
 
 
-def test_a_lazy_layer_is_swapped_once_it_knows_its_shape() -> None:
+def test_a_lazy_layer_is_swapped_after_its_initialization() -> None:
     native, input = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d()), torch.randn(2, 3, 8, 8)
     native(input)
     reference = copy.deepcopy(native)(input)
@@ -149,7 +149,7 @@ def test_a_lazy_layer_is_swapped_once_it_knows_its_shape() -> None:
 @pytest.mark.parametrize(
     "reparametrise", [weight_norm, spectral_norm, lambda layer: l1_unstructured(layer, "weight", 5)]
 )
-def test_weights_that_hooks_compute_stay_computed(reparametrise: Callable[[nn.Module], nn.Module]) -> None:
+def test_weights_computed_by_hooks_are_preserved(reparametrise: Callable[[nn.Module], nn.Module]) -> None:
     layer, input = reparametrise(nn.Conv2d(3, 4, 3).double()).eval(), torch.randn(1, 3, 8, 8).double()
     results = []
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_weights_that_hooks_compute_stay_computed(reparametrise: Callable[[nn.Mo
     torch.testing.assert_close(*results)
 
 
-def test_one_plan_serves_all_convolutions_until_they_are_swapped_back() -> None:
+def test_one_plan_for_all_convolutions_until_unswapped() -> None:
     plan, native = AutotunedPlan(0), model()
     swap_convs(native, plan=plan)(torch.randn(2, 3, 8, 8)).sum().backward()
     assert [native[0].plan, native[2][1].plan] == [plan, plan]
@@ -170,7 +170,7 @@ def test_one_plan_serves_all_convolutions_until_they_are_swapped_back() -> None:
     assert swap_convs(native)[0].plan is DEFAULT_PLAN
 
 
-def test_unswap_leaves_a_subclass_of_ours_alone() -> None:
+def test_unswap_does_not_change_subclasses() -> None:
     class Own(GemmConv2d):
         pass
 

@@ -51,16 +51,11 @@ class AutotunedPlan(Plan):
         self._cache = MeasurementCache(self.cache_file)
         self._environments: dict[torch.device, str] = {}
         self._stored: dict[str, dict[str, Any]] = {}
-        self._seconds: dict[PlanKey, dict[str, float]] = {}
-        self._spent_s = 0.0
+        self.spent_s = 0.0
+        """Seconds that this process has spent on timing."""
         # The backward pass runs in one thread per device. The lock is reentrant, because timing the candidates of
         # GRADIENTS decides on the two single gradients first.
         self._lock = threading.RLock()
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds that this process has spent on timing."""
-        return self._spent_s
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.budget_s, self.cache_file)
@@ -74,7 +69,7 @@ class AutotunedPlan(Plan):
             return order  # the candidates cannot be run repeatedly
         with self._lock:
             seconds = self._known_seconds(key, order)
-            if not seconds and self._spent_s < self.budget_s:
+            if not seconds and self.spent_s < self.budget_s:
                 seconds = self._time(key, order, tensors)
             return self._remember(key, _sorted(order, seconds))
 
@@ -98,10 +93,10 @@ class AutotunedPlan(Plan):
         return self._stored[self._environments[device]]
 
     def _time(self, key: PlanKey, order: tuple[Candidate, ...], tensors: Tensors) -> dict[str, float]:
-        spent_before_s, start = self._spent_s, time.perf_counter()
+        spent_before_s, start = self.spent_s, time.perf_counter()
         seconds, failures = _shortest_runs(order, tensors)
         # Not added up: this time includes that of nested decisions on the single gradients.
-        self._spent_s = spent_before_s + time.perf_counter() - start
+        self.spent_s = spent_before_s + time.perf_counter() - start
         if not seconds:
             raise next(iter(failures.values()))
         if failures:
@@ -109,9 +104,6 @@ class AutotunedPlan(Plan):
         self._seconds[key] = seconds
         self._cache.store(self._environments[key.device], {key.in_words(): seconds})
         return seconds
-
-    def _seconds_of(self, key: PlanKey) -> Mapping[str, float]:
-        return dict(self._seconds.get(key, {}))
 
 
 def _sorted(order: tuple[Candidate, ...], seconds: Mapping[str, float]) -> tuple[Candidate, ...]:

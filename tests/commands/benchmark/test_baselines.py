@@ -81,7 +81,7 @@ def test_whole_network_is_converted(variant: Variant, expected: type[nn.Conv2d])
     assert all(weight.is_contiguous(memory_format=variant.memory_format) for weight in weights)
 
 
-def test_slow_switches_the_library_off_and_on_again() -> None:
+def test_slow_disables_the_library_inside_the_context_only() -> None:
     # Large enough for oneDNN: PyTorch keeps it from tiny convolutions.
     layer, images = nn.Conv2d(64, 64, 3), torch.randn(4, 64, 16, 16)
 
@@ -96,7 +96,7 @@ def test_slow_switches_the_library_off_and_on_again() -> None:
     assert backend() == before == torch._C._ConvBackend.Mkldnn
 
 
-def test_cudnn_switch_and_tf32_are_put_back_after_an_error() -> None:
+def test_cudnn_switch_and_tf32_are_restored_after_an_error() -> None:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
 

@@ -1,4 +1,4 @@
-"""The benchmark as a whole on small images: report, JSON, tables, command line."""
+"""The whole benchmark on small images: report, JSON, tables, command line."""
 
 import io
 import json
@@ -34,7 +34,7 @@ FAILURE = "RuntimeError: HIP out of memory"
 
 @pytest.fixture(scope="module")
 def saved() -> list[str]:
-    """First letters of the sections in the report each time that it was saved."""
+    """First letters of the sections in the report, for each time it was saved."""
     return []
 
 
@@ -91,7 +91,7 @@ def test_failing_baseline_is_listed_in_every_section(report: BenchmarkReport) ->
     assert {len(results) for results in sections[:2]} == {len(Variant)}
 
 
-def test_json_holds_what_was_measured(report: BenchmarkReport, tmp_path: Path) -> None:
+def test_json_contains_the_measurements(report: BenchmarkReport, tmp_path: Path) -> None:
     path = tmp_path / "benchmark.json"
     write_json(report, path)
     content = json.loads(path.read_text())
@@ -111,7 +111,7 @@ def test_json_holds_what_was_measured(report: BenchmarkReport, tmp_path: Path) -
     assert {planned["operation"] for planned in content["plan"]}
 
 
-def test_recomputing_activations_keeps_less(report: BenchmarkReport) -> None:
+def test_recomputed_activations_save_fewer_bytes(report: BenchmarkReport) -> None:
     saved = {result.variant: result.footprint.saved_bytes for result in report.graph if result.footprint}
     assert saved[Variant.GEMM_RECOMPUTE] < 0.8 * saved[Variant.GEMM]
 
@@ -124,12 +124,12 @@ def test_tables_fit_the_terminal(report: BenchmarkReport, width: int) -> None:
     ]
     assert max(map(len, lines)) <= width
     assert "…" not in text
-    # A cut or wrapped table would lose or double rows: one per variant and part of the table.
+    # A truncated or wrapped table would have fewer or more rows than one per variant and table.
     headings = [line for line in lines if line.startswith("variant")]
     assert len([line for line in lines if line.startswith("gemm ")]) == len(headings)
 
 
-def test_tables_name_what_matters(report: BenchmarkReport) -> None:
+def test_tables_contain_titles_failures_and_units(report: BenchmarkReport) -> None:
     text = tables(report, 120)
     for expected in (
         "Six layers, NOT a training speed",
@@ -142,7 +142,7 @@ def test_tables_name_what_matters(report: BenchmarkReport) -> None:
         assert expected in text
 
 
-def test_rate_of_a_layer_and_its_part_of_the_ceiling(report: BenchmarkReport) -> None:
+def test_rate_of_a_layer_relative_to_the_ceiling(report: BenchmarkReport) -> None:
     row, *_ = [line for line in part(report, "0: 3 to 16").splitlines() if line.startswith("native ")]
     first = report.layers[0]
     assert first.results[0].total is not None
@@ -151,7 +151,7 @@ def test_rate_of_a_layer_and_its_part_of_the_ceiling(report: BenchmarkReport) ->
     assert row.split()[-5:-3] == [f"{gflops:,.1f}", f"{gflops / report.gemm_ceiling.gflops:.0%}"]
 
 
-def test_estimate_counts_a_last_smaller_batch_as_a_step(report: BenchmarkReport) -> None:
+def test_estimate_counts_a_smaller_last_batch_as_a_step(report: BenchmarkReport) -> None:
     step = Result(Variant.GEMM, dict.fromkeys(STAGES, Spread((0.0,))), Spread((3600.0, 1800.0, 7200.0)))
     settings = replace(report.settings, batch_size=8, frames=17, epochs=16)
     (row,) = part(replace(report, step=[step], settings=settings), "Estimate for 16 epochs").splitlines()[3:4]
@@ -184,7 +184,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert "benchmark: measuring whole network" in printed.err
 
 
-def test_exit_code_tells_of_a_failed_stability_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_stability_run_exits_with_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("yolo_lightning.commands.benchmark.run.CPU_GEMM_SIZES", (64,))
     monkeypatch.setattr(torch.Tensor, "backward", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
     with pytest.raises(SystemExit) as exit:
@@ -192,7 +192,7 @@ def test_exit_code_tells_of_a_failed_stability_run(monkeypatch: pytest.MonkeyPat
     assert exit.value.code == 1
 
 
-def test_threads_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_threads_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     seen = []
     command = "yolo_lightning.commands.benchmark.command"
@@ -227,7 +227,7 @@ def test_threads_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         ("json", Path(), "got the folder"),
     ],
 )
-def test_bad_value_is_refused_with_the_allowed_ones(
+def test_invalid_value_is_rejected_with_the_accepted_ones(
     name: str, value: object, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("yolo_lightning.commands.benchmark.command.run", lambda report: pytest.fail("it ran"))

@@ -43,7 +43,7 @@ def test_saved_bytes_count_each_storage_once_and_no_parameter() -> None:
     assert measure_footprint(squares(one, (one,)), CPU, profiled=False).saved_bytes == 1000 * FLOAT_BYTES
 
 
-def test_what_the_backward_pass_keeps_for_itself_is_not_counted() -> None:
+def test_bytes_saved_during_the_backward_pass_are_not_counted() -> None:
     one = torch.ones(1000, requires_grad=True)
 
     def forward(_: None) -> Tensor:
@@ -56,7 +56,7 @@ def test_what_the_backward_pass_keeps_for_itself_is_not_counted() -> None:
     assert footprint.saved_bytes <= 1000 * FLOAT_BYTES
 
 
-def test_peak_is_what_is_allocated_at_once() -> None:
+def test_peak_is_the_largest_sum_of_live_allocations() -> None:
     def forward(_: None) -> Tensor:
         torch.zeros(1 << 20)  # freed at once
         return torch.ones(1 << 18).add(1)  # two tensors of a quarter of it
@@ -65,7 +65,7 @@ def test_peak_is_what_is_allocated_at_once() -> None:
     assert footprint.peak_bytes == (1 << 20) * FLOAT_BYTES
 
 
-def test_operators_that_only_look_are_not_counted() -> None:
+def test_views_are_not_counted_as_launches() -> None:
     one, two = torch.ones(4, 6), torch.ones(4, 6)
 
     def forward(_: None) -> Tensor:
@@ -75,7 +75,7 @@ def test_operators_that_only_look_are_not_counted() -> None:
     assert measure_footprint(Pass((("forward", forward),), ()), CPU, profiled=True).launches == 2
 
 
-def test_unfold_keeps_nine_times_the_input(layers: dict[str, Layer]) -> None:
+def test_unfold_saves_nine_times_the_input(layers: dict[str, Layer]) -> None:
     layer = layers["model.2.m.0.cv1.conv"]
     saved = {}
     for variant in (Variant.NATIVE, Variant.GEMM, Variant.UNFOLD):
@@ -94,13 +94,13 @@ def test_all_layers_are_those_of_the_network(layers: dict[str, Layer]) -> None:
     assert [name for name, layer in layers.items() if not layer.needs_input_gradient] == ["model.0.conv"]
 
 
-def test_operations_of_a_layer_known_by_hand(layers: dict[str, Layer]) -> None:
+def test_operations_of_two_layers(layers: dict[str, Layer]) -> None:
     # 3 to 16 channels, 3x3, stride 2 on 64 px: 2 * 27 * 16 * 32 * 32 per product; the image needs no gradient.
     assert layers["model.0.conv"].operations == 3 * 2 * (2 * 27 * 16 * 32 * 32)
     assert layers["model.1.conv"].operations == 3 * 3 * (2 * 9 * 16 * 32 * 16 * 16)
 
 
-def test_six_layers_are_chosen_ones_with_their_counts() -> None:
+def test_selection_of_six_layers_and_their_counts() -> None:
     found = find_layers(make_module(0).graph, 640, 1, "six")
     assert [layer.label for layer in found] == [
         "3 to 16, 3x3, stride 2, 640 px",

@@ -50,13 +50,13 @@ def test_a_difference_is_found_and_measured(scripted: Callable[..., Stability]) 
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_fails(scripted: Callable[..., Stability], loss: float) -> None:
+def test_a_nonfinite_loss_fails(scripted: Callable[..., Stability], loss: float) -> None:
     found = scripted([1.0, loss], [1.0, loss])
     assert not found.passed
     assert not found.finite
 
 
-def test_an_error_fails_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_fails_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> list[float]:
         raise RuntimeError("no memory\nlong text")
 

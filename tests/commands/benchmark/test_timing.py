@@ -45,7 +45,7 @@ def run(passes: dict[Variant, Callable[[], Pass]], repeats: int = 3) -> list[Res
 
 
 @given(st.integers(1, 6), st.integers(0, 12))
-def test_every_round_holds_everything_once_and_starts_one_later(items: int, count: int) -> None:
+def test_every_round_is_a_rotation_that_starts_one_item_later(items: int, count: int) -> None:
     orders = list(rounds(range(items), count))
     assert len(orders) == count
     for position, order in enumerate(orders):
@@ -53,14 +53,14 @@ def test_every_round_holds_everything_once_and_starts_one_later(items: int, coun
         assert order[0] == position % items
 
 
-def test_ratio_cancels_what_slows_a_whole_round() -> None:
+def test_ratio_cancels_a_slowdown_of_a_whole_round() -> None:
     # Neither the ratio of the medians (9) nor the mean of the ratios (4.3).
     one, two = Spread((2.0, 20.0, 9.0)), Spread((1.0, 10.0, 1.0))
     assert one.ratio_to(two) == 2.0
     assert (one.median_s, one.minimum_s, one.maximum_s) == (9.0, 2.0, 20.0)
 
 
-def test_time_of_a_stage_is_the_mean_over_the_calls_without_what_is_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_a_stage_is_the_mean_over_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch)
     durations = iter((1.0, 3.0, 2.0, 5.0))
 
@@ -72,7 +72,29 @@ def test_time_of_a_stage_is_the_mean_over_the_calls_without_what_is_between(monk
     assert watch.now_s == 11.0
 
 
-def test_variants_take_turns_and_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_time_the_stages_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events whose times are known replace those of a GPU."""
+    milliseconds = iter((0.0, 1.0, 4.0, 10.0, 13.0, 20.0))
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at_ms = next(milliseconds)
+
+        def elapsed_time(self, end: "Event") -> float:
+            return end.at_ms - self.at_ms
+
+    synchronized: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronized.append)
+    one_pass = Pass((("forward", lambda _: None), ("backward", lambda _: None)), ())
+    assert one_pass.time(torch.device("cuda"), calls=2) == pytest.approx({"forward": 0.002, "backward": 0.005})
+    assert len(synchronized) == 1, "the host waits at the end only"
+
+
+def test_variants_take_turns_and_are_timed_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch)
     native, gemm = run({v: watch.work(v, s, 2 * s) for v, s in ((Variant.NATIVE, 1.0), (Variant.GEMM, 2.0))})
     warm_up, rounds_ = watch.seen[:4], watch.seen[4:]

@@ -51,7 +51,7 @@ def test_numbers_are_printed_and_written(
     assert "1 workers" in printed
 
 
-def test_arms_take_turns_over_the_same_samples() -> None:
+def test_functions_take_turns_over_the_same_samples() -> None:
     calls: list[tuple[str, int]] = []
     arms: dict[str, Any] = {name: lambda number, name=name: calls.append((name, number)) for name in ("a", "b")}
     spreads = measure_speeds(arms, samples=2, repeats=2)
@@ -69,7 +69,7 @@ def test_speed_is_seconds_per_sample() -> None:
     assert spread.minimum_s < 0.03
 
 
-def test_measurement_runs_on_one_thread_and_gives_the_threads_back() -> None:
+def test_measurement_uses_one_thread_and_restores_the_number() -> None:
     before = cv2.getNumThreads()
     torch.set_num_threads(2)
     try:
@@ -86,7 +86,7 @@ def test_every_sample_is_a_mosaic(data: DetectionDataModule) -> None:
     assert dataset.mosaic_epochs > 1000
 
 
-def test_ratio_says_how_many_times_as_fast() -> None:
+def test_ratio_is_that_of_the_speeds() -> None:
     from rich.console import Console
 
     console = Console(width=100, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -104,12 +104,12 @@ def test_ratio_says_how_many_times_as_fast() -> None:
         ({"workers": (2, -1)}, r"workers must contain values >= 0 only, got \[2, -1\]"),
     ],
 )
-def test_option_out_of_range_is_refused(data: DetectionDataModule, changed: dict[str, Any], message: str) -> None:
+def test_option_out_of_range_is_rejected(data: DetectionDataModule, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         benchmark_loader(data=data, **changed)
 
 
-def test_data_without_frames_are_refused(tmp_path: Path, look_alike: Path, index_root: Path) -> None:
+def test_data_without_frames_are_rejected(tmp_path: Path, look_alike: Path, index_root: Path) -> None:
     (tmp_path / "Train.json").write_bytes((look_alike / "Train.json").read_bytes())
     data = DetectionDataModule(str(tmp_path), index_root=str(index_root))
     with pytest.raises(ValueError, match=r"packed: .*folder: .*zip: "):
@@ -121,7 +121,7 @@ def test_memory_of_this_process_is_measured() -> None:
     assert 10e6 < private <= proportional
 
 
-def test_memory_of_a_process_that_is_gone_is_zero() -> None:
+def test_memory_of_a_missing_process_is_zero() -> None:
     assert memory_of(2**22 + 1) == (0, 0)
 
 

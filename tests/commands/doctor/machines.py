@@ -1,4 +1,4 @@
-"""Machines to judge, made up."""
+"""Invented machines for the tests of the doctor."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,22 +35,22 @@ PLAIN = MachineFacts(
     start_method="fork",
     kernel=KernelSettings("madvise", False, 1, False),
 )
-"""A machine without a GPU, on which nothing is to be said."""
+"""A machine without a GPU and without problems."""
 
 
 def with_disk(machine: MachineFacts, check: str, total_bytes: int, free_bytes: int) -> MachineFacts:
-    """The machine with another file system."""
+    """Return the machine with another file system."""
     return replace(machine, disks=machine.disks | {check: Capacity(total_bytes - free_bytes, total_bytes)})
 
 
 def finding(machine: MachineFacts, check: str) -> Finding:
-    """The only finding of a check."""
+    """Return the only finding of a check."""
     (found,) = [one for one in machine_findings(machine) if one.check == check]
     return found
 
 
 def results(on: str = "cuda", **outcomes: Outcome) -> list[ProbeOutcome]:
-    """Every probe works but those that are named."""
+    """Return results in which every probe works except the given ones."""
     facts = {"device": on, "name": "a card", "architectures": ["gfx1010", "gfx1030"], "capability": None}
     return [
         ProbeOutcome(probe, outcomes.get(probe, Outcome.WORKS), facts=facts if probe is Probe.DEVICE else {})
@@ -59,7 +59,7 @@ def results(on: str = "cuda", **outcomes: Outcome) -> list[ProbeOutcome]:
 
 
 def write(root: Path, files: dict[str, str]) -> None:
-    """Make files below `root`, as proc and sys have them."""
+    """Write files below `root`, in the format of proc and sys."""
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

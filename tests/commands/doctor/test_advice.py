@@ -1,4 +1,4 @@
-"""What is recommended to whom."""
+"""Recommended settings for several machines."""
 
 from dataclasses import replace
 from typing import get_args
@@ -45,11 +45,11 @@ def test_convolution(outcome: Outcome, own: Outcome, value: str) -> None:
     assert value in get_args(Convolution)
 
 
-def test_a_cpu_needs_no_trial() -> None:
+def test_convolution_on_a_cpu() -> None:
     assert options(PLAIN, results("cpu"))["model.conv_backend"] == "auto"
 
 
-def test_precision_follows_the_card_and_what_was_tried() -> None:
+def test_precision_depends_on_the_card_and_the_probes() -> None:
     nvidia = replace(PLAIN, gpus=(H200,))
     new, old = (with_facts(results(), capability=[major, 0]) for major in (9, 7))
     assert options(nvidia, new)["trainer.precision"] == "bf16-mixed"
@@ -57,7 +57,7 @@ def test_precision_follows_the_card_and_what_was_tried() -> None:
     broken = with_facts(results(matmul_bfloat16=Outcome.WRONG), capability=[9, 0])
     assert options(nvidia, broken)["trainer.precision"] == "32-true"
     assert options(AMD, results())["trainer.precision"] == "32-true"
-    assert options(nvidia, [])["trainer.precision"] == "32-true", "nothing was tried"
+    assert options(nvidia, [])["trainer.precision"] == "32-true", "no probe has run"
 
 
 @pytest.mark.parametrize(
@@ -71,18 +71,18 @@ def test_precision_follows_the_card_and_what_was_tried() -> None:
         (replace(PLAIN, disks={SHARED_MEMORY: None}), 0),
     ],
 )
-def test_workers_follow_cores_memory_and_shared_memory(machine: MachineFacts, workers: int) -> None:
+def test_workers_depend_on_cores_memory_and_shared_memory(machine: MachineFacts, workers: int) -> None:
     assert options(machine, results("cpu"))["data.loader.num_workers"] == workers
 
 
-def test_a_loader_that_hangs_has_no_workers_and_no_start_method() -> None:
+def test_no_workers_after_a_hang_of_the_loader() -> None:
     found = options(PLAIN, results("cpu", loader=Outcome.HANGS))
     assert found["data.loader.num_workers"] == 0
     assert "data.loader.multiprocessing_context" not in found
 
 
 @pytest.mark.parametrize("machine", [PLAIN, AMD])
-def test_loader_options_are_the_loaders(machine: MachineFacts) -> None:
+def test_recommended_loader_options_exist(machine: MachineFacts) -> None:
     found = options(machine, results())
     names = {key.removeprefix("data.loader."): value for key, value in found.items() if key.startswith("data.loader.")}
     LoaderSettings(**names)  # type: ignore[arg-type]
@@ -93,19 +93,19 @@ def test_batches_are_pinned_on_amd() -> None:
     assert options(PLAIN, results("cpu"))["data.loader.pin_memory"] is None
 
 
-def test_an_override_that_torch_does_not_need_is_to_go() -> None:
+def test_an_unneeded_override_is_unset() -> None:
     machine = replace(AMD, environment={OVERRIDE: "10.3.0"})
     assert commands(machine, results()) == [f"unset {OVERRIDE}"]
-    assert commands(machine, with_facts(results(), architectures=["gfx1030"])) == [], "it is needed"
+    assert commands(machine, with_facts(results(), architectures=["gfx1030"])) == [], "the override is needed"
 
 
-def test_an_override_is_offered_where_torch_lacks_the_card() -> None:
+def test_an_override_is_recommended_if_torch_does_not_support_the_card() -> None:
     assert commands(AMD, with_facts(results(), architectures=["gfx1030"])) == [f"export {OVERRIDE}=10.3.0"]
-    assert commands(AMD, with_facts(results(), architectures=["gfx1100"])) == [], "no kernels that would do"
+    assert commands(AMD, with_facts(results(), architectures=["gfx1100"])) == [], "torch contains no suitable kernels"
     assert commands(AMD, results()) == []
 
 
-def test_the_kernel_is_kept_from_moving_pages_under_an_amd_card_only() -> None:
+def test_kernel_settings_are_recommended_for_amd_cards_only() -> None:
     kernel = KernelSettings("always", True)
     assert [one.split()[0:2] for one in commands(replace(AMD, kernel=kernel), results())] == [
         ["echo", "madvise"],

@@ -1,4 +1,4 @@
-"""The doctor's command: exit codes, output, options that are refused."""
+"""The command `doctor`: exit codes, output, invalid options."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ MACHINE = MachineFacts(
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[dict[Probe, Outcome]]:
-    """Outcomes that differ from `works`, in its only item; no machine is looked at."""
+    """Replace inspection and probes; the only item contains the outcomes that differ from `works`."""
     outcomes: dict[Probe, Outcome] = {}
 
     def run_probes(device: str, timeout_s: float) -> list[ProbeOutcome]:
@@ -38,22 +38,22 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[dict[Probe, Outcome]]:
     return [outcomes]
 
 
-def test_nothing_bad_is_exit_code_0(tried: list[dict[Probe, Outcome]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_0_without_a_bad_finding(
+    tried: list[dict[Probe, Outcome]], capsys: pytest.CaptureFixture[str]
+) -> None:
     tried[0][Probe.CONVOLUTION] = Outcome.HANGS
     doctor()
     assert "vendor convolution" in capsys.readouterr().out
 
 
-def test_something_bad_is_exit_code_1(tried: list[dict[Probe, Outcome]]) -> None:
+def test_exit_code_1_for_a_bad_finding(tried: list[dict[Probe, Outcome]]) -> None:
     tried[0][Probe.MATMUL_FLOAT32] = Outcome.WRONG
     with pytest.raises(SystemExit) as exit_info:
         doctor()
     assert exit_info.value.code == 1
 
 
-def test_json_is_all_that_is_on_the_output(
-    tried: list[dict[Probe, Outcome]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stdout_contains_json_only(tried: list[dict[Probe, Outcome]], capsys: pytest.CaptureFixture[str]) -> None:
     doctor(json=True)
     assert len(json.loads(capsys.readouterr().out)["probes"]) == len(Probe)
 
@@ -73,12 +73,12 @@ def test_probes_can_be_left_out(tried: list[dict[Probe, Outcome]], capsys: pytes
         ({"data_root": "/not/there"}, "--data_root must be an existing folder, got '/not/there'"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         doctor(**options)
 
 
-def test_interrupting_it_is_no_traceback(tried: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_exits_without_a_traceback(tried: object, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> list[ProbeOutcome]:
         raise KeyboardInterrupt
 
@@ -88,7 +88,7 @@ def test_interrupting_it_is_no_traceback(tried: object, monkeypatch: pytest.Monk
     assert exit_info.value.code == 130
 
 
-def test_json_holds_everything(
+def test_json_contains_all_parts(
     tried: list[dict[Probe, Outcome]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_module, "inspect_machine", lambda run, data: replace(PLAIN, gpus=(NAVI,)))

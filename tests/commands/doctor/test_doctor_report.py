@@ -1,4 +1,4 @@
-"""The table and the lines to paste."""
+"""The table of findings and the recommended settings."""
 
 import io
 from dataclasses import replace
@@ -27,7 +27,7 @@ def printed(machine: MachineFacts, columns: int) -> str:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_it_fits_the_terminal_and_says_all(columns: int) -> None:
+def test_report_fits_the_terminal(columns: int) -> None:
     text = printed(AMD, columns)
     assert max(map(len, text.splitlines())) <= columns
     for word in (
@@ -41,27 +41,31 @@ def test_it_fits_the_terminal_and_says_all(columns: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [30, 80, 120])
-def test_the_lines_are_yaml_with_their_reasons(columns: int) -> None:
+def test_options_are_yaml_with_reasons_as_comments(columns: int) -> None:
     options = (
         Option("trainer.precision", "32-true", "safe"),
         Option("data.loader.num_workers", 0, "hangs"),
+        Option("data.loader.multiprocessing_context", "forkserver", "a line without room before the comment"),
         Option("data.loader.pin_memory", None, "as the device wants"),
         Option("data.batch_size", 4, "small"),
     )
     text = yaml_text(options, columns)
     assert yaml.safe_load(text) == {
         "trainer": {"precision": "32-true"},
-        "data": {"loader": {"num_workers": 0, "pin_memory": None}, "batch_size": 4},
+        "data": {
+            "loader": {"num_workers": 0, "multiprocessing_context": "forkserver", "pin_memory": None},
+            "batch_size": 4,
+        },
     }
     assert all(f"# {option.reason}" in text for option in options)
 
 
-def test_brackets_in_names_are_no_markup() -> None:
+def test_brackets_are_printed_literally() -> None:
     text = shown([Finding("[bold]check", "[red]found[/red]", Severity.OK, "[dim]do")])
     assert all(word in text for word in ("[bold]check", "[red]found[/red]", "[dim]do"))
 
 
-def test_the_summary_counts_the_worst_first() -> None:
+def test_summary_lists_the_highest_severity_first() -> None:
     verdicts = [Severity.OK, Severity.BAD, Severity.OK, Severity.NOTE]
     assert "bad: 1, note: 1, ok: 2" in shown([Finding("a", "b", verdict) for verdict in verdicts])
 

@@ -1,4 +1,4 @@
-"""Reading a machine from fake proc and sys, and this machine without loading torch."""
+"""Facts from fake proc and sys, and facts about this machine without an import of torch."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def test_an_nvidia_card_and_its_driver(tmp_path: Path) -> None:
     assert machine.nvidia_driver == "575.57.08"
 
 
-def test_a_machine_of_which_nothing_can_be_read_is_still_a_machine(tmp_path: Path) -> None:
+def test_a_machine_without_readable_files(tmp_path: Path) -> None:
     machine = inspect_machine(tmp_path / "not" / "there", None, tmp_path)
     assert machine.gpus == ()
     assert machine.kfd_opens is None
@@ -41,11 +41,11 @@ def test_a_machine_of_which_nothing_can_be_read_is_still_a_machine(tmp_path: Pat
     assert (machine.memory, machine.swap_bytes) == (Capacity(0, 0), 0)
     assert machine.kernel == KernelSettings()
     space = machine.disks[RUN_DISK]
-    assert space is not None, "the space of the nearest folder that is there"
+    assert space is not None, "the space of the nearest existing parent"
     assert space.total_bytes > 0
 
 
-def test_memory_is_that_of_the_container(tmp_path: Path) -> None:
+def test_memory_is_limited_to_that_of_the_container(tmp_path: Path) -> None:
     lines = "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\nSwapTotal: 2097152 kB"
     write(tmp_path, {"proc/meminfo": lines})
     machine = inspect_machine(tmp_path, None, tmp_path)
@@ -79,7 +79,7 @@ def test_numbers_of_a_version(version: str, parts: tuple[int, ...]) -> None:
     assert version_numbers(version) == parts
 
 
-def test_the_doctors_own_process_loads_no_torch() -> None:
+def test_the_process_of_the_doctor_does_not_import_torch() -> None:
     code = """
 import sys
 from pathlib import Path

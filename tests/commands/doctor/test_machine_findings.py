@@ -1,4 +1,4 @@
-"""Every rule by a machine that it is about."""
+"""Every rule on a machine that it applies to."""
 
 from dataclasses import replace
 from typing import Any
@@ -55,7 +55,7 @@ CASES = [
     (replace(GOOD_AMD, kfd_opens=None), "access to the card", Severity.BAD, "/dev/kfd does not exist"),
     (replace(GOOD_NVIDIA, nvidia_driver=""), "NVIDIA driver", Severity.BAD, "not loaded"),
     (replace(GOOD_NVIDIA, nvidia_driver="", torch=CPU), "NVIDIA driver", Severity.NOTE, "not loaded"),
-    # ROCm's age
+    # ROCm version
     (GOOD_AMD, "ROCm", Severity.OK, "7.1"),
     (replace(GOOD_AMD, torch=OLD_ROCM), "ROCm", Severity.WARNING, "fork"),
     (replace(GOOD_AMD, torch=TorchBuild("2", hip="7.0.9")), "ROCm", Severity.WARNING, "fork"),
@@ -147,21 +147,21 @@ def test_rule(machine: MachineFacts, check: str, verdict: Severity, phrase: str)
 
 
 @pytest.mark.parametrize("machine", [PLAIN, GOOD_AMD, GOOD_NVIDIA])
-def test_a_good_machine_has_nothing_to_be_warned_of(machine: MachineFacts) -> None:
+def test_a_good_machine_causes_no_warning(machine: MachineFacts) -> None:
     assert worst(machine_findings(machine)) in (Severity.OK, Severity.NOTE)
 
 
 @pytest.mark.parametrize(("machine", "check"), [(machine, check) for machine, check, *_ in CASES])
-def test_what_is_bad_says_what_to_do(machine: MachineFacts, check: str) -> None:
+def test_bad_findings_contain_advice(machine: MachineFacts, check: str) -> None:
     found = finding(machine, check)
     assert found.advice or found.verdict is not Severity.BAD
 
 
-def test_kernels_without_the_settings_are_judged() -> None:
+def test_kernel_without_the_settings() -> None:
     assert worst(machine_findings(replace(GOOD_AMD, kernel=KernelSettings()))) is Severity.NOTE
 
 
-def test_the_worst_verdict_counts() -> None:
+def test_worst_returns_the_highest_severity() -> None:
     found = [Finding("a", "", verdict) for verdict in (Severity.NOTE, Severity.BAD, Severity.WARNING)]
     assert worst(found) is Severity.BAD
     assert worst(found[:1]) is Severity.NOTE

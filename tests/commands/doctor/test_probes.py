@@ -1,4 +1,4 @@
-"""Children that end in every way, and what that means."""
+"""Outcomes of probes whose child processes exit, crash, hang or print nonsense."""
 
 import signal
 import sys
@@ -42,7 +42,7 @@ def try_it(code: str, timeout_s: float = 20.0) -> ProbeOutcome:
     return run_probe(Probe.CONVOLUTION, "cpu", timeout_s, python(code))
 
 
-def test_an_answer_is_believed() -> None:
+def test_answer_of_the_child_is_returned() -> None:
     result = try_it(f"print('noise'); print('{ANSWER}')")
     assert (result.outcome, result.detail, result.facts) == (Outcome.WORKS, "fine", {"device": "cuda"})
 
@@ -52,12 +52,12 @@ def test_a_signal_is_a_crash_with_its_name_and_place() -> None:
     assert (result.outcome, result.detail) == (Outcome.CRASHES, "SIGSEGV in: layer 3")
 
 
-def test_an_error_code_is_a_failure_with_the_last_words() -> None:
+def test_an_exit_code_is_a_failure_with_the_last_line_of_stderr() -> None:
     result = try_it("import sys; print('no such kernel', file=sys.stderr); sys.exit(3)")
     assert (result.outcome, result.detail) == (Outcome.FAILS, "exit code 3; no such kernel")
 
 
-def test_an_answer_that_is_none_is_a_failure() -> None:
+def test_output_that_is_no_answer_is_a_failure() -> None:
     assert try_it("print('hello')").outcome is Outcome.FAILS
     assert try_it("pass").outcome is Outcome.FAILS
 
@@ -66,7 +66,7 @@ def test_a_child_that_cannot_be_started_is_a_failure() -> None:
     assert run_probe(Probe.DEVICE, "cpu", 5, ["/not/there"]).outcome is Outcome.FAILS
 
 
-def test_a_hang_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_hanging_child_is_killed_with_its_descendants(tmp_path: Path) -> None:
     mine = tmp_path / "grandchild"
     began_s = time.monotonic()
     result = try_it(
@@ -82,7 +82,7 @@ def test_a_hang_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     assert is_gone(int(mine.read_text()))
 
 
-def test_a_child_that_has_ended_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_descendants_of_an_exited_child_are_killed(tmp_path: Path) -> None:
     mine = tmp_path / "grandchild"
     code = (
         "import subprocess, sys\n"
@@ -93,7 +93,7 @@ def test_a_child_that_has_ended_leaves_nothing_behind(tmp_path: Path) -> None:
     assert is_gone(int(mine.read_text()))
 
 
-def test_a_process_that_outlives_its_kill_means_a_reboot() -> None:
+def test_a_process_that_survives_sigkill_needs_a_reboot() -> None:
     ended = Ended(None, 9.0, err=("probe: copy",), survivors={77: "python, state D, waits in kfd_ioctl"})
     detail = judge_end(Probe.CONVOLUTION, ended, 9.0).detail
     assert detail.startswith("no answer after 9 s in: copy; process 77 cannot be ended (python, state D")
@@ -107,7 +107,7 @@ def test_signals_have_names() -> None:
 
 
 class Script:
-    """Stands in for `run_probe`: every probe works but those named, and each call is noted."""
+    """Replacement of `run_probe`: every probe works except the given ones; records each call."""
 
     def __init__(self, **outcomes: Outcome) -> None:
         self.outcomes = outcomes
@@ -125,7 +125,7 @@ def run_script(monkeypatch: pytest.MonkeyPatch, **outcomes: Outcome) -> tuple[Sc
     return script, run_probes("auto", 10.0)
 
 
-def test_all_is_tried_on_the_device_that_torch_sees(
+def test_all_probes_run_on_the_device_that_torch_finds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, found = run_script(monkeypatch)
@@ -133,22 +133,22 @@ def test_all_is_tried_on_the_device_that_torch_sees(
     assert (printed.out, printed.err.splitlines()[0]) == ("", "testing: packages load")
     assert [probe for probe, _ in script.calls] == list(Probe) == [result.probe for result in found]
     assert {device for _, device in script.calls[2:]} == {"cuda"}
-    assert list(Probe)[-1] is Probe.CONVOLUTION, "what is known to hang cards comes last"
+    assert list(Probe)[-1] is Probe.CONVOLUTION, "the probe that is known to hang GPUs is last"
 
 
-def test_after_a_hang_of_the_card_nothing_is_tried_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_probe_runs_after_a_hang_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     script, found = run_script(monkeypatch, matmul_float16=Outcome.HANGS)
     assert script.calls[-1][0] is Probe.MATMUL_FLOAT16
     assert {result.outcome for result in found[5:]} == {Outcome.NOT_TRIED}
     assert "float16 products" in found[-1].detail
 
 
-def test_a_crash_or_a_stuck_loader_does_not_end_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_continue_after_a_crash_or_a_hanging_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     script, _ = run_script(monkeypatch, matmul_float16=Outcome.CRASHES, loader=Outcome.HANGS)
     assert script.calls[-1][0] is Probe.CONVOLUTION
 
 
-def test_without_a_device_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_probe_computes_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     script, found = run_script(monkeypatch, device=Outcome.CRASHES)
     assert script.calls[-1][0] is Probe.DEVICE
     assert found[-1].outcome is Outcome.NOT_TRIED
@@ -158,24 +158,24 @@ def of(probe: Probe, found: list[Finding]) -> Finding:
     return next(one for one in found if one.check == MEANING[probe][0])
 
 
-def test_vendor_convolutions_may_hang_where_ours_work() -> None:
+def test_hanging_vendor_convolutions_are_a_warning_if_the_own_convolution_works() -> None:
     found = probe_findings(results(convolution=Outcome.HANGS, batch_norm=Outcome.CRASHES))
     assert worst(found) is Severity.WARNING
     assert "gemm" in of(Probe.CONVOLUTION, found).advice
 
 
-def test_no_convolution_at_all_is_bad() -> None:
+def test_failure_of_both_convolutions_is_bad() -> None:
     found = probe_findings(results(convolution=Outcome.HANGS, own_convolution=Outcome.WRONG))
     assert of(Probe.CONVOLUTION, found).verdict is of(Probe.OWN_CONVOLUTION, found).verdict is Severity.BAD
 
 
-def test_ours_may_fail_where_the_vendors_were_not_tried_to_their_end() -> None:
+def test_failure_of_the_own_convolution_alone_is_a_warning() -> None:
     found = probe_findings(results(convolution=Outcome.NOT_TRIED, own_convolution=Outcome.HANGS))
     assert of(Probe.OWN_CONVOLUTION, found).verdict is Severity.WARNING
 
 
 @pytest.mark.parametrize("probe", list(Probe))
-def test_severity_and_words_of_each(probe: Probe) -> None:
+def test_severity_and_advice_of_each_probe(probe: Probe) -> None:
     found = of(probe, probe_findings(results(**{probe: Outcome.FAILS})))
     assert found.verdict is MEANING[probe][1]
     assert found.advice
@@ -188,7 +188,7 @@ def test_errors_are_compared_with_the_tolerance(error: float, outcome: str) -> N
     assert judge_error(error, 0.01).outcome is Outcome[outcome]
 
 
-def test_layers_of_a_probe_name_the_computation_as_the_other_probes_do() -> None:
+def test_phase_prefix_equals_that_of_the_trial() -> None:
     assert probe_trial.PHASE == probes.PHASE
 
 
@@ -208,6 +208,6 @@ def test_wrong_layers_are_found(probe: Probe, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("probe", [Probe.DEVICE, *(pytest.param(one, marks=pytest.mark.slow) for one in Probe)])
-def test_on_this_cpu_all_works(probe: Probe) -> None:
+def test_every_probe_works_on_this_cpu(probe: Probe) -> None:
     result = run_probe(probe, "cpu", 120)
     assert result.works, result

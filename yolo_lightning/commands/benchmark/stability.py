@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -14,6 +13,7 @@ from yolo_lightning.commands.benchmark.baselines import Variant
 from yolo_lightning.commands.benchmark.network import Autocast, make_module, step_pass, synthetic_batch, variant_module
 from yolo_lightning.conv import Plan
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.utils import sensors
 
 SEED = 1
 BATCHES = 4
@@ -21,7 +21,6 @@ WARM_UP_FRACTION = 0.2
 CPU_GROWTH_BYTES = 32 * 2**20
 """Tolerance on a CPU: the heap of the C library varies by some MiB."""
 DEVICE_GROWTH_BYTES = 2**20
-STATM = Path("/proc/self/statm")
 
 
 @dataclass(kw_only=True)
@@ -73,8 +72,8 @@ def run_stability(
             losses.append(float(one_pass.run()))
             if device.type == "cuda":
                 memory.append(torch.cuda.memory_allocated(device))
-            elif STATM.exists():
-                memory.append(int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+            elif (process := sensors.process(os.getpid())) is not None:
+                memory.append(process.memory_bytes)
         return losses
 
     failure = None

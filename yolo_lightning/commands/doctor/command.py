@@ -20,7 +20,7 @@ from yolo_lightning.commands.doctor.probes import probe_findings, run_probes
 from yolo_lightning.utils.exit_codes import INTERRUPTED
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.BAD: "bold red"}
-REASON_COLUMN = 34
+REASON_COLUMN = 40
 
 
 def doctor(
@@ -130,6 +130,6 @@ def yaml_text(options: Sequence[Option], columns: int) -> str:
                 lines.append(f"{'  ' * depth}{parent}:")
         before, indent = parents, "  " * len(parents)
         value = yaml.safe_dump(option.value, default_flow_style=True).removesuffix("\n...\n").strip()
-        line = f"{indent}{name}: {value}".ljust(REASON_COLUMN) + f"# {option.reason}"
+        line = f"{indent}{name}: {value}  ".ljust(REASON_COLUMN) + f"# {option.reason}"
         lines += [line] if len(line) <= columns else [f"{indent}# {option.reason}", f"{indent}{name}: {value}"]
     return "\n".join(lines)

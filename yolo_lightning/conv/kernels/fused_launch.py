@@ -5,7 +5,6 @@ The device depends on the `Launcher` only; the tests use an emulation on the CPU
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -83,9 +82,8 @@ def instances() -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class _Windows:
-    """`Windows` of fused_windows.cuh without the sizes of the image."""
+class _Windows(NamedTuple):
+    """`Windows` of fused_windows.cuh without the sizes of the image, in the order of the kernel arguments."""
 
     place_rows: int
     place_columns: int
@@ -100,12 +98,7 @@ class _Windows:
 
     def numbers(self, image: Tensor) -> tuple[int, ...]:
         _, height, width, channels = image.shape
-        return (
-            *(height, width, channels, image.stride(2), self.place_rows, self.place_columns),
-            *(self.row_step, self.first_row, self.tap_row_step),
-            *(self.column_step, self.first_column, self.tap_column_step),
-            *(self.tap_rows, self.tap_columns),
-        )
+        return height, width, channels, image.stride(2), *self
 
 
 class _Spacing(NamedTuple):
