@@ -72,15 +72,15 @@ class StallMonitor(Callback):
             raise ValueError("StallMonitor needs the callback HeartbeatFile before it in trainer.callbacks")
         if source.writer is None:  # HeartbeatFile has warned
             return
-        self._run = Path(trainer.default_root_dir)
+        self._run, self._writer = Path(trainer.default_root_dir), source.writer
         self._suffix, self._has_others = rank_suffix(trainer.global_rank), trainer.world_size > 1
         try:
-            source.writer.arm_stacks()
+            self._writer.arm_stacks()
         except OSError as error:
             rank_zero_warn(f"no stacks after a stall inside a C call: {error}")
-        self._last_resort = LastResort(self.timeout_s + GRACE_S, self._run, source.writer.path, self._suffix)
+        self._last_resort = LastResort(self.timeout_s + GRACE_S, self._run, self._writer.path, self._suffix)
         poll_s = min(1.0, self.timeout_s / 10)
-        self.watch = Watch(source.writer.read, lambda: None, uniform_timeouts(self.timeout_s), poll_s)
+        self.watch = Watch(self._writer.read, lambda: None, uniform_timeouts(self.timeout_s), poll_s)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, args=(self._stop, poll_s), name="stall monitor", daemon=True)
         self._thread.start()
@@ -96,6 +96,7 @@ class StallMonitor(Callback):
             self._stop.set()
             self._thread.join()  # the thread writes to `last_resort`
             self._last_resort.close()
+            self._writer.disarm_stacks()
             self._stop = None
 
     def _poll(self, stop: threading.Event, poll_s: float) -> None:

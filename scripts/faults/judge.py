@@ -9,10 +9,10 @@ from typing import Any
 from faults import outcome, traces
 from faults.case import Case, Report
 from faults.run import MARK_VARIABLE, Beat, Run
-from yolo_lightning.supervision.fallback import STATE_FILE, LadderState
+from yolo_lightning.supervision.fallback import LadderState
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
+from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE, STATE_FILE
 
 REPORTED = re.compile(
     r"^supervisor: \S+ \S+ (?:stalled: )?((?:loader|GPU|storage|livelock|disk full|unknown)[^:]*: .*)$"

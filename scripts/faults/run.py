@@ -19,11 +19,10 @@ from faults.launch import Launch
 from faults.workshop import REPOSITORY, SCRIPTS, Workshop, busyness, write
 from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase
-from yolo_lightning.supervision.output import LOG_FILE
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
 from yolo_lightning.supervision.supervised_fit import job
-from yolo_lightning.utils.run_files import HEARTBEAT_FILE, LOCK_FILE
+from yolo_lightning.utils.run_files import HEARTBEAT_FILE, LOCK_FILE, LOG_FILE
 
 MARK_VARIABLE = "FAULTS_CASE"
 WORKSHOP_VARIABLE = "FAULTS_WORKSHOP"

@@ -6,7 +6,6 @@ import pytest
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.fallback import (
     RUNGS,
-    STATE_FILE,
     Decision,
     Ending,
     EndKind,
@@ -16,6 +15,7 @@ from yolo_lightning.supervision.fallback import (
     rung_of_launch,
     rungs_from,
 )
+from yolo_lightning.utils.run_files import STATE_FILE
 
 
 def step(

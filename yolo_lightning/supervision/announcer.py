@@ -11,7 +11,8 @@ from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.messenger import Messenger
 from yolo_lightning.supervision.notify import Event, News, NotifySettings
 from yolo_lightning.supervision.outcome import ExitCode
-from yolo_lightning.supervision.state_file import STANDING_FILE, Standing, SupervisorState
+from yolo_lightning.supervision.state_file import Standing, SupervisorState
+from yolo_lightning.utils.run_files import SUPERVISOR_FILE
 
 ENDS = {
     ExitCode.FINISHED: (SupervisorState.FINISHED, Event.FINISHED),
@@ -149,7 +150,7 @@ class Announcer:
 
     def _stand(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:
         self._standing = replace(self._standing, state=state, sentence=sentence, since_s=time.time(), **changed)  # type: ignore[arg-type]
-        self._write(self._standing, self.run / STANDING_FILE)
+        self._write(self._standing, self.run / SUPERVISOR_FILE)
 
     def _tell(self, event: Event, text: str, **details: str | int | float) -> None:
         self._messenger.tell(News(event, text, details))

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from yolo_lightning.supervision.notify import DRAIN_S, PING_LINE, News, NotifySettings
-from yolo_lightning.supervision.output import LOG_FILE
+from yolo_lightning.utils.run_files import LOG_FILE
 
 END_S = DRAIN_S + 1.0
 KILL_WAIT_S = 0.5

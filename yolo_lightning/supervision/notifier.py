@@ -24,9 +24,8 @@ from typing import Any
 
 from yolo_lightning.supervision.helper_process import append_to_file
 from yolo_lightning.supervision.notify import DRAIN_S, PING_LINE, Event, News, NotifySettings, Repetitions
-from yolo_lightning.supervision.output import LOG_FILE
 from yolo_lightning.supervision.run_status import read_status
-from yolo_lightning.utils.run_files import STATUS_FILE
+from yolo_lightning.utils.run_files import LOG_FILE, STATUS_FILE
 
 SEND_TIMEOUT_S = 10.0
 WAITING_AT_MOST = 32

@@ -11,7 +11,6 @@ from typing import IO
 
 from yolo_lightning.supervision.helper_process import Helper, append_to_file, write_to_descriptor
 
-LOG_FILE = "run.log"
 LINES_REMEMBERED = 50
 BLOCK_BYTES = 1 << 16
 

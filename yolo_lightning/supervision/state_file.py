@@ -11,8 +11,6 @@ from pathlib import Path
 from yolo_lightning.supervision.processes import started_ticks
 from yolo_lightning.utils.files import write_json
 
-STANDING_FILE = "supervisor.json"
-
 
 class SupervisorState(StrEnum):
     """What a supervisor is doing, or how it ended."""

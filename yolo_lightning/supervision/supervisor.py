@@ -12,12 +12,12 @@ from yolo_lightning.supervision import disk_space, live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer, write_standing
 from yolo_lightning.supervision.attempt import Attempt, Attendant
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import STATE_FILE, Ending, EndKind, LadderState, decide, rungs_from
+from yolo_lightning.supervision.fallback import Ending, EndKind, LadderState, decide, rungs_from
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.kill import Killed, kill_tree
 from yolo_lightning.supervision.outcome import ExitCode, hopeless, signal_name
-from yolo_lightning.supervision.output import LOG_FILE, Recorder
+from yolo_lightning.supervision.output import Recorder
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_disk import PATIENCE_S, DiskHangsError, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
@@ -26,7 +26,7 @@ from yolo_lightning.supervision.smoke_test import gpu_answers
 from yolo_lightning.supervision.state_file import Standing
 from yolo_lightning.supervision.trainer import marker_of, remove_temporary_folder
 from yolo_lightning.utils import run_files
-from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
+from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
 from yolo_lightning.utils.stop_signals import pasteable
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -12,11 +12,11 @@ from yolo_lightning.commands.monitor.run_state import Checkpoint, Remaining, Run
 from yolo_lightning.commands.monitor.time_left import remaining
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
-from yolo_lightning.supervision.live_heartbeat import record_of
+from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import loader_workers, read_process
 from yolo_lightning.supervision.run_status import Status, read_status
-from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
+from yolo_lightning.supervision.state_file import Standing
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     FINISHED_FILE,
@@ -27,9 +27,10 @@ from yolo_lightning.utils.run_files import (
     METRICS,
     PHASE_TIMEOUTS_FILE,
     STATUS_FILE,
+    SUPERVISOR_FILE,
 )
 
-TRACES = (HEARTBEAT_FILE, STATUS_FILE, STANDING_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
+TRACES = (HEARTBEAT_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
 """A run folder contains at least one of these."""
 
 SIGNS = (HEARTBEAT_FILE, STATUS_FILE, METRICS)
@@ -53,8 +54,8 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     """
     check_holds_run(folder)
     now_s = time.time()
-    found = HeartbeatReader(record_of(folder)).read()
-    status, standing = read_status(folder / STATUS_FILE), Standing.read(folder / STANDING_FILE)
+    found = HeartbeatReader(heartbeat_of(folder)).read()
+    status, standing = read_status(folder / STATUS_FILE), Standing.read(folder / SUPERVISOR_FILE)
     trainer, lives = find_trainer(found, status, standing, now_s)
     heartbeat = found if isinstance(found, Heartbeat) else None
     timeouts = AdaptiveTimeouts.read(folder / PHASE_TIMEOUTS_FILE) or AdaptiveTimeouts(PhaseTimeouts(), {})

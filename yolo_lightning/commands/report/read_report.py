@@ -12,7 +12,7 @@ from yolo_lightning.commands.report.evaluations import STAGES, evaluation
 from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
 from yolo_lightning.commands.report.problems import Problems, read_object
 from yolo_lightning.supervision.incident import read_incident
-from yolo_lightning.supervision.state_file import STANDING_FILE, Standing
+from yolo_lightning.supervision.state_file import Standing
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     ENVIRONMENT,
@@ -22,6 +22,7 @@ from yolo_lightning.utils.run_files import (
     INCIDENTS,
     METRICS,
     STATUS_FILE,
+    SUPERVISOR_FILE,
     TENSORBOARD,
 )
 
@@ -72,7 +73,7 @@ def state(folder: Path) -> str:
     """As the files have it: whether a process lives is not looked at."""
     if (folder / FINISHED_FILE).exists():
         return "finished"
-    standing = Standing.read(folder / STANDING_FILE)
+    standing = Standing.read(folder / SUPERVISOR_FILE)
     if standing is None:
         return "not finished"
     return f"{standing.state}: {standing.sentence}" if standing.sentence else f"{standing.state}"
