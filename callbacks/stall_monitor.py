@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
+from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.last_resort import LastResort
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
@@ -40,6 +42,9 @@ EXIT_STALLED = 75
 
 GRACE_S = 20.0
 """Seconds after the timeout of the thread at which `last_resort` ends the process."""
+
+GAP_SHARE = 0.1
+"""A thread that did not run for this share of the timeout was suspended with its process."""
 
 OTHERS_REPORT_S = 5.0
 """Seconds between the report and the end of a process, for the reports of other ranks: torchrun ends all."""
@@ -80,7 +85,7 @@ class StallMonitor(Callback):
             rank_zero_warn(f"no stacks after a stall inside a C call: {error}")
         self._last_resort = LastResort(self.timeout_s + GRACE_S, self._run, self._writer.path, self._suffix)
         poll_s = min(1.0, self.timeout_s / 10)
-        self.watch = Watch(self._writer.read, lambda: None, uniform_timeouts(self.timeout_s), poll_s)
+        self.watch = watch_with(self.timeout_s, self._writer.read, poll_s)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, args=(self._stop, poll_s), name="stall monitor", daemon=True)
         self._thread.start()
@@ -133,6 +138,9 @@ class StallMonitor(Callback):
         os._exit(EXIT_STALLED)
 
 
-def uniform_timeouts(seconds: float) -> AdaptiveTimeouts:
-    """Return the same timeout for all phases."""
-    return AdaptiveTimeouts(PhaseTimeouts(**{field.name: seconds for field in fields(PhaseTimeouts)}), {})
+def watch_with(timeout_s: float, read: Callable[[], Heartbeat | NoHeartbeat], poll_s: float) -> Watch:
+    """Return a stall detection with the same timeout for all phases."""
+    minimum = PhaseTimeouts(**{field.name: timeout_s for field in fields(PhaseTimeouts)})
+    watch = Watch(read, lambda: None, AdaptiveTimeouts(minimum, {}), poll_s)
+    watch.gap_s = max(watch.gap_s, GAP_SHARE * timeout_s)  # a C call can hold the interpreter lock for some time
+    return watch

@@ -100,7 +100,7 @@ def main():
             self.layer = torch.nn.Linear(1, 1)
 
         def training_step(self, batch, batch_idx):
-            monitor.timeout_s, monitor.watch.timeouts = 1.5, stall_monitor.uniform_timeouts(1.5)
+            monitor.timeout_s, monitor.watch = 1.5, stall_monitor.watch_with(1.5, monitor._writer.read, 0.15)
             monitor._last_resort.still_running(1.5 + stall_monitor.GRACE_S)
             if KIND == "suspended" and batch_idx == 3:
                 time.sleep(0.2)
