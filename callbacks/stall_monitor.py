@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import is_supervised
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
+from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.last_resort import LastResort
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
@@ -38,6 +40,9 @@ from yolo_lightning.utils.run_files import (
 
 GRACE_S = 20.0
 """Seconds after the timeout of the thread at which `last_resort` ends the process."""
+
+GAP_SHARE = 0.1
+"""A thread that did not run for this share of the timeout was suspended with its process."""
 
 OTHERS_REPORT_S = 5.0
 """Seconds between the report and the end of a process, for the reports of other ranks: torchrun ends all."""
@@ -70,15 +75,15 @@ class StallMonitor(Callback):
             raise ValueError("StallMonitor needs the callback HeartbeatFile before it in trainer.callbacks")
         if source.writer is None:  # HeartbeatFile has warned
             return
-        self._run = Path(trainer.default_root_dir)
+        self._run, self._writer = Path(trainer.default_root_dir), source.writer
         self._suffix, self._has_others = rank_suffix(trainer.global_rank), trainer.world_size > 1
         try:
-            source.writer.arm_stacks()
+            self._writer.arm_stacks()
         except OSError as error:
             rank_zero_warn(f"no stacks after a stall inside a C call: {error}")
-        self._last_resort = LastResort(self.timeout_s + GRACE_S, self._run, source.writer.path, self._suffix)
+        self._last_resort = LastResort(self.timeout_s + GRACE_S, self._run, self._writer.path, self._suffix)
         poll_s = min(1.0, self.timeout_s / 10)
-        self.watch = Watch(source.writer.read, lambda: None, uniform_timeouts(self.timeout_s), poll_s)
+        self.watch = watch_with(self.timeout_s, self._writer.read, poll_s)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, args=(self._stop, poll_s), name="stall monitor", daemon=True)
         self._thread.start()
@@ -94,6 +99,7 @@ class StallMonitor(Callback):
             self._stop.set()
             self._thread.join()  # the thread writes to `last_resort`
             self._last_resort.close()
+            self._writer.disarm_stacks()
             self._stop = None
 
     def _poll(self, stop: threading.Event, poll_s: float) -> None:
@@ -130,6 +136,9 @@ class StallMonitor(Callback):
         os._exit(ExitCode.STALLED)
 
 
-def uniform_timeouts(seconds: float) -> AdaptiveTimeouts:
-    """Return the same timeout for all phases."""
-    return AdaptiveTimeouts(PhaseTimeouts(**{field.name: seconds for field in fields(PhaseTimeouts)}), {})
+def watch_with(timeout_s: float, read: Callable[[], Heartbeat | NoHeartbeat], poll_s: float) -> Watch:
+    """Return a stall detection with the same timeout for all phases."""
+    minimum = PhaseTimeouts(**{field.name: timeout_s for field in fields(PhaseTimeouts)})
+    watch = Watch(read, lambda: None, AdaptiveTimeouts(minimum, {}), poll_s)
+    watch.gap_s = max(watch.gap_s, GAP_SHARE * timeout_s)  # a C call can hold the interpreter lock for some time
+    return watch

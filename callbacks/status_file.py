@@ -124,15 +124,7 @@ class StatusFile(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation_began_s = time.monotonic()
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *arguments: Any, **named: Any) -> None:
         if not trainer.sanity_checking:
             self._write_if_due(trainer)
 

@@ -114,7 +114,7 @@ def test_process_that_waited_for_a_batch_in_vain_is_restarted_a_rung_down(fit: F
 
 
 SUPERVISED = """
-supervision: {enabled: true, kill_after_s: 1, poll_s: 0.2, floors: {step_s: 20, fetch_s: 20}}
+supervision: {enabled: true, kill_after_s: 1, poll_s: 0.2, phase_timeouts: {step_s: 20, fetch_s: 20}}
 trainer:
   callbacks:
     - class_path: EMA
@@ -220,7 +220,7 @@ def test_two_agents_on_one_machine_are_two_nodes(agents: Agents, tmp_path: Path)
     assert [agent.wait(timeout=170) for agent in agents("--nnodes", "2")] == [0, 0]
     assert_each_once(tmp_path / "record")
     assert json.loads((tmp_path / "run/finished.json").read_text())["steps"] == STEPS
-    assert {path.name for path in (tmp_path / "run").glob("progress*")} >= {"progress", "progress-rank1"}
+    assert {path.name for path in (tmp_path / "run").glob("heartbeat*")} >= {"heartbeat", "heartbeat-rank1"}
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTim
 
 
 class Beats(HeartbeatWriter):
-    """Remembers what it was told."""
+    """Writer that also stores all beats."""
 
     def __init__(self, path: Path) -> None:
         self.seen: list[tuple[Phase, int, int, int]] = []
@@ -34,13 +34,13 @@ class Beats(HeartbeatWriter):
         self.seen.append((self.phase, self.epoch, self.step, self.batch))
 
     def phases(self) -> list[str]:
-        """In a row, each once."""
+        """Return the phases in order, without repetitions."""
         return [name for name, _ in groupby(phase.name.lower() for phase, *_ in self.seen)]
 
 
 @pytest.fixture
 def beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beats]:
-    """The record of a supervisor."""
+    """Heartbeat file chosen by a supervisor."""
     writer = Beats(tmp_path / "heartbeat")
     monkeypatch.setattr(heartbeat, "_writer", writer)
     yield writer
@@ -90,7 +90,7 @@ def test_resumed_epoch_begins_with_its_first_batch(beats: Beats, tmp_path: Path)
 
 
 class Frames(Callback):
-    """Hands a detection batch to the hook instead of the tensor that the tiny network trains on."""
+    """Passes a detection batch to the hook instead of the tensor that the tiny network trains on."""
 
     def __init__(self, record: HeartbeatFile) -> None:
         self.record = record
@@ -108,7 +108,7 @@ def test_ids_of_the_samples_are_recorded(beats: Beats, tmp_path: Path) -> None:
 
 
 class Looks(Callback):
-    """Looks at the marker while training goes on."""
+    """Records before each step whether the finished marker exists."""
 
     def __init__(self) -> None:
         self.found: list[bool] = []
@@ -135,7 +135,7 @@ def test_interrupted_fit_writes_no_marker(tmp_path: Path) -> None:
 
 
 class Terminate(Callback):
-    """SIGTERM, as Lightning notes it."""
+    """Simulates the reaction of Lightning to SIGTERM."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch_idx == 2:
@@ -163,7 +163,7 @@ def test_without_a_supervisor_the_run_folder_gets_a_record(tmp_path: Path, monke
     found = HeartbeatReader(tmp_path / "heartbeat").read(os.getpid())
     assert isinstance(found, Heartbeat)
     assert (found.phase, found.step) == (Phase.EXIT, 3)
-    HeartbeatWriter(tmp_path / "heartbeat").close()  # closed, so that the next fit may begin one
+    HeartbeatWriter(tmp_path / "heartbeat").close()  # closed, so that the next fit can open the file
 
 
 def test_full_disk_leaves_the_phase_as_it_was(beats: Beats) -> None:

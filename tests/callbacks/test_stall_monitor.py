@@ -60,7 +60,7 @@ def test_failing_fit_leaves_no_incident(tmp_path: Path) -> None:
 
 
 SCRIPT = '''
-"""Trains, and hangs where the first argument says. The import of a spawned worker stays small."""
+"""Trains, and hangs at the place that the first argument names. A spawned worker imports little."""
 import os
 import signal
 import sys
@@ -92,7 +92,7 @@ def main():
     from yolo_lightning.callbacks import HeartbeatFile, stall_monitor
 
     stall_monitor.GRACE_S = 1.0
-    monitor = stall_monitor.StallMonitor(100.0)  # imports and workers may take their time
+    monitor = stall_monitor.StallMonitor(100.0)  # for imports and the start of workers
 
     class Module(LightningModule):
         def __init__(self):
@@ -100,7 +100,7 @@ def main():
             self.layer = torch.nn.Linear(1, 1)
 
         def training_step(self, batch, batch_idx):
-            monitor.timeout_s, monitor.watch.timeouts = 1.5, stall_monitor.uniform_timeouts(1.5)
+            monitor.timeout_s, monitor.watch = 1.5, stall_monitor.watch_with(1.5, monitor._writer.read, 0.15)
             monitor._last_resort.still_running(1.5 + stall_monitor.GRACE_S)
             if KIND == "suspended" and batch_idx == 3:
                 time.sleep(0.2)
@@ -122,7 +122,7 @@ def main():
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=FOLDER, callbacks=[HeartbeatFile(), monitor],
     ).fit(Module(), torch.utils.data.DataLoader(Frames(), batch_size=1, **workers))
-    time.sleep(3.5)  # both watchers would have ended an armed process by now
+    time.sleep(3.5)  # longer than the timeouts of an armed process
 
 
 if __name__ == "__main__":
@@ -131,7 +131,7 @@ if __name__ == "__main__":
 
 
 def session_members(session: int) -> list[int]:
-    """Processes of a session; zombies are gone already."""
+    """Return the processes of a session without zombies."""
     members = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -145,7 +145,7 @@ def session_members(session: int) -> list[int]:
 
 
 class Run:
-    """One script that was started, and what it left."""
+    """One started script with its output."""
 
     def __init__(self, kind: str, folder: Path, forks: Forks) -> None:
         script = folder / "train.py"
@@ -158,7 +158,7 @@ class Run:
         self.code = self.process.wait()
 
     def left_over(self) -> list[int]:
-        """Processes still there; the resource tracker ends a moment after its parent."""
+        """Return the remaining processes; the resource tracker ends a moment after its parent."""
         for _ in range(50):
             if not session_members(self.process.pid):
                 break
@@ -181,13 +181,13 @@ class Run:
         return (self.folder / "output.txt").read_text()
 
     def end(self) -> None:
-        """Leave nothing behind, whatever failed; these are this test's own processes."""
+        """End all processes of this test."""
         for number in session_members(self.process.pid):
             os.kill(number, 9)
 
 
 def continue_suspended(process: int) -> None:
-    """Let a process that stops itself go on after longer than both watchers would have waited."""
+    """Continue a process that stops itself, after the timeouts of thread and last resort."""
     stat = Path(f"/proc/{process}/stat")
     while stat.is_file() and stat.read_text().rpartition(")")[2].split()[0] not in "TZ":
         time.sleep(0.05)
@@ -197,7 +197,7 @@ def continue_suspended(process: int) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[dict[str, Run]]:
-    """All five at once, as they mostly wait."""
+    """Run all five scripts at once, because they mostly wait."""
     started = {
         kind: Run(kind, tmp_path_factory.mktemp(kind), forks)
         for kind in ("main", "worker", "lock", "healthy", "suspended")

@@ -1,4 +1,4 @@
-"""What the file says during and after a fit of the tiny network."""
+"""Content of the status file during and after a fit of the tiny network."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ from yolo_lightning.supervision.run_status import Status, read_status
 
 
 class Clock:
-    """Stands still until it is told."""
+    """Clock that only a test advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
@@ -25,7 +25,7 @@ class Clock:
 
 
 class Takes(Callback):
-    """Seconds that waiting and working take; placed before the status file, so that it sees them pass."""
+    """Advances the clock for waiting and working; placed before the status file in the callbacks."""
 
     def __init__(self, clock: Clock, fetch_s: float, step_s: float) -> None:
         self.clock, self.fetch_s, self.step_s = clock, fetch_s, step_s
@@ -43,7 +43,7 @@ class Takes(Callback):
 
 
 class Seen(Callback):
-    """Keeps every state that the file had after a batch."""
+    """Stores the content of the file after each batch."""
 
     def __init__(self) -> None:
         self.states: list[Status] = []
@@ -158,11 +158,11 @@ def test_pace_is_unknown_before_a_step() -> None:
 
 
 def test_bursts_of_a_loader_are_averaged() -> None:
-    """Four workers deliver four batches at once: three steps wait for nothing, the fourth for all."""
+    """Four workers deliver four batches at once: only every fourth step waits."""
     pace = StepPace()
     for step in range(64):
         pace.add(4.0 if step % 4 == 3 else 0.0, 1.0)
-    assert pace.typical() == (2.0, 0.5)  # a median over steps would say 1.0 and 0.0
+    assert pace.typical() == (2.0, 0.5)  # a median over steps would be 1.0 and 0.0
 
 
 def test_a_checkpoint_or_a_stall_does_not_count() -> None:

@@ -41,7 +41,7 @@ WAITING = ("wait (threading.py:331)", "get (queue.py:180)", f"_try_get_data ({TO
 
 
 def stack(*lines: str, **values: str) -> tuple[Frame, ...]:
-    """Frames from `function (place)`; `values` belong to the first."""
+    """Return frames from `function (place)`; `values` belong to the first."""
     frames = [Frame(line.partition(" (")[0], line.partition(" (")[2][:-1]) for line in lines]
     return (replace(frames[0], values=values), *frames[1:]) if frames else ()
 

@@ -107,7 +107,7 @@ def test_torchs_loader_names_the_worker_that_hangs(
         time.sleep(0.05)
     worker = int((tmp_path / "hangs").read_text())
     trainer.wait_for_state([worker], state)
-    time.sleep(1.0)  # the main process comes to its wait
+    time.sleep(1.0)  # until the main process waits for the batch
     found = classify(trainer.look(tmp_path, Phase.FETCH))
     assert found.kind is StallClass.LOADER_STALL
     assert f"worker process {worker} (" in found.sentence

@@ -6,7 +6,6 @@ import pytest
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.fallback import (
     FALLBACK_LEVELS,
-    STATE_FILE,
     Decision,
     FallbackState,
     decide,
@@ -14,6 +13,7 @@ from yolo_lightning.supervision.fallback import (
     levels_below,
     quarantined,
 )
+from yolo_lightning.utils.run_files import STATE_FILE
 
 
 def step(

@@ -147,7 +147,7 @@ while True:
     number += 1
     writer.beat(Phase.STEP, number, number, number)
     if number % 20 == 0:
-        time.sleep(0.0002)  # without any pause, a machine with slow system calls would find every record torn
+        time.sleep(0.0002)  # without any pause, a machine with slow system calls would find every record incomplete
 """
 
 

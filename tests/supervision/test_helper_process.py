@@ -171,13 +171,13 @@ def test_live_record_lies_in_memory_and_is_found_by_the_lock_file(tmp_path: Path
         assert path.is_relative_to("/dev/shm")
         assert not path.exists()
         path.write_bytes(b"")
-        assert live_heartbeat.record_of(tmp_path) == tmp_path / "heartbeat"
+        assert live_heartbeat.heartbeat_of(tmp_path) == tmp_path / "heartbeat"
         (tmp_path / "run.lock").write_text(f'{{"process": 1, "host": "here", "marker": "{TOKEN}"}}')
-        assert live_heartbeat.record_of(tmp_path) == path
+        assert live_heartbeat.heartbeat_of(tmp_path) == path
     finally:
         live_heartbeat.remove(TOKEN)
     assert not path.parent.exists()
-    assert live_heartbeat.record_of(tmp_path) == tmp_path / "heartbeat"
+    assert live_heartbeat.heartbeat_of(tmp_path) == tmp_path / "heartbeat"
 
 
 def test_live_record_lies_on_a_disk_where_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

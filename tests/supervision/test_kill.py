@@ -147,7 +147,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 def test_process_whose_main_thread_has_exited_is_not_gone() -> None:
-    """As after SIGKILL while a thread waits for a disk: memory and files are held until the disk answers."""
+    """After SIGKILL while a thread waits for a disk, the process keeps memory and files until the disk answers."""
     process = subprocess.Popen([sys.executable, "-c", LEADER_HAS_EXITED], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"

@@ -1,4 +1,4 @@
-"""Semaphores and folders of multiprocessing carry the mark of their process, and go when that has ended."""
+"""Names of semaphores and folders of multiprocessing contain their process, and are deleted after its end."""
 
 import multiprocessing.process
 import os
@@ -28,7 +28,7 @@ sys.stdin.readline()
 
 
 class Marked:
-    """A process of its own group that holds a semaphore and a folder of sockets."""
+    """Process in its own group with a semaphore and a folder of sockets."""
 
     def __init__(self, temporary: Path) -> None:
         environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(temporary)}
@@ -46,12 +46,12 @@ class Marked:
         self.semaphore, self.folder = Path("/dev/shm") / f"sem.{name.lstrip('/')}", Path(folder)
 
     def kill_group(self) -> None:
-        """The process and the resource tracker that would unlink the semaphore."""
+        """Kill the process and the resource tracker that would unlink the semaphore."""
         os.killpg(self.process.pid, 9)
         self.process.communicate()
 
     def end(self) -> None:
-        """As a process ends by itself."""
+        """Let the process exit."""
         self.process.communicate("\n")
 
 

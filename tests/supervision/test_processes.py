@@ -1,4 +1,4 @@
-"""A made-up process table, and this process in the real one."""
+"""A fake process table, and this process in the real table."""
 
 import os
 from pathlib import Path

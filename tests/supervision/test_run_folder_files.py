@@ -99,7 +99,7 @@ def test_lock_says_who_held_it_and_is_free_after_the_block(tmp_path: Path) -> No
         assert read_holder(tmp_path / LOCK_FILE) == Holder(os.getpid(), os.uname().nodename, "token")
         with pytest.raises(RunInUseError, match=f"process {os.getpid()} on .* trains in"), run_lock(tmp_path):
             pass
-        assert read_holder(tmp_path / LOCK_FILE) is not None  # the refused one wrote nothing
+        assert read_holder(tmp_path / LOCK_FILE) is not None  # the refused process wrote nothing
     with run_lock(tmp_path) as before:
         assert before is not None
         assert before.marker == "token"

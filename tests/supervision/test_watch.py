@@ -12,7 +12,7 @@ POLL_S = 1.0
 
 
 class World:
-    """A clock, a record and an excuse that a test sets."""
+    """Clock, heartbeat and excuse, set by a test."""
 
     def __init__(self) -> None:
         self.now_s, self.excuse = 0.0, None
@@ -30,7 +30,7 @@ class World:
         self.found = Heartbeat(1, 1, 0, self.sequence, 0, 0, 0, phase, 0.0, {}, ())
 
     def after(self, seconds: float) -> Health:
-        """Look every second until so much later; the last judgement."""
+        """Look every second for `seconds`; return the last result."""
         health = Health.HEALTHY
         end_s = self.now_s + seconds
         while self.now_s < end_s:

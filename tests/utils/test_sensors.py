@@ -1,4 +1,4 @@
-"""Made-up /sys and /proc trees, and what really is there."""
+"""Fake /sys and /proc trees, and the real ones."""
 
 import os
 import subprocess
@@ -114,7 +114,7 @@ def test_disk_of_this_folder_and_of_none(tmp_path: Path) -> None:
 
 
 class FakeNvml(SimpleNamespace):
-    """Two cards, of which the second does not know its power."""
+    """Two GPUs; the second does not report its power."""
 
     NVML_TEMPERATURE_GPU = 0
 

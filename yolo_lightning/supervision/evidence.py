@@ -54,7 +54,7 @@ class Request:
 
     folder: Path  # of the incident
     trainer: int  # process id
-    record: Path  # heartbeat file of the trainer
+    heartbeat_path: Path
     heartbeat: Heartbeat | None  # last heartbeat
     phase: Phase  # last recorded phase
     log_lines: tuple[str, ...]  # last lines of the trainer's output
@@ -147,7 +147,7 @@ def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
         return ()
     if not catches(request.trainer, heartbeat.stacks_signal):  # Lightning removes the handler after a fit
         return ()
-    path = stacks_path(request.record)
+    path = stacks_path(request.heartbeat_path)
 
     def ask() -> str:
         before = path.stat().st_size

@@ -8,8 +8,8 @@ from pathlib import Path
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.incident import loader_stalls
 from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.run_files import STATE_FILE
 
-STATE_FILE = "supervision.json"
 QUARANTINE_AFTER = 2
 """A sample at which training has ended this often within an epoch is left out. Between two epochs it was trained."""
 

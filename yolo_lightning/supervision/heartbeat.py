@@ -166,15 +166,20 @@ class HeartbeatWriter:
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
         self._write()
 
+    def disarm_stacks(self) -> None:
+        """Undo `arm_stacks`; an empty file is deleted."""
+        if self._stacks is None:
+            return
+        faulthandler.unregister(STACKS_SIGNAL)
+        self._stacks.close()
+        self._stacks = None
+        with suppress(OSError):
+            if stacks_path(self.path).stat().st_size == 0:
+                stacks_path(self.path).unlink()
+
     def close(self) -> None:
         """Close the file; the last content remains."""
-        if self._stacks is not None:
-            faulthandler.unregister(STACKS_SIGNAL)
-            self._stacks.close()
-            path = stacks_path(self.path)
-            with suppress(OSError):
-                if path.stat().st_size == 0:
-                    path.unlink()
+        self.disarm_stacks()
         self._map.close()
         self._file.close()
 

@@ -55,7 +55,7 @@ def remove(token: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def record_of(run: Path) -> Path:
+def heartbeat_of(run: Path) -> Path:
     """Return the path of a run's heartbeat file: the live file of a supervised trainer on this machine, or the copy."""
     holder = read_holder(run / LOCK_FILE)
     live = [folder / HEARTBEAT_FILE for folder in folders(holder.marker)] if holder and holder.marker else []

@@ -12,12 +12,12 @@ from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.attempt import Attempt, AttemptRunner
 from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import STATE_FILE, FallbackState, decide, levels_below
+from yolo_lightning.supervision.fallback import FallbackState, decide, levels_below
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.kill import kill_tree
 from yolo_lightning.supervision.outcome import error_of, is_recoverable, signal_name
-from yolo_lightning.supervision.output import LOG_FILE, Recorder
+from yolo_lightning.supervision.output import Recorder
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
@@ -25,7 +25,7 @@ from yolo_lightning.supervision.settings import Job
 from yolo_lightning.supervision.trainer import marker_of, remove_temporary_folder
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
-from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
+from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
 from yolo_lightning.utils.stop_signals import pasteable
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

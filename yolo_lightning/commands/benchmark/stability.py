@@ -13,7 +13,7 @@ from yolo_lightning.commands.benchmark.baselines import Variant
 from yolo_lightning.commands.benchmark.network import Autocast, make_module, step_pass, synthetic_batch, variant_module
 from yolo_lightning.conv import Plan
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.utils import sensors
+from yolo_lightning.supervision.processes import read_process
 
 SEED = 1
 BATCHES = 4
@@ -72,7 +72,7 @@ def run_stability(
             losses.append(float(one_pass.run()))
             if device.type == "cuda":
                 memory.append(torch.cuda.memory_allocated(device))
-            elif (process := sensors.process(os.getpid())) is not None:
+            elif (process := read_process(os.getpid())) is not None:
                 memory.append(process.memory_bytes)
         return losses
 

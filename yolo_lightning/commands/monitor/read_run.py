@@ -11,11 +11,11 @@ from yolo_lightning.commands.monitor.judgement import Facts, judge, remaining
 from yolo_lightning.commands.monitor.run_state import Checkpoint, Remaining, RunState, SensorReadings
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
-from yolo_lightning.supervision.live_heartbeat import record_of
+from yolo_lightning.supervision.live_heartbeat import heartbeat_of
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.processes import loader_workers, read_process
 from yolo_lightning.supervision.run_status import Status, read_status
-from yolo_lightning.supervision.supervisor_status import SUPERVISOR_FILE, SupervisorStatus
+from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     FINISHED_FILE,
@@ -26,6 +26,7 @@ from yolo_lightning.utils.run_files import (
     METRICS,
     PHASE_TIMEOUTS_FILE,
     STATUS_FILE,
+    SUPERVISOR_FILE,
 )
 
 TRACES = (HEARTBEAT_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
@@ -48,7 +49,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
     """
     check_holds_run(folder)
     now_s = time.time()
-    found = HeartbeatReader(record_of(folder)).read()
+    found = HeartbeatReader(heartbeat_of(folder)).read()
     status, standing = read_status(folder / STATUS_FILE), SupervisorStatus.read(folder / SUPERVISOR_FILE)
     trainer, lives = find_trainer(found, status, standing, now_s)
     heartbeat = found if isinstance(found, Heartbeat) else None

@@ -16,7 +16,7 @@ from yolo_lightning.commands.report.metrics_curves import Metrics, read_metrics
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
-from yolo_lightning.supervision.supervisor_status import SUPERVISOR_FILE, SupervisorStatus
+from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     ENVIRONMENT,
@@ -26,6 +26,7 @@ from yolo_lightning.utils.run_files import (
     INCIDENTS,
     METRICS,
     SCORES,
+    SUPERVISOR_FILE,
     TENSORBOARD,
     evaluation_record,
 )
