@@ -1,4 +1,4 @@
-"""Kills a training process whose interpreter lock is held for ever, from a small child process.
+"""Kills a training process whose interpreter lock is held forever, from a small child process.
 
 The child process runs this file with the standard library alone. It counts its own waits of `TICK_S`: a wait during
 which both processes were suspended counts as one, and a wait while only the training process is stopped does not count.
