@@ -136,18 +136,18 @@ def test_alarm_is_raised_once_and_ended_once(fifo: Path, monkeypatch: pytest.Mon
     reports = Reports()
     disk = RunDisk(fifo.parent, lambda: False, reports)
     try:
-        disk.look()
+        disk.check_alarm()
         assert disk.answers(20)
         disk.post(Path.read_text, fifo)
         end_s = time.monotonic() + 0.5
         while time.monotonic() < end_s:
-            disk.look()
+            disk.check_alarm()
             time.sleep(0.01)
         assert not disk.answers(0.1)
         assert [hangs for hangs, _ in reports] == [True]
         fifo.write_text("it answers")
         assert disk.ask(divide, 4, 2) == 2
-        disk.look()
+        disk.check_alarm()
         assert [hangs for hangs, _ in reports] == [True, False]
         assert "has not responded for 0 s" in reports[0][1]
     finally:

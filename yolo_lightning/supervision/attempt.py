@@ -99,7 +99,7 @@ class AttemptRunner:
     def serve(self) -> None:
         """Write and send what is queued; returns at once."""
         self.recorder.serve()
-        self.disk.look()
+        self.disk.check_alarm()
         self.announcer.serve()
 
     def _watch(self, trainer: RunningTrainer) -> Incident | None:
@@ -123,12 +123,12 @@ class AttemptRunner:
                 self.announcer.progress_made(look.heartbeat)
                 self._copy_record()
             if look.reason != last_reason and look.reason:
-                self.recorder.say(f"{look.health}: {look.reason}")
+                self.recorder.log(f"{look.health}: {look.reason}")
             last_reason = look.reason
             if look.health is not Health.STALLED:
                 if incident is not None:
                     self.keep_incident(incident, "recovered without a restart")
-                    self.recorder.say("recovered")
+                    self.recorder.log("recovered")
                     self.announcer.recovered()
                     incident = None
             elif incident is None:
@@ -173,7 +173,7 @@ class AttemptRunner:
             diagnosis = classify(collect(request, self._keep))
         incident = Incident(folder, look.phase, heartbeat, diagnosis, look.waited_s)
         self.announcer.stalled(incident.sentence())
-        self.recorder.say(f"stalled: {incident.sentence()}; see {folder}")
+        self.recorder.log(f"stalled: {incident.sentence()}; see {folder}")
         if self._disk_hung:
             sentence = f"{silent}; {classify(collect(request, self._keep)).sentence}"
             incident = replace(incident, diagnosis=replace(diagnosis, sentence=sentence))
@@ -198,7 +198,7 @@ class AttemptRunner:
     def _stop(self, trainer: RunningTrainer) -> None:
         """Pass the stop signal on and wait for the trainer to save and exit; a second signal ends the wait."""
         name, grace_s = signal_name(self.signals[0]), self.settings.grace_s
-        self.recorder.say(f"{name}: the trainer has {grace_s:g} s to exit; a second signal kills it")
+        self.recorder.log(f"{name}: the trainer has {grace_s:g} s to exit; a second signal kills it")
         trainer.process.terminate()  # SIGTERM, because a second SIGINT would end the trainer without saving
         end_s = time.monotonic() + grace_s
         while trainer.process.poll() is None and time.monotonic() < end_s and len(self.signals) == 1:
@@ -228,14 +228,14 @@ class AttemptRunner:
         left = "; ".join(f"process {pid}: {where}" for pid, where in killed.survivors.items())
         sentence = f"SIGKILL takes effect when the disk responds: {left}; the restart waits for this"
         self.announcer.stalled(sentence, "waits for storage")
-        self.recorder.say(sentence)
+        self.recorder.log(sentence)
         began_s = time.monotonic()
         while any(map(is_same, killed.left)):
             if self.signals:
                 return killed
             time.sleep(self.settings.poll_s)
             self.serve()
-        self.recorder.say(f"the killed processes ended after {time.monotonic() - began_s:.0f} s")
+        self.recorder.log(f"the killed processes ended after {time.monotonic() - began_s:.0f} s")
         trainer.process.poll()
         return kill_tree(trainer.process.pid, marker_of(self.token), self.settings.kill_wait_s)
 

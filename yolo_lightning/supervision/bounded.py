@@ -19,7 +19,7 @@ _left: set[int] = set()
 def bounded(function: Callable[[], Result], timeout_s: float) -> Result | None:
     """Return what `function` returns, or None if it fails or takes longer, or too many earlier children still hang.
 
-    Even reading /proc or a file system can block for ever in the kernel, where no signal arrives, and a thread cannot
+    Even reading /proc or a file system can block forever in the kernel, where no signal arrives, and a thread cannot
     be abandoned. This process must have no threads and no GPU context, so that it can fork.
 
     Args:
@@ -65,7 +65,7 @@ def run_in_child(function: Callable[[], Result], pipe: int) -> None:
 
 
 def close_inherited(kept: set[int]) -> None:
-    """Close all files but `kept` and the standard ones, in a child that may hang for ever.
+    """Close all files but `kept` and the standard ones, in a child that may hang forever.
 
     Such a child must hold neither the lock of a run folder nor a pipe whose end another process waits for.
     """

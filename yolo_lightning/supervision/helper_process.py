@@ -1,4 +1,4 @@
-"""Calls that may block for ever, made in order by one child process, without blocking the caller.
+"""Calls that may block forever, made in order by one child process, without blocking the caller.
 
 A thread would not do: a process cannot exit while one of its threads waits in the kernel for a disk. Each `Helper` has
 one child process; no second one is started while the first one has not answered.

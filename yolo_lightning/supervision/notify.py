@@ -11,9 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
-from urllib.request import Request, urlopen
 
 from yolo_lightning.supervision.helper_process import Call, Helper
 
@@ -162,9 +160,9 @@ def without_address(send: Callable[..., None], *arguments: str) -> None:
     """Call `send`; the `OSError` that it raises does not contain the address."""
     try:
         send(*arguments)
-    except HTTPError as error:
-        raise OSError(f"HTTP status {error.code}") from None
     except Exception as error:
+        if isinstance(status := getattr(error, "code", None), int):  # urllib's HTTPError
+            raise OSError(f"HTTP status {status}") from None
         reason = getattr(error, "reason", error)
         raise OSError(getattr(reason, "strerror", None) or type(reason).__name__) from None
 
@@ -189,5 +187,7 @@ def json_address(webhook: str) -> str:
 
 
 def send_ping(address: str) -> None:
+    from urllib.request import Request, urlopen  # needs 5 MB, which the supervisor itself does not use
+
     with urlopen(Request(address, headers={"User-Agent": "yolo_lightning"}), timeout=PING_TIMEOUT_S) as answer:
         answer.read(1)

@@ -36,7 +36,7 @@ class Recorder:
         self._terminal.append(write_to_descriptor, 1, content=content)
         self._disk.append(append_to_file, self._log, content=content)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Queue a line of the supervisor itself."""
         self.record(f"supervisor: {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n".encode())
 

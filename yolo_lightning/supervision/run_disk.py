@@ -53,7 +53,7 @@ class RunDisk(Helper):
         """
         call = self.begin(function, *arguments)
         while not self.wait(call, POLL_S):
-            self.look()
+            self.check_alarm()
             if self._must_stop() and self.silent_s >= STOP_WAIT_S:
                 raise DiskHangsError
         return call.result()
@@ -64,7 +64,7 @@ class RunDisk(Helper):
             return False
         return self.wait(self.begin(run_files.probe, self.run), wait_s)
 
-    def look(self) -> None:
+    def check_alarm(self) -> None:
         """Raise or end the alarm; returns at once. Must be called regularly."""
         self.serve()
         silent_s = self.silent_s

@@ -75,7 +75,7 @@ class Supervisor:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, lambda received, _: self.signals.append(received))
         notify, attempts = self.settings.notify, self.settings.attempts
-        self.announcer = Announcer(self.run_folder, notify, attempts, self.disk, self.recorder.say)
+        self.announcer = Announcer(self.run_folder, notify, attempts, self.disk, self.recorder.log)
         end: End = ExitCode.FAILED, "internal error of the supervisor"
         try:
             allowances = self._prepare(before)
@@ -91,7 +91,7 @@ class Supervisor:
             raise
         finally:
             code, reason = end
-            self.recorder.say(reason)
+            self.recorder.log(reason)
             self.announcer.ended(code, reason)
         return code
 
@@ -102,7 +102,7 @@ class Supervisor:
             self.disk.post(remove_temporary_folder, before.marker)
             live_heartbeat.remove(before.marker)
             if killed.processes:
-                self.recorder.say(f"killed {len(killed.processes)} processes of an earlier supervisor")
+                self.recorder.log(f"killed {len(killed.processes)} processes of an earlier supervisor")
         kept = self.disk.ask(FallbackState.read, self.run_folder / STATE_FILE)
         self.state = kept.for_new_supervisor(len(self.levels))
         learned = self.disk.ask(AdaptiveTimeouts.read, self.run_folder / PHASE_TIMEOUTS_FILE)
@@ -175,14 +175,14 @@ class Supervisor:
         sentence = f"{incident.diagnosis.sentence}; the disk of {self.run_folder} is full: {space}"
         incident = replace(incident, diagnosis=Diagnosis(StallClass.DISK_FULL, sentence))
         self.runner.keep_incident(incident, "restart when there is space; this attempt does not count")
-        self.recorder.say(incident.sentence())
+        self.recorder.log(incident.sentence())
         event = None if self._space_pauses else "disk full"
         level = self.levels[self.state.level].name
         self.announcer.restarting(event, incident.sentence(), self.state, level, lost)
         while True:
             pause_s = disk_space.pause_s(self._space_pauses, self.settings.pause_s, self.settings.max_pause_s)
             self._space_pauses += 1
-            self.recorder.say(f"waits {pause_s:g} s for space on the disk of {self.run_folder}: {space}")
+            self.recorder.log(f"waits {pause_s:g} s for space on the disk of {self.run_folder}: {space}")
             end = self._pause(max(pause_s, self.settings.poll_s))
             if end is not None:
                 return end
@@ -195,7 +195,7 @@ class Supervisor:
         self._keep_state()
         # Written again, because the first report may have been lost on the full disk.
         self.runner.keep_incident(incident, "restart, because there is space again; this attempt does not count")
-        self.recorder.say(f"restart in 0 s: there is space again: {space}")
+        self.recorder.log(f"restart in 0 s: there is space again: {space}")
         return None
 
     def _restart(self, incident: Incident, saved: bool, lost: int | None) -> End | None:
@@ -217,13 +217,13 @@ class Supervisor:
         self.state = decision.state
         self._space_pauses = 0
         self._keep_state()
-        self.recorder.say(incident.sentence())
+        self.recorder.log(incident.sentence())
         if not decision.restart:
             self.runner.keep_incident(incident, decision.reason)
             return ExitCode.GAVE_UP, f"gave up: {decision.reason}; see {incident.folder}"
         outcome = f"restart in {decision.pause_s:g} s: {decision.reason}"
         self.runner.keep_incident(incident, outcome)
-        self.recorder.say(outcome)
+        self.recorder.log(outcome)
         event = None if is_stall else "crashed"
         level = self.levels[self.state.level].name
         self.announcer.restarting(event, incident.sentence(), self.state, level, lost)
@@ -247,8 +247,8 @@ class Supervisor:
         try:
             self.disk.ask(FallbackState.write, self.state, self.run_folder / STATE_FILE)
         except OSError as error:
-            self.recorder.say(f"could not write {STATE_FILE} ({error.strerror})")
+            self.recorder.log(f"could not write {STATE_FILE} ({error.strerror})")
 
     def _report_disk(self, hangs: bool, sentence: str) -> None:
-        self.recorder.say(sentence)
+        self.recorder.log(sentence)
         self.announcer.notifier.send("storage hangs" if hangs else "storage answers again", sentence)
