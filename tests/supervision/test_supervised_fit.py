@@ -66,8 +66,8 @@ def test_killed_trainer_is_started_again_and_finishes(look_alike: Path, index_ro
         deadline_s = time.monotonic() + 120
         while not first.is_file() and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        (trainer,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(trainer), signal.SIGKILL)
+        trainer = json.loads((tmp_path / "run" / "supervisor.json").read_text())["trainer"]
+        os.kill(trainer, signal.SIGKILL)
         shown, _ = process.communicate(timeout=120)
     assert process.returncode == 0, shown
     assert "SIGKILL" in shown
