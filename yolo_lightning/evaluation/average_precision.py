@@ -26,20 +26,14 @@ AT_50, AT_75 = IOU_THRESHOLDS.index(0.5), IOU_THRESHOLDS.index(0.75)
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """Scores of a subset of the frames.
-
-    Attributes:
-        frames: Number of frames.
-        annotated: `(C,)` number of objects per class.
-        observed: `(C,)` whether the class was annotated or detected.
-        precision: `(10, C)` average precision per IoU threshold, 0 to 1; -1 for classes without ground truth.
-        recall: `(3, 10, C)` maximum recall per `DETECTION_LIMITS` and IoU threshold, 0 to 1; -1 likewise.
-    """
+    """Scores of a subset of the frames."""
 
     frames: int
-    annotated: npt.NDArray[np.int64]
-    observed: npt.NDArray[np.bool_]
+    annotated: npt.NDArray[np.int64]  # `(C,)` number of objects per class
+    observed: npt.NDArray[np.bool_]  # `(C,)` whether the class was annotated or detected
+    # `(10, C)` average precision per IoU threshold, 0 to 1; -1 for classes without ground truth
     precision: npt.NDArray[np.float64]
+    # `(3, 10, C)` maximum recall per `DETECTION_LIMITS` and IoU threshold, 0 to 1; -1 likewise
     recall: npt.NDArray[np.float64]
 
     def scalars(self) -> dict[str, float]:

@@ -12,18 +12,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class FrameRecords:
-    """F frames and all their items, as CPU tensors. Derived dataclasses add fields.
-
-    Attributes:
-        keys: `(F,)` int64, `frame_key` of the image id.
-        counts: `(F,)` int32, number of items of the frame; items are sorted by frame.
-    """
+    """F frames and all their items, as CPU tensors. Derived dataclasses add fields."""
 
     BY_FRAME: ClassVar[frozenset[str]] = frozenset({"keys", "counts"})
     """Fields with one entry per frame; all others have one entry per item."""
 
-    keys: Tensor
-    counts: Tensor
+    keys: Tensor  # `(F,)` int64, `frame_key` of the image id
+    counts: Tensor  # `(F,)` int32, number of items of the frame; items are sorted by frame
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -61,13 +56,9 @@ class FrameRecords:
 
 @dataclass(frozen=True, slots=True)
 class FrameNames(FrameRecords):
-    """Image ids of F frames. Items are the UTF-8 bytes of the ids.
+    """Image ids of F frames. Items are the UTF-8 bytes of the ids."""
 
-    Attributes:
-        characters: `(N,)` uint8, concatenated ids.
-    """
-
-    characters: Tensor
+    characters: Tensor  # `(N,)` uint8, concatenated ids
 
     @classmethod
     def of(cls, image_ids: Sequence[str]) -> Self:

@@ -29,21 +29,13 @@ Image = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class FrameScore:
-    """F1 of one frame and its counts.
-
-    Attributes:
-        image_id: Id of the frame.
-        score: F1, 0 to 1: twice the correct detections over objects plus detections.
-        objects: Number of annotated objects.
-        misses: Number of objects without a correct detection.
-        false_alarms: Number of incorrect detections.
-    """
+    """F1 of one frame and its counts."""
 
     image_id: str
-    score: float
-    objects: int
-    misses: int
-    false_alarms: int
+    score: float  # F1, 0 to 1: twice the correct detections over objects plus detections
+    objects: int  # number of annotated objects
+    misses: int  # number of objects without a correct detection
+    false_alarms: int  # number of incorrect detections
 
     def from_best(self) -> tuple[float, int, str]:
         """Return the sort key for best frames first; ties by most objects, then by id."""

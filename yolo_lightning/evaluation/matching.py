@@ -33,25 +33,16 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Matches(FrameRecords):
-    """F frames and their D evaluated detections.
-
-    Attributes:
-        months: `(F,)` int32, YYYYMM, 0 if unknown.
-        annotated: `(F, C)` int32, number of annotated objects per class.
-        labels: `(D,)` uint8, class index from 0; detections are sorted by frame, class and rank.
-        scores: `(D,)` float32, as predicted.
-        ranks: `(D,)` uint8, 0 is the highest score of the frame and class, below `COUNTED_PER_CLASS`.
-        hits: `(D,)` int16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`.
-    """
+    """F frames and their D evaluated detections."""
 
     BY_FRAME: ClassVar[frozenset[str]] = frozenset({"keys", "months", "annotated", "counts"})
 
-    months: Tensor
-    annotated: Tensor
-    labels: Tensor
-    scores: Tensor
-    ranks: Tensor
-    hits: Tensor
+    months: Tensor  # `(F,)` int32, YYYYMM, 0 if unknown
+    annotated: Tensor  # `(F, C)` int32, number of annotated objects per class
+    labels: Tensor  # `(D,)` uint8, class index from 0; detections are sorted by frame, class and rank
+    scores: Tensor  # `(D,)` float32, as predicted
+    ranks: Tensor  # `(D,)` uint8, 0 is the highest score of the frame and class, below `COUNTED_PER_CLASS`
+    hits: Tensor  # `(D,)` int16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`
 
 
 def match(predictions: Sequence[Prediction], targets: Sequence[Target], classes: int) -> Matches:

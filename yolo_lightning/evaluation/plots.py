@@ -25,17 +25,11 @@ DOTS_PER_INCH = 120
 
 @dataclass(frozen=True, slots=True)
 class LabelledImage:
-    """One frame of a contact sheet.
+    """One frame of a contact sheet."""
 
-    Attributes:
-        frame: `(H, W)` uint8, gray, or `(H, W, 3)`, RGB.
-        prediction: Boxes in pixels of `frame`, drawn as solid lines with class and score.
-        target: Boxes in pixels of `frame`, drawn as dashed white lines; None without annotations.
-    """
-
-    frame: npt.NDArray[np.uint8]
-    prediction: Prediction
-    target: Target | None = None
+    frame: npt.NDArray[np.uint8]  # `(H, W)` uint8, gray, or `(H, W, 3)`, RGB
+    prediction: Prediction  # boxes in pixels of `frame`, drawn as solid lines with class and score
+    target: Target | None = None  # boxes in pixels of `frame`, drawn as dashed white lines; None without annotations
 
 
 def draw_pictures(pictures: Sequence[LabelledImage], class_names: Sequence[str], path: Path, columns: int = 3) -> None:

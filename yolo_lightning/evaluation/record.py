@@ -57,25 +57,15 @@ class Header(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """One validation or test of F frames with C classes.
-
-    Attributes:
-        stage: Split of the frames.
-        class_names: C names.
-        image_ids: F ids, in the order of the matches.
-        matches: COCO's matching.
-        ultralytics: Ultralytics' matching of the same frames in the same order.
-        epoch: Last epoch in which the weights were trained, from 0; None if unknown.
-        steps: Number of batches with which the weights were trained; None if unknown.
-    """
+    """One validation or test of F frames with C classes."""
 
     stage: Stage
-    class_names: tuple[str, ...]
-    image_ids: tuple[str, ...]
+    class_names: tuple[str, ...]  # C names
+    image_ids: tuple[str, ...]  # F ids, in the order of the matches
     matches: Matches
-    ultralytics: UltralyticsMatches
-    epoch: int | None = None
-    steps: int | None = None
+    ultralytics: UltralyticsMatches  # matching of the same frames in the same order
+    epoch: int | None = None  # last epoch in which the weights were trained, from 0; None if unknown
+    steps: int | None = None  # number of batches with which the weights were trained; None if unknown
 
     def save(self, path: Path) -> None:
         """Write the file atomically.

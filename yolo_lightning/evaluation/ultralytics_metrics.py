@@ -33,21 +33,13 @@ EPSILON = 1e-16
 
 @dataclass(frozen=True, slots=True)
 class UltralyticsScores:
-    """Scores and curves of the K annotated classes.
+    """Scores and curves of the K annotated classes."""
 
-    Attributes:
-        labels: `(K,)` class indices, ascending.
-        average_precision: `(K, 10)` per `IOU_THRESHOLDS`, 0 to 1.
-        precision_by_recall: `(K, 1000)` decreasing envelope at IoU 0.5 and the recalls `GRID`.
-        precision_by_score: `(K, 1000)` at IoU 0.5, of the detections with a score >= `GRID`.
-        recall_by_score: `(K, 1000)` of the same detections.
-    """
-
-    labels: npt.NDArray[np.int64]
-    average_precision: Floats
-    precision_by_recall: Floats
-    precision_by_score: Floats
-    recall_by_score: Floats
+    labels: npt.NDArray[np.int64]  # `(K,)` class indices, ascending
+    average_precision: Floats  # `(K, 10)` per `IOU_THRESHOLDS`, 0 to 1
+    precision_by_recall: Floats  # `(K, 1000)` decreasing envelope at IoU 0.5 and the recalls `GRID`
+    precision_by_score: Floats  # `(K, 1000)` at IoU 0.5, of the detections with a score >= `GRID`
+    recall_by_score: Floats  # `(K, 1000)` of the same detections
 
     def f1_by_score(self) -> Floats:
         """Return the harmonic mean of precision and recall, `(K, 1000)`."""

@@ -77,54 +77,31 @@ class Gallery(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Results of one split; None if not stored.
+    """Results of one split; None if not stored."""
 
-    Attributes:
-        stage: `val` or `test`.
-        scores: The last scores by logged name without the stage (`map_50/2020-05`).
-        record: All matched detections.
-        drift: Scores computed from `record`.
-        gallery: Best and worst frames.
-        pictures: JPEG content by file name of the gallery.
-    """
-
-    stage: str
-    scores: Mapping[str, float]
-    record: EvaluationRecord | None
-    drift: DriftScores | None
-    gallery: Gallery | None
-    pictures: Mapping[str, bytes]
+    stage: str  # `val` or `test`
+    scores: Mapping[str, float]  # the last scores by logged name without the stage (`map_50/2020-05`)
+    record: EvaluationRecord | None  # all matched detections
+    drift: DriftScores | None  # scores computed from `record`
+    gallery: Gallery | None  # best and worst frames
+    pictures: Mapping[str, bytes]  # JPEG content by file name of the gallery
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A run, read from its folder.
+    """A run, read from its folder."""
 
-    Attributes:
-        name: Name of the folder.
-        read_s: Time of reading, seconds since 1970.
-        state: State of the run according to its files.
-        metrics: Logged curves.
-        evaluations: Evaluations with any stored result.
-        starts_s: Starts of the training, seconds since 1970, ascending.
-        incidents: Incident reports, oldest first.
-        checkpoints: Checkpoints, newest first.
-        environment: Versions and machine by name.
-        configurations: YAML text by file name, without secrets.
-        problems: One sentence per damaged file.
-    """
-
-    name: str
-    read_s: float
+    name: str  # of the folder
+    read_s: float  # time of reading, seconds since 1970
     state: str
     metrics: Metrics
-    evaluations: tuple[Evaluation, ...]
-    starts_s: tuple[float, ...]
-    incidents: tuple[IncidentReport, ...]
-    checkpoints: tuple[Checkpoint, ...]
-    environment: Mapping[str, str]
-    configurations: Mapping[str, str]
-    problems: tuple[str, ...]
+    evaluations: tuple[Evaluation, ...]  # those with any stored result
+    starts_s: tuple[float, ...]  # starts of the training, seconds since 1970, ascending
+    incidents: tuple[IncidentReport, ...]  # oldest first
+    checkpoints: tuple[Checkpoint, ...]  # newest first
+    environment: Mapping[str, str]  # versions and machine by name
+    configurations: Mapping[str, str]  # YAML text by file name, without secrets
+    problems: tuple[str, ...]  # one sentence per damaged file
 
 
 class Reader:

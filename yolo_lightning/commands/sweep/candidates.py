@@ -29,25 +29,15 @@ from yolo_lightning.training.device_transforms import as_one_class
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """N candidates of the B frames of a batch, sorted by frame, on the CPU.
+    """N candidates of the B frames of a batch, sorted by frame, on the CPU."""
 
-    Attributes:
-        frames: The batch without its pixels.
-        targets: Annotated boxes of the readable frames.
-        counts: `(B,)` int64, number of candidates per frame.
-        boxes: `(N, 4)` float32, xywh, pixels of the letterboxed input.
-        scores: `(N,)` float32, 0 to 1.
-        labels: `(N,)` int16, class index from 0.
-        cut: Number of frames with more candidates than the limit.
-    """
-
-    frames: Batch
-    targets: list[Target]
-    counts: Tensor
-    boxes: Tensor
-    scores: Tensor
-    labels: Tensor
-    cut: int
+    frames: Batch  # the batch without its pixels
+    targets: list[Target]  # annotated boxes of the readable frames
+    counts: Tensor  # `(B,)` int64, number of candidates per frame
+    boxes: Tensor  # `(N, 4)` float32, xywh, pixels of the letterboxed input
+    scores: Tensor  # `(N,)` float32, 0 to 1
+    labels: Tensor  # `(N,)` int16, class index from 0
+    cut: int  # number of frames with more candidates than the limit
 
 
 def collect(

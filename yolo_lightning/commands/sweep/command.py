@@ -49,23 +49,14 @@ PIPE_WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Results of a sweep.
+    """Results of a sweep."""
 
-    Attributes:
-        frames: Number of frames in the split.
-        cut: Number of frames with more candidates than were kept.
-        usual: The checkpoint's setting.
-        scored: All settings, scored on all frames.
-        held_out: Both directions; empty if the split cannot be halved.
-        points: Operating points at the best IoU threshold.
-    """
-
-    frames: int
-    cut: int
-    usual: Setting
-    scored: list[SettingScores]
-    held_out: list[HeldOut]
-    points: list[OperatingPoint]
+    frames: int  # number of frames in the split
+    cut: int  # number of frames with more candidates than were kept
+    usual: Setting  # the checkpoint's setting
+    scored: list[SettingScores]  # all settings, scored on all frames
+    held_out: list[HeldOut]  # both directions; empty if the split cannot be halved
+    points: list[OperatingPoint]  # operating points at the best IoU threshold
 
 
 def sweep(

@@ -33,19 +33,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SettingScores:
-    """Scores of a setting.
-
-    Attributes:
-        setting: The setting.
-        map_50: Score of all classes and frames, 0 to 1; -1 without ground truth.
-        variation: Coefficient of variation over the months; None for fewer than two compared months.
-        balanced: See `DriftScores.balanced`; NaN if every month scores 0.
-    """
+    """Scores of a setting."""
 
     setting: Setting
-    map_50: float
-    variation: float | None
-    balanced: float
+    map_50: float  # of all classes and frames, 0 to 1; -1 without ground truth
+    variation: float | None  # coefficient of variation over the months; None for fewer than two compared months
+    balanced: float  # see `DriftScores.balanced`; NaN if every month scores 0
 
     def rank(self) -> tuple[float, float]:
         """Return the sort key: balanced score, then `map_50`; NaN is the lowest."""
@@ -54,40 +47,24 @@ class SettingScores:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A setting chosen on one half of the clips and scored on the other half.
+    """A setting chosen on one half of the clips and scored on the other half."""
 
-    Attributes:
-        chosen: The best setting of one half with its scores there.
-        elsewhere: The chosen setting on the other half.
-        usual: The checkpoint's setting on the other half.
-    """
-
-    chosen: SettingScores
-    elsewhere: SettingScores
-    usual: SettingScores
+    chosen: SettingScores  # the best setting of one half with its scores there
+    elsewhere: SettingScores  # the chosen setting on the other half
+    usual: SettingScores  # the checkpoint's setting on the other half
 
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """The best F1 of a class in a month at IoU 0.5.
+    """The best F1 of a class in a month at IoU 0.5."""
 
-    Attributes:
-        month: YYYYMM.
-        label: Class index from 0.
-        annotated: Number of objects.
-        score_threshold: Detections with a higher score are kept, 0 to 1.
-        f1: Harmonic mean of precision and recall, 0 to 1.
-        precision: Share of the kept detections that are correct.
-        recall: Share of the objects that are found.
-    """
-
-    month: int
-    label: int
-    annotated: int
-    score_threshold: float
-    f1: float
-    precision: float
-    recall: float
+    month: int  # YYYYMM
+    label: int  # class index from 0
+    annotated: int  # number of objects
+    score_threshold: float  # detections with a higher score are kept, 0 to 1
+    f1: float  # harmonic mean of precision and recall, 0 to 1
+    precision: float  # share of the kept detections that are correct
+    recall: float  # share of the objects that are found
 
 
 def selected(matches: Matches, frames: Mask, score_threshold: float) -> Matches:
