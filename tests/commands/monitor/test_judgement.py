@@ -1,13 +1,13 @@
 from dataclasses import replace
 
 import pytest
-from yolo_lightning.supervision.state_file import SupervisorState
 
 from tests.commands.monitor.known_states import NOW_S, STANDING, record
 from yolo_lightning.commands.monitor.judgement import ENDS, Facts, judge
 from yolo_lightning.commands.monitor.run_state import RunVerdict
 from yolo_lightning.supervision.heartbeat import NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
+from yolo_lightning.supervision.supervisor_status import SupervisorState
 
 ALIVE = Facts(
     now_s=NOW_S,

@@ -267,13 +267,7 @@ def one_plot(height_inches: float = 2.9) -> tuple[Figure, Axes]:
 
 
 def as_svg(figure: Figure, name: str, title: str) -> str:
-    """Return the figure as an `<svg>` element with the page's colours.
-
-    Args:
-        figure: Figure drawn with the placeholder colours.
-        name: Prefix of all ids in the element; unique in the page.
-        title: Text for screen readers.
-    """
+    """Return an `<svg>` element with the page's colours. Its ids get the prefix `name`; screen readers read `title`."""
     text = StringIO()
     FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     element = text.getvalue()

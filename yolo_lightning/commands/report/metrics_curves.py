@@ -72,11 +72,7 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Return the curves of a file. Lines that cannot be parsed are counted and skipped.
-
-    Raises:
-        OSError: If the file cannot be read.
-    """
+    """Return the curves of a file. Lines that cannot be parsed are counted and skipped."""
     rows: list[dict[str, float]] = []
     lines = path.read_text(errors="replace").replace("\0", "").splitlines()
     table = csv.reader(lines)

@@ -43,12 +43,12 @@ Content = TypeVar("Content")
 
 
 class GalleryFrame(msgspec.Struct, frozen=True):
-    """A listed frame: `best` or `worst`, its picture file, id, F1 and counts."""
+    """A listed frame."""
 
-    group: str
-    file: str
+    group: str  # `best` or `worst`
+    file: str  # of the picture
     image_id: str
-    score: float
+    score: float  # F1, 0 to 1
     objects: int
     misses: int
     false_alarms: int
@@ -122,23 +122,22 @@ class Reader:
             self.add(path, f"cannot be read: {type(error).__name__}: {reason}")
             return None
 
+    def read_json(self, path: Path, kind: type[Content]) -> Content | None:
+        return self.read(path, lambda path: msgspec.json.decode(path.read_bytes(), type=kind))
+
     def add(self, path: Path, sentence: str) -> None:
         self.problems.append(f"{path.relative_to(self.folder)} {sentence}")
 
 
 def read_contents(folder: Path) -> Contents:
-    """Read everything that the report shows.
-
-    Raises:
-        ValueError: If the folder does not exist or contains no run.
-    """
+    """Read everything that the report shows. A folder without a run raises a `ValueError`."""
     check_holds_run(folder)
     folder, now_s = folder.resolve(), time.time()
     reader = Reader(folder)
     metrics = reader.read(folder / METRICS, read_metrics) or Metrics()
     if metrics.unreadable:
         reader.add(folder / METRICS, f"has {metrics.unreadable} lines that cannot be parsed")
-    environment = reader.read(folder / ENVIRONMENT, lambda path: read_json(path, dict[str, Any])) or {}
+    environment = reader.read_json(folder / ENVIRONMENT, dict[str, Any]) or {}
     texts = {path.name: reader.read(path, configuration) for path in sorted(folder.glob("config*.yaml"))}
     evaluations = (read_evaluation(folder, stage, metrics, reader) for stage in ("val", "test"))
     reports = sorted((folder / INCIDENTS).glob(f"*/{INCIDENT_FILE}"))[-MAX_INCIDENTS:]
@@ -171,33 +170,29 @@ def state(folder: Path) -> str:
 
 def configuration(path: Path) -> str:
     """Return the configuration as YAML, without the addresses of notifications; `$NAME` variables are kept."""
-    return yaml.safe_dump(
-        without_secrets(yaml.safe_load(path.read_text())), sort_keys=False, allow_unicode=True, width=100
-    )
+    content = without_secrets(yaml.safe_load(path.read_text()))
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
 
 
-def without_secrets(content: Any, *, is_secret: bool = False) -> Any:
+def without_secrets(content: Any, is_secret: bool = False) -> Any:
     """Replace all strings inside the section `notify`, except names of environment variables."""
     if isinstance(content, dict):
-        return {
-            name: without_secrets(value, is_secret=is_secret or name == SECRET_SECTION)
-            for name, value in content.items()
-        }
+        return {name: without_secrets(value, is_secret or name == SECRET_SECTION) for name, value in content.items()}
     if isinstance(content, list):
-        return [without_secrets(value, is_secret=is_secret) for value in content]
+        return [without_secrets(value, is_secret) for value in content]
     return HIDDEN if is_secret and isinstance(content, str) and not content.startswith("$") else content
 
 
 def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) -> Evaluation | None:
     """Return the stored results of a split, or None. Scores come from the record, else from the file of scores."""
     record = reader.read(folder / evaluation_record(stage), EvaluationRecord.load)
-    gallery = reader.read(folder / FRAMES / f"{stage}.json", lambda path: read_json(path, Gallery))
+    gallery = reader.read_json(folder / FRAMES / f"{stage}.json", Gallery)
     drift = None
     if record is not None:
         drift = drift_scores(record.matches)
         scores = named_scores(drift, record.class_names)
     elif stage == "test":
-        listed = reader.read(folder / SCORES, lambda path: read_json(path, dict[str, float | None])) or {}
+        listed = reader.read_json(folder / SCORES, dict[str, float | None]) or {}
         scores = {name.removeprefix("test/"): value for name, value in listed.items() if value is not None}
     else:
         scores = metrics.last_scores(f"{stage}/")
@@ -213,16 +208,7 @@ def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) 
     return Evaluation(stage, scores, record, drift, gallery, pictures)
 
 
-def read_json(path: Path, kind: type[Content]) -> Content:
-    return msgspec.json.decode(path.read_bytes(), type=kind)
-
-
 def read_picture(path: Path) -> bytes:
-    """Return the content of a JPEG file.
-
-    Raises:
-        ValueError: If the file is no complete JPEG.
-    """
     content = path.read_bytes()
     if not content.startswith(b"\xff\xd8\xff") or not content.rstrip(b"\0").endswith(b"\xff\xd9"):
         raise ValueError("not a complete JPEG")
