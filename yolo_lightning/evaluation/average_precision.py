@@ -91,11 +91,9 @@ class RankedDetections:
 
 
 def average_precision(correct: npt.NDArray[np.int64], annotated: int) -> float:
-    """Return the mean of the decreasing envelope of precision at `RECALLS`, 0 to 1.
+    """Return the mean of the decreasing envelope of precision at `RECALLS`, 0 to 1, of a class with >= 1 objects.
 
-    Args:
-        correct: Ascending ranks of the correct detections among all detections of the class.
-        annotated: Number of objects of the class, >= 1.
+    `correct` contains the ascending ranks of the correct detections among all detections of the class.
     """
     found = np.arange(1, len(correct) + 1)
     envelope = np.maximum.accumulate((found / (correct + 1))[::-1])[::-1]

@@ -22,9 +22,6 @@ def coco_results(
         predictions: At most one per image.
         image_ids: Ids of the split as in the dataset's file, numbers or text; results are in their order.
         category_ids: Category id of each class in the dataset's file.
-
-    Raises:
-        ValueError: If a prediction's image is not in `image_ids`, or occurs twice.
     """
     by_id, results = by_image(predictions, [str(image_id) for image_id in image_ids]), []
     for image_id in image_ids:

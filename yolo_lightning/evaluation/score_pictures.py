@@ -50,11 +50,7 @@ def draw_record(trainer: Trainer, stage: Stage, scores: UltralyticsScores) -> No
 
 
 def draw_evaluation(record: EvaluationRecord, scores: UltralyticsScores, folder: Path) -> list[Path]:
-    """Draw all pictures of an evaluation, without curves if there are no annotated objects; return their paths.
-
-    Raises:
-        OSError: If a file cannot be written.
-    """
+    """Draw all pictures of an evaluation, without curves if there are no annotated objects; return their paths."""
     names, confusion = record.class_names, record.ultralytics.confusion()
     figures = {
         "confusion_matrix": confusion_figure(confusion, names),
@@ -128,10 +124,8 @@ def shares(confusion: npt.NDArray[np.int64]) -> Floats:
 def confusion_figure(values: npt.NDArray[np.int64] | Floats, class_names: Sequence[str]) -> Figure:
     """Plot a confusion matrix by detected and annotated class; cells of zero stay empty.
 
-    Args:
-        values: `(C + 1, C + 1)`, counts as integers or shares from 0 to 1; the last row contains missed objects, the
-            last column false alarms.
-        class_names: C names.
+    `values` is `(C + 1, C + 1)`, counts as integers or shares from 0 to 1; the last row contains missed objects, the
+    last column false alarms.
     """
     is_share = values.dtype.kind == "f"
     names = [*class_names, "background"]

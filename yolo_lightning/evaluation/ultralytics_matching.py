@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.frame_records import FrameRecords, frame_keys
 from yolo_lightning.evaluation.matching import (
     IOU_THRESHOLDS,
+    FrameRecords,
     Singles,
     all_scores,
     flattened,
+    frame_keys,
     hit_bits,
     pairs_of_group,
     take_in_turn,
