@@ -26,11 +26,6 @@ LEAST_SHARE = 0.5
 ROUNDED = "ids were rounded by a floating-point conversion"
 
 
-def check_ids(content: Content, template: Template | None) -> list[SubmissionProblem]:
-    """Return the problems of the ids."""
-    return check_alone(content.image_ids) if template is None else check_against(content, template)
-
-
 def check_alone(image_ids: Sequence[str]) -> list[SubmissionProblem]:
     """Return the problems that can be found without a template."""
     what = "missing and foreign ids cannot be detected without a template"
@@ -104,12 +99,9 @@ def rounding(image_ids: Sequence[str]) -> int:
 
 
 def damaged_ids(foreign: Sequence[str], spacing: int, image_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Return the foreign ids that are rounded ids of the split, with the ids that each may have been.
+    """Return the foreign keys that are rounded ids of the split, with the ids that each may have been.
 
-    Args:
-        foreign: Keys that are not ids of the split.
-        spacing: Rounding unit of ids without decimal point or exponent; 1 if they were not rounded.
-        image_ids: Ids of the split.
+    `spacing` is the rounding unit of keys without decimal point or exponent; 1 if they were not rounded.
     """
     exact = sorted((int(text), text) for text in image_ids if text.isdecimal())
     values = [value for value, _ in exact]

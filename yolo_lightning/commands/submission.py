@@ -6,8 +6,7 @@ import rich
 
 from yolo_lightning.challenge.check import check_submission, repaired
 from yolo_lightning.challenge.content import Certainty, SubmissionReport
-from yolo_lightning.challenge.score import score_submission
-from yolo_lightning.challenge.split_truth import read_truth
+from yolo_lightning.challenge.score import read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.evaluation.drift import organisers_scores
