@@ -21,9 +21,6 @@ def check(file: str, template: str | None = None, fix: str | None = None) -> Non
         file: Submission, .json or .zip.
         template: The organisers' template, or the JSON of the split; null omits the check for missing and foreign ids.
         fix: Write a repaired copy here, .json or .zip, if all errors can be repaired without guessing.
-
-    Raises:
-        ValueError: If a file cannot be opened, or `fix` is invalid.
     """
     path, copy = Path(file), Path(fix) if fix else None
     if copy and (copy.suffix not in (".json", ".zip") or copy.resolve() == path.resolve()):
@@ -57,9 +54,6 @@ def score(file: str, truth: str, json: str | None = None) -> None:
         file: Submission, .json or .zip.
         truth: JSON of a labelled split, or the organisers' file of targets.
         json: Write the organisers' `scores.json` here.
-
-    Raises:
-        ValueError: If a file cannot be opened.
     """
     expected, objects = read_truth(Path(truth))
     if not len(objects.labels):

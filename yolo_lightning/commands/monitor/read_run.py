@@ -42,11 +42,7 @@ MISSED_WRITINGS = 3
 
 
 def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
-    """Return the state of the run in `folder`, with the given readings of the sensors.
-
-    Raises:
-        ValueError: If the folder does not exist or contains no run.
-    """
+    """Return the state of the run in `folder`, with the given readings of the sensors."""
     check_holds_run(folder)
     now_s = time.time()
     found = HeartbeatReader(heartbeat_of(folder)).read()
@@ -96,11 +92,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
 
 
 def check_holds_run(folder: Path) -> None:
-    """Check that a folder exists and contains a run.
-
-    Raises:
-        ValueError: If not; the message names the missing files.
-    """
+    """Raise a `ValueError` if a folder does not exist or contains no run."""
     if not folder.is_dir():
         raise ValueError(f"The run folder {folder} does not exist. Pass the value of trainer.default_root_dir.")
     if not any((folder / name).exists() for name in TRACES):

@@ -62,9 +62,6 @@ def collect(
         limit: Maximum number of candidates per frame.
         single_class: Whether all annotated boxes count as class 0.
         tta: Whether to use test-time augmentation.
-
-    Raises:
-        ValueError: If more frames are unreadable than the data module allows.
     """
     frames = data.open("valid")
     frames.quarantined = quarantined_positions(data.quarantine, frames.index, "valid")
@@ -84,14 +81,10 @@ def collect(
 
 
 def keep_candidates(decoded: Tensor, batch: Batch, *, score_threshold: float, limit: int) -> Candidates:
-    """Return the candidates of each frame with the highest scores.
+    """Return the candidates of each frame above the threshold, at most `limit` with the highest scores.
 
-    Args:
-        decoded: `(B, 4 + classes, anchors)`, xywh in pixels of the letterboxed input, class scores 0 to 1; any device.
-        batch: The frames with their annotated boxes.
-        score_threshold: Candidates have a higher score.
-        limit: Maximum number per frame. Candidates keep the order of anchors and classes, because NMS resolves equal
-            scores by this order.
+    Candidates keep the order of anchors and classes, because NMS resolves equal scores by this order. `decoded` is
+    `(B, 4 + classes, anchors)`, xywh in pixels of the letterboxed input, class scores 0 to 1.
     """
     boxes, scores = decoded[:, :4].mT.float(), decoded[:, 4:].mT.float()
     kept_boxes, kept_scores, kept_labels, counts, cut = [], [], [], [], 0
@@ -142,8 +135,5 @@ def first_half(index: SplitIndex) -> npt.NDArray[np.bool_]:
 
     Halves share no clip, because neighbouring frames are near duplicates. Clips are chosen by a hash of their names,
     independent of run and machine. A month with a single clip is in the first half only.
-
-    Args:
-        index: Index of the split, which may be a subset of a file.
     """
     return np.isin(index.clips(), choose_clips(index, 0.5))
