@@ -14,9 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from yolo_lightning.commands.monitor.judgement import red_flags
 from yolo_lightning.commands.monitor.read_run import check_holds_run, read_run
-from yolo_lightning.commands.monitor.run_state import RunState, SensorReadings
+from yolo_lightning.commands.monitor.run_state import RunState, SensorReadings, red_flags
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
 from yolo_lightning.utils import sensors
 

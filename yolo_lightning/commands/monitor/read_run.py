@@ -7,8 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import read_checksum
-from yolo_lightning.commands.monitor.judgement import Facts, judge, remaining
-from yolo_lightning.commands.monitor.run_state import Checkpoint, Remaining, RunState, SensorReadings
+from yolo_lightning.commands.monitor.run_state import (
+    Checkpoint,
+    Facts,
+    Remaining,
+    RunState,
+    SensorReadings,
+    judge,
+    remaining,
+)
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
