@@ -21,23 +21,18 @@ from yolo_lightning.challenge.content import (
 from yolo_lightning.challenge.id_checks import check_against, check_alone
 from yolo_lightning.challenge.reading import read_submission
 
-FEWEST_LABELS = 3
-"""Minimum number of different labels before a common offset of all labels is certain."""
-FEWEST_DETECTIONS = 100
-"""Minimum number of detections before class frequencies are compared."""
-MAX_REPAIRS = 4
-"""Maximum number of repair rounds; a repair may reveal further repairable errors."""
+FEWEST_LABELS = 3  # minimum number of different labels before a common offset of all labels is certain
+FEWEST_DETECTIONS = 100  # minimum number of detections before class frequencies are compared
+MAX_REPAIRS = 4  # maximum number of repair rounds; a repair may reveal further repairable errors
 
 LAYOUTS = {
     "xyxy": "corners",
     "xywh": "corner, width and height (COCO's layout)",
     "cxcywh": "centre, width and height (YOLO's layout)",
 }
-SLACK = 1.0
-"""Pixels by which boxes of a layout may extend beyond the frame."""
+SLACK = 1.0  # pixels by which boxes of a layout may extend beyond the frame
 NAMED_BOXES = 5
-LARGEST_SHARE = 1.5
-"""If no coordinate of a file is larger, the boxes are fractions of the frame."""
+LARGEST_SHARE = 1.5  # if no coordinate of a file is larger, the boxes are fractions of the frame
 
 
 def check_submission(path: Path, template: Template | None = None) -> SubmissionReport:

@@ -8,10 +8,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-CATEGORY_IDS = (1, 2, 3, 4)
-"""Person, bicycle, motorcycle, vehicle."""
-LTDV2_FRAME_SIZE = (384, 288)
-"""Width and height in pixels."""
+CATEGORY_IDS = (1, 2, 3, 4)  # person, bicycle, motorcycle, vehicle
+LTDV2_FRAME_SIZE = (384, 288)  # width and height in pixels
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

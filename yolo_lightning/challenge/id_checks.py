@@ -16,11 +16,9 @@ from yolo_lightning.evaluation.drift import ID_DIGITS
 
 ID = re.compile(rf"\d{{{ID_DIGITS}}}")
 FLOAT_TEXT = re.compile(r"\d+\.\d*|\d+(\.\d*)?[eE]\+?\d{1,4}")
-FLOAT64_SPACING = 4
-"""Spacing of float64 between 2^54 and 2^55, the range of ids of the years 1801 to 3602."""
+FLOAT64_SPACING = 4  # spacing of float64 between 2^54 and 2^55, the range of ids of the years 1801 to 3602
 FLOAT32_SPACING = 1 << 31
-FEWEST_IDS = 64
-"""Minimum number of ids whose common divisor is not regarded as chance."""
+FEWEST_IDS = 64  # minimum number of ids whose common divisor is not regarded as chance
 LEAST_SHARE = 0.5
 """Minimum fraction of the split's ids that a file must contain before missing ids are added and foreign ids dropped."""
 ROUNDED = "ids were rounded by a floating-point conversion"

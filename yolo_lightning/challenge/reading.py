@@ -17,8 +17,7 @@ import numpy as np
 
 from yolo_lightning.challenge.content import Certainty, Content, SubmissionProblem, SubmissionReport
 
-MEMBER = "predictions.json"
-"""Name of the submission in the organisers' kit and in the archive."""
+MEMBER = "predictions.json"  # name of the submission in the organisers' kit and in the archive
 PICKLE = b"\x80"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NON_NUMBERS = re.compile(rb"(?<=[:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")

@@ -12,8 +12,7 @@ import torch
 
 from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS, IOU_THRESHOLDS, Matches
 
-NO_GROUND_TRUTH = -1.0
-"""COCO's score of a class or subset without annotated objects."""
+NO_GROUND_TRUTH = -1.0  # COCO's score of a class or subset without annotated objects
 
 DETECTION_LIMITS = (1, 10, COUNTED_PER_CLASS)
 """Maximum number of detections per frame and class in `mar_1`, `mar_10` and `mar_100`."""

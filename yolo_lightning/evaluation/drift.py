@@ -27,8 +27,7 @@ CHALLENGE_MONTHS = {
 }
 """Compared months (YYYYMM) by their names in `scores.json`. September enters the global score only."""
 
-ID_DIGITS = 17
-"""Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS."""
+ID_DIGITS = 17  # digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
 
-COUNTED_PER_CLASS = 100
-"""Number of detections per frame and class that COCO evaluates, highest scores first."""
+COUNTED_PER_CLASS = 100  # number of detections per frame and class that COCO evaluates, highest scores first
 
 IOU_THRESHOLDS = tuple(torch.linspace(0.5, 0.95, 10).tolist())
 """Minimum IoU of a correct detection; rounded to float32, as in torchmetrics."""

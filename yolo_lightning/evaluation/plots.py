@@ -16,8 +16,7 @@ from yolo_lightning.data.batch import Prediction, Target
 COLOURS = ("#4cc9f0", "#f9c74f", "#f94144", "#90be6d", "#c77dff", "#f8961e", "#43aa8b", "#ff70a6")
 """Colours of the classes, readable on gray."""
 
-SHOWN_SCORE = 0.25
-"""Minimum score of a drawn prediction."""
+SHOWN_SCORE = 0.25  # minimum score of a drawn prediction
 
 FRAME_WIDTH_INCHES = 4.2
 DOTS_PER_INCH = 120

@@ -29,11 +29,8 @@ from yolo_lightning.utils.run_files import evaluation_record
 Stage = Literal["val", "test"]
 Records = TypeVar("Records", bound=FrameRecords)
 
-FORMAT = 1
-"""Version of the file format."""
-
-COMPRESSION_LEVEL = 1
-"""Level of zlib, 1 to 9. Higher levels take several times as long and save little."""
+FORMAT = 1  # version of the file format
+COMPRESSION_LEVEL = 1  # level of zlib, 1 to 9. Higher levels take several times as long and save little.
 
 HEADER = "header"
 

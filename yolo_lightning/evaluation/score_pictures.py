@@ -24,11 +24,8 @@ from yolo_lightning.utils.run_files import EVALUATIONS, evaluation_record
 
 Floats = npt.NDArray[np.float64]
 
-MAX_NAMED_CLASSES = 20
-"""With more classes, curves of single classes are gray and have no names."""
-
-MAX_NUMBERED_CLASSES = 30
-"""With more classes, the cells of a confusion matrix contain no numbers."""
+MAX_NAMED_CLASSES = 20  # with more classes, curves of single classes are gray and have no names
+MAX_NUMBERED_CLASSES = 30  # with more classes, the cells of a confusion matrix contain no numbers
 
 DOTS_PER_INCH = 150
 PICTURES = OptionalFile()

@@ -28,11 +28,8 @@ from yolo_lightning.evaluation.matching import (
     take_in_turn,
 )
 
-CONFUSION_SCORE_THRESHOLD = 0.25
-"""Detections with a score above this value enter the confusion matrix."""
-
-CONFUSION_IOU_THRESHOLD = 0.45
-"""IoU above which a detection is assigned to an object in the confusion matrix."""
+CONFUSION_SCORE_THRESHOLD = 0.25  # detections with a score above this value enter the confusion matrix
+CONFUSION_IOU_THRESHOLD = 0.45  # IoU above which a detection is assigned to an object in the confusion matrix
 
 NOT_COUNTED = -1
 

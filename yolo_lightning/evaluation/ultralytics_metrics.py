@@ -18,17 +18,13 @@ from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches
 Floats = npt.NDArray[np.float64]
 
 CURVE_POINTS = 1000
-GRID = np.linspace(0.0, 1.0, CURVE_POINTS)
-"""Score thresholds, or recalls, at which curves are sampled."""
-
-RECALLS = np.linspace(0.0, 1.0, 101)
-"""Recalls at which the envelope of precision is sampled."""
+GRID = np.linspace(0.0, 1.0, CURVE_POINTS)  # score thresholds, or recalls, at which curves are sampled
+RECALLS = np.linspace(0.0, 1.0, 101)  # recalls at which the envelope of precision is sampled
 
 SMOOTHED_POINTS = CURVE_POINTS // 10 + 1
 """Width of the running mean over the F1 curve whose maximum is the best score threshold; odd."""
 
-EPSILON = 1e-16
-"""Avoids a division by zero."""
+EPSILON = 1e-16  # avoids a division by zero
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from yolo_lightning.utils import sensors
 FIRST_READING_S, LIVE_READING_S = 5.0, 0.5
 """Seconds to wait for the first readings of the sensors: for a single output, and for the live display."""
 
-SILENT_AFTER_S = 3.0
-"""The sensors count as silent if a reading is so many seconds late."""
+SILENT_AFTER_S = 3.0  # the sensors count as silent if a reading is so many seconds late
 
 
 def monitor(

@@ -39,8 +39,7 @@ from yolo_lightning.utils.run_files import (
 TRACES = (HEARTBEAT_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
 """A run folder contains at least one of these."""
 
-SIGNS = (HEARTBEAT_FILE, STATUS_FILE, METRICS)
-"""Files that are written during training."""
+SIGNS = (HEARTBEAT_FILE, STATUS_FILE, METRICS)  # files that are written during training
 
 INCIDENTS_SHOWN = 4
 CHECKPOINTS_SHOWN = 4

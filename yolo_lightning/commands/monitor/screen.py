@@ -29,8 +29,7 @@ WORKERS_SHOWN = 8
 CHECKPOINTS_SHOWN = 2
 MAIN_LOSS = "train/loss"
 
-Rows = Iterator[tuple[str, RenderableType]]
-"""Label and content of each row."""
+Rows = Iterator[tuple[str, RenderableType]]  # label and content of each row
 
 
 def screen(state: RunState, deadline: datetime | None = None) -> RenderableType:

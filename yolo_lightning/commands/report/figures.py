@@ -60,8 +60,7 @@ STYLE = {
 }
 """Call all functions of this file inside `rc_context(STYLE)`."""
 
-MAX_POINTS = 400
-"""Points of a line; longer curves are averaged."""
+MAX_POINTS = 400  # points of a line; longer curves are averaged
 
 SHOWN_SCORES = ("map_50", "map", "balanced")
 COMPARED_MONTHS = frozenset(map(month_name, CHALLENGE_MONTHS.values()))

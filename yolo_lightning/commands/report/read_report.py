@@ -34,8 +34,7 @@ from yolo_lightning.utils.run_files import (
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
 """TensorBoard creates one file per start of the training, with the time in seconds since 1970 in its name."""
 
-SECRET_SECTION = "notify"
-"""Section of the configuration whose addresses must be treated like passwords."""
+SECRET_SECTION = "notify"  # section of the configuration whose addresses must be treated like passwords
 
 HIDDEN = "(not shown)"
 MAX_INCIDENTS = 200
