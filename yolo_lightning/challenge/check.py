@@ -136,12 +136,9 @@ def check_frequencies(content: Content) -> list[SubmissionProblem]:
 
 
 def check_boxes(content: Content, frame_size: tuple[int, int] | None, is_results_list: bool) -> list[SubmissionProblem]:
-    """Return the problems of the finite boxes.
+    """Return the problems of the finite boxes; `frame_size` is width and height in pixels, None if frames differ.
 
-    Args:
-        content: Content of the file.
-        frame_size: Width and height of the frames, pixels; None if they differ.
-        is_results_list: Whether the boxes are x, y, width, height by definition (COCO results list).
+    With `is_results_list`, the boxes are x, y, width, height by definition (COCO results list).
     """
     finite = np.isfinite(content.boxes).all(axis=1)
     if not finite.any():

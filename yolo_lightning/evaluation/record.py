@@ -84,12 +84,7 @@ class EvaluationRecord:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file written by `save`.
-
-        Raises:
-            FileNotFoundError: If the file does not exist.
-            ValueError: If the file is damaged or of another version.
-        """
+        """Read a file written by `save`. A file that is damaged or of another version raises a `ValueError`."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 content = arrays[HEADER].tobytes()
@@ -162,9 +157,6 @@ class EvaluationCollection(Metric):
     A batch is matched in `update`. Each field of a table is a state of concatenated tensors, so that ranks gather once
     per field. Gathered frames are restored to the order of a single process, given that each update is split over the
     ranks in slices, the first slice to rank 0: detections of equal scores are ranked by this order.
-
-    Args:
-        classes: Number of classes; labels are smaller.
     """
 
     turns: list[Tensor] | Tensor

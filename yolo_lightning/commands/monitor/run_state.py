@@ -170,9 +170,8 @@ def judge_between_attempts(standing: SupervisorStatus) -> Judgement:
     if standing.state is SupervisorState.RUNNING and standing.restarts == 0:
         return Judgement(RunVerdict.STARTING, standing.since_s)
     reason = f": {standing.sentence}" if standing.sentence else ""
-    return Judgement(
-        RunVerdict.RESTARTING, standing.since_s, f"attempt {standing.attempt} of {standing.attempts}{reason}"
-    )
+    sentence = f"attempt {standing.attempt} of {standing.attempts}{reason}"
+    return Judgement(RunVerdict.RESTARTING, standing.since_s, sentence)
 
 
 def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Remaining:

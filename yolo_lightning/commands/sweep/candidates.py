@@ -53,15 +53,8 @@ def collect(
 ) -> list[Candidates]:
     """Return the candidates of the validation split, batch by batch, in file order.
 
-    Args:
-        network: Network on `device`, in evaluation mode.
-        data: Data module, set up for validation.
-        device: Device of the network.
-        advance: Called with the number of frames of each processed batch.
-        score_threshold: Candidates have a higher score, 0 to 1.
-        limit: Maximum number of candidates per frame.
-        single_class: Whether all annotated boxes count as class 0.
-        tta: Whether to use test-time augmentation.
+    `network` is in evaluation mode on `device`, and `data` is set up for validation. `advance` is called with the
+    number of frames of each batch. With `single_class`, all annotated boxes count as class 0.
     """
     frames = data.open("valid")
     frames.quarantined = quarantined_positions(data.quarantine, frames.index, "valid")
