@@ -17,19 +17,7 @@ from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_sco
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
-from yolo_lightning.utils.run_files import (
-    CHECKPOINTS,
-    ENVIRONMENT,
-    FINISHED_FILE,
-    FRAMES,
-    INCIDENT_FILE,
-    INCIDENTS,
-    METRICS,
-    SCORES,
-    SUPERVISOR_FILE,
-    TENSORBOARD,
-    evaluation_record,
-)
+from yolo_lightning.utils import run_files
 
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
 """TensorBoard creates one file per start of the training, with the time in seconds since 1970 in its name."""
@@ -133,15 +121,15 @@ def read_contents(folder: Path) -> Contents:
     check_holds_run(folder)
     folder, now_s = folder.resolve(), time.time()
     reader = Reader(folder)
-    metrics = reader.read(folder / METRICS, read_metrics) or Metrics()
+    metrics = reader.read(folder / run_files.METRICS, read_metrics) or Metrics()
     if metrics.unreadable:
-        reader.add(folder / METRICS, f"has {metrics.unreadable} lines that cannot be parsed")
-    environment = reader.read_json(folder / ENVIRONMENT, dict[str, Any]) or {}
+        reader.add(folder / run_files.METRICS, f"has {metrics.unreadable} lines that cannot be parsed")
+    environment = reader.read_json(folder / run_files.ENVIRONMENT, dict[str, Any]) or {}
     texts = {path.name: reader.read(path, configuration) for path in sorted(folder.glob("config*.yaml"))}
     evaluations = (read_evaluation(folder, stage, metrics, reader) for stage in ("val", "test"))
-    reports = sorted((folder / INCIDENTS).glob(f"*/{INCIDENT_FILE}"))[-MAX_INCIDENTS:]
+    reports = sorted((folder / run_files.INCIDENTS).glob(f"*/{run_files.INCIDENT_FILE}"))[-MAX_INCIDENTS:]
     incidents = [reader.read(path, read_incident) for path in reports]
-    starts = (EVENT_FILE.match(path.name) for path in (folder / TENSORBOARD).glob("events.out.tfevents.*"))
+    starts = (EVENT_FILE.match(path.name) for path in (folder / run_files.TENSORBOARD).glob("events.out.tfevents.*"))
     return Contents(
         name=folder.name,
         read_s=now_s,
@@ -150,7 +138,7 @@ def read_contents(folder: Path) -> Contents:
         evaluations=tuple(one for one in evaluations if one is not None),
         starts_s=tuple(sorted({float(match[1]) for match in starts if match})),
         incidents=tuple(one for one in incidents if one is not None),
-        checkpoints=tuple(checkpoints(folder / CHECKPOINTS, now_s)),
+        checkpoints=tuple(checkpoints(folder / run_files.CHECKPOINTS, now_s)),
         environment={name: str(value) for name, value in environment.items()},
         configurations={name: text for name, text in texts.items() if text is not None},
         problems=tuple(reader.problems),
@@ -159,9 +147,9 @@ def read_contents(folder: Path) -> Contents:
 
 def state(folder: Path) -> str:
     """Return the state of the run according to its files, without looking for its processes."""
-    if (folder / FINISHED_FILE).exists():
+    if (folder / run_files.FINISHED_FILE).exists():
         return "finished"
-    standing = SupervisorStatus.read(folder / SUPERVISOR_FILE)
+    standing = SupervisorStatus.read(folder / run_files.SUPERVISOR_FILE)
     if standing is None:
         return "not finished"
     return f"{standing.state}: {standing.sentence}" if standing.sentence else f"{standing.state}"
@@ -184,14 +172,14 @@ def without_secrets(content: Any, is_secret: bool = False) -> Any:
 
 def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) -> Evaluation | None:
     """Return the stored results of a split, or None. Scores come from the record, else from the file of scores."""
-    record = reader.read(folder / evaluation_record(stage), EvaluationRecord.load)
-    gallery = reader.read_json(folder / FRAMES / f"{stage}.json", Gallery)
+    record = reader.read(folder / run_files.evaluation_record(stage), EvaluationRecord.load)
+    gallery = reader.read_json(folder / run_files.FRAMES / f"{stage}.json", Gallery)
     drift = None
     if record is not None:
         drift = drift_scores(record.matches)
         scores = named_scores(drift, record.class_names)
     elif stage == "test":
-        listed = reader.read_json(folder / SCORES, dict[str, float | None]) or {}
+        listed = reader.read_json(folder / run_files.SCORES, dict[str, float | None]) or {}
         scores = {name.removeprefix("test/"): value for name, value in listed.items() if value is not None}
     else:
         scores = metrics.last_scores(f"{stage}/")
@@ -199,7 +187,7 @@ def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) 
         return None
     pictures = {}
     for frame in gallery.frames if gallery is not None else ():
-        path = folder / FRAMES / Path(frame.file).name  # never outside the folder
+        path = folder / run_files.FRAMES / Path(frame.file).name  # never outside the folder
         if (jpeg := reader.read(path, read_picture)) is not None:
             pictures[frame.file] = jpeg
         elif not path.exists():
