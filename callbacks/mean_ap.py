@@ -8,8 +8,7 @@ import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
-from yolo_lightning.evaluation.metric import Collected, EvaluationCollection
-from yolo_lightning.evaluation.record import EvaluationRecord, Stage, write_record
+from yolo_lightning.evaluation.record import Collected, EvaluationCollection, EvaluationRecord, Stage, write_record
 from yolo_lightning.evaluation.score_pictures import draw_record
 from yolo_lightning.evaluation.score_table import class_table, score_table
 from yolo_lightning.evaluation.ultralytics_metrics import (

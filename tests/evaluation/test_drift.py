@@ -28,7 +28,7 @@ from yolo_lightning.evaluation.drift import (
     organisers_scores,
 )
 from yolo_lightning.evaluation.matching import match
-from yolo_lightning.evaluation.metric import EvaluationCollection
+from yolo_lightning.evaluation.record import EvaluationCollection
 
 EIGHT = list(CHALLENGE_MONTHS.values())
 SEPTEMBER = 202009

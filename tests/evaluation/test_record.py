@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from tests.evaluation.detections import CLASS_NAMES, Frame, random_frames
-from yolo_lightning.evaluation.frame_records import FrameRecords
-from yolo_lightning.evaluation.matching import match
-from yolo_lightning.evaluation.metric import EvaluationCollection
-from yolo_lightning.evaluation.record import EvaluationRecord
+from yolo_lightning.evaluation.matching import FrameRecords, match
+from yolo_lightning.evaluation.record import EvaluationCollection, EvaluationRecord, FrameNames
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 
 
@@ -143,3 +141,19 @@ def test_collection_of_several_processes_is_brought_together() -> None:
     collected, expected = collection.compute(), record_of(frames)
     assert collected.image_ids == expected.image_ids
     assert_same(collected.ultralytics, expected.ultralytics)
+
+
+IDS = ("Ä, ö", "a\0b", "", "17", "x" * 300)
+
+
+def test_ids_of_any_text_are_kept() -> None:
+    assert FrameNames.of(IDS).image_ids() == IDS
+
+
+def test_ids_follow_the_order_of_the_frames() -> None:
+    order = [3, 0, 4, 1, 2]
+    assert FrameNames.of(IDS).in_order(torch.tensor(order)).image_ids() == tuple(IDS[place] for place in order)
+
+
+def test_repeated_ids_go() -> None:
+    assert FrameNames.of((*IDS, *IDS[:2])).without_repeats().image_ids() == IDS

@@ -35,7 +35,7 @@ from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO  # noqa:
 from yolo_lightning.data.batch import Batch, _slice  # noqa: E402
 from yolo_lightning.data.sampling.global_batches import GlobalBatches  # noqa: E402
 from yolo_lightning.evaluation.drift import drift_scores, named_scores  # noqa: E402
-from yolo_lightning.evaluation.metric import EvaluationCollection  # noqa: E402
+from yolo_lightning.evaluation.record import EvaluationCollection  # noqa: E402
 from yolo_lightning.utils.distributed import gather, gather_on_first  # noqa: E402
 from yolo_lightning.utils.loop_position import steps_begun  # noqa: E402
 from yolo_lightning.utils.stop_signals import request  # noqa: E402

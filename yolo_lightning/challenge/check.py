@@ -1,42 +1,42 @@
 """Check and repair of a submission: every record is checked, each problem has a count and an example."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from yolo_lightning.challenge.box_checks import check_boxes
 from yolo_lightning.challenge.content import (
     CATEGORY_IDS,
     LTDV2_FRAME_SIZE,
     Certainty,
     Content,
     Flags,
+    Floats,
     SubmissionProblem,
     SubmissionReport,
     Template,
 )
-from yolo_lightning.challenge.id_checks import check_ids
+from yolo_lightning.challenge.id_checks import check_against, check_alone
 from yolo_lightning.challenge.reading import read_submission
 
-FEWEST_LABELS = 3
-"""Minimum number of different labels before a common offset of all labels is certain."""
-FEWEST_DETECTIONS = 100
-"""Minimum number of detections before class frequencies are compared."""
-MAX_REPAIRS = 4
-"""Maximum number of repair rounds; a repair may reveal further repairable errors."""
+FEWEST_LABELS = 3  # minimum number of different labels before a common offset of all labels is certain
+FEWEST_DETECTIONS = 100  # minimum number of detections before class frequencies are compared
+MAX_REPAIRS = 4  # maximum number of repair rounds; a repair may reveal further repairable errors
+
+LAYOUTS = {
+    "xyxy": "corners",
+    "xywh": "corner, width and height (COCO's layout)",
+    "cxcywh": "centre, width and height (YOLO's layout)",
+}
+SLACK = 1.0  # pixels by which boxes of a layout may extend beyond the frame
+NAMED_BOXES = 5
+LARGEST_SHARE = 1.5  # if no coordinate of a file is larger, the boxes are fractions of the frame
 
 
 def check_submission(path: Path, template: Template | None = None) -> SubmissionReport:
-    """Check a JSON or zip file.
-
-    Args:
-        path: The file.
-        template: The frames that the file must contain; None omits this check.
-
-    Raises:
-        ValueError: If the file cannot be opened.
-    """
+    """Check a JSON or zip file; `template` contains the frames that the file must contain, None omits this check."""
     report = read_submission(path)
     if report.content is None:
         return report
@@ -48,28 +48,30 @@ def check_content(
     content: Content, template: Template | None, *, is_results_list: bool = False
 ) -> list[SubmissionProblem]:
     """Return the problems of the content in the order of repair."""
-    problems = check_ids(content, template)
+    problems = check_alone(content.image_ids) if template is None else check_against(content, template)
     if not len(content.scores):
         return [*problems, SubmissionProblem("no image has a detection", len(content.image_ids), "", Certainty.LIKELY)]
     frame_size = LTDV2_FRAME_SIZE if template is None else template.frame_size
-    invalid = not_finite(content)
-    if invalid.any():
-        problems.append(
-            SubmissionProblem(
-                "detections contain NaN, Infinity or null",
-                int(invalid.sum()),
-                content.first(invalid),
-                remedy="drop them, because they can neither be ranked nor matched",
-                repair=lambda content: content.take(~not_finite(content)),
-            )
-        )
+    problems += of_detections(
+        content,
+        not_finite(content),
+        "detections contain NaN, Infinity or null",
+        remedy="drop them, because they can neither be ranked nor matched",
+        repair=lambda content: content.take(~not_finite(content)),
+    )
     problems += check_boxes(content, frame_size, is_results_list)
     problems += check_labels(content)
     invalid = (content.scores < 0) | (content.scores > 1)
-    if invalid.any():
-        what = "scores are not between 0 and 1"
-        problems.append(SubmissionProblem(what, int(invalid.sum()), content.first(invalid)))
-    return problems
+    return problems + of_detections(content, invalid, "scores are not between 0 and 1")
+
+
+def of_detections(
+    content: Content, detections: Flags, what: str, named: int = 1, **options: Any
+) -> list[SubmissionProblem]:
+    """Return the problem of some detections, of which it names the first ones; nothing if there are none."""
+    if not detections.any():
+        return []
+    return [SubmissionProblem(what, int(detections.sum()), content.first(detections, named), **options)]
 
 
 def repaired(
@@ -96,7 +98,6 @@ def repaired(
 
 
 def not_finite(content: Content) -> Flags:
-    """Return `(D,)` bool: detections with a number that is not finite."""
     return ~(np.isfinite(content.boxes).all(axis=1) & np.isfinite(content.scores) & np.isfinite(content.labels))
 
 
@@ -132,3 +133,99 @@ def check_frequencies(content: Content) -> list[SubmissionProblem]:
     what = "motorcycle (3) outweighs vehicle (4): the classes may be swapped"
     example = f"the sums of their scores are {motorcycle:.1f} and {vehicle:.1f}"
     return [SubmissionProblem(what, int((content.labels == 3).sum()), example, Certainty.NOTE)]
+
+
+def check_boxes(content: Content, frame_size: tuple[int, int] | None, is_results_list: bool) -> list[SubmissionProblem]:
+    """Return the problems of the finite boxes; `frame_size` is width and height in pixels, None if frames differ.
+
+    With `is_results_list`, the boxes are x, y, width, height by definition (COCO results list).
+    """
+    finite = np.isfinite(content.boxes).all(axis=1)
+    if not finite.any():
+        return []
+    boxes = content.boxes[finite]
+    are_fractions = bool(np.abs(boxes).max() <= LARGEST_SHARE and (boxes != 0).any())
+    unit = (frame_size or (1, 1)) if are_fractions else (1, 1)
+    fitting = [layout for layout in LAYOUTS if frame_size and fits(corners(boxes, layout, unit), frame_size)]
+    inverted = is_inverted(content.boxes)
+    if are_fractions or is_results_list or (inverted.any() and fitting and "xyxy" not in fitting):
+        example = content.first(inverted) if inverted.any() and not are_fractions else content.record(0)
+        return [layout_problem(content, example, fitting, unit, are_fractions, is_results_list)]
+    what = "boxes have x2 < x1 or y2 < y1, and no layout fits all boxes"
+    problems = of_detections(content, inverted, what, NAMED_BOXES, tolerated=True)
+    empty = is_empty(content.boxes)
+    problems += of_detections(
+        content,
+        empty,
+        "boxes have no area",
+        NAMED_BOXES,
+        certainty=Certainty.LIKELY,
+        remedy="drop them, because they cannot match an object",
+        repair=lambda content: content.take(~is_empty(content.boxes)),
+        tolerated=True,
+    )
+    if frame_size:
+        outside = ((content.boxes[:, :2] >= frame_size) | (content.boxes[:, 2:] <= 0)).any(axis=1) & ~empty
+        size = f"{frame_size[0]} x {frame_size[1]}"
+        what = f"boxes are outside the frame of {size} pixels, possibly because they refer to another frame size"
+        problems += of_detections(content, outside, what, certainty=Certainty.LIKELY, tolerated=True)
+    return problems
+
+
+def layout_problem(
+    content: Content,
+    example: str,
+    fitting: Sequence[str],
+    unit: tuple[int, int],
+    are_fractions: bool,
+    is_results_list: bool,
+) -> SubmissionProblem:
+    """Return the problem of boxes that are not corners in pixels, with a repair if only one layout fits the frame."""
+    layout = fitting[0] if len(fitting) == 1 else ""
+    if layout == "cxcywh" and is_results_list and not are_fractions:
+        layout = ""
+    if are_fractions:
+        what = f"boxes are fractions of the frame: no coordinate exceeds {LARGEST_SHARE}"
+        remedy = f"interpret them as {layout} and multiply them by {unit[0]} and {unit[1]}"
+    elif layout == "xyxy":
+        what = "boxes of the results list are corners instead of COCO's corner, width and height"
+        remedy = "keep them; xyxy is the only layout in which all boxes are inside the frame"
+    elif layout:
+        what = f"boxes are {LAYOUTS[layout]}, not corners"
+        remedy = f"compute corners; {layout} is the only layout in which all boxes are inside the frame"
+    else:
+        what = "boxes may not be corners"
+    # The organisers' evaluation interprets boxes of an object keyed by image id as corners and rejects a results list.
+    tolerated = are_fractions or not is_results_list
+    if not layout:
+        what += f"; the layout is ambiguous: {' or '.join(fitting) or 'none'} would fit the frame"
+        return SubmissionProblem(what, len(content.boxes), example, tolerated=tolerated)
+
+    def repair(content: Content) -> Content:
+        return replace(content, boxes=corners(content.boxes, layout, unit))
+
+    return SubmissionProblem(what, len(content.boxes), example, remedy=remedy, repair=repair, tolerated=tolerated)
+
+
+def corners(boxes: Floats, layout: str, unit: tuple[int, int] = (1, 1)) -> Floats:
+    """Convert `(D, 4)` boxes of a layout of `LAYOUTS` to xyxy in pixels; `unit` is the unit of x and y, pixels."""
+    first, second = boxes[:, :2], boxes[:, 2:]
+    if layout == "xywh":
+        second = first + second
+    elif layout == "cxcywh":
+        first, second = first - second / 2, first + second / 2
+    return np.asarray(np.concatenate((first, second), axis=1) * np.array([*unit, *unit], dtype=np.float64))
+
+
+def fits(boxes: Floats, frame_size: tuple[int, int]) -> bool:
+    """Return whether all xyxy boxes are inside the frame, up to the slack, and none is inverted."""
+    inside = boxes.min() >= -SLACK and (boxes.reshape(-1, 2).max(axis=0) <= np.add(frame_size, SLACK)).all()
+    return bool(inside) and not is_inverted(boxes).any()
+
+
+def is_inverted(boxes: Floats) -> Flags:
+    return np.asarray((boxes[:, 2] < boxes[:, 0]) | (boxes[:, 3] < boxes[:, 1]))
+
+
+def is_empty(boxes: Floats) -> Flags:
+    return np.asarray((boxes[:, 2] == boxes[:, 0]) | (boxes[:, 3] == boxes[:, 1]))

@@ -8,10 +8,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-CATEGORY_IDS = (1, 2, 3, 4)
-"""Person, bicycle, motorcycle, vehicle."""
-LTDV2_FRAME_SIZE = (384, 288)
-"""Width and height in pixels."""
+CATEGORY_IDS = (1, 2, 3, 4)  # person, bicycle, motorcycle, vehicle
+LTDV2_FRAME_SIZE = (384, 288)  # width and height in pixels
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -28,21 +26,13 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """F frames with D detections, or with D annotated objects of score 1.
+    """F frames with D detections, or with D annotated objects of score 1."""
 
-    Attributes:
-        image_ids: F keys of the file.
-        owners: `(D,)` int64, ascending, position of each detection's frame.
-        boxes: `(D, 4)` float64 as in the file, NaN for null; valid boxes are xyxy, pixels of the frame.
-        scores: `(D,)` float64 as in the file, NaN for null; valid scores are 0 to 1.
-        labels: `(D,)` float64 as in the file, NaN for null; valid labels are 1 to 4.
-    """
-
-    image_ids: tuple[str, ...]
-    owners: Integers
-    boxes: Floats
-    scores: Floats
-    labels: Floats
+    image_ids: tuple[str, ...]  # F keys of the file
+    owners: Integers  # `(D,)` int64, ascending, position of each detection's frame
+    boxes: Floats  # `(D, 4)` float64 as in the file, NaN for null; valid boxes are xyxy, pixels of the frame
+    scores: Floats  # `(D,)` float64 as in the file, NaN for null; valid scores are 0 to 1
+    labels: Floats  # `(D,)` float64 as in the file, NaN for null; valid labels are 1 to 4
 
     def take(self, detections: npt.NDArray[Any]) -> Self:
         """Return all frames with the detections of a boolean mask or an index array."""
@@ -81,40 +71,24 @@ class Certainty(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SubmissionProblem:
-    """A problem of a submission.
-
-    Attributes:
-        what: Description.
-        count: Number of records with the problem.
-        example: First of these records.
-        certainty: Certainty of the error.
-        remedy: Description of `repair`; empty without a repair.
-        repair: Returns the repaired content; None if a repair would have to guess.
-        tolerated: Whether the organisers' evaluation accepts the file nevertheless.
-    """
+    """A problem of a submission."""
 
     what: str
-    count: int
-    example: str
+    count: int  # number of records with the problem
+    example: str  # first of these records
     certainty: Certainty = Certainty.CERTAIN
-    remedy: str = ""
-    repair: Callable[[Content], Content] | None = None
-    tolerated: bool = False
+    remedy: str = ""  # what `repair` does; empty without a repair
+    repair: Callable[[Content], Content] | None = None  # None if a repair would have to guess
+    tolerated: bool = False  # whether the organisers' evaluation accepts the file nevertheless
 
 
 @dataclass(frozen=True, slots=True)
 class SubmissionReport:
-    """Result of reading or checking a file.
+    """Result of reading or checking a file."""
 
-    Attributes:
-        content: Readable part of the content; None if the file cannot be read.
-        problems: Problems in the order of repair.
-        is_results_list: Whether the file is a COCO results list, whose boxes are not corners.
-    """
-
-    content: Content | None
-    problems: tuple[SubmissionProblem, ...]
-    is_results_list: bool = False
+    content: Content | None  # readable part; None if the file cannot be read
+    problems: tuple[SubmissionProblem, ...]  # in the order of repair
+    is_results_list: bool = False  # whether the file is a COCO results list, whose boxes are not corners
 
     @property
     def errors(self) -> tuple[SubmissionProblem, ...]:

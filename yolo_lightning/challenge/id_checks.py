@@ -16,19 +16,12 @@ from yolo_lightning.evaluation.drift import ID_DIGITS
 
 ID = re.compile(rf"\d{{{ID_DIGITS}}}")
 FLOAT_TEXT = re.compile(r"\d+\.\d*|\d+(\.\d*)?[eE]\+?\d{1,4}")
-FLOAT64_SPACING = 4
-"""Spacing of float64 between 2^54 and 2^55, the range of ids of the years 1801 to 3602."""
+FLOAT64_SPACING = 4  # spacing of float64 between 2^54 and 2^55, the range of ids of the years 1801 to 3602
 FLOAT32_SPACING = 1 << 31
-FEWEST_IDS = 64
-"""Minimum number of ids whose common divisor is not regarded as chance."""
+FEWEST_IDS = 64  # minimum number of ids whose common divisor is not regarded as chance
 LEAST_SHARE = 0.5
 """Minimum fraction of the split's ids that a file must contain before missing ids are added and foreign ids dropped."""
 ROUNDED = "ids were rounded by a floating-point conversion"
-
-
-def check_ids(content: Content, template: Template | None) -> list[SubmissionProblem]:
-    """Return the problems of the ids."""
-    return check_alone(content.image_ids) if template is None else check_against(content, template)
 
 
 def check_alone(image_ids: Sequence[str]) -> list[SubmissionProblem]:
@@ -104,12 +97,9 @@ def rounding(image_ids: Sequence[str]) -> int:
 
 
 def damaged_ids(foreign: Sequence[str], spacing: int, image_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Return the foreign ids that are rounded ids of the split, with the ids that each may have been.
+    """Return the foreign keys that are rounded ids of the split, with the ids that each may have been.
 
-    Args:
-        foreign: Keys that are not ids of the split.
-        spacing: Rounding unit of ids without decimal point or exponent; 1 if they were not rounded.
-        image_ids: Ids of the split.
+    `spacing` is the rounding unit of keys without decimal point or exponent; 1 if they were not rounded.
     """
     exact = sorted((int(text), text) for text in image_ids if text.isdecimal())
     values = [value for value, _ in exact]

@@ -17,8 +17,7 @@ import numpy as np
 
 from yolo_lightning.challenge.content import Certainty, Content, SubmissionProblem, SubmissionReport
 
-MEMBER = "predictions.json"
-"""Name of the submission in the organisers' kit and in the archive."""
+MEMBER = "predictions.json"  # name of the submission in the organisers' kit and in the archive
 PICKLE = b"\x80"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NON_NUMBERS = re.compile(rb"(?<=[:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
@@ -49,11 +48,7 @@ class ResultRecord(msgspec.Struct, gc=False):
 
 
 def read_submission(path: Path) -> SubmissionReport:
-    """Read a JSON or zip file; the report contains errors of the format only.
-
-    Raises:
-        ValueError: If the file cannot be opened.
-    """
+    """Read a JSON or zip file; the report contains errors of the format only."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -106,11 +101,7 @@ def unchanged(content: Content) -> Content:
 
 
 def decode(data: bytes) -> Outermost:
-    """Return the undecoded values of the outermost object or array, with null for NaN and Infinity.
-
-    Raises:
-        msgspec.DecodeError: If the text is not JSON, or neither object nor array.
-    """
+    """Return the undecoded values of the outermost object or array, with null for NaN and Infinity."""
     decoder: msgspec.json.Decoder[Outermost] = msgspec.json.Decoder(Outermost)
     try:
         return decoder.decode(data)
@@ -125,9 +116,8 @@ def unreadable(data: bytes, error: Exception) -> SubmissionProblem:
     keys = KEY.findall(data)
     last = f"the last key is {keys[-1].decode(errors='replace')}, number {len(keys):,}" if keys else shown(data[:200])
     if data.startswith(PICKLE):
-        return SubmissionProblem(
-            "the file is a pickle, as in the challenge of 2022, instead of JSON", 1, repr(data[:8])
-        )
+        what = "the file is a pickle, as in the challenge of 2022, instead of JSON"
+        return SubmissionProblem(what, 1, repr(data[:8]))
     if "truncated" in str(error):
         return SubmissionProblem(f"the JSON is truncated after {len(data):,} bytes", 1, last)
     if isinstance(error, msgspec.ValidationError):
@@ -188,7 +178,6 @@ def arrays(boxes: list[Box], scores: list[Number], labels: list[Number]) -> tupl
 
 
 def join(chunks: dict[str, tuple[Any, Any, Any]]) -> Content:
-    """Join the arrays of all frames."""
     owners = np.repeat(np.arange(len(chunks)), [len(scores) for _, scores, _ in chunks.values()])
     parts = zip(arrays([], [], []), *chunks.values(), strict=True)
     return Content(tuple(chunks), owners, *(np.concatenate(part) for part in parts))

@@ -24,11 +24,7 @@ Entry = dict[str, list[Any]]
 
 
 def build_submission(predictions: Iterable[Prediction], image_ids: Sequence[str]) -> dict[str, Entry]:
-    """Return the content of a submission with all `image_ids` in order.
-
-    Raises:
-        ValueError: If a prediction belongs to another frame, or two predictions to the same frame.
-    """
+    """Return the content of a submission with all `image_ids` in order."""
     return {image_id: entry(prediction) for image_id, prediction in by_image(predictions, image_ids).items()}
 
 
@@ -59,24 +55,13 @@ def entries(content: Content) -> Iterator[tuple[str, Entry]]:
     """Yield id and value of each frame of a checked content."""
     edges = np.searchsorted(content.owners, np.arange(len(content.image_ids) + 1)).tolist()
     for image_id, start, stop in zip(content.image_ids, edges, edges[1:], strict=False):
-        own = slice(start, stop)
-        yield (
-            image_id,
-            {
-                "boxes": content.boxes[own].tolist(),
-                "scores": content.scores[own].tolist(),
-                "labels": content.labels[own].astype(np.int64).tolist(),
-            },
-        )
+        boxes, scores, labels = (part[start:stop] for part in (content.boxes, content.scores, content.labels))
+        value = {"boxes": boxes.tolist(), "scores": scores.tolist(), "labels": labels.astype(np.int64).tolist()}
+        yield image_id, value
 
 
 def write_submission(content: Iterable[tuple[str, Entry]], path: Path) -> None:
-    """Write a submission atomically: JSON, or a zip that contains it if `path` ends in .zip.
-
-    Args:
-        content: Id and value of each frame.
-        path: File to write; its folder is created.
-    """
+    """Write a submission atomically, and create its folder: JSON, or a zip that contains it if `path` ends in .zip."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         if path.suffix == ".zip":

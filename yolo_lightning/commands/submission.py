@@ -6,8 +6,7 @@ import rich
 
 from yolo_lightning.challenge.check import check_submission, repaired
 from yolo_lightning.challenge.content import Certainty, SubmissionReport
-from yolo_lightning.challenge.score import score_submission
-from yolo_lightning.challenge.split_truth import read_truth
+from yolo_lightning.challenge.score import read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.evaluation.drift import organisers_scores
@@ -22,9 +21,6 @@ def check(file: str, template: str | None = None, fix: str | None = None) -> Non
         file: Submission, .json or .zip.
         template: The organisers' template, or the JSON of the split; null omits the check for missing and foreign ids.
         fix: Write a repaired copy here, .json or .zip, if all errors can be repaired without guessing.
-
-    Raises:
-        ValueError: If a file cannot be opened, or `fix` is invalid.
     """
     path, copy = Path(file), Path(fix) if fix else None
     if copy and (copy.suffix not in (".json", ".zip") or copy.resolve() == path.resolve()):
@@ -58,9 +54,6 @@ def score(file: str, truth: str, json: str | None = None) -> None:
         file: Submission, .json or .zip.
         truth: JSON of a labelled split, or the organisers' file of targets.
         json: Write the organisers' `scores.json` here.
-
-    Raises:
-        ValueError: If a file cannot be opened.
     """
     expected, objects = read_truth(Path(truth))
     if not len(objects.labels):

@@ -12,8 +12,7 @@ import torch
 
 from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS, IOU_THRESHOLDS, Matches
 
-NO_GROUND_TRUTH = -1.0
-"""COCO's score of a class or subset without annotated objects."""
+NO_GROUND_TRUTH = -1.0  # COCO's score of a class or subset without annotated objects
 
 DETECTION_LIMITS = (1, 10, COUNTED_PER_CLASS)
 """Maximum number of detections per frame and class in `mar_1`, `mar_10` and `mar_100`."""
@@ -26,20 +25,14 @@ AT_50, AT_75 = IOU_THRESHOLDS.index(0.5), IOU_THRESHOLDS.index(0.75)
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """Scores of a subset of the frames.
-
-    Attributes:
-        frames: Number of frames.
-        annotated: `(C,)` number of objects per class.
-        observed: `(C,)` whether the class was annotated or detected.
-        precision: `(10, C)` average precision per IoU threshold, 0 to 1; -1 for classes without ground truth.
-        recall: `(3, 10, C)` maximum recall per `DETECTION_LIMITS` and IoU threshold, 0 to 1; -1 likewise.
-    """
+    """Scores of a subset of the frames."""
 
     frames: int
-    annotated: npt.NDArray[np.int64]
-    observed: npt.NDArray[np.bool_]
+    annotated: npt.NDArray[np.int64]  # `(C,)` number of objects per class
+    observed: npt.NDArray[np.bool_]  # `(C,)` whether the class was annotated or detected
+    # `(10, C)` average precision per IoU threshold, 0 to 1; -1 for classes without ground truth
     precision: npt.NDArray[np.float64]
+    # `(3, 10, C)` maximum recall per `DETECTION_LIMITS` and IoU threshold, 0 to 1; -1 likewise
     recall: npt.NDArray[np.float64]
 
     def scalars(self) -> dict[str, float]:
@@ -97,11 +90,9 @@ class RankedDetections:
 
 
 def average_precision(correct: npt.NDArray[np.int64], annotated: int) -> float:
-    """Return the mean of the decreasing envelope of precision at `RECALLS`, 0 to 1.
+    """Return the mean of the decreasing envelope of precision at `RECALLS`, 0 to 1, of a class with >= 1 objects.
 
-    Args:
-        correct: Ascending ranks of the correct detections among all detections of the class.
-        annotated: Number of objects of the class, >= 1.
+    `correct` contains the ascending ranks of the correct detections among all detections of the class.
     """
     found = np.arange(1, len(correct) + 1)
     envelope = np.maximum.accumulate((found / (correct + 1))[::-1])[::-1]

@@ -16,15 +16,8 @@ def coco_results(
 ) -> list[Detection]:
     """Return `image_id`, `category_id`, `bbox` (x, y, width, height in pixels) and `score` of each detection.
 
-    Boxes are rounded to 1/100 pixel, scores to 5 digits.
-
-    Args:
-        predictions: At most one per image.
-        image_ids: Ids of the split as in the dataset's file, numbers or text; results are in their order.
-        category_ids: Category id of each class in the dataset's file.
-
-    Raises:
-        ValueError: If a prediction's image is not in `image_ids`, or occurs twice.
+    Boxes are rounded to 1/100 pixel, scores to 5 digits. Results are in the order of `image_ids`, the ids of the split
+    as in the dataset's file, numbers or text. `category_ids` contains the category id of each class in that file.
     """
     by_id, results = by_image(predictions, [str(image_id) for image_id in image_ids]), []
     for image_id in image_ids:

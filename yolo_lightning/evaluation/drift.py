@@ -27,21 +27,15 @@ CHALLENGE_MONTHS = {
 }
 """Compared months (YYYYMM) by their names in `scores.json`. September enters the global score only."""
 
-ID_DIGITS = 17
-"""Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS."""
+ID_DIGITS = 17  # digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DriftScores:
-    """Scores of a split.
+    """Scores of a split."""
 
-    Attributes:
-        overall: Scores of all frames.
-        monthly: Scores by month (YYYYMM, ascending) of all known months with frames.
-    """
-
-    overall: PartScores
-    monthly: dict[int, PartScores]
+    overall: PartScores  # all frames
+    monthly: dict[int, PartScores]  # by YYYYMM, ascending: all known months with frames
 
     def compared(self) -> dict[int, float]:
         """Return `map_50` of the challenge's months that have ground truth."""

@@ -29,21 +29,13 @@ Image = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class FrameScore:
-    """F1 of one frame and its counts.
-
-    Attributes:
-        image_id: Id of the frame.
-        score: F1, 0 to 1: twice the correct detections over objects plus detections.
-        objects: Number of annotated objects.
-        misses: Number of objects without a correct detection.
-        false_alarms: Number of incorrect detections.
-    """
+    """F1 of one frame and its counts."""
 
     image_id: str
-    score: float
-    objects: int
-    misses: int
-    false_alarms: int
+    score: float  # F1, 0 to 1: twice the correct detections over objects plus detections
+    objects: int  # number of annotated objects
+    misses: int  # number of objects without a correct detection
+    false_alarms: int  # number of incorrect detections
 
     def from_best(self) -> tuple[float, int, str]:
         """Return the sort key for best frames first; ties by most objects, then by id."""
@@ -65,11 +57,11 @@ def frame_scores(predictions: Sequence[Prediction], targets: Sequence[Target], c
     """Return F1 at IoU 0.5 of each frame, None for frames with neither objects nor detections."""
     matches = match(predictions, targets, classes)
     counts = matches.counts.numpy()
-    correct = np.bincount(
+    owners, is_correct = (
         np.repeat(np.arange(len(counts)), counts),
-        weights=matches.hits.numpy() & 1,  # the lowest bit is IoU 0.5
-        minlength=len(counts),
-    ).astype(np.int64)
+        matches.hits.numpy() & 1,
+    )  # the lowest bit is IoU 0.5
+    correct = np.bincount(owners[is_correct > 0], minlength=len(counts))
     objects = matches.annotated.numpy().sum(axis=1)
     numbers = zip(targets, correct.tolist(), objects.tolist(), counts.tolist(), strict=True)
     return [
@@ -85,23 +77,16 @@ class SizeCounts:
 
     def __init__(self) -> None:
         self.frames = 0
-        self._objects = np.zeros(len(SIZE_EDGES), np.int64)
-        self._detections = np.zeros(len(SIZE_EDGES), np.int64)
+        self._counts = np.zeros((2, len(SIZE_EDGES)), np.int64)
 
     def add(self, prediction: Prediction, target: Target) -> None:
-        """Add the boxes of a frame."""
         self.frames += 1
-        self._objects += by_size(target.boxes)
-        self._detections += by_size(prediction.boxes)
+        self._counts += by_size(target.boxes), by_size(prediction.boxes)
 
     def as_json(self) -> dict[str, Any]:
         """Return the number of frames, the lower edges of the bins and the counts per bin."""
-        return {
-            "frames": self.frames,
-            "edges_px": list(SIZE_EDGES),
-            "objects": self._objects.tolist(),
-            "detections": self._detections.tolist(),
-        }
+        objects, detections = self._counts.tolist()
+        return {"frames": self.frames, "edges_px": list(SIZE_EDGES), "objects": objects, "detections": detections}
 
 
 def by_size(boxes: Tensor) -> Any:
@@ -114,13 +99,7 @@ def by_size(boxes: Tensor) -> Any:
 def side_by_side(frame: Image, target: Target, prediction: Prediction) -> Image:
     """Draw annotated objects on the left and detections with their scores on the right, one colour per class.
 
-    Args:
-        frame: `(H, W)` or `(H, W, 3)` RGB, uint8.
-        target: Boxes in pixels of `frame`.
-        prediction: Boxes in pixels of `frame`.
-
-    Returns:
-        `(h, w, 3)` BGR uint8, OpenCV's channel order.
+    `frame` is `(H, W)` or `(H, W, 3)` RGB uint8; boxes are in its pixels. The result is BGR, as OpenCV expects.
     """
     gain = enlargement(frame.shape[1])
     size = (max(1, round(frame.shape[1] * gain)), max(1, round(frame.shape[0] * gain)))
@@ -161,7 +140,6 @@ def write(image: Image, word: str, left: int, top: int, colour: tuple[int, int, 
 
 
 def encode(image: Image) -> bytes:
-    """Encode an image as JPEG."""
     done, content = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     assert done, "OpenCV writes JPEG"
     return content.tobytes()

@@ -6,9 +6,10 @@ the arguments of torchmetrics' `MeanAveragePrecision`: default thresholds, all a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,8 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.frame_records import FrameRecords, frame_keys
 
-COUNTED_PER_CLASS = 100
-"""Number of detections per frame and class that COCO evaluates, highest scores first."""
+COUNTED_PER_CLASS = 100  # number of detections per frame and class that COCO evaluates, highest scores first
 
 IOU_THRESHOLDS = tuple(torch.linspace(0.5, 0.95, 10).tolist())
 """Minimum IoU of a correct detection; rounded to float32, as in torchmetrics."""
@@ -32,39 +31,69 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Matches(FrameRecords):
-    """F frames and their D evaluated detections.
+class FrameRecords:
+    """F frames and all their items, as CPU tensors. Derived dataclasses add fields."""
 
-    Attributes:
-        months: `(F,)` int32, YYYYMM, 0 if unknown.
-        annotated: `(F, C)` int32, number of annotated objects per class.
-        labels: `(D,)` uint8, class index from 0; detections are sorted by frame, class and rank.
-        scores: `(D,)` float32, as predicted.
-        ranks: `(D,)` uint8, 0 is the highest score of the frame and class, below `COUNTED_PER_CLASS`.
-        hits: `(D,)` int16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`.
-    """
+    BY_FRAME: ClassVar[frozenset[str]] = frozenset({"keys", "counts"})
+    """Fields with one entry per frame; all others have one entry per item."""
+
+    keys: Tensor  # `(F,)` int64, `frame_key` of the image id
+    counts: Tensor  # `(F,)` int32, number of items of the frame; items are sorted by frame
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Concatenate one or more tables."""
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in cls.names()})
+
+    def in_order(self, order: Tensor) -> Self:
+        """Return the table with its frames permuted by `order`, `(F,)` int64 positions in this table."""
+        ends = self.counts.cumsum(0)
+        counts = self.counts[order]
+        # For each item: position of the first item of its frame, and number of items of its frame before it.
+        begin = (ends - self.counts)[order].repeat_interleave(counts)
+        before = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+        return self.chosen(order, begin + before)
+
+    def without_repeats(self) -> Self:
+        """Return each frame once, at its first position: distributed samplers repeat frames to pad the last batch."""
+        _, first = np.unique(self.keys.numpy(), return_index=True)
+        if len(first) == len(self.keys):
+            return self
+        frames = torch.zeros(len(self.keys), dtype=torch.bool)
+        frames[first] = True
+        return self.chosen(frames, frames.repeat_interleave(self.counts))
+
+    def chosen(self, frames: Tensor, items: Tensor) -> Self:
+        """Index the fields by frame with `frames`, all other fields with `items`."""
+        return type(self)(
+            **{name: getattr(self, name)[frames if name in self.BY_FRAME else items] for name in self.names()}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Matches(FrameRecords):
+    """F frames and their D evaluated detections."""
 
     BY_FRAME: ClassVar[frozenset[str]] = frozenset({"keys", "months", "annotated", "counts"})
 
-    months: Tensor
-    annotated: Tensor
-    labels: Tensor
-    scores: Tensor
-    ranks: Tensor
-    hits: Tensor
+    months: Tensor  # `(F,)` int32, YYYYMM, 0 if unknown
+    annotated: Tensor  # `(F, C)` int32, number of annotated objects per class
+    labels: Tensor  # `(D,)` uint8, class index from 0; detections are sorted by frame, class and rank
+    scores: Tensor  # `(D,)` float32, as predicted
+    ranks: Tensor  # `(D,)` uint8, 0 is the highest score of the frame and class, below `COUNTED_PER_CLASS`
+    hits: Tensor  # `(D,)` int16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`
 
 
 def match(predictions: Sequence[Prediction], targets: Sequence[Target], classes: int) -> Matches:
-    """Match the detections of some frames with their annotated objects.
+    """Match the detections of some frames with their annotated objects, xyxy float32 in pixels of the frame.
 
     Per frame, class and threshold, detections choose in descending order of their scores (ties: the first detection).
     Each takes the unmatched object with the largest IoU (ties: the last object) that reaches the threshold. Boxes of
-    negative area are ignored, but keep their rank.
-
-    Args:
-        predictions: Predictions of the same frames as `targets`, in the same order.
-        targets: Targets; all boxes are xyxy float32 in pixels of the frame.
-        classes: Number of classes; labels are smaller.
+    negative area are ignored, but keep their rank. Predictions and targets have the same frames in the same order.
     """
     assert [prediction.image_id for prediction in predictions] == [target.image_id for target in targets]
     objects, object_groups, _ = grouped(targets, None, classes)
@@ -75,6 +104,7 @@ def match(predictions: Sequence[Prediction], targets: Sequence[Target], classes:
     counted = (ranks < COUNTED_PER_CLASS) & has_area(detections)
     detections, groups, order, ranks = detections[counted], groups[counted], order[counted], ranks[counted]
     frames = len(targets)
+    annotated = np.bincount(object_groups, minlength=frames * classes)
     finder, found = pairs_of_group(groups, object_groups)
     overlaps = intersection_over_union(detections[finder], objects[found])
     close = overlaps >= IOU_THRESHOLDS[0]
@@ -82,9 +112,7 @@ def match(predictions: Sequence[Prediction], targets: Sequence[Target], classes:
     return Matches(
         keys=frame_keys([one.image_id for one in targets]),
         months=torch.tensor([one.month for one in targets], dtype=torch.int32),
-        annotated=torch.from_numpy(
-            np.bincount(object_groups, minlength=frames * classes).reshape(frames, classes).astype(np.int32)
-        ),
+        annotated=torch.from_numpy(annotated.reshape(frames, classes).astype(np.int32)),
         counts=torch.from_numpy(np.bincount(groups // classes, minlength=frames).astype(np.int32)),
         labels=torch.from_numpy((groups % classes).astype(np.uint8)),
         scores=torch.from_numpy(scores[order]),
@@ -210,22 +238,24 @@ def segment_starts(ascending: Integers) -> Integers:
 
 
 def largest(values: Overlaps, owners: Integers, *, prefers_last: bool) -> Integers:
-    """Return the column of the largest value of each owner, -1 if all values are negative.
+    """Return the column of the largest value of each owner, `(T, S)`; -1 if all its values are negative.
 
-    Args:
-        values: `(T, P)`.
-        owners: `(P,)` ascending, with S different values.
-        prefers_last: Which of equal values counts.
-
-    Returns:
-        `(T, S)`.
+    `values` is `(T, P)`, `owners` is `(P,)`, ascending, with S different values.
     """
     starts = segment_starts(owners)
     best = np.maximum.reduceat(values, starts, axis=1)
     is_best = values == np.repeat(best, np.diff(np.append(starts, len(owners))), axis=1)
     columns = np.arange(len(owners))
-    if prefers_last:
-        at = np.maximum.reduceat(np.where(is_best, columns, -1), starts, axis=1)
-    else:
-        at = np.minimum.reduceat(np.where(is_best, columns, len(owners)), starts, axis=1)
+    choose, never = (np.maximum, -1) if prefers_last else (np.minimum, len(owners))
+    at = choose.reduceat(np.where(is_best, columns, never), starts, axis=1)
     return np.where(best >= 0, at, -1)
+
+
+def frame_key(image_id: str) -> int:
+    """Return 63 bits of a hash of an image id, which may be any text."""
+    return int.from_bytes(blake2b(image_id.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def frame_keys(image_ids: Sequence[str]) -> Tensor:
+    """Return the `frame_key` of each image id, `(F,)` int64."""
+    return torch.tensor([frame_key(image_id) for image_id in image_ids], dtype=torch.int64)

@@ -16,8 +16,7 @@ from yolo_lightning.data.batch import Prediction, Target
 COLOURS = ("#4cc9f0", "#f9c74f", "#f94144", "#90be6d", "#c77dff", "#f8961e", "#43aa8b", "#ff70a6")
 """Colours of the classes, readable on gray."""
 
-SHOWN_SCORE = 0.25
-"""Minimum score of a drawn prediction."""
+SHOWN_SCORE = 0.25  # minimum score of a drawn prediction
 
 FRAME_WIDTH_INCHES = 4.2
 DOTS_PER_INCH = 120
@@ -25,17 +24,11 @@ DOTS_PER_INCH = 120
 
 @dataclass(frozen=True, slots=True)
 class LabelledImage:
-    """One frame of a contact sheet.
+    """One frame of a contact sheet."""
 
-    Attributes:
-        frame: `(H, W)` uint8, gray, or `(H, W, 3)`, RGB.
-        prediction: Boxes in pixels of `frame`, drawn as solid lines with class and score.
-        target: Boxes in pixels of `frame`, drawn as dashed white lines; None without annotations.
-    """
-
-    frame: npt.NDArray[np.uint8]
-    prediction: Prediction
-    target: Target | None = None
+    frame: npt.NDArray[np.uint8]  # `(H, W)` uint8, gray, or `(H, W, 3)`, RGB
+    prediction: Prediction  # boxes in pixels of `frame`, drawn as solid lines with class and score
+    target: Target | None = None  # boxes in pixels of `frame`, drawn as dashed white lines; None without annotations
 
 
 def draw_pictures(pictures: Sequence[LabelledImage], class_names: Sequence[str], path: Path, columns: int = 3) -> None:

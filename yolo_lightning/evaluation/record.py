@@ -1,4 +1,4 @@
-"""A file with everything needed to recompute the scores and plots of an evaluation.
+"""Collection of the matched frames of an evaluation, and the file from which scores and plots can be recomputed.
 
 The file is a NumPy `.npz` without pickle: the arrays of the matches, named `matches.scores` and so on, and the other
 attributes as JSON bytes in `header`.
@@ -7,7 +7,7 @@ attributes as JSON bytes in `header`.
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -16,9 +16,11 @@ import msgspec
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
+from torch import Tensor
+from torchmetrics import Metric
 
-from yolo_lightning.evaluation.frame_records import FrameRecords
-from yolo_lightning.evaluation.matching import Matches, match
+from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.evaluation.matching import FrameRecords, Matches, frame_keys, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
@@ -27,11 +29,8 @@ from yolo_lightning.utils.run_files import evaluation_record
 Stage = Literal["val", "test"]
 Records = TypeVar("Records", bound=FrameRecords)
 
-FORMAT = 1
-"""Version of the file format."""
-
-COMPRESSION_LEVEL = 1
-"""Level of zlib, 1 to 9. Higher levels take several times as long and save little."""
+FORMAT = 1  # version of the file format
+COMPRESSION_LEVEL = 1  # level of zlib, 1 to 9. Higher levels take several times as long and save little.
 
 HEADER = "header"
 
@@ -57,32 +56,18 @@ class Header(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """One validation or test of F frames with C classes.
-
-    Attributes:
-        stage: Split of the frames.
-        class_names: C names.
-        image_ids: F ids, in the order of the matches.
-        matches: COCO's matching.
-        ultralytics: Ultralytics' matching of the same frames in the same order.
-        epoch: Last epoch in which the weights were trained, from 0; None if unknown.
-        steps: Number of batches with which the weights were trained; None if unknown.
-    """
+    """One validation or test of F frames with C classes."""
 
     stage: Stage
-    class_names: tuple[str, ...]
-    image_ids: tuple[str, ...]
+    class_names: tuple[str, ...]  # C names
+    image_ids: tuple[str, ...]  # F ids, in the order of the matches
     matches: Matches
-    ultralytics: UltralyticsMatches
-    epoch: int | None = None
-    steps: int | None = None
+    ultralytics: UltralyticsMatches  # matching of the same frames in the same order
+    epoch: int | None = None  # last epoch in which the weights were trained, from 0; None if unknown
+    steps: int | None = None  # number of batches with which the weights were trained; None if unknown
 
     def save(self, path: Path) -> None:
-        """Write the file atomically.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
+        """Write the file atomically."""
         header = Header(FORMAT, self.stage, self.epoch, self.steps, self.class_names, self.image_ids)
         arrays = {HEADER: np.frombuffer(msgspec.json.encode(header), np.uint8)}
         tables: dict[str, FrameRecords] = {"matches": self.matches, "ultralytics": self.ultralytics}
@@ -99,12 +84,7 @@ class EvaluationRecord:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file written by `save`.
-
-        Raises:
-            FileNotFoundError: If the file does not exist.
-            ValueError: If the file is damaged or of another version.
-        """
+        """Read a file written by `save`. A file that is damaged or of another version raises a `ValueError`."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 content = arrays[HEADER].tobytes()
@@ -123,12 +103,7 @@ class EvaluationRecord:
 
 
 def read_table(arrays: Mapping[str, Any], name: str, empty: Records, frames: int) -> Records:
-    """Return a table of `frames` frames with the dtypes and numbers of classes of `empty`.
-
-    Raises:
-        KeyError: If an array is missing.
-        ValueError: If an array has another dtype or shape.
-    """
+    """Return a table of `frames` frames; its dtypes and number of classes must be those of `empty`."""
     columns = {field: torch.from_numpy(arrays[f"{name}.{field}"]) for field in empty.names()}
     items = int(columns["counts"].sum())
     for field, column in columns.items():
@@ -145,3 +120,96 @@ def write_record(trainer: Trainer, record: EvaluationRecord) -> bool:
     with RECORD_FILE.attempt(path, "the run continues"):
         record.save(path)
     return not RECORD_FILE.failed
+
+
+@dataclass(frozen=True, slots=True)
+class FrameNames(FrameRecords):
+    """Image ids of F frames. Items are the UTF-8 bytes of the ids."""
+
+    characters: Tensor  # `(N,)` uint8, concatenated ids
+
+    @classmethod
+    def of(cls, image_ids: Sequence[str]) -> Self:
+        encoded = [image_id.encode() for image_id in image_ids]
+        return cls(
+            keys=frame_keys(image_ids),
+            counts=torch.tensor([len(one) for one in encoded], dtype=torch.int32),
+            characters=torch.from_numpy(np.frombuffer(b"".join(encoded), np.uint8).copy()),
+        )
+
+    def image_ids(self) -> tuple[str, ...]:
+        text = self.characters.numpy().tobytes()
+        ends = self.counts.cumsum(0).tolist()
+        return tuple(text[end - count : end].decode() for end, count in zip(ends, self.counts.tolist(), strict=True))
+
+
+class Collected(msgspec.Struct, frozen=True, eq=False):
+    """The frames of an evaluation. Not a dataclass, because torchmetrics rejects frozen dataclasses as results."""
+
+    matches: Matches
+    ultralytics: UltralyticsMatches
+    image_ids: tuple[str, ...]
+
+
+class EvaluationCollection(Metric):
+    """Matched frames for the scores of COCO and Ultralytics, without repeated frames; 17 bytes per detection.
+
+    A batch is matched in `update`. Each field of a table is a state of concatenated tensors, so that ranks gather once
+    per field. Gathered frames are restored to the order of a single process, given that each update is split over the
+    ranks in slices, the first slice to rank 0: detections of equal scores are ranked by this order.
+    """
+
+    turns: list[Tensor] | Tensor
+    full_state_update = False
+    is_differentiable = False
+    higher_is_better = True
+
+    def __init__(self, classes: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.classes = classes
+        self._empty = self._tables([], [])
+        for name, empty in self._empty.items():
+            for field in empty.names():
+                self.add_state(f"{name}_{field}", default=[], dist_reduce_fx="cat")
+        self.add_state("turns", default=[], dist_reduce_fx="cat")
+        self._turn = 0
+
+    def update(self, predictions: Sequence[Prediction], targets: Sequence[Target]) -> None:
+        """Add frames; both sequences contain the same frames in the same order."""
+        for name, table in self._tables(predictions, targets).items():
+            for field in table.names():
+                getattr(self, f"{name}_{field}").append(getattr(table, field))
+        assert isinstance(self.turns, list)
+        self.turns.append(torch.full((len(targets),), self._turn))
+        self._turn += 1
+
+    def reset(self) -> None:
+        super().reset()
+        self._turn = 0
+
+    def compute(self) -> Collected:
+        """Return the frames added so far."""
+        names = self._joined("names", FrameNames)
+        matches, ultralytics = self._joined("matches", Matches), self._joined("ultralytics", UltralyticsMatches)
+        return Collected(matches, ultralytics, names.image_ids())
+
+    def _tables(self, predictions: Sequence[Prediction], targets: Sequence[Target]) -> dict[str, FrameRecords]:
+        return {
+            "matches": match(predictions, targets, self.classes),
+            "ultralytics": match_as_ultralytics(predictions, targets, self.classes),
+            "names": FrameNames.of([one.image_id for one in targets]),
+        }
+
+    def _joined(self, name: str, kind: type[Records]) -> Records:
+        """Concatenate the states of a table: lists of tensors, or one tensor each after a gather."""
+        empty = self._empty[name]
+        states = {field: getattr(self, f"{name}_{field}") for field in empty.names()}
+        table = kind(
+            **{
+                field: torch.cat([getattr(empty, field), *([state] if isinstance(state, Tensor) else state)])
+                for field, state in states.items()
+            }
+        )
+        if isinstance(self.turns, Tensor):
+            table = table.in_order(self.turns.argsort(stable=True))
+        return table.without_repeats()

@@ -24,11 +24,8 @@ from yolo_lightning.utils.run_files import EVALUATIONS, evaluation_record
 
 Floats = npt.NDArray[np.float64]
 
-MAX_NAMED_CLASSES = 20
-"""With more classes, curves of single classes are gray and have no names."""
-
-MAX_NUMBERED_CLASSES = 30
-"""With more classes, the cells of a confusion matrix contain no numbers."""
+MAX_NAMED_CLASSES = 20  # with more classes, curves of single classes are gray and have no names
+MAX_NUMBERED_CLASSES = 30  # with more classes, the cells of a confusion matrix contain no numbers
 
 DOTS_PER_INCH = 150
 PICTURES = OptionalFile()
@@ -50,11 +47,7 @@ def draw_record(trainer: Trainer, stage: Stage, scores: UltralyticsScores) -> No
 
 
 def draw_evaluation(record: EvaluationRecord, scores: UltralyticsScores, folder: Path) -> list[Path]:
-    """Draw all pictures of an evaluation, without curves if there are no annotated objects; return their paths.
-
-    Raises:
-        OSError: If a file cannot be written.
-    """
+    """Draw all pictures of an evaluation, without curves if there are no annotated objects; return their paths."""
     names, confusion = record.class_names, record.ultralytics.confusion()
     figures = {
         "confusion_matrix": confusion_figure(confusion, names),
@@ -128,10 +121,8 @@ def shares(confusion: npt.NDArray[np.int64]) -> Floats:
 def confusion_figure(values: npt.NDArray[np.int64] | Floats, class_names: Sequence[str]) -> Figure:
     """Plot a confusion matrix by detected and annotated class; cells of zero stay empty.
 
-    Args:
-        values: `(C + 1, C + 1)`, counts as integers or shares from 0 to 1; the last row contains missed objects, the
-            last column false alarms.
-        class_names: C names.
+    `values` is `(C + 1, C + 1)`, counts as integers or shares from 0 to 1; the last row contains missed objects, the
+    last column false alarms.
     """
     is_share = values.dtype.kind == "f"
     names = [*class_names, "background"]

@@ -14,12 +14,7 @@ from yolo_lightning.evaluation.ultralytics_metrics import GRID, UltralyticsScore
 def number_table(first: str, headings: Iterable[str], caption: str | None = None, *, wraps: bool = False) -> Table:
     """Return an empty table: text in the first column, which wraps with `wraps`, and numbers in the others."""
     table = Table(
-        box=SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-        collapse_padding=True,
-        caption=caption,
-        caption_justify="left",
+        box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True, caption=caption, caption_justify="left"
     )
     table.add_column(first, no_wrap=not wraps)
     for heading in headings:

@@ -16,45 +16,36 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.frame_records import FrameRecords, frame_keys
 from yolo_lightning.evaluation.matching import (
     IOU_THRESHOLDS,
+    FrameRecords,
     Singles,
     all_scores,
     flattened,
+    frame_keys,
     hit_bits,
     pairs_of_group,
     take_in_turn,
 )
 
-CONFUSION_SCORE_THRESHOLD = 0.25
-"""Detections with a score above this value enter the confusion matrix."""
-
-CONFUSION_IOU_THRESHOLD = 0.45
-"""IoU above which a detection is assigned to an object in the confusion matrix."""
+CONFUSION_SCORE_THRESHOLD = 0.25  # detections with a score above this value enter the confusion matrix
+CONFUSION_IOU_THRESHOLD = 0.45  # IoU above which a detection is assigned to an object in the confusion matrix
 
 NOT_COUNTED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class UltralyticsMatches(FrameRecords):
-    """F frames and all their D detections.
-
-    Attributes:
-        annotated: `(F, C)` int32, number of annotated objects per class.
-        labels: `(D,)` uint8, class index from 0; detections are sorted by frame and descending score.
-        scores: `(D,)` float32, as predicted.
-        hits: `(D,)` int16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`.
-        found: `(D,)` int16, class of the object assigned to the detection in the class-agnostic matching of the
-            confusion matrix; C if there is none; -1 if the detection does not enter the matrix.
-    """
+    """F frames and all their D detections."""
 
     BY_FRAME: ClassVar[frozenset[str]] = frozenset({"keys", "annotated", "counts"})
 
-    annotated: Tensor
-    labels: Tensor
-    scores: Tensor
-    hits: Tensor
+    annotated: Tensor  # `(F, C)` int32, number of annotated objects per class
+    labels: Tensor  # `(D,)` uint8, class index from 0; detections are sorted by frame and descending score
+    scores: Tensor  # `(D,)` float32, as predicted
+    hits: Tensor  # `(D,)` int16, bit `t` is set if the detection is correct at `IOU_THRESHOLDS[t]`
+    # `(D,)` int16, class of the object assigned to the detection in the class-agnostic matching of the confusion
+    # matrix; C if there is none; -1 if the detection does not enter the matrix
     found: Tensor
 
     def confusion(self) -> npt.NDArray[np.int64]:
@@ -90,12 +81,7 @@ def match_as_ultralytics(
 
     same = labels[finder] == object_labels[other]
     taken = take_in_turn(
-        finder[same],
-        other[same],
-        overlaps[same],
-        owners * classes + labels,
-        IOU_THRESHOLDS,
-        prefers_last=False,
+        finder[same], other[same], overlaps[same], owners * classes + labels, IOU_THRESHOLDS, prefers_last=False
     )
     counted = scores > np.float32(CONFUSION_SCORE_THRESHOLD)
     shown = counted[finder]

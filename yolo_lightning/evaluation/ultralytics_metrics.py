@@ -18,36 +18,24 @@ from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches
 Floats = npt.NDArray[np.float64]
 
 CURVE_POINTS = 1000
-GRID = np.linspace(0.0, 1.0, CURVE_POINTS)
-"""Score thresholds, or recalls, at which curves are sampled."""
-
-RECALLS = np.linspace(0.0, 1.0, 101)
-"""Recalls at which the envelope of precision is sampled."""
+GRID = np.linspace(0.0, 1.0, CURVE_POINTS)  # score thresholds, or recalls, at which curves are sampled
+RECALLS = np.linspace(0.0, 1.0, 101)  # recalls at which the envelope of precision is sampled
 
 SMOOTHED_POINTS = CURVE_POINTS // 10 + 1
 """Width of the running mean over the F1 curve whose maximum is the best score threshold; odd."""
 
-EPSILON = 1e-16
-"""Avoids a division by zero."""
+EPSILON = 1e-16  # avoids a division by zero
 
 
 @dataclass(frozen=True, slots=True)
 class UltralyticsScores:
-    """Scores and curves of the K annotated classes.
+    """Scores and curves of the K annotated classes."""
 
-    Attributes:
-        labels: `(K,)` class indices, ascending.
-        average_precision: `(K, 10)` per `IOU_THRESHOLDS`, 0 to 1.
-        precision_by_recall: `(K, 1000)` decreasing envelope at IoU 0.5 and the recalls `GRID`.
-        precision_by_score: `(K, 1000)` at IoU 0.5, of the detections with a score >= `GRID`.
-        recall_by_score: `(K, 1000)` of the same detections.
-    """
-
-    labels: npt.NDArray[np.int64]
-    average_precision: Floats
-    precision_by_recall: Floats
-    precision_by_score: Floats
-    recall_by_score: Floats
+    labels: npt.NDArray[np.int64]  # `(K,)` class indices, ascending
+    average_precision: Floats  # `(K, 10)` per `IOU_THRESHOLDS`, 0 to 1
+    precision_by_recall: Floats  # `(K, 1000)` decreasing envelope at IoU 0.5 and the recalls `GRID`
+    precision_by_score: Floats  # `(K, 1000)` at IoU 0.5, of the detections with a score >= `GRID`
+    recall_by_score: Floats  # `(K, 1000)` of the same detections
 
     def f1_by_score(self) -> Floats:
         """Return the harmonic mean of precision and recall, `(K, 1000)`."""

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tests.commands.monitor.known_states import NOW_S, STANDING, record
-from yolo_lightning.commands.monitor.judgement import ENDS, Facts, judge
-from yolo_lightning.commands.monitor.run_state import RunVerdict
+from yolo_lightning.commands.monitor.run_state import ENDS, Facts, RunVerdict, judge
 from yolo_lightning.supervision.heartbeat import NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.supervisor_status import SupervisorState

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tests.commands.monitor.known_states import NOW_S, STATUS
-from yolo_lightning.commands.monitor.judgement import red_flags
-from yolo_lightning.commands.monitor.run_state import Judgement, RunState, RunVerdict, SensorReadings
+from yolo_lightning.commands.monitor.run_state import Judgement, RunState, RunVerdict, SensorReadings, red_flags
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.processes import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading

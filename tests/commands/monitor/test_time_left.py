@@ -5,8 +5,7 @@ import pytest
 
 from tests.commands.monitor.known_states import STATUS
 from yolo_lightning.commands.monitor.command import parse_deadline
-from yolo_lightning.commands.monitor.judgement import remaining
-from yolo_lightning.commands.monitor.run_state import Remaining
+from yolo_lightning.commands.monitor.run_state import Remaining, remaining
 from yolo_lightning.supervision.heartbeat import Phase
 
 

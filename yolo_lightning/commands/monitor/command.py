@@ -8,24 +8,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
-from yolo_lightning.commands.monitor.judgement import red_flags
 from yolo_lightning.commands.monitor.read_run import check_holds_run, read_run
-from yolo_lightning.commands.monitor.run_state import RunState, SensorReadings
+from yolo_lightning.commands.monitor.run_state import RunState, SensorReadings, red_flags
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
 from yolo_lightning.utils import sensors
 
 FIRST_READING_S, LIVE_READING_S = 5.0, 0.5
 """Seconds to wait for the first readings of the sensors: for a single output, and for the live display."""
 
-SILENT_AFTER_S = 3.0
-"""The sensors count as silent if a reading is so many seconds late."""
+SILENT_AFTER_S = 3.0  # the sensors count as silent if a reading is so many seconds late
 
 
 def monitor(
@@ -42,9 +39,6 @@ def monitor(
         json: Print the state once as one JSON object.
         deadline: When the run must be finished, as YYYY-MM-DD or YYYY-MM-DDTHH:MM.
         interval_s: Seconds between two updates.
-
-    Raises:
-        ValueError: If an option is invalid or the folder contains no run.
     """
     if not interval_s >= 0.1:
         raise ValueError(f"--interval_s must be >= 0.1, got {interval_s}.")
@@ -64,11 +58,7 @@ def monitor(
 
 
 def parse_deadline(text: str) -> datetime:
-    """Return a date and time with time zone; a date alone means the end of that day, the default zone is local.
-
-    Raises:
-        ValueError: If `text` is not in ISO format.
-    """
+    """Return a date and time with time zone; a date alone means the end of that day, the default zone is local."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
@@ -80,11 +70,8 @@ def parse_deadline(text: str) -> datetime:
 
 def as_json(state: RunState, deadline: datetime | None) -> dict[str, Any]:
     """Return the state as JSON data, with warnings, seconds until the deadline, and phases by name."""
-
-    def plain(value: Any) -> Any:
-        return value.name.lower() if isinstance(value, IntEnum) else value
-
-    content = asdict(state, dict_factory=lambda pairs: {name: plain(value) for name, value in pairs})
+    content = asdict(state)
+    content["phase"] = None if state.phase is None else state.phase.name.lower()
     content["red_flags"] = red_flags(state)
     content["buffer_s"] = buffer_s(state, deadline) if deadline is not None else None
     return content

@@ -7,8 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import read_checksum
-from yolo_lightning.commands.monitor.judgement import Facts, judge, remaining
-from yolo_lightning.commands.monitor.run_state import Checkpoint, Remaining, RunState, SensorReadings
+from yolo_lightning.commands.monitor.run_state import (
+    Checkpoint,
+    Facts,
+    Remaining,
+    RunState,
+    SensorReadings,
+    judge,
+    remaining,
+)
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.live_heartbeat import heartbeat_of
@@ -32,8 +39,7 @@ from yolo_lightning.utils.run_files import (
 TRACES = (HEARTBEAT_FILE, STATUS_FILE, SUPERVISOR_FILE, FINISHED_FILE, METRICS, CHECKPOINTS)
 """A run folder contains at least one of these."""
 
-SIGNS = (HEARTBEAT_FILE, STATUS_FILE, METRICS)
-"""Files that are written during training."""
+SIGNS = (HEARTBEAT_FILE, STATUS_FILE, METRICS)  # files that are written during training
 
 INCIDENTS_SHOWN = 4
 CHECKPOINTS_SHOWN = 4
@@ -42,11 +48,7 @@ MISSED_WRITINGS = 3
 
 
 def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
-    """Return the state of the run in `folder`, with the given readings of the sensors.
-
-    Raises:
-        ValueError: If the folder does not exist or contains no run.
-    """
+    """Return the state of the run in `folder`, with the given readings of the sensors."""
     check_holds_run(folder)
     now_s = time.time()
     found = HeartbeatReader(heartbeat_of(folder)).read()
@@ -96,11 +98,7 @@ def read_run(folder: Path, machine: SensorReadings | None = None) -> RunState:
 
 
 def check_holds_run(folder: Path) -> None:
-    """Check that a folder exists and contains a run.
-
-    Raises:
-        ValueError: If not; the message names the missing files.
-    """
+    """Raise a `ValueError` if a folder does not exist or contains no run."""
     if not folder.is_dir():
         raise ValueError(f"The run folder {folder} does not exist. Pass the value of trainer.default_root_dir.")
     if not any((folder / name).exists() for name in TRACES):

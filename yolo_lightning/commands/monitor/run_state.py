@@ -1,13 +1,16 @@
-"""Everything that is known about a run, as plain data."""
+"""State of a run at one moment, and its remaining time and warnings, from what was found. Pure functions."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.commands.monitor.wording import duration, share
+from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport
+from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.processes import Process
 from yolo_lightning.supervision.run_status import Status
-from yolo_lightning.supervision.supervisor_status import SupervisorStatus
+from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
 from yolo_lightning.utils.sensors import Capacity, GpuReading
 
 
@@ -31,6 +34,24 @@ ALIVE = frozenset(
     {RunVerdict.STARTING, RunVerdict.RUNNING, RunVerdict.BLIND, RunVerdict.STALLED, RunVerdict.RESTARTING}
 )
 """States in which the run has not ended."""
+
+SETTING_UP = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY})
+ENDS = {
+    SupervisorState.FINISHED: RunVerdict.FINISHED,
+    SupervisorState.INTERRUPTED: RunVerdict.INTERRUPTED,
+    SupervisorState.FAILED: RunVerdict.FAILED,
+    SupervisorState.GAVE_UP: RunVerdict.GAVE_UP,
+    SupervisorState.NEEDS_REBOOT: RunVerdict.NEEDS_REBOOT,
+}
+LATER_S = 60.0
+"""A trainer that was active so many seconds after its supervisor ended was started without that supervisor."""
+
+TRAINING = frozenset({Phase.FIRST_BATCH, Phase.FETCH, Phase.STEP})
+WORKER_STATES = {"T": "stopped", "t": "held by a debugger", "D": "waiting in the kernel", "Z": "dead", "X": "dead"}
+MAX_BATCH_S = 120.0
+MAX_TEMPERATURE_C = 80.0
+MAX_MEMORY_SHARE, MAX_GPU_MEMORY_SHARE = 0.9, 0.97
+MIN_DISK_FREE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +113,121 @@ class RunState:
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
     incidents: tuple[IncidentReport, ...] = ()  # the latest, oldest first
     machine: SensorReadings = field(default_factory=SensorReadings)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was found in the run folder and in the process table."""
+
+    now_s: float  # seconds since 1970
+    found: Heartbeat | NoHeartbeat  # the heartbeat, or why it cannot be read
+    trainer_lives: bool
+    waited_s: float | None  # seconds since the last heartbeat; None if unknown
+    timeouts: AdaptiveTimeouts  # phase timeouts
+    finished_s: float | None  # when the file that marks a finished run was written; None without one
+    standing: SupervisorStatus | None  # last report of the supervisor
+    supervisor_lives: bool
+    last_sign_s: float | None  # newest modification time of the files that training writes
+
+
+def judge(facts: Facts) -> Judgement:
+    """Return the state of a run: by the heartbeat if the trainer lives, else by the report of the supervisor."""
+    if facts.trainer_lives:
+        return judge_living(facts)
+    if facts.finished_s is not None:
+        return Judgement(RunVerdict.FINISHED, facts.finished_s)
+    standing = facts.standing
+    if standing is not None:
+        is_stale = facts.last_sign_s is not None and facts.last_sign_s > standing.since_s + LATER_S
+        if standing.state in ENDS and (facts.supervisor_lives or not is_stale):
+            return Judgement(ENDS[standing.state], standing.since_s, standing.sentence)
+        if facts.supervisor_lives:
+            return judge_between_attempts(standing)
+    if isinstance(facts.found, Heartbeat) and facts.found.phase is Phase.EXIT:
+        return Judgement(RunVerdict.INTERRUPTED, facts.last_sign_s, "the process ended before training was finished")
+    supervisor = " and the supervisor" if standing is not None else ""
+    unreadable = f"; {facts.found}" if isinstance(facts.found, NoHeartbeat) else ""
+    return Judgement(RunVerdict.GONE, facts.last_sign_s, f"the trainer{supervisor} disappeared{unreadable}")
+
+
+def judge_living(facts: Facts) -> Judgement:
+    """Return the state of a run whose trainer process exists."""
+    if facts.finished_s is not None:
+        return Judgement(RunVerdict.FINISHED, facts.finished_s, "the process is exiting")
+    if isinstance(facts.found, NoHeartbeat):
+        return Judgement(RunVerdict.BLIND, None, str(facts.found))
+    phase = facts.found.phase
+    if facts.waited_s is None or facts.waited_s < facts.timeouts.seconds(phase):
+        return Judgement(RunVerdict.STARTING if phase in SETTING_UP else RunVerdict.RUNNING)
+    standing = facts.standing
+    is_reported = facts.supervisor_lives and standing is not None and standing.state is SupervisorState.STALLED
+    sentence = standing.sentence if standing is not None and is_reported else f"no progress in {phase.label}"
+    return Judgement(RunVerdict.STALLED, facts.now_s - facts.waited_s, sentence)
+
+
+def judge_between_attempts(standing: SupervisorStatus) -> Judgement:
+    """Return the state of a run whose supervisor lives and has no trainer."""
+    if standing.state is SupervisorState.RUNNING and standing.restarts == 0:
+        return Judgement(RunVerdict.STARTING, standing.since_s)
+    reason = f": {standing.sentence}" if standing.sentence else ""
+    sentence = f"attempt {standing.attempt} of {standing.attempts}{reason}"
+    return Judgement(RunVerdict.RESTARTING, standing.since_s, sentence)
+
+
+def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Remaining:
+    """Return the estimated remaining time after `batch` batches of `epoch`, from 0, with the measurements in `status`.
+
+    After the last batch of an epoch, the validation of the epoch has ended only if the phase is `EPOCH_END`.
+    """
+    if status.step_s is None or not status.batches_per_epoch:
+        return Remaining()
+    steps = max(0, status.batches_per_epoch - batch)
+    is_validation_done = phase is Phase.EPOCH_END and steps == 0
+    validations = 0 if is_validation_done else status.validations_left(epoch, steps)
+    is_measured = status.validation_s is not None
+    validation_s = status.validation_s or 0.0
+    epoch_s = steps * status.step_s + validations * validation_s if is_measured or not validations else None
+    if status.epochs is None:
+        return Remaining(epoch_s)
+    steps += max(0, status.epochs - epoch - 1) * status.batches_per_epoch
+    validations += status.validations_after(epoch)
+    run_s = steps * status.step_s + validations * validation_s
+    return Remaining(epoch_s, run_s, unmeasured_validations=0 if is_measured else validations)
+
+
+def red_flags(state: RunState) -> list[str]:
+    """Return one line per warning: first about the training, then about the machine."""
+    return [*training_flags(state), *machine_flags(state)]
+
+
+def training_flags(state: RunState) -> Iterator[str]:
+    """Yield warnings about missing progress, losses and loader workers."""
+    is_waiting = state.judgement.verdict in ALIVE and state.phase in TRAINING
+    if is_waiting and state.phase_s is not None and state.phase_s > MAX_BATCH_S:
+        yield f"no batch for {duration(state.phase_s)}"
+    if state.status is not None and (names := state.status.not_finite()):
+        yield f"loss not finite: {', '.join(names)}"
+    for worker in state.workers:
+        if worker.state in WORKER_STATES:
+            yield f"loader worker {worker.pid} is {WORKER_STATES[worker.state]} ({worker.state})"
+
+
+def machine_flags(state: RunState) -> Iterator[str]:
+    """Yield warnings about sensors, GPUs, memory and disk."""
+    machine = state.machine
+    if machine.silent_s:
+        yield f"the sensors have not answered for {duration(machine.silent_s)}"
+    uses_gpu = state.status is not None and state.status.device.startswith("cuda")
+    is_training = state.judgement.verdict in (RunVerdict.RUNNING, RunVerdict.STALLED)
+    busy = [gpu.busy_share for gpu in machine.gpus if gpu.busy_share is not None]
+    if uses_gpu and is_training and state.phase in (Phase.FETCH, Phase.STEP) and busy and not any(busy):
+        yield "GPU at 0 %"
+    for gpu in machine.gpus:
+        if gpu.temperature_c is not None and gpu.temperature_c > MAX_TEMPERATURE_C:
+            yield f"{gpu.name} at {gpu.temperature_c:.0f} °C"
+        if gpu.memory_bytes and (gpu.memory_used_bytes or 0) > MAX_GPU_MEMORY_SHARE * gpu.memory_bytes:
+            yield f"memory of {gpu.name} {share((gpu.memory_used_bytes or 0) / gpu.memory_bytes)} full"
+    if machine.memory is not None and 1 - machine.memory.free_share > MAX_MEMORY_SHARE:
+        yield f"memory {share(1 - machine.memory.free_share)} full"
+    if machine.disk is not None and machine.disk.free_share < MIN_DISK_FREE_SHARE:
+        yield f"disk {share(1 - machine.disk.free_share)} full"

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from yolo_lightning.commands.console import gigabytes
-from yolo_lightning.commands.monitor.judgement import red_flags
-from yolo_lightning.commands.monitor.run_state import ALIVE, RunState, RunVerdict
+from yolo_lightning.commands.monitor.run_state import ALIVE, RunState, RunVerdict, red_flags
 from yolo_lightning.commands.monitor.wording import duration, moment, rate, share
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.run_status import Status
@@ -30,8 +29,7 @@ WORKERS_SHOWN = 8
 CHECKPOINTS_SHOWN = 2
 MAIN_LOSS = "train/loss"
 
-Rows = Iterator[tuple[str, RenderableType]]
-"""Label and content of each row."""
+Rows = Iterator[tuple[str, RenderableType]]  # label and content of each row
 
 
 def screen(state: RunState, deadline: datetime | None = None) -> RenderableType:

@@ -16,9 +16,6 @@ def report(run: Path, *, output: Path | None = None) -> None:
     Args:
         run: Run folder.
         output: HTML file to write; null for `report.html` in the run folder.
-
-    Raises:
-        ValueError: If the folder contains no run, or the file cannot be written.
     """
     page = render(read_contents(run))
     path = run / REPORT if output is None else output

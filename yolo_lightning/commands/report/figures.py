@@ -60,8 +60,7 @@ STYLE = {
 }
 """Call all functions of this file inside `rc_context(STYLE)`."""
 
-MAX_POINTS = 400
-"""Points of a line; longer curves are averaged."""
+MAX_POINTS = 400  # points of a line; longer curves are averaged
 
 SHOWN_SCORES = ("map_50", "map", "balanced")
 COMPARED_MONTHS = frozenset(map(month_name, CHALLENGE_MONTHS.values()))
@@ -267,13 +266,7 @@ def one_plot(height_inches: float = 2.9) -> tuple[Figure, Axes]:
 
 
 def as_svg(figure: Figure, name: str, title: str) -> str:
-    """Return the figure as an `<svg>` element with the page's colours.
-
-    Args:
-        figure: Figure drawn with the placeholder colours.
-        name: Prefix of all ids in the element; unique in the page.
-        title: Text for screen readers.
-    """
+    """Return an `<svg>` element with the page's colours. Its ids get the prefix `name`; screen readers read `title`."""
     text = StringIO()
     FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     element = text.getvalue()

@@ -15,15 +15,10 @@ FIXED_COLUMNS = ("epoch", "step", "time_s")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve of N points.
+    """A curve of N points."""
 
-    Attributes:
-        steps: `(N,)` number of trained batches, ascending.
-        values: `(N,)` finite values.
-    """
-
-    steps: Floats
-    values: Floats
+    steps: Floats  # `(N,)` number of trained batches, ascending
+    values: Floats  # `(N,)` finite values
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -31,15 +26,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """R rows of logged values.
+    """R rows of logged values."""
 
-    Attributes:
-        columns: `(R,)` values by logged name, sorted by step and time; NaN if a row has no value.
-        unreadable: Number of lines that could not be parsed.
-    """
-
+    # `(R,)` values by logged name, sorted by step and time; NaN if a row has no value
     columns: dict[str, Floats] = field(default_factory=lambda: {name: np.zeros(0) for name in FIXED_COLUMNS})
-    unreadable: int = 0
+    unreadable: int = 0  # number of lines that could not be parsed
 
     @property
     def is_empty(self) -> bool:
@@ -81,11 +72,7 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Return the curves of a file. Lines that cannot be parsed are counted and skipped.
-
-    Raises:
-        OSError: If the file cannot be read.
-    """
+    """Return the curves of a file. Lines that cannot be parsed are counted and skipped."""
     rows: list[dict[str, float]] = []
     lines = path.read_text(errors="replace").replace("\0", "").splitlines()
     table = csv.reader(lines)

@@ -1,8 +1,10 @@
-"""The HTML page of a report."""
+"""The HTML page of a report. All text from files is escaped."""
 
 import base64
 import re
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -12,17 +14,6 @@ from matplotlib import rc_context
 from yolo_lightning.commands.console import gigabytes
 from yolo_lightning.commands.monitor.wording import duration
 from yolo_lightning.commands.report import figures
-from yolo_lightning.commands.report.html_elements import (
-    confusion_table,
-    facts,
-    figure,
-    folded,
-    grid,
-    note,
-    section,
-    table,
-    timestamp,
-)
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, GalleryFrame
 from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH
 from yolo_lightning.evaluation.drift import month_name
@@ -40,15 +31,17 @@ MONTH_SCORE = re.compile(r"map_50/(\d{4}-\d{2})")
 def render(contents: Contents) -> str:
     """Return the report as one HTML file without external references."""
     parts = [
-        section("summary", "Summary", summary(contents), damaged_files(contents)),
+        section("summary", "Summary", summary(contents)),
         section("curves", "Training", training(contents)),
         *(split_section(evaluation) for evaluation in contents.evaluations),
     ]
     if not contents.evaluations:
         parts.append(section("evaluation", "Evaluation", note("No validation and no test yet.")))
-    parts.append(section("events", "Incidents and restarts", events(contents)))
-    parts.append(section("checkpoints", "Checkpoints", checkpoint_table(contents)))
-    parts.append(section("setup", "Environment and configuration", setup(contents)))
+    parts += [
+        section("events", "Incidents and restarts", events(contents)),
+        section("checkpoints", "Checkpoints", checkpoint_table(contents)),
+        section("setup", "Environment and configuration", setup(contents)),
+    ]
     links = {"curves": "training"} | {one.stage: STAGE_NAMES[one.stage].lower() for one in contents.evaluations}
     links |= {"events": "incidents", "checkpoints": "checkpoints", "setup": "environment and configuration"}
     template = Template(files("yolo_lightning.commands.report").joinpath("template.html").read_text(encoding="utf-8"))
@@ -61,11 +54,11 @@ def render(contents: Contents) -> str:
 
 
 def summary(contents: Contents) -> str:
-    """Return state, training time, scores, pace and number of incidents."""
+    """Return state, training time, scores, pace, number of incidents, and the damaged files."""
     pairs, metrics = {"state": contents.state}, contents.metrics
     if not metrics.is_empty:
-        trained_s = duration(metrics.columns["time_s"].max())
-        pairs["trained"] = f"{metrics.columns['step'].max():,.0f} batches, {trained_s}"
+        steps, times_s = metrics.columns["step"], metrics.columns["time_s"]
+        pairs["trained"] = f"{steps.max():,.0f} batches, {duration(times_s.max())}"
     for evaluation in contents.evaluations:
         scores = evaluation.scores
         known = [f"{key} {score_text(scores[key])}" for key in ("map_50", "map", "balanced", "cov") if key in scores]
@@ -73,18 +66,12 @@ def summary(contents: Contents) -> str:
             pairs[evaluation.stage] = ", ".join(known)
     if len(pace := metrics.pace()):
         pairs["pace"] = f"{statistics.median(pace.values.tolist()):.3g} batches/s (median)"
-    return facts(pairs | {"incidents": str(len(contents.incidents))})
-
-
-def damaged_files(contents: Contents) -> str:
-    if not contents.problems:
-        return ""
     lines = "".join(f"<li>{escape(problem)}</li>\n" for problem in contents.problems)
-    return f'<h3>Damaged files</h3><ul class="problems">{lines}</ul>\n'
+    damaged = f'<h3>Damaged files</h3><ul class="problems">{lines}</ul>\n' if lines else ""
+    return facts(pairs | {"incidents": str(len(contents.incidents))}) + damaged
 
 
 def training(contents: Contents) -> str:
-    """Return the curves over trained batches."""
     metrics, incidents = contents.metrics, contents.incidents
     if metrics.is_empty:
         return note("Nothing was logged yet.")
@@ -106,21 +93,18 @@ def split_section(evaluation: Evaluation) -> str:
         if (match := MONTH_SCORE.fullmatch(name)) and value != NO_GROUND_TRUTH
     }
     too_few = f"only {next(iter(months))} has a score." if months else "no month has a score."
-    confusion = (
-        None if record is None else confusion_table(record.class_names, record.ultralytics.confusion().T.tolist())
-    )
+    curves = confusion = sizes = None
+    if record is not None:
+        curves = figures.class_curves_figure(stage, record)
+        confusion = confusion_table(record.class_names, record.ultralytics.confusion().T.tolist())
+    if gallery is not None:
+        sizes = figures.size_figure(stage, gallery)
+    no_curves = NO_RECORD if record is None else "there are no annotated objects."
+    no_sizes = "not stored." if gallery is None else "there are neither objects nor detections."
     charts = grid(
         figure("mAP50 by month", figures.month_figure(stage, months, scores.get("map_50")), too_few),
-        figure(
-            "Precision and recall at IoU 0.5",
-            None if record is None else figures.class_curves_figure(stage, record),
-            NO_RECORD if record is None else "there are no annotated objects.",
-        ),
-        figure(
-            "Sizes of objects and detections",
-            None if gallery is None else figures.size_figure(stage, gallery),
-            "not stored." if gallery is None else "there are neither objects nor detections.",
-        ),
+        figure("Precision and recall at IoU 0.5", curves, no_curves),
+        figure("Sizes of objects and detections", sizes, no_sizes),
         figure(f"Confusion matrix, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}", confusion, NO_RECORD),
     )
     return section(stage, STAGE_NAMES[stage], score_section(evaluation), charts, frame_gallery(evaluation))
@@ -162,20 +146,13 @@ def frame_gallery(evaluation: Evaluation) -> str:
         f'<span><i style="background:{COLOURS[at % len(COLOURS)]}"></i>{escape(name)}</span>'
         for at, name in enumerate(gallery.class_names)
     )
-    parts = [
-        note(f"Left: annotated. Right: detected with a score >= {gallery.score_threshold:g}. F1 at IoU 0.5."),
-        f'<p class="key">{colours}</p>\n',
-    ]
+    page = note(f"Left: annotated. Right: detected with a score >= {gallery.score_threshold:g}. F1 at IoU 0.5.")
+    page += f'<p class="key">{colours}</p>\n'
     for group, heading in {"best": "Best frames", "worst": "Worst frames"}.items():
-        pictures = "".join(
-            frame_picture(frame, evaluation.pictures[frame.file])
-            for frame in gallery.frames
-            if frame.group == group and frame.file in evaluation.pictures
-        )
-        parts.append(
-            f'<h3>{heading}</h3>\n<div class="grid">{pictures}</div>\n' if pictures else note(f"{heading}: none.")
-        )
-    return "".join(parts)
+        shown = [one for one in gallery.frames if one.group == group and one.file in evaluation.pictures]
+        pictures = "".join(frame_picture(one, evaluation.pictures[one.file]) for one in shown)
+        page += f'<h3>{heading}</h3>\n<div class="grid">{pictures}</div>\n' if shown else note(f"{heading}: none.")
+    return page
 
 
 def frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
@@ -188,7 +165,6 @@ def frame_picture(frame: GalleryFrame, jpeg: bytes) -> str:
 
 
 def events(contents: Contents) -> str:
-    """Return the timeline and the list of incidents."""
     items = "".join(map(incident_item, contents.incidents))
     return (
         note(f"Starts of the training: {len(contents.starts_s) or 'none recorded'}.")
@@ -198,7 +174,6 @@ def events(contents: Contents) -> str:
 
 
 def incident_item(incident: IncidentReport) -> str:
-    """Return time, step, cause, outcome and folder of an incident."""
     step = "" if incident.step is None else f", step {incident.step:,.0f}"
     is_named = incident.sentence.startswith(incident.kind)
     sentence = escape(incident.sentence if is_named else f"{incident.kind}: {incident.sentence}")
@@ -210,23 +185,77 @@ def incident_item(incident: IncidentReport) -> str:
 def checkpoint_table(contents: Contents) -> str:
     if not contents.checkpoints:
         return note("There is no checkpoint.")
-    rows = (
-        [
-            one.name,
-            timestamp(contents.read_s - one.age_s),
-            "-" if one.steps is None else f"{one.steps:,}",
-            gigabytes(one.size_bytes),
-        ]
-        for one in contents.checkpoints
-    )
+    rows = []
+    for one in contents.checkpoints:
+        steps = "-" if one.steps is None else f"{one.steps:,}"
+        rows.append((one.name, timestamp(contents.read_s - one.age_s), steps, gigabytes(one.size_bytes)))
     return table(["file", "written", "batches trained", "size"], rows, numbers_from=2)
 
 
 def setup(contents: Contents) -> str:
-    """Return environment and configuration files, folded."""
     environment, configurations = contents.environment, contents.configurations
     return (
         (folded("Environment", facts(environment)) if environment else note("Environment: not recorded."))
         + "".join(folded(name, f"<pre>{escape(text)}</pre>") for name, text in configurations.items())
         + ("" if configurations else note("Configuration: not recorded."))
     )
+
+
+def section(name: str, title: str, *parts: str) -> str:
+    return f'<section id="{name}"><h2>{escape(title)}</h2>\n{"".join(parts)}</section>\n'
+
+
+def figure(title: str, element: str | None, missing: str) -> str:
+    """Return an element under its title, or a note with the reason if there is no element."""
+    if element is None:
+        return note(f"{title}: {missing}")
+    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{element}</figure>\n'
+
+
+def grid(*parts: str) -> str:
+    """Return figures side by side, followed by the notes among `parts`."""
+    shown = [part for part in parts if part.startswith("<figure")]
+    notes = "".join(part for part in parts if not part.startswith("<figure"))
+    return (f'<div class="grid">{"".join(shown)}</div>\n' if shown else "") + notes
+
+
+def note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>\n'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int = 1) -> str:
+    """Return a table; the columns from `numbers_from` on are aligned to the right."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        marks = ("" if at < numbers_from else ' class="number"' for at in range(len(cells)))
+        return "".join(f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
+
+    body = "".join(f"<tr>{line(cells, 'td')}</tr>\n" for cells in rows)
+    top = f"<thead><tr>{line(head, 'th')}</tr></thead>"
+    return f'<div class="wide"><table>{top}<tbody>\n{body}</tbody></table></div>\n'
+
+
+def confusion_table(class_names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """Return a confusion matrix by annotated and detected class, coloured by the share of the row."""
+    names = [*class_names, "background"]
+    head = "".join(f'<th class="number">{escape(name)}</th>' for name in names)
+    lines = []
+    for name, row in zip(names, counts, strict=True):
+        total = max(1, sum(row))
+        cells = (f'<td class="number" style="--share:{count / total:.3f}">{count:,}</td>' for count in row)
+        lines.append(f"<tr><th>{escape(name)}</th>{''.join(cells)}</tr>\n")
+    top = f"<thead><tr><th>annotated ↓ detected →</th>{head}</tr></thead>"
+    return f'<div class="wide"><table class="confusion">{top}<tbody>\n{"".join(lines)}</tbody></table></div>\n'
+
+
+def folded(title: str, element: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{element}</details>\n"
+
+
+def facts(pairs: Mapping[str, str]) -> str:
+    items = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs.items())
+    return f"<dl>{''.join(items)}</dl>\n"
+
+
+def timestamp(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")

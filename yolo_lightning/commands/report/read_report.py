@@ -17,25 +17,12 @@ from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_sco
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
-from yolo_lightning.utils.run_files import (
-    CHECKPOINTS,
-    ENVIRONMENT,
-    FINISHED_FILE,
-    FRAMES,
-    INCIDENT_FILE,
-    INCIDENTS,
-    METRICS,
-    SCORES,
-    SUPERVISOR_FILE,
-    TENSORBOARD,
-    evaluation_record,
-)
+from yolo_lightning.utils import run_files
 
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
 """TensorBoard creates one file per start of the training, with the time in seconds since 1970 in its name."""
 
-SECRET_SECTION = "notify"
-"""Section of the configuration whose addresses must be treated like passwords."""
+SECRET_SECTION = "notify"  # section of the configuration whose addresses must be treated like passwords
 
 HIDDEN = "(not shown)"
 MAX_INCIDENTS = 200
@@ -43,12 +30,12 @@ Content = TypeVar("Content")
 
 
 class GalleryFrame(msgspec.Struct, frozen=True):
-    """A listed frame: `best` or `worst`, its picture file, id, F1 and counts."""
+    """A listed frame."""
 
-    group: str
-    file: str
+    group: str  # `best` or `worst`
+    file: str  # of the picture
     image_id: str
-    score: float
+    score: float  # F1, 0 to 1
     objects: int
     misses: int
     false_alarms: int
@@ -77,54 +64,31 @@ class Gallery(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Results of one split; None if not stored.
+    """Results of one split; None if not stored."""
 
-    Attributes:
-        stage: `val` or `test`.
-        scores: The last scores by logged name without the stage (`map_50/2020-05`).
-        record: All matched detections.
-        drift: Scores computed from `record`.
-        gallery: Best and worst frames.
-        pictures: JPEG content by file name of the gallery.
-    """
-
-    stage: str
-    scores: Mapping[str, float]
-    record: EvaluationRecord | None
-    drift: DriftScores | None
-    gallery: Gallery | None
-    pictures: Mapping[str, bytes]
+    stage: str  # `val` or `test`
+    scores: Mapping[str, float]  # the last scores by logged name without the stage (`map_50/2020-05`)
+    record: EvaluationRecord | None  # all matched detections
+    drift: DriftScores | None  # scores computed from `record`
+    gallery: Gallery | None  # best and worst frames
+    pictures: Mapping[str, bytes]  # JPEG content by file name of the gallery
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A run, read from its folder.
+    """A run, read from its folder."""
 
-    Attributes:
-        name: Name of the folder.
-        read_s: Time of reading, seconds since 1970.
-        state: State of the run according to its files.
-        metrics: Logged curves.
-        evaluations: Evaluations with any stored result.
-        starts_s: Starts of the training, seconds since 1970, ascending.
-        incidents: Incident reports, oldest first.
-        checkpoints: Checkpoints, newest first.
-        environment: Versions and machine by name.
-        configurations: YAML text by file name, without secrets.
-        problems: One sentence per damaged file.
-    """
-
-    name: str
-    read_s: float
+    name: str  # of the folder
+    read_s: float  # time of reading, seconds since 1970
     state: str
     metrics: Metrics
-    evaluations: tuple[Evaluation, ...]
-    starts_s: tuple[float, ...]
-    incidents: tuple[IncidentReport, ...]
-    checkpoints: tuple[Checkpoint, ...]
-    environment: Mapping[str, str]
-    configurations: Mapping[str, str]
-    problems: tuple[str, ...]
+    evaluations: tuple[Evaluation, ...]  # those with any stored result
+    starts_s: tuple[float, ...]  # starts of the training, seconds since 1970, ascending
+    incidents: tuple[IncidentReport, ...]  # oldest first
+    checkpoints: tuple[Checkpoint, ...]  # newest first
+    environment: Mapping[str, str]  # versions and machine by name
+    configurations: Mapping[str, str]  # YAML text by file name, without secrets
+    problems: tuple[str, ...]  # one sentence per damaged file
 
 
 class Reader:
@@ -145,28 +109,27 @@ class Reader:
             self.add(path, f"cannot be read: {type(error).__name__}: {reason}")
             return None
 
+    def read_json(self, path: Path, kind: type[Content]) -> Content | None:
+        return self.read(path, lambda path: msgspec.json.decode(path.read_bytes(), type=kind))
+
     def add(self, path: Path, sentence: str) -> None:
         self.problems.append(f"{path.relative_to(self.folder)} {sentence}")
 
 
 def read_contents(folder: Path) -> Contents:
-    """Read everything that the report shows.
-
-    Raises:
-        ValueError: If the folder does not exist or contains no run.
-    """
+    """Read everything that the report shows. A folder without a run raises a `ValueError`."""
     check_holds_run(folder)
     folder, now_s = folder.resolve(), time.time()
     reader = Reader(folder)
-    metrics = reader.read(folder / METRICS, read_metrics) or Metrics()
+    metrics = reader.read(folder / run_files.METRICS, read_metrics) or Metrics()
     if metrics.unreadable:
-        reader.add(folder / METRICS, f"has {metrics.unreadable} lines that cannot be parsed")
-    environment = reader.read(folder / ENVIRONMENT, lambda path: read_json(path, dict[str, Any])) or {}
+        reader.add(folder / run_files.METRICS, f"has {metrics.unreadable} lines that cannot be parsed")
+    environment = reader.read_json(folder / run_files.ENVIRONMENT, dict[str, Any]) or {}
     texts = {path.name: reader.read(path, configuration) for path in sorted(folder.glob("config*.yaml"))}
     evaluations = (read_evaluation(folder, stage, metrics, reader) for stage in ("val", "test"))
-    reports = sorted((folder / INCIDENTS).glob(f"*/{INCIDENT_FILE}"))[-MAX_INCIDENTS:]
+    reports = sorted((folder / run_files.INCIDENTS).glob(f"*/{run_files.INCIDENT_FILE}"))[-MAX_INCIDENTS:]
     incidents = [reader.read(path, read_incident) for path in reports]
-    starts = (EVENT_FILE.match(path.name) for path in (folder / TENSORBOARD).glob("events.out.tfevents.*"))
+    starts = (EVENT_FILE.match(path.name) for path in (folder / run_files.TENSORBOARD).glob("events.out.tfevents.*"))
     return Contents(
         name=folder.name,
         read_s=now_s,
@@ -175,7 +138,7 @@ def read_contents(folder: Path) -> Contents:
         evaluations=tuple(one for one in evaluations if one is not None),
         starts_s=tuple(sorted({float(match[1]) for match in starts if match})),
         incidents=tuple(one for one in incidents if one is not None),
-        checkpoints=tuple(checkpoints(folder / CHECKPOINTS, now_s)),
+        checkpoints=tuple(checkpoints(folder / run_files.CHECKPOINTS, now_s)),
         environment={name: str(value) for name, value in environment.items()},
         configurations={name: text for name, text in texts.items() if text is not None},
         problems=tuple(reader.problems),
@@ -184,9 +147,9 @@ def read_contents(folder: Path) -> Contents:
 
 def state(folder: Path) -> str:
     """Return the state of the run according to its files, without looking for its processes."""
-    if (folder / FINISHED_FILE).exists():
+    if (folder / run_files.FINISHED_FILE).exists():
         return "finished"
-    standing = SupervisorStatus.read(folder / SUPERVISOR_FILE)
+    standing = SupervisorStatus.read(folder / run_files.SUPERVISOR_FILE)
     if standing is None:
         return "not finished"
     return f"{standing.state}: {standing.sentence}" if standing.sentence else f"{standing.state}"
@@ -194,33 +157,29 @@ def state(folder: Path) -> str:
 
 def configuration(path: Path) -> str:
     """Return the configuration as YAML, without the addresses of notifications; `$NAME` variables are kept."""
-    return yaml.safe_dump(
-        without_secrets(yaml.safe_load(path.read_text())), sort_keys=False, allow_unicode=True, width=100
-    )
+    content = without_secrets(yaml.safe_load(path.read_text()))
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
 
 
-def without_secrets(content: Any, *, is_secret: bool = False) -> Any:
+def without_secrets(content: Any, is_secret: bool = False) -> Any:
     """Replace all strings inside the section `notify`, except names of environment variables."""
     if isinstance(content, dict):
-        return {
-            name: without_secrets(value, is_secret=is_secret or name == SECRET_SECTION)
-            for name, value in content.items()
-        }
+        return {name: without_secrets(value, is_secret or name == SECRET_SECTION) for name, value in content.items()}
     if isinstance(content, list):
-        return [without_secrets(value, is_secret=is_secret) for value in content]
+        return [without_secrets(value, is_secret) for value in content]
     return HIDDEN if is_secret and isinstance(content, str) and not content.startswith("$") else content
 
 
 def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) -> Evaluation | None:
     """Return the stored results of a split, or None. Scores come from the record, else from the file of scores."""
-    record = reader.read(folder / evaluation_record(stage), EvaluationRecord.load)
-    gallery = reader.read(folder / FRAMES / f"{stage}.json", lambda path: read_json(path, Gallery))
+    record = reader.read(folder / run_files.evaluation_record(stage), EvaluationRecord.load)
+    gallery = reader.read_json(folder / run_files.FRAMES / f"{stage}.json", Gallery)
     drift = None
     if record is not None:
         drift = drift_scores(record.matches)
         scores = named_scores(drift, record.class_names)
     elif stage == "test":
-        listed = reader.read(folder / SCORES, lambda path: read_json(path, dict[str, float | None])) or {}
+        listed = reader.read_json(folder / run_files.SCORES, dict[str, float | None]) or {}
         scores = {name.removeprefix("test/"): value for name, value in listed.items() if value is not None}
     else:
         scores = metrics.last_scores(f"{stage}/")
@@ -228,7 +187,7 @@ def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) 
         return None
     pictures = {}
     for frame in gallery.frames if gallery is not None else ():
-        path = folder / FRAMES / Path(frame.file).name  # never outside the folder
+        path = folder / run_files.FRAMES / Path(frame.file).name  # never outside the folder
         if (jpeg := reader.read(path, read_picture)) is not None:
             pictures[frame.file] = jpeg
         elif not path.exists():
@@ -236,16 +195,7 @@ def read_evaluation(folder: Path, stage: str, metrics: Metrics, reader: Reader) 
     return Evaluation(stage, scores, record, drift, gallery, pictures)
 
 
-def read_json(path: Path, kind: type[Content]) -> Content:
-    return msgspec.json.decode(path.read_bytes(), type=kind)
-
-
 def read_picture(path: Path) -> bytes:
-    """Return the content of a JPEG file.
-
-    Raises:
-        ValueError: If the file is no complete JPEG.
-    """
     content = path.read_bytes()
     if not content.startswith(b"\xff\xd8\xff") or not content.rstrip(b"\0").endswith(b"\xff\xd9"):
         raise ValueError("not a complete JPEG")

@@ -29,25 +29,15 @@ from yolo_lightning.training.device_transforms import as_one_class
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """N candidates of the B frames of a batch, sorted by frame, on the CPU.
+    """N candidates of the B frames of a batch, sorted by frame, on the CPU."""
 
-    Attributes:
-        frames: The batch without its pixels.
-        targets: Annotated boxes of the readable frames.
-        counts: `(B,)` int64, number of candidates per frame.
-        boxes: `(N, 4)` float32, xywh, pixels of the letterboxed input.
-        scores: `(N,)` float32, 0 to 1.
-        labels: `(N,)` int16, class index from 0.
-        cut: Number of frames with more candidates than the limit.
-    """
-
-    frames: Batch
-    targets: list[Target]
-    counts: Tensor
-    boxes: Tensor
-    scores: Tensor
-    labels: Tensor
-    cut: int
+    frames: Batch  # the batch without its pixels
+    targets: list[Target]  # annotated boxes of the readable frames
+    counts: Tensor  # `(B,)` int64, number of candidates per frame
+    boxes: Tensor  # `(N, 4)` float32, xywh, pixels of the letterboxed input
+    scores: Tensor  # `(N,)` float32, 0 to 1
+    labels: Tensor  # `(N,)` int16, class index from 0
+    cut: int  # number of frames with more candidates than the limit
 
 
 def collect(
@@ -63,18 +53,8 @@ def collect(
 ) -> list[Candidates]:
     """Return the candidates of the validation split, batch by batch, in file order.
 
-    Args:
-        network: Network on `device`, in evaluation mode.
-        data: Data module, set up for validation.
-        device: Device of the network.
-        advance: Called with the number of frames of each processed batch.
-        score_threshold: Candidates have a higher score, 0 to 1.
-        limit: Maximum number of candidates per frame.
-        single_class: Whether all annotated boxes count as class 0.
-        tta: Whether to use test-time augmentation.
-
-    Raises:
-        ValueError: If more frames are unreadable than the data module allows.
+    `network` is in evaluation mode on `device`, and `data` is set up for validation. `advance` is called with the
+    number of frames of each batch. With `single_class`, all annotated boxes count as class 0.
     """
     frames = data.open("valid")
     frames.quarantined = quarantined_positions(data.quarantine, frames.index, "valid")
@@ -94,14 +74,10 @@ def collect(
 
 
 def keep_candidates(decoded: Tensor, batch: Batch, *, score_threshold: float, limit: int) -> Candidates:
-    """Return the candidates of each frame with the highest scores.
+    """Return the candidates of each frame above the threshold, at most `limit` with the highest scores.
 
-    Args:
-        decoded: `(B, 4 + classes, anchors)`, xywh in pixels of the letterboxed input, class scores 0 to 1; any device.
-        batch: The frames with their annotated boxes.
-        score_threshold: Candidates have a higher score.
-        limit: Maximum number per frame. Candidates keep the order of anchors and classes, because NMS resolves equal
-            scores by this order.
+    Candidates keep the order of anchors and classes, because NMS resolves equal scores by this order. `decoded` is
+    `(B, 4 + classes, anchors)`, xywh in pixels of the letterboxed input, class scores 0 to 1.
     """
     boxes, scores = decoded[:, :4].mT.float(), decoded[:, 4:].mT.float()
     kept_boxes, kept_scores, kept_labels, counts, cut = [], [], [], [], 0
@@ -152,8 +128,5 @@ def first_half(index: SplitIndex) -> npt.NDArray[np.bool_]:
 
     Halves share no clip, because neighbouring frames are near duplicates. Clips are chosen by a hash of their names,
     independent of run and machine. A month with a single clip is in the first half only.
-
-    Args:
-        index: Index of the split, which may be a subset of a file.
     """
     return np.isin(index.clips(), choose_clips(index, 0.5))

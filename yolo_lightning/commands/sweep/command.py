@@ -2,8 +2,9 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +50,14 @@ PIPE_WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Results of a sweep.
+    """Results of a sweep."""
 
-    Attributes:
-        frames: Number of frames in the split.
-        cut: Number of frames with more candidates than were kept.
-        usual: The checkpoint's setting.
-        scored: All settings, scored on all frames.
-        held_out: Both directions; empty if the split cannot be halved.
-        points: Operating points at the best IoU threshold.
-    """
-
-    frames: int
-    cut: int
-    usual: Setting
-    scored: list[SettingScores]
-    held_out: list[HeldOut]
-    points: list[OperatingPoint]
+    frames: int  # number of frames in the split
+    cut: int  # number of frames with more candidates than were kept
+    usual: Setting  # the checkpoint's setting
+    scored: list[SettingScores]  # all settings, scored on all frames
+    held_out: list[HeldOut]  # both directions; empty if the split cannot be halved
+    points: list[OperatingPoint]  # operating points at the best IoU threshold
 
 
 def sweep(
@@ -96,9 +88,6 @@ def sweep(
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.conv_backend`.
         json: JSON file to write, with all settings, both halves and the operating points.
-
-    Raises:
-        ValueError: If an option is invalid, or checkpoint or data cannot be used.
     """
     check_options(score_thresholds, iou_thresholds, candidates)
     file = checkpoint_file(run, checkpoint)
@@ -137,11 +126,6 @@ def sweep(
 
 
 def check_options(score_thresholds: Sequence[float], iou_thresholds: Sequence[float], candidates: int) -> None:
-    """Check the options.
-
-    Raises:
-        ValueError: If an option is invalid.
-    """
     for name, values in (("score_thresholds", score_thresholds), ("iou_thresholds", iou_thresholds)):
         if not values or not all(0 <= value <= 1 for value in values):
             raise ValueError(f"--{name} must contain one or more numbers from 0 to 1, got {list(values)}.")
@@ -150,22 +134,14 @@ def check_options(score_thresholds: Sequence[float], iou_thresholds: Sequence[fl
 
 
 def checkpoint_file(run: str, checkpoint: str | None) -> Path:
-    """Return the given checkpoint, or the best one of the run.
-
-    Raises:
-        ValueError: If there is no checkpoint, or it is damaged.
-    """
+    """Return the given checkpoint, or the best one of the run, if it is complete."""
     file = local_checkpoint(checkpoint) if checkpoint else checkpoint_to_evaluate(Path(run))
     require_whole(file)
     return file
 
 
 def bound_by_weights(options: Namespace) -> dict[str, Any]:
-    """Return the data options that follow from the checkpoint of the given options.
-
-    Raises:
-        ValueError: If there is no checkpoint, it is damaged, or an option is invalid.
-    """
+    """Return the data options that follow from the checkpoint of the given options."""
     check_options(options.score_thresholds, options.iou_thresholds, options.candidates)
     record = read_record(checkpoint_file(options.run, options.checkpoint))
     bound = bound_options(record, is_gray=options.data.format == LTDV2)
@@ -242,10 +218,9 @@ def show(found: Sweep, names: Sequence[str]) -> None:
 def points_table(points: Sequence[OperatingPoint], class_names: Sequence[str]) -> Table:
     """Return one row per month with the best F1 of each class and its score threshold."""
     table = number_table("best F1 at score threshold", class_names)
-    by_place: Mapping[tuple[int, int], OperatingPoint] = {(point.month, point.label): point for point in points}
-    for month in sorted({point.month for point in points}):
-        own = [by_place.get((month, label)) for label in range(len(class_names))]
-        table.add_row(month_name(month), *(f"{one.f1:.2f} at {one.score_threshold:.3f}" if one else "-" for one in own))
+    for month, own in groupby(points, lambda point: point.month):
+        texts = {one.label: f"{one.f1:.2f} at {one.score_threshold:.3f}" for one in own}
+        table.add_row(month_name(month), *(texts.get(label, "-") for label in range(len(class_names))))
     return table
 
 
@@ -256,21 +231,19 @@ def cells(one: SettingScores) -> list[str]:
 
 def content(found: Sweep, class_names: Sequence[str]) -> dict[str, Any]:
     """Return all results as JSON data; NaN and an unknown variation become null."""
-    halves = [
-        {"chosen": entry(one.chosen), "elsewhere": entry(one.elsewhere), "checkpoint_elsewhere": entry(one.usual)}
-        for one in found.held_out
-    ]
-    points = [
-        {**asdict(point), "month": month_name(point.month), "class": class_names[point.label]} for point in found.points
-    ]
     return {
         "frames": found.frames,
         "frames_cut": found.cut,
         "checkpoint": asdict(found.usual),
         "best": entry(best(found.scored)),
         "settings": [entry(one) for one in found.scored],
-        "held_out": halves,
-        "operating_points": points,
+        "held_out": [
+            {"chosen": entry(one.chosen), "elsewhere": entry(one.elsewhere), "checkpoint_elsewhere": entry(one.usual)}
+            for one in found.held_out
+        ],
+        "operating_points": [
+            asdict(one) | {"month": month_name(one.month), "class": class_names[one.label]} for one in found.points
+        ],
     }
 
 

@@ -5,7 +5,7 @@ nothing for the remaining detections: its scores come from the same matches, cut
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,25 +27,17 @@ class Setting:
     iou_threshold: float
 
     def options(self) -> str:
-        """Return the command-line options."""
         return f"--model.score_threshold {self.score_threshold:g} --model.iou_threshold {self.iou_threshold:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class SettingScores:
-    """Scores of a setting.
-
-    Attributes:
-        setting: The setting.
-        map_50: Score of all classes and frames, 0 to 1; -1 without ground truth.
-        variation: Coefficient of variation over the months; None for fewer than two compared months.
-        balanced: See `DriftScores.balanced`; NaN if every month scores 0.
-    """
+    """Scores of a setting."""
 
     setting: Setting
-    map_50: float
-    variation: float | None
-    balanced: float
+    map_50: float  # of all classes and frames, 0 to 1; -1 without ground truth
+    variation: float | None  # coefficient of variation over the months; None for fewer than two compared months
+    balanced: float  # see `DriftScores.balanced`; NaN if every month scores 0
 
     def rank(self) -> tuple[float, float]:
         """Return the sort key: balanced score, then `map_50`; NaN is the lowest."""
@@ -54,40 +46,24 @@ class SettingScores:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A setting chosen on one half of the clips and scored on the other half.
+    """A setting chosen on one half of the clips and scored on the other half."""
 
-    Attributes:
-        chosen: The best setting of one half with its scores there.
-        elsewhere: The chosen setting on the other half.
-        usual: The checkpoint's setting on the other half.
-    """
-
-    chosen: SettingScores
-    elsewhere: SettingScores
-    usual: SettingScores
+    chosen: SettingScores  # the best setting of one half with its scores there
+    elsewhere: SettingScores  # the chosen setting on the other half
+    usual: SettingScores  # the checkpoint's setting on the other half
 
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """The best F1 of a class in a month at IoU 0.5.
+    """The best F1 of a class in a month at IoU 0.5."""
 
-    Attributes:
-        month: YYYYMM.
-        label: Class index from 0.
-        annotated: Number of objects.
-        score_threshold: Detections with a higher score are kept, 0 to 1.
-        f1: Harmonic mean of precision and recall, 0 to 1.
-        precision: Share of the kept detections that are correct.
-        recall: Share of the objects that are found.
-    """
-
-    month: int
-    label: int
-    annotated: int
-    score_threshold: float
-    f1: float
-    precision: float
-    recall: float
+    month: int  # YYYYMM
+    label: int  # class index from 0
+    annotated: int  # number of objects
+    score_threshold: float  # detections with a higher score are kept, 0 to 1
+    f1: float  # harmonic mean of precision and recall, 0 to 1
+    precision: float  # share of the kept detections that are correct
+    recall: float  # share of the objects that are found
 
 
 def selected(matches: Matches, frames: Mask, score_threshold: float) -> Matches:
@@ -106,14 +82,13 @@ def score_setting(matches: Matches, setting: Setting, frames: Mask) -> SettingSc
 
 
 def score_settings(
-    matches: Mapping[float, Matches], score_thresholds: Iterable[float], frames: Mask
+    matches: Mapping[float, Matches], score_thresholds: Sequence[float], frames: Mask
 ) -> list[SettingScores]:
     """Score all pairs of an IoU threshold (the keys of `matches`) and a score threshold."""
-    thresholds = list(score_thresholds)
     return [
         score_setting(of_iou_threshold, Setting(score_threshold, iou_threshold), frames)
         for iou_threshold, of_iou_threshold in matches.items()
-        for score_threshold in thresholds
+        for score_threshold in score_thresholds
     ]
 
 
@@ -131,11 +106,7 @@ def held_out(
 ) -> list[HeldOut]:
     """Choose on one half of the frames and score on the other half, in both directions.
 
-    Args:
-        matches: Matches by IoU threshold.
-        score_thresholds: Choices, including that of `usual`.
-        half: `(F,)` frames of the first half.
-        usual: Setting to compare with.
+    `matches` are by IoU threshold, `half` is `(F,)`. The setting `usual` must be among the choices.
     """
     scored = [score_settings(matches, score_thresholds, part) for part in (half, ~half)]
     result = []
@@ -148,9 +119,7 @@ def held_out(
 def operating_points(matches: Matches, lowest: float) -> list[OperatingPoint]:
     """Return the best F1 of each known month and each class annotated in this month.
 
-    Args:
-        matches: Matches of a split.
-        lowest: Score threshold of the detections in `matches`.
+    `lowest` is the score threshold of the detections in `matches`.
     """
     months = matches.months.numpy()
     owners = np.repeat(np.arange(len(months)), matches.counts.numpy())
@@ -172,12 +141,7 @@ def best_f1(
     """Return score threshold, F1, precision and recall at the maximum of F1; ties by the highest threshold.
 
     The threshold is the mean of the last kept score and the next score, which is `lowest` after the last detection.
-
-    Args:
-        scores: `(D,)`, all above `lowest`.
-        correct: `(D,)` whether a detection is correct.
-        annotated: Number of objects, >= 1.
-        lowest: Score threshold of the detections.
+    `scores` and `correct` are `(D,)`; all scores are above `lowest`. `annotated` is the number of objects, >= 1.
     """
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order].astype(np.float64)
