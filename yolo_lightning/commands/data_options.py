@@ -29,9 +29,6 @@ def call_with_data(
         bound: Returns the data options that are stored in the given weights. They override those of configuration
             files, but not those on the command line.
         parser_class: Class of the parser.
-
-    Raises:
-        ValueError: If a configuration file cannot be read or has an unknown data option.
     """
     summary = (function.__doc__ or "").partition("\n\n")[0]
     parser = parser_class(prog=prog, description=summary, allow_abbrev=False)

@@ -195,15 +195,7 @@ class DetectionDataModule(LightningDataModule):
                 )
 
     def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
-        """Return a split with its frames, unchecked.
-
-        Args:
-            split: Split to open.
-            storage: Storage of the frames; None uses `data.storage`.
-
-        Raises:
-            ValueError: If the dataset cannot be used.
-        """
+        """Return a split with its frames, unchecked; `storage` None uses `data.storage`."""
         opened = self.dataset_format.open_storage(split, self.channels or 3, storage)
         index = self.dataset_format.open_index(split)
         if self.channels is None:

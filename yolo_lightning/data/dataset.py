@@ -21,30 +21,15 @@ UNAUGMENTED = Letterbox(1.0, 0, 0)
 
 
 class SampleKey(NamedTuple):
-    """Key of a training sample; with the seed, determines all random numbers of the sample.
+    """Key of a training sample; with the seed, determines all random numbers of the sample."""
 
-    Attributes:
-        epoch: From 0.
-        frame: Index of the frame in the split.
-        occurrence: Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame.
-    """
-
-    epoch: int
-    frame: int
-    occurrence: int = 0
+    epoch: int  # From 0
+    frame: int  # Index of the frame in the split
+    occurrence: int = 0  # Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame
 
 
 class LabelledFrames:
-    """Frames of a split with their boxes.
-
-    Args:
-        index: Names, shapes and boxes of the split.
-        storage: Storage of the pixels.
-        channels: Channels of the frames of `storage`.
-
-    Attributes:
-        quarantined: Indices of frames that are treated as unreadable.
-    """
+    """Frames of a split with their boxes; frames whose index is in `quarantined` are treated as unreadable."""
 
     def __init__(self, index: SplitIndex, storage: Storage, channels: Channels = 1) -> None:
         self.index = index
@@ -81,12 +66,7 @@ class LabelledFrames:
 class TrainingDataset(Dataset[Sample]):
     """Augmented samples; each depends on (seed, epoch, frame, occurrence) only, not on workers or interruptions.
 
-    Args:
-        frames: The split.
-        image_size: Side of the square input, pixels.
-        augmentation: Strength of the augmentation.
-        mosaic_epochs: Number of epochs with mosaic, from the first epoch on.
-        seed: Seed of the run.
+    Mosaic is used in the first `mosaic_epochs` epochs; samples have `image_size` x `image_size` pixels.
     """
 
     def __init__(

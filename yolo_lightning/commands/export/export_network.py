@@ -14,13 +14,9 @@ from yolo_lightning.model.network_settings import NetworkSettings
 
 
 def plain_network(checkpoint: Path) -> Any:
-    """Return the network of a checkpoint with PyTorch's own layers, as Ultralytics builds it.
+    """Return the network of a checkpoint with its averaged weights and PyTorch's own layers, as Ultralytics builds it.
 
-    Args:
-        checkpoint: A `.ckpt` file; its averaged weights are used.
-
-    Returns:
-        An Ultralytics `DetectionModel` in evaluation mode, float32, contiguous, on the CPU.
+    It is an Ultralytics `DetectionModel` in evaluation mode, float32, contiguous, on the CPU.
     """
     graph = read_checkpoint(checkpoint)
     restore(graph)
@@ -71,12 +67,7 @@ def sample_images(batch: int, channels: int, image_size: int) -> Tensor:
 
 
 def metadata(settings: NetworkSettings, *, nms: bool) -> dict[str, Any]:
-    """Return the metadata of an exported file with the keys that Ultralytics' readers expect.
-
-    Args:
-        settings: Settings of the weights, with image size and channels of the input.
-        nms: Whether the file includes non-maximum suppression.
-    """
+    """Return the metadata of an exported file with the keys that Ultralytics' readers expect."""
     return {
         "description": "YOLOv8 detection network, trained with yolo_lightning",
         "author": "yolo_lightning",

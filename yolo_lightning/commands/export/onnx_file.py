@@ -27,19 +27,12 @@ TOLERANCES = {"boxes": 0.05, "scores": 1e-3}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference between the file and PyTorch for one batch size.
-
-    Attributes:
-        batch: Batch size.
-        boxes: Maximum absolute difference of a box value in input pixels.
-        scores: Maximum absolute difference of a class score.
-        detections: Fraction of equal rows after suppression, 0 to 1; None without suppression.
-    """
+    """Difference between the file and PyTorch for one batch size."""
 
     batch: int
-    boxes: float
-    scores: float
-    detections: float | None = None
+    boxes: float  # Maximum absolute difference of a box value in input pixels
+    scores: float  # Maximum absolute difference of a class score
+    detections: float | None = None  # Fraction of equal rows after suppression, 0 to 1; None without suppression
 
     def is_close(self) -> bool:
         return self.boxes <= TOLERANCES["boxes"] and self.scores <= TOLERANCES["scores"]
@@ -55,24 +48,11 @@ def require_packages() -> None:
 def write_onnx_file(
     network: InferenceNetwork, path: Path, settings: NetworkSettings, suppression: Suppression | None
 ) -> list[Difference]:
-    """Write a network as ONNX and compare the outputs of onnxruntime and PyTorch.
+    """Write a network as ONNX if the outputs of onnxruntime and PyTorch agree; return the difference per batch size.
 
     The input `images` is `(B, channels, H, W)` float32 in [0, 1] for any B and any multiples H and W of 32. The output
     is `output0`, `(B, 4 + classes, anchors)`, or with suppression `detections`, `(B, max_detections, 6)` as returned by
-    `suppress`.
-
-    Args:
-        network: Network to write.
-        path: File to write; it is created only if the outputs agree.
-        settings: Settings of the weights, stored in the file. The comparison uses the image size of the settings.
-        suppression: Suppression to include, or None.
-
-    Returns:
-        Difference for each batch size of `CHECKED_BATCHES`.
-
-    Raises:
-        ValueError: If a package is missing.
-        RuntimeError: If the file and PyTorch disagree.
+    `suppress`. The comparison uses the image size of the settings.
     """
     require_packages()
     import onnx

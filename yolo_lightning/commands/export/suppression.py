@@ -15,17 +15,11 @@ COLUMNS = 6
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """Settings of non-maximum suppression.
+    """Settings of non-maximum suppression."""
 
-    Attributes:
-        score_threshold: Minimum score of a detection, exclusive, 0 to 1.
-        iou_threshold: IoU above which the lower-scoring box of a class is removed, 0 to 1.
-        max_detections: Maximum detections per image, >= 1.
-    """
-
-    score_threshold: float = 0.25
-    iou_threshold: float = 0.7
-    max_detections: int = 300
+    score_threshold: float = 0.25  # Minimum score of a detection, exclusive, 0 to 1
+    iou_threshold: float = 0.7  # IoU above which the lower-scoring box of a class is removed, 0 to 1
+    max_detections: int = 300  # Maximum detections per image, >= 1
 
     @classmethod
     def of(cls, settings: NetworkSettings) -> Self:
@@ -43,12 +37,8 @@ class Suppression:
 def suppress(decoded: Tensor, settings: Suppression) -> Tensor:
     """Return the detections of a batch; as in evaluation, an anchor can be detected as several classes.
 
-    Args:
-        decoded: `(B, 4 + classes, anchors)`, xywh in input pixels and class scores.
-        settings: Suppression settings.
-
-    Returns:
-        `(B, max_detections, 6)` float32 sorted by descending score: x1, y1, x2, y2, score, class; padded with zeros.
+    `decoded` is `(B, 4 + classes, anchors)`, xywh in input pixels and class scores. The result is `(B, max_detections,
+    6)` float32 sorted by descending score: x1, y1, x2, y2, score, class; padded with zeros.
     """
     rows = decoded.new_zeros(len(decoded), settings.max_detections, COLUMNS)
     for image, (boxes, scores) in enumerate(zip(decoded[:, :4], decoded[:, 4:], strict=True)):

@@ -16,14 +16,10 @@ OWN_PACKAGES = ("yolo_lightning", "callbacks")
 
 
 def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) -> None:
-    """Write the network in Ultralytics' checkpoint layout in half precision, as Ultralytics does.
+    """Write the result of `plain_network`, modified in place, in Ultralytics' checkpoint layout in half precision.
 
-    The file is a pickle of the whole network; open such files only from trusted senders.
-
-    Args:
-        graph: Result of `plain_network`; modified in place.
-        path: File to write, atomically.
-        settings: Settings of the weights, stored in the file. Their image size is the default of `predict` and `val`.
+    The file is a pickle of the whole network; open such files only from trusted senders. The image size of the settings
+    is the default of `predict` and `val`.
     """
     options = {"task": "detect", "imgsz": settings.image_size, "single_cls": False, "data": None}
     graph.args = options

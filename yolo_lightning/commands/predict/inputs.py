@@ -19,17 +19,11 @@ RAW_GRAY = b"Y1\0"
 
 @dataclass(frozen=True, slots=True)
 class InputImage:
-    """One image, or one frame of a video.
+    """One image, or one frame of a video."""
 
-    Attributes:
-        source: Path of the image or the video.
-        frame: Frame number in the video, from 0; None for an image.
-        pixels: `(H, W, 3)` uint8, RGB.
-    """
-
-    source: Path
-    frame: int | None
-    pixels: npt.NDArray[np.uint8]
+    source: Path  # Image or video
+    frame: int | None  # Frame number in the video, from 0; None for an image
+    pixels: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
 
     def is_gray(self) -> bool:
         """Return whether the three channels are equal."""
@@ -43,9 +37,6 @@ def find_files(sources: Sequence[str]) -> list[Path]:
     Args:
         sources: Files, glob patterns such as `frames/**/*.jpg`, or folders, which are searched recursively. The files
             of a folder or pattern are sorted by name.
-
-    Raises:
-        ValueError: If a source does not exist, has an unknown suffix, or contains no image or video.
     """
     files: dict[Path, None] = {}
     for source in sources:
@@ -79,13 +70,7 @@ def known_suffixes() -> list[str]:
 
 
 def read_pictures(path: Path) -> Iterator[InputImage]:
-    """Yield the image of an image file, or the frames of a video.
-
-    Raises:
-        FrameError: If the image cannot be decoded, or a gray video has more than 8 bits per pixel.
-        OSError: If the file cannot be read.
-        ValueError: If the video cannot be opened.
-    """
+    """Yield the image of an image file, or the frames of a video."""
     if not is_video(path):
         yield InputImage(path, None, decode_frame(path.read_bytes(), str(path), channels=3))
         return

@@ -37,14 +37,7 @@ class Writer(Protocol):
 
 
 class Results:
-    """Writers of all chosen kinds of results in one folder.
-
-    Args:
-        folder: Existing output folder.
-        kinds: Kinds of results.
-        names: Class names by index.
-        base: Common parent folder of all inputs; results keep the relative paths.
-    """
+    """Writers of all chosen kinds of results in one folder; `base` is the common parent folder of all inputs."""
 
     def __init__(self, folder: Path, kinds: Sequence[Result], names: Sequence[str], base: Path) -> None:
         self._writers: list[Writer] = []

@@ -107,11 +107,7 @@ def prepare(
 
 
 def write_bucket(bucket: str, original: FolderFrames | ZipFrames, names: list[str], workers: int) -> None:
-    """Write the existing frames as litdata chunks.
-
-    Raises:
-        ValueError: If litdata is not installed, no frame exists, or `bucket` cannot be written.
-    """
+    """Write the existing frames as litdata chunks."""
     try:
         from yolo_lightning.data.storage.litdata_frames import write_litdata
     except ImportError as error:

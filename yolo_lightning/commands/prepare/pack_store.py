@@ -37,17 +37,8 @@ def pack_store(
 ) -> None:
     """Pack the frames that are not in the store, and write its index.
 
-    Args:
-        store: Existing folder of the store.
-        original: Storage of the encoded frames.
-        frame_bytes: Size of each decoded frame by name, sorted by name.
-        workers: Number of processes.
-        shard_frames: Frames per shard.
-        verify: Whether the checksums of existing shards are verified first.
-
-    Raises:
-        OSError: If the store cannot be written.
-        ValueError: If the store was packed from other frames, the disk is too small or no frame can be used.
+    `frame_bytes` is the size of each decoded frame by name, sorted by name. With `verify`, the checksums of existing
+    shards are verified first.
     """
     source = describe(original)
     shards = existing_shards(store, source, workers, verify=verify)
@@ -93,11 +84,7 @@ def pack_store(
 
 
 def existing_shards(store: Path, source: dict[str, str], workers: int, *, verify: bool) -> list[ShardFrames]:
-    """Return the complete shards of earlier runs, and delete the others.
-
-    Raises:
-        ValueError: If they were packed from other frames.
-    """
+    """Return the complete shards of earlier runs, and delete the others."""
     shards, broken = complete_shards(store)
     other = next((frames.source for frames in shards if frames.source != source), None)
     if other is not None:

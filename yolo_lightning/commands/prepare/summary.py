@@ -30,22 +30,14 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MonthlyCounts:
-    """Counts of a split by month; row `k` of each array belongs to `months[k]`.
+    """Counts of a split by month; row `k` of each array belongs to `months[k]`."""
 
-    Attributes:
-        months: `(K,)` int64, YYYYMM, ascending; 0 is an unknown month.
-        frames: `(K,)` int64.
-        empty_frames: `(K,)` int64, frames without boxes.
-        clips: `(K,)` int64.
-        boxes: `(K, 4)` int64, by class index.
-        temperature: `(K,)` float64, mean over the frames with a temperature, degrees Celsius; NaN if unknown.
-    """
-
-    months: Counts
-    frames: Counts
-    empty_frames: Counts
-    clips: Counts
-    boxes: Counts
+    months: Counts  # `(K,)` int64, YYYYMM, ascending; 0 is an unknown month
+    frames: Counts  # `(K,)` int64
+    empty_frames: Counts  # `(K,)` int64, frames without boxes
+    clips: Counts  # `(K,)` int64
+    boxes: Counts  # `(K, 4)` int64, by class index
+    # `(K,)` float64, mean over the frames with a temperature, degrees Celsius; NaN if unknown
     temperature: npt.NDArray[np.float64]
 
 
@@ -102,11 +94,7 @@ def degrees(temperature: float) -> str:
 
 
 def save_picture(counts: MonthlyCounts, path: Path) -> None:
-    """Draw frames, boxes per class and mean temperature of each month into a PNG file; unknown quantities are left out.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Draw frames, boxes per class and mean temperature of each month, if known, into a PNG file."""
     panels = [(draw_frames, FRAMES_HEIGHT_INCHES)]
     if counts.boxes.any():
         panels.append((draw_boxes, BOXES_HEIGHT_INCHES))

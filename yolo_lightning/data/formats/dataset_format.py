@@ -20,20 +20,14 @@ TRAIN_FILE, VALID_FILE, PREDICT_FILE = "Train.json", "Valid.json", "TestNoLabels
 
 @dataclass(frozen=True)
 class JsonFormat:
-    """Common part of the formats with one JSON file per split.
+    """Common part of the formats with one JSON file per split."""
 
-    Attributes:
-        root: Dataset folder.
-        files: JSON file of each split, relative to `root`. Without a file, `predict` reads that of `test`, `test` that
-            of `valid`, and `valid` a share of `train`.
-        shares: Shares of the splits that are used.
-        index_root: Folder of the packed indexes.
-    """
-
-    root: Path
+    root: Path  # Dataset folder
+    # JSON file of each split, relative to `root`. Without a file, `predict` reads that of `test`, `test` that of
+    # `valid`, and `valid` a share of `train`.
     files: Mapping[Split, str | None]
     shares: Shares
-    index_root: Path
+    index_root: Path  # Folder of the packed indexes
 
     def replacement(self, split: Split) -> Split:
         """Return `split`, or the split that replaces it if it has no file."""
@@ -68,13 +62,7 @@ class LTDv2Format(JsonFormat):
         return self.shares.part(split, open_index(self.root / self.name(split), self.index_root))
 
     def open_storage(self, split: Split, channels: Channels, storage: StorageKind | None = None) -> Storage:
-        """Return the storage of the frames of `split`; raise `ValueError` if it cannot be used.
-
-        Args:
-            split: Name of the split.
-            channels: Number of channels of the decoded frames.
-            storage: One of `storages`; None is the configured one.
-        """
+        """Return the storage of the frames of `split`: `storage`, one of `storages`, or the configured one."""
         return open_frames(self.root, storage or self.storage, index_root=self.index_root, store=self.store)
 
 
@@ -145,11 +133,7 @@ def choose_format(
     store: str | None,
     index_root: Path,
 ) -> DatasetFormat:
-    """Return the dataset format for the options of `DetectionDataModule`.
-
-    Raises:
-        ValueError: If a value is invalid, or an option does not apply to the format.
-    """
+    """Return the dataset format for the options of `DetectionDataModule`."""
     if format != LTDV2 and (storage not in ("auto", "folder") or store is not None):
         raise ValueError(
             f"data.storage must be one of auto, folder, and data.store must be null, with data.format {format} (packed "

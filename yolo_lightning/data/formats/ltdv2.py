@@ -23,11 +23,7 @@ DATE_CHARACTERS = 19
 
 
 def read_annotations(path: Path) -> Annotations:
-    """Read and check an annotation file of LTDv2.
-
-    Raises:
-        ValueError: If the file is missing or is not an LTDv2 annotation file; the message names file and record.
-    """
+    """Read and check an annotation file of LTDv2."""
     content = decode(path)
     images = content.images
     found = {category.id: category.name.strip().lower() for category in content.categories if category.id != 0}

@@ -29,17 +29,7 @@ READERS = 8
 
 
 class YoloFormat:
-    """Images and label files of a `data.yaml`.
-
-    Args:
-        file: The `data.yaml`, or its folder.
-        root: Dataset folder; None is the `path` in the file.
-        shares: Shares of the splits that are used; `valid_share` of `train` replaces `val`.
-        index_root: Folder of the packed indexes.
-
-    Raises:
-        ValueError: If the file cannot be used.
-    """
+    """Images and label files of the `data.yaml` `file`; `valid_share` of `train` replaces `val`."""
 
     storages: tuple[StorageKind, ...] = ("folder",)
 
@@ -81,11 +71,7 @@ class YoloFormat:
 
 
 class YoloSplit:
-    """Images and labels of one split of a `data.yaml`.
-
-    Raises:
-        ValueError: If the split has no images.
-    """
+    """Images and labels of one split of a `data.yaml`."""
 
     def __init__(self, description: DataDescription, key: Key) -> None:
         self.description = description

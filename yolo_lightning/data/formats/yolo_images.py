@@ -26,9 +26,6 @@ def list_images(description: DataDescription, key: Key) -> tuple[list[str], int,
 
     Returns:
         Absolute paths, sorted and unique; number of duplicates; number of files in formats that cannot be decoded.
-
-    Raises:
-        ValueError: If there are no images, or a list of images cannot be read.
     """
     places = description.places(key)
     found = [file for place in places for file in files_at(place, description.root)]
@@ -50,9 +47,6 @@ def files_at(place: Path, root: Path) -> Iterable[str]:
 
     In a list, `./` is the folder of the list. Other relative names are relative to the folder of the list, the dataset
     folder or the working folder: the first of them in which the first name exists.
-
-    Raises:
-        ValueError: If the list cannot be read.
     """
     if place.is_dir():
         return glob.iglob(os.path.join(glob.escape(str(place)), "**", "*.*"), recursive=True)
@@ -78,9 +72,6 @@ def image_shape(path: Path) -> tuple[int, int] | None:
     """Return `(height, width)` of the decoded image in pixels, after its EXIF orientation; None if it is damaged.
 
     Only the header is read, except for formats whose orientation depends on the OpenCV version.
-
-    Raises:
-        OSError: If the file does not exist or cannot be read.
     """
     with path.open("rb") as file:
         try:

@@ -44,14 +44,9 @@ def is_current(folder: Path, source: Mapping[str, Any]) -> bool:
 
 
 def write_folder(folder: Path, arrays: Mapping[str, npt.NDArray[Any]], manifest: Mapping[str, Any]) -> None:
-    """Write arrays and manifest into a temporary folder, then rename it to `folder`.
+    """Write arrays by file stem and a JSON manifest into a temporary folder, then rename it to `folder`.
 
-    A damaged `folder` is replaced. The caller holds the lock on the folder's name.
-
-    Args:
-        folder: Target folder.
-        arrays: Arrays by file stem.
-        manifest: Plain JSON; `file_bytes` is added.
+    A damaged `folder` is replaced. The caller holds the lock on the folder's name. `file_bytes` is added.
     """
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -72,11 +67,7 @@ def write_folder(folder: Path, arrays: Mapping[str, npt.NDArray[Any]], manifest:
 
 
 def hold(folder: Path) -> int:
-    """Take a shared lock on a folder; return the open descriptor, which releases the lock when it is closed.
-
-    Raises:
-        FileNotFoundError: If the folder does not exist.
-    """
+    """Take a shared lock on a folder; return the open descriptor, which releases the lock when it is closed."""
     descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
     with suppress(OSError):  # file system without locks; `remove_unused` deletes nothing there
         fcntl.flock(descriptor, fcntl.LOCK_SH)

@@ -11,11 +11,7 @@ NamesArray = npt.NDArray[np.bytes_]
 
 
 class NameTable:
-    """Position of each name in an array.
-
-    Args:
-        names: `(N,)` UTF-8 bytes, sorted, unique; may be mapped from a file.
-    """
+    """Position of each name in an array of sorted, unique UTF-8 bytes, which may be mapped from a file."""
 
     def __init__(self, names: NamesArray) -> None:
         self.names = np.asarray(names)

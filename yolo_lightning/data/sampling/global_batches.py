@@ -14,16 +14,11 @@ class GlobalBatches:
     All ranks have equally many batches and no batch is empty, because ranks wait for each other in every step. A last
     global batch with fewer samples than ranks is merged into the previous one; in any other incomplete batch some ranks
     have one sample fewer. No sample is dropped or repeated.
-
-    Attributes:
-        batch_size: Samples per batch and rank.
-        rank: Rank of this process, from 0.
-        processes: World size.
     """
 
-    batch_size: int
-    rank: int = 0
-    processes: int = 1
+    batch_size: int  # Samples per batch and rank
+    rank: int = 0  # Rank of this process, from 0
+    processes: int = 1  # World size
 
     @property
     def size(self) -> int:
@@ -50,11 +45,7 @@ class GlobalBatches:
 
 
 class FileOrderBatches(Sampler[list[int]]):
-    """Batches of the indices 0 to `samples` - 1 in order: the share of this rank, without repeats.
-
-    Raises:
-        ValueError: If a rank would have no sample, for which the other ranks would wait.
-    """
+    """Batches of the indices 0 to `samples` - 1 in order: the share of this rank, without repeats."""
 
     def __init__(self, samples: int, batches: GlobalBatches) -> None:
         if 0 < samples < batches.processes:

@@ -75,18 +75,10 @@ class Sampling:
 class SampledOrder:
     """The frames of each epoch in training order.
 
-    Args:
-        index: The split.
-        sampling: The rules.
-        seed: Seed of the run.
-
     Attributes:
         length: Frames per epoch.
         pass_length: Frames per pass; equal to `length` unless `epoch_frames` is set.
         settings: Everything besides the split on which the order depends; plain Python, compared when a run resumes.
-
-    Raises:
-        ValueError: If a rule cannot be applied to this split.
     """
 
     def __init__(self, index: SplitIndex, sampling: Sampling, seed: int) -> None:

@@ -38,16 +38,10 @@ class FrameError(Exception):
 
 
 class BitDepthError(FrameError):
-    """A frame whose pixels are not 8-bit unsigned integers.
+    """A frame whose pixels are not 8-bit unsigned integers, with its NumPy dtype, lowest and highest value.
 
     A decoder would only keep the upper 8 bits, which turns raw thermal values of 7,000 to 9,040 into the gray levels 27
     to 35.
-
-    Attributes:
-        name: File of the frame.
-        dtype: NumPy's name of the type of the pixels.
-        lowest: Smallest value in the frame.
-        highest: Largest value in the frame.
     """
 
     def __init__(self, name: str, dtype: str, lowest: float, highest: float) -> None:
@@ -80,12 +74,7 @@ class Storage(Protocol):
 
 
 class ImageFiles:
-    """Image files below a folder; absolute names may be outside of the folder.
-
-    Args:
-        base: Folder that names are relative to.
-        channels: Number of channels of the decoded frames.
-    """
+    """Image files below the folder `base`; absolute names may be outside of it."""
 
     def __init__(self, base: Path, channels: Channels = 1) -> None:
         self.base = base
@@ -125,12 +114,6 @@ class FolderFrames(ImageFiles):
     """Gray frames in a folder, as `<root>/frames/<date>/<clip>/image_<n>.jpg`.
 
     `frames/frames/...`, the result of extracting `frames.zip` into a folder `frames`, is found too.
-
-    Args:
-        root: Dataset folder.
-
-    Raises:
-        ValueError: If `root` or its folder `frames` does not exist.
     """
 
     def __init__(self, root: Path) -> None:

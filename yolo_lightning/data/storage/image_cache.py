@@ -13,11 +13,7 @@ MIB = 2**20
 
 
 class ImageCache:
-    """Storage that decodes each frame of another storage once per process; a pickled copy is empty.
-
-    Args:
-        storage: Storage of the encoded frames. Unreadable frames are not cached.
-    """
+    """Storage that decodes each readable frame of another storage once per process; a pickled copy is empty."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

@@ -47,23 +47,14 @@ Result = TypeVar("Result")
 
 
 class ShardFrames(msgspec.Struct, frozen=True):
-    """Description of a shard, stored beside the shard.
-
-    Attributes:
-        shard: The file.
-        source: Origin of the frames, see `describe`.
-        names: Frame names in the order of their pixels.
-        heights: Height of each frame in pixels.
-        widths: Width of each frame in pixels.
-        crcs: CRC-32 of the pixels of each frame.
-    """
+    """Description of a shard, stored beside the shard."""
 
     shard: Shard
-    source: dict[str, str]
-    names: list[str]
-    heights: list[int]
-    widths: list[int]
-    crcs: list[int]
+    source: dict[str, str]  # Origin of the frames, see `describe`
+    names: list[str]  # Frame names in the order of their pixels
+    heights: list[int]  # Height of each frame in pixels
+    widths: list[int]  # Width of each frame in pixels
+    crcs: list[int]  # CRC-32 of the pixels of each frame
 
 
 def describe(storage: FolderFrames | ZipFrames) -> dict[str, str]:
@@ -80,9 +71,6 @@ def write_shard(
 
     Returns:
         Description of the shard, None if no frame could be decoded; reason by name, for the frames left out.
-
-    Raises:
-        OSError: If the shard cannot be written; no file remains.
     """
     key = sha256(msgspec.json.encode([source, list(names)])).hexdigest()[:16]
     path = store / f"{SHARD_PREFIX}{key}{SHARD_SUFFIX}"
@@ -172,9 +160,6 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of spawned processes; at the end of the block, pending tasks are cancelled.
 
     Forked processes would inherit held locks and stall ROCm's queues.
-
-    Raises:
-        OSError: If a process was killed, for example because of insufficient memory.
     """
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=prepare_process)
     try:
@@ -203,11 +188,7 @@ def exit_with_parent() -> None:
 def write_index(
     store: Path, shards: Sequence[ShardFrames], damaged: dict[str, str], source: dict[str, str]
 ) -> Manifest:
-    """Write the sorted arrays and the manifest, which completes the store; then delete unused shards and arrays.
-
-    Raises:
-        OSError: If they cannot be written; an earlier manifest then remains valid.
-    """
+    """Write the sorted arrays and the manifest, which completes the store; then delete unused shards and arrays."""
     shards = sorted(shards, key=lambda frames: frames.shard.file)
     names = np.array([encode(name) for frames in shards for name in frames.names])
     records = np.zeros(len(names), dtype=FRAME)

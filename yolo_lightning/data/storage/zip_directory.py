@@ -43,9 +43,6 @@ def open_directory(archive: Path, index_root: Path) -> Directory:
     """Open the packed directory of `archive` under `index_root`; it is built if it is missing or out of date.
 
     If several processes open it, one builds it under a lock and renames it to its final name.
-
-    Raises:
-        ValueError: If the archive cannot be used or `index_root` cannot be written.
     """
     if not archive.is_file():
         raise ValueError(f"frame archive {archive} does not exist")
@@ -96,12 +93,7 @@ def build_directory(archive: Path, folder: Path, source: dict[str, Any]) -> None
 
 
 def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
-    """Return the sorted names and the `MEMBER` records of the files in an archive; duplicates are dropped.
-
-    Raises:
-        ValueError: If the archive is truncated or has no files, a member cannot be read in place, or two members have
-            the same name and different content.
-    """
+    """Return the sorted names and the `MEMBER` records of the files in an archive; duplicates are dropped."""
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = opened.infolist()

@@ -24,17 +24,10 @@ HEADROOM_BYTES = 256
 
 
 class ZipFrames:
-    """Frames in an archive with stored or deflated members, also zip64.
+    """Frames in an archive with stored or deflated members, also zip64; its packed directory is under `index_root`.
 
     The checksum of a member is verified at each read. An instance is pickled as two paths; each process opens the
     archive itself.
-
-    Args:
-        archive: Zip file.
-        index_root: Folder for the packed directory of the archive.
-
-    Raises:
-        ValueError: If the archive cannot be used.
     """
 
     def __init__(self, archive: Path, index_root: Path) -> None:
@@ -55,12 +48,7 @@ class ZipFrames:
         return decode_frame(self.content(name), name)
 
     def content(self, name: str) -> bytes:
-        """Return the uncompressed content of a member.
-
-        Raises:
-            FrameError: If the member is missing or damaged.
-            ValueError: If the archive was replaced after it was opened.
-        """
+        """Return the uncompressed content of a member."""
         position = self._names.find(name)
         if position is None:
             raise FrameError(f"{name}: not in {self.archive.name}")

@@ -9,27 +9,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Month:
-    """Climate of one month and gain of the sensor.
-
-    Attributes:
-        year: Calendar year.
-        month: Calendar month, 1 to 12.
-        ambient: Mean air temperature.
-        water: Temperature of the harbour basin.
-        sunrise: Hour of sunrise.
-        sunset: Hour of sunset.
-        radiation: Clear noon sun in watts per square metre.
-        gain: Gray levels per degree.
-    """
+    """Climate of one month and gain of the sensor."""
 
     year: int
     month: int
-    ambient: float
-    water: float
-    sunrise: float
-    sunset: float
-    radiation: float
-    gain: float
+    ambient: float  # Mean air temperature
+    water: float  # Temperature of the harbour basin
+    sunrise: float  # Hour of sunrise
+    sunset: float  # Hour of sunset
+    radiation: float  # Clear noon sun in watts per square metre
+    gain: float  # Gray levels per degree
 
 
 MONTHS = (
@@ -46,29 +35,17 @@ MONTHS = (
 
 @dataclass(frozen=True)
 class Weather:
-    """Conditions of one clip.
+    """Conditions of one clip."""
 
-    Attributes:
-        ambient: Air temperature.
-        water: Temperature of the basin.
-        ground: Temperature of the quay.
-        sun: Sun radiation in watts per square metre.
-        humidity: Relative humidity in percent.
-        gain: Gray levels per degree.
-        noise: Standard deviation of the sensor noise in gray levels.
-        pattern: Strength of the fixed row and column pattern relative to the usual strength.
-        lamps_lit: Whether the lamps are hot, which is the case from midnight to sunrise.
-    """
-
-    ambient: float
-    water: float
-    ground: float
-    sun: float
-    humidity: float
-    gain: float
-    noise: float
-    pattern: float
-    lamps_lit: bool
+    ambient: float  # Air temperature
+    water: float  # Temperature of the basin
+    ground: float  # Temperature of the quay
+    sun: float  # Sun radiation in watts per square metre
+    humidity: float  # Relative humidity in percent
+    gain: float  # Gray levels per degree
+    noise: float  # Standard deviation of the sensor noise in gray levels
+    pattern: float  # Strength of the fixed row and column pattern relative to the usual strength
+    lamps_lit: bool  # Whether the lamps are hot, which is the case from midnight to sunrise
 
 
 def weather_at(month: Month, moment: datetime, rng: np.random.Generator) -> Weather:

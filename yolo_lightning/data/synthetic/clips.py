@@ -20,23 +20,14 @@ _FAR_GROUND, _NEAR_GROUND = 0.46, 0.97
 
 @dataclass(frozen=True)
 class Clip:
-    """A planned clip of frames one second apart.
+    """A planned clip of frames one second apart."""
 
-    Attributes:
-        split: "train", "valid" or "test".
-        month: Climate of the clip.
-        start: Local time of the first frame.
-        number: Number of the clip, unique within a day.
-        frames: Number of frames.
-        empty: Whether the clip has no objects.
-    """
-
-    split: str
+    split: str  # "train", "valid" or "test"
     month: Month
-    start: datetime
-    number: int
+    start: datetime  # Local time of the first frame
+    number: int  # Number of the clip, unique within a day
     frames: int
-    empty: bool
+    empty: bool  # Whether the clip has no objects
 
     @property
     def folder(self) -> str:

@@ -30,11 +30,7 @@ def apply_pixel_transforms(image: Image, transforms: Sequence[dict[str, Any]], g
 
 @cache
 def build_pipeline(transforms: str) -> Any:
-    """Return an `albumentations.Compose` of transforms in JSON, each of which has been applied to a gray image.
-
-    Raises:
-        ValueError: If a name or an argument is unknown, or a transform does not support one channel.
-    """
+    """Return an `albumentations.Compose` of transforms in JSON, each of which has been applied to a gray image."""
     return albumentations.Compose([build_transform(transform) for transform in json.loads(transforms)])
 
 
