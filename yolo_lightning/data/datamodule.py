@@ -25,8 +25,13 @@ from yolo_lightning.data.formats.frame_checks import (
 from yolo_lightning.data.index.annotation_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.loader import LoaderSettings, describe
-from yolo_lightning.data.sampling.global_batches import FileOrderBatches, GlobalBatches
-from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader, limited
+from yolo_lightning.data.sampling.sampler import (
+    EpochBatchSampler,
+    FileOrderBatches,
+    GlobalBatches,
+    ResumableLoader,
+    limited,
+)
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels

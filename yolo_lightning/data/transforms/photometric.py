@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation, apply_pixel_transforms
 from yolo_lightning.data.transforms.mosaic import PADDING, Image
 
 Levels = npt.NDArray[np.float32]
@@ -57,8 +57,6 @@ def random_photometry(
     else:
         image = random_drift(image, settings, generator, reference)
     if settings.pixel_transforms:
-        from yolo_lightning.data.transforms.pixel_transforms import apply_pixel_transforms
-
         image = apply_pixel_transforms(image, settings.pixel_transforms, generator)
     return image
 
