@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
 from yolo_lightning.data.boxes import check_image_size
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset, cache_images
 from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, LTDv2Format, choose_format
 from yolo_lightning.data.formats.frame_checks import (
     BadFrames,
@@ -35,7 +35,6 @@ from yolo_lightning.data.sampling.sampler import (
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
-from yolo_lightning.data.storage.image_cache import cache_images
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 

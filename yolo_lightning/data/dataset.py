@@ -1,18 +1,22 @@
-"""Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation."""
+"""Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation; image cache."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.index.annotation_index import SplitIndex
-from yolo_lightning.data.storage.frames import Channels, FrameError, Storage
+from yolo_lightning.data.storage.frames import Channels, FrameError, ImageFiles, Storage
+from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.mosaic import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip
 from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
 
+MIB = 2**20
 SAMPLE_STREAM = 2
 """Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1."""
 
@@ -137,3 +141,45 @@ class EvaluationDataset(Dataset[Sample]):
             bad_frames=() if problem is None else (problem,),
             month=self.frames.index.month(index),
         )
+
+
+class ImageCache:
+    """Storage that decodes each readable frame of another storage once per process; a pickled copy is empty.
+
+    For small datasets: a mosaic reads four frames per sample, and decoding is most of its cost.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._frames: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def __str__(self) -> str:
+        return str(self._storage)
+
+    def __reduce__(self) -> tuple[type["ImageCache"], tuple[Storage]]:
+        return ImageCache, (self._storage,)
+
+    def read(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return the cached frame, read-only."""
+        frame = self._frames.get(name)
+        if frame is None:
+            frame = self._storage.read(name)
+            frame.flags.writeable = False  # shared by all samples that contain the frame
+            self._frames[name] = frame
+        return frame
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        return self._storage.missing(names)
+
+
+def cache_images(frames: LabelledFrames, budget_mib: int) -> LabelledFrames:
+    """Add an image cache if the storage holds encoded images and all decoded frames fit into `budget_mib`.
+
+    Frames of a packed store need no decoding, and share the memory of the page cache.
+    """
+    size_mib = frames.index.pixels() * frames.channels / MIB
+    if size_mib > budget_mib or not isinstance(frames.storage, ImageFiles | ZipFrames):
+        return frames
+    cached = LabelledFrames(frames.index, ImageCache(frames.storage), frames.channels)
+    cached.quarantined = frames.quarantined
+    return cached

@@ -154,7 +154,7 @@ def thread_environment(threads: int) -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Wait until the parent process has died, then exit."""
+    """Wait until the parent process has exited, then exit."""
     parent = parent_process()
     assert parent is not None
     parent.join()

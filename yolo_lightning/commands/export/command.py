@@ -15,8 +15,7 @@ from yolo_lightning.commands.export.export_network import (
     write_torchscript_file,
     write_ultralytics_file,
 )
-from yolo_lightning.commands.export.onnx_file import require_packages, write_onnx_file
-from yolo_lightning.commands.export.suppression import Suppression
+from yolo_lightning.commands.export.onnx_file import Suppression, require_packages, write_onnx_file
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.utils.choices import check_choices

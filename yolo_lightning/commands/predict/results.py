@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TextIO
+from typing import Any, Literal, Self, TextIO
 
 import cv2
 import numpy as np
@@ -28,19 +28,14 @@ SMALLEST_TEXT = 0.4
 CSV_COLUMNS = ("source", "frame", "x1", "y1", "x2", "y2", "score", "label", "name")
 
 
-class Writer(Protocol):
-    """Writer of one kind of result. Frames of a video are written in order."""
-
-    def write(self, picture: InputImage, prediction: Prediction) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Results:
-    """Writers of all chosen kinds of results in one folder; `base` is the common parent folder of all inputs."""
+    """Writers of all chosen kinds of results in one folder; `base` is the common parent folder of all inputs.
+
+    Frames of a video are written in order.
+    """
 
     def __init__(self, folder: Path, kinds: Sequence[Result], names: Sequence[str], base: Path) -> None:
-        self._writers: list[Writer] = []
+        self._writers: list[Pictures | JsonFile | CsvFile | TextFiles] = []
         for kind in dict.fromkeys(kinds):
             match kind:
                 case "pictures":

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import obstore
 
-from yolo_lightning.data.index.name_table import NameTable, encode
+from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError, decode_frame
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.index.name_table import NameTable
+from yolo_lightning.data.index.index_folder import NameTable
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.utils.files import PositionedFile
 

@@ -7,7 +7,6 @@ same name.
 
 import errno
 import multiprocessing
-import os
 import signal
 import threading
 import zlib
@@ -16,7 +15,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from hashlib import sha256
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +23,7 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.data.index import index_folder
-from yolo_lightning.data.index.name_table import encode
+from yolo_lightning.data.index.index_folder import encode
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError, Storage
 from yolo_lightning.data.storage.packed_frames import (
     FORMAT,
@@ -37,6 +35,7 @@ from yolo_lightning.data.storage.packed_frames import (
     map_index,
 )
 from yolo_lightning.data.storage.zip_frames import ZipFrames
+from yolo_lightning.data.worker_processes import end_with_parent
 from yolo_lightning.utils.files import replacing
 
 SHARD_PREFIX, SHARD_SUFFIX = "shard-", ".u8"
@@ -171,18 +170,10 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def prepare_process() -> None:
-    """Use one core, leave Ctrl-C to the parent process, and exit with the parent process."""
+    """Use one core, leave Ctrl-C to the parent process, and exit with the parent, even if the parent is killed."""
     cv2.setNumThreads(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=exit_with_parent, daemon=True).start()
-
-
-def exit_with_parent() -> None:
-    """Exit when the parent process exits: workers of a process pool would wait for a killed parent forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def write_index(

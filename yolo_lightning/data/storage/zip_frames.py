@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index import index_folder
-from yolo_lightning.data.index.name_table import NamesArray, NameTable, encode
+from yolo_lightning.data.index.index_folder import NamesArray, NameTable, encode
 from yolo_lightning.data.storage.frames import FrameError, decode_frame
 from yolo_lightning.utils.files import PositionedFile
 

@@ -10,9 +10,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.synthetic.climate import Weather
 from yolo_lightning.data.synthetic.objects import Actor, paint
-from yolo_lightning.data.synthetic.scene import FloatImage, Scene, resized
+from yolo_lightning.data.synthetic.scene import FloatImage, Scene, Weather, resized
 
 GrayImage = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]

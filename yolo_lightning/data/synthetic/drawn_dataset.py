@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from yolo_lightning.data.synthetic.camera import Box, draw_frame
-from yolo_lightning.data.synthetic.climate import weather_at
 from yolo_lightning.data.synthetic.clips import cast_clip, image_entry, plan_clips
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
-from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene
+from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
 
 VERSION = 1
 """Version of the drawing; a folder drawn by another version is not reused."""
