@@ -19,8 +19,7 @@ CELL_INCHES = 2.6
 TITLE_INCHES = 0.34
 LEGEND_INCHES = 0.4
 
-ALL_EPOCHS = 2**31
-"""Value of `mosaic_epochs` that enables mosaic in every epoch."""
+ALL_EPOCHS = 2**31  # Value of `mosaic_epochs` that enables mosaic in every epoch
 
 
 def contact_sheet(

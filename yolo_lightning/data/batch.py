@@ -59,13 +59,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        return msgspec.structs.replace(
-            self,
-            images=function(self.images),
-            boxes=function(self.boxes),
-            labels=function(self.labels),
-            sample_index=function(self.sample_index),
-        )
+        tensors = ("images", "boxes", "labels", "sample_index")
+        return msgspec.structs.replace(self, **{name: function(getattr(self, name)) for name in tensors})
 
 
 @dataclass(frozen=True, slots=True)

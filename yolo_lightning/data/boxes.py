@@ -9,8 +9,7 @@ from torch import Tensor
 
 FloatArray = npt.NDArray[np.float32]
 
-STRIDE = 32
-"""Pixels. Largest stride of YOLOv8; the sides of the network input are multiples of it."""
+STRIDE = 32  # Pixels. Largest stride of YOLOv8; the sides of the network input are multiples of it.
 
 
 def check_image_size(name: str, side: int, least: int = STRIDE) -> None:

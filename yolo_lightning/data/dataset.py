@@ -17,11 +17,8 @@ from yolo_lightning.data.transforms.mosaic import PADDING, Labelled, letterbox, 
 from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
 
 MIB = 2**20
-SAMPLE_STREAM = 2
-"""Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1."""
-
-UNAUGMENTED = Letterbox(1.0, 0, 0)
-"""Letterbox of training samples, which are never mapped back to the frame."""
+SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
+UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
 
 
 class SampleKey(NamedTuple):

@@ -17,9 +17,7 @@ from yolo_lightning.model.layers import restore
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.utils.files import replacing
 
-METADATA = "config.txt"
-"""Name of the metadata in a TorchScript archive, as Ultralytics expects."""
-
+METADATA = "config.txt"  # Name of the metadata in a TorchScript archive, as Ultralytics expects
 OWN_PACKAGES = ("yolo_lightning", "callbacks")
 
 

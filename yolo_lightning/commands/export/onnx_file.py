@@ -17,14 +17,12 @@ from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.utils.files import replacing
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-OPSET = 20
-"""First ONNX operator set with all operators of the network and of the suppression."""
+OPSET = 20  # First ONNX operator set with all operators of the network and of the suppression
 INPUT, DECODED, DETECTIONS = "images", "output0", "detections"
 CHECKED_BATCHES = (1, 2, 8)
 TOLERANCES = {"boxes": 0.05, "scores": 1e-3}
 """Maximum differences in input pixels and in score, from float32 sums in different order."""
-COLUMNS = 6
-"""x1, y1, x2, y2 in input pixels, score, class."""
+COLUMNS = 6  # x1, y1, x2, y2 in input pixels, score, class
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,7 @@ Result = Literal["pictures", "json", "csv", "txt"]
 PICTURES_FOLDER = "pictures"
 LABELS_FOLDER = "labels"
 
-SMALLEST_TEXT = 0.4
-"""Smallest legible font scale of OpenCV."""
-
+SMALLEST_TEXT = 0.4  # Smallest legible font scale of OpenCV
 CSV_COLUMNS = ("source", "frame", "x1", "y1", "x2", "y2", "score", "label", "name")
 
 

@@ -30,12 +30,9 @@ from yolo_lightning.utils.host import available_cores
 
 OFFICIAL_FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
 LOCK = "prepare.lock"
-SPARE_BYTES = 64 << 20
-"""Space that remains free for the index and for other writers on the same disk."""
-MOST_SHARDS = 500
-"""Every reader keeps every shard open, and 1024 open files are a usual limit."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in shells."""
+SPARE_BYTES = 64 << 20  # Space that remains free for the index and for other writers on the same disk
+MOST_SHARDS = 500  # Every reader keeps every shard open, and 1024 open files are a usual limit
+INTERRUPTED = 130  # Exit code after Ctrl-C, as in shells
 
 
 def prepare(

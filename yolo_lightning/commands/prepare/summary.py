@@ -17,8 +17,7 @@ from yolo_lightning.data.formats.recording import TEMPERATURE
 from yolo_lightning.data.index.annotation_index import SplitIndex
 from yolo_lightning.utils.files import replacing
 
-COLOURS = ("#2a6f97", "#e9a03b", "#c1443c", "#5b8c5a")
-"""One per class."""
+COLOURS = ("#2a6f97", "#e9a03b", "#c1443c", "#5b8c5a")  # One per class
 FRAMES_COLOUR, EMPTY_COLOUR, TEMPERATURE_COLOUR = "#6c757d", "#d3d7da", "#333333"
 
 MONTH_WIDTH_INCHES, LEAST_WIDTH_INCHES = 0.95, 6.5

@@ -29,8 +29,7 @@ NON_NUMBERS = tuple(
 """Non-finite numbers as Python's `json` writes them. They are not valid JSON."""
 
 BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
-SHOWN_BYTES = 160
-"""Bytes of a damaged record, or of the text before an error, in a message."""
+SHOWN_BYTES = 160  # Bytes of a damaged record, or of the text before an error, in a message
 
 
 class ImageEntry(msgspec.Struct, gc=False):

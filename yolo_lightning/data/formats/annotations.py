@@ -12,11 +12,8 @@ import numpy.typing as npt
 from yolo_lightning.data.formats.annotation_file import ImageEntry
 from yolo_lightning.data.formats.recording import WEATHER
 
-MINIMUM_BOX_SIDE = 1e-3
-"""Pixels. A box with a shorter side after clipping is dropped."""
-
-LARGEST_SIDE = 1 << 16
-"""Pixels. A larger width or height is refused as damaged."""
+MINIMUM_BOX_SIDE = 1e-3  # Pixels. A box with a shorter side after clipping is dropped.
+LARGEST_SIDE = 1 << 16  # Pixels. A larger width or height is refused as damaged.
 
 
 @dataclass(frozen=True, slots=True)

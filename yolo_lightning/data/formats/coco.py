@@ -9,9 +9,7 @@ from yolo_lightning.data.formats.annotation_file import COCO_FILE, annotation_ar
 from yolo_lightning.data.formats.annotations import Annotations, distinct_names, encoded, image_shapes, still_images
 from yolo_lightning.data.formats.image_ids import image_id_texts
 
-PROBED_IMAGES = 16
-"""Number of images that are searched for in each candidate folder."""
-
+PROBED_IMAGES = 16  # Number of images that are searched for in each candidate folder
 NAME_PARTS = ("instances_", "image_info_", "_annotations.coco")
 """Parts of the name of an annotation file that do not belong to the name of its split."""
 

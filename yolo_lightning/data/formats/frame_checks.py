@@ -10,11 +10,8 @@ from yolo_lightning.data.index.annotation_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.frames import EIGHT_BITS, BitDepthError, Channels, FrameError, Storage
 
-SAMPLED_FRAMES = 32
-"""Number of frames, evenly spread over a split, that are decoded before training starts."""
-
-NAMED_FRAMES = 5
-"""Maximum number of bad frames in one message."""
+SAMPLED_FRAMES = 32  # Number of frames, evenly spread over a split, that are decoded before training starts
+NAMED_FRAMES = 5  # Maximum number of bad frames in one message
 
 
 class BadFrames:

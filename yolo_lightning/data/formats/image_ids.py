@@ -13,15 +13,12 @@ import numpy.typing as npt
 
 from yolo_lightning.data.formats.recording import ID_DIGITS, number_at
 
-EXACT_BELOW = 2**53
-"""Integers below this value are exact in float64."""
+EXACT_BELOW = 2**53  # Integers below this value are exact in float64
 SPACING = 4
 """Distance of neighbouring float64 between 2^54 and 2^55, the range of 17-digit ids of the years 1801 to 3602."""
 
-NAMED_RECORDS = 3
-"""Maximum number of records in one message."""
-FEWEST_WITNESSES = 3
-"""Minimum number of ids that must differ from their date exactly by rounding."""
+NAMED_RECORDS = 3  # Maximum number of records in one message
+FEWEST_WITNESSES = 3  # Minimum number of ids that must differ from their date exactly by rounding
 FEWEST_OWNERS = 64
 """Minimum number of images with boxes, all with multiples of four as id, that indicates rounded annotations."""
 

@@ -19,9 +19,7 @@ WEATHER = (
 )
 """LTDv2's names of the weather measurements in the `meta` of a frame."""
 
-TEMPERATURE = WEATHER[0]
-"""Degrees Celsius."""
-
+TEMPERATURE = WEATHER[0]  # Degrees Celsius
 ID_DIGITS = 17
 """Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS. All 95,443 ids of two official lists have this form."""
 

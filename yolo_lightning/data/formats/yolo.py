@@ -23,21 +23,14 @@ from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameEr
 
 IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
 
-UNKNOWN_SHAPE = (1, 1)
-"""Height and width of a damaged image, which is counted as a bad frame when its pixels are read."""
-
-READERS = 8
-"""Number of threads that read label files and headers: they mostly wait for the disk."""
-
+UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
+READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
 UNDECODED_SUFFIXES = frozenset({".dng", ".heic", ".heif"})
 """Suffixes of Ultralytics' image formats that OpenCV does not decode."""
 
-ORIENTATION = 0x0112
-"""EXIF tag of the camera's orientation."""
-TURNED = frozenset({5, 6, 7, 8})
-"""Orientations that exchange rows and columns."""
-TURNED_BY_ALL = frozenset({"JPEG", "MPO"})
-"""Formats whose orientation is applied by every OpenCV version."""
+ORIENTATION = 0x0112  # EXIF tag of the camera's orientation
+TURNED = frozenset({5, 6, 7, 8})  # Orientations that exchange rows and columns
+TURNED_BY_ALL = frozenset({"JPEG", "MPO"})  # Formats whose orientation is applied by every OpenCV version
 
 
 class YoloFormat:

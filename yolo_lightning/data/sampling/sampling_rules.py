@@ -25,11 +25,8 @@ Balance = Literal["none", "clip", "month"]
 Integers = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
 
-ORDER_STREAM = 1
-"""Seed component of the order; `dataset.SAMPLE_STREAM` is 2."""
-
-OFFSET_STREAM = 3
-"""Seed component of the grid offset."""
+ORDER_STREAM = 1  # Seed component of the order; `dataset.SAMPLE_STREAM` is 2
+OFFSET_STREAM = 3  # Seed component of the grid offset
 
 
 @dataclass(frozen=True)

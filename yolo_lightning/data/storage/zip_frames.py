@@ -27,9 +27,7 @@ MEMBER = np.dtype(
 )
 METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
 ENCRYPTED = 0x1
-LONGEST_NAME = 512
-"""Bytes. A member with a longer name is not a frame; one such name would widen the whole array."""
-
+LONGEST_NAME = 512  # Bytes. A member with a longer name is not a frame; one such name would widen the whole array.
 LEADING_FOLDERS = re.compile(r"^(?:.*/)?(?:frames/|(?=\d{8}/))")
 """Folders before `<date>/<clip>/<frame>`: archives were packed above, at or below the folder `frames`."""
 

@@ -17,8 +17,7 @@ from yolo_lightning.data.synthetic.clips import cast_clip, image_entry, plan_cli
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
 
-VERSION = 1
-"""Version of the drawing; a folder drawn by another version is not reused."""
+VERSION = 1  # Version of the drawing; a folder drawn by another version is not reused
 MANIFEST_NAME = "synthetic.json"
 SPLIT_FILES = {"train": "Train.json", "valid": "Valid.json", "test": "TestNoLabels.json"}
 CATEGORIES = [{"id": number, "name": name} for number, name in enumerate(("background", *CLASS_NAMES))]

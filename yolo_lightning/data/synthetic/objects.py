@@ -9,8 +9,7 @@ import numpy as np
 
 from yolo_lightning.data.synthetic.scene import FloatImage, Weather, resized
 
-_FINENESS = 4
-"""Resolution of an object's canvas relative to the frame."""
+_FINENESS = 4  # Resolution of an object's canvas relative to the frame
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ FloatImage = npt.NDArray[np.float32]
 Corners = tuple[tuple[float, float], ...]
 
 REFERENCE_WIDTH, REFERENCE_HEIGHT = 384, 288
-SMALLEST_SCALE = 0.75
-"""Minimum scale; below it, a far person would be narrower than the smallest box."""
-HORIZON = 0.19
-"""Boundary of sky and water, fraction of the frame height."""
+SMALLEST_SCALE = 0.75  # Minimum scale; below it, a far person would be narrower than the smallest box
+HORIZON = 0.19  # Boundary of sky and water, fraction of the frame height
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,14 @@ from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
 Image = npt.NDArray[np.uint8]
 
-PADDING = 114
-"""Gray level outside a frame, as in YOLOv8."""
-
+PADDING = 114  # Gray level outside a frame, as in YOLOv8
 HALF_PIXEL_UP = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
 HALF_PIXEL_DOWN = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
 
 MINIMUM_SIDE, MINIMUM_AREA_SHARE, MAXIMUM_ASPECT = 2.0, 0.1, 100.0
 """YOLOv8's limits for boxes after an affine map: side in pixels, remaining fraction of the area, aspect ratio."""
 
-LARGEST_CUT = 2
-"""Image sides. A larger square is warped instead of cropped, because most of it is padding."""
+LARGEST_CUT = 2  # Image sides. A larger square is warped instead of cropped, because most of it is padding.
 
 
 class Labelled(NamedTuple):

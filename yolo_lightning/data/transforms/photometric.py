@@ -16,26 +16,17 @@ import numpy.typing as npt
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, apply_pixel_transforms
 from yolo_lightning.data.transforms.mosaic import PADDING, Image
 
-Levels = npt.NDArray[np.float32]
-"""`(256,)` float32: new value of each gray level."""
-
+Levels = npt.NDArray[np.float32]  # `(256,)` float32: new value of each gray level
 TONE_SHARE, GAMMA_SHARE, NOISE_SHARE, PATTERN_SHARE, SHADING_SHARE, BLUR_SHARE = 0.8, 0.3, 0.2, 0.2, 0.2, 0.1
 """Probability of each effect in a drifting sample."""
 
-TAIL = 0.02
-"""Maximum fraction of pixels that a stretch saturates at either end."""
-
+TAIL = 0.02  # Maximum fraction of pixels that a stretch saturates at either end
 LEAST_SPAN = 32
 """Gray levels. A scene with a smaller range is stretched as if it had this range, to limit the gain of its noise."""
 
-SHADING_WAVES = 3
-"""Cosine waves per axis of the shading field; the coarsest is half a wave over the input."""
-
-HISTOGRAM_STEP = 4
-"""A histogram counts every fourth row and column."""
-
-HUES = 180
-"""Hues of OpenCV's 8-bit images, two degrees each."""
+SHADING_WAVES = 3  # Cosine waves per axis of the shading field; the coarsest is half a wave over the input
+HISTOGRAM_STEP = 4  # A histogram counts every fourth row and column
+HUES = 180  # Hues of OpenCV's 8-bit images, two degrees each
 
 
 def reference_index(count: int, settings: Augmentation, generator: np.random.Generator) -> int | None:
