@@ -74,7 +74,6 @@ def busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:
 def sample_rows(
     data: DetectionDataModule, frames: LabelledFrames, chosen: Sequence[int], shown: int, epoch: int
 ) -> dict[str, list[Sample]]:
-    """Return heading and samples of each row."""
     size, augmentation = data.image_size, data.augmentation
     recorded = EvaluationDataset(frames, size)
     plain = TrainingDataset(frames, size, augmentation, 0, data.seed)

@@ -133,10 +133,7 @@ class DetectionDataModule(LightningDataModule):
         self.dataset_format = choose_format(
             format,
             None if root is None else Path(root).expanduser(),
-            train_file,
-            valid_file,
-            test_file,
-            predict_file,
+            {"train": train_file, "valid": valid_file, "test": test_file, "predict": predict_file},
             tuple(image_folders),
             Shares(train_fraction, valid_fraction, valid_share),
             storage,
@@ -295,7 +292,6 @@ class DetectionDataModule(LightningDataModule):
         return batch
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
-        """Return letterboxed batches in file order."""
         frames = self._splits[split]
         return DataLoader(
             EvaluationDataset(frames, self.image_size),

@@ -277,7 +277,7 @@ def test_ended_half_way_it_is_continued(
             assert time.monotonic() < deadline_s
             time.sleep(0.005)
         process.send_signal(signal.SIGSTOP)  # else it may finish before the next lines
-        with pytest.raises(ValueError, match=rf"process {process.pid} is writing into .*packed already"):
+        with pytest.raises(ValueError, match=rf"process {process.pid} is writing into .*; wait until it has ended"):
             pack()
         os.killpg(process.pid, ending) if ending == signal.SIGINT else process.send_signal(ending)
         process.send_signal(signal.SIGCONT)

@@ -20,7 +20,7 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 20  # First ONNX operator set with all operators of the network and of the suppression
 INPUT, DECODED, DETECTIONS = "images", "output0", "detections"
 CHECKED_BATCHES = (1, 2, 8)
-TOLERANCES = {"boxes": 0.05, "scores": 1e-3}
+BOX_TOLERANCE, SCORE_TOLERANCE = 0.05, 1e-3
 """Maximum differences in input pixels and in score, from float32 sums in different order."""
 COLUMNS = 6  # x1, y1, x2, y2 in input pixels, score, class
 
@@ -118,9 +118,6 @@ class Difference:
     scores: float  # Maximum absolute difference of a class score
     detections: float | None = None  # Fraction of equal rows after suppression, 0 to 1; None without suppression
 
-    def is_close(self) -> bool:
-        return self.boxes <= TOLERANCES["boxes"] and self.scores <= TOLERANCES["scores"]
-
 
 def require_packages() -> None:
     """Raise a `ValueError` if a package for ONNX export is not installed."""
@@ -160,7 +157,6 @@ def write_onnx_file(
 
 
 def decoding_model(network: InferenceNetwork, image_size: int) -> Any:
-    """Return the network without suppression as an ONNX model."""
     example = sample_images(2, network.channels, image_size)  # torch.export would treat a batch of 1 as a constant
     height, width = (STRIDE * torch.export.Dim(name, min=1) for name in ("rows", "columns"))
     quiet = logging.getLogger("torch.onnx")
@@ -204,15 +200,11 @@ def compare(
         same = None
         if suppression is not None:
             # Both suppressions receive the same decoded values: the last bit can decide which of two boxes is kept.
-            same = agreement(outputs[DETECTIONS], suppress(outputs[DECODED], suppression))
+            rows = suppress(outputs[DECODED], suppression)
+            same = float(torch.isclose(outputs[DETECTIONS], rows, rtol=1e-5, atol=1e-3).all(-1).float().mean())
         difference = Difference(batch, float(gap[:, :4].max()), float(gap[:, 4:].max()), same)
-        if not difference.is_close() or (same is not None and same < 1):
+        is_close = difference.boxes <= BOX_TOLERANCE and difference.scores <= SCORE_TOLERANCE
+        if not is_close or (same is not None and same < 1):
             raise RuntimeError(f"the ONNX file and PyTorch disagree: {difference}")
         differences.append(difference)
     return differences
-
-
-def agreement(found: Tensor, expected: Tensor) -> float:
-    """Return the fraction of rows of two outputs of `suppress` that are equal within rounding, 0 to 1."""
-    equal = torch.isclose(found, expected, rtol=1e-5, atol=1e-3).all(-1)
-    return float(equal.float().mean())

@@ -27,7 +27,6 @@ class InputImage:
     pixels: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
 
     def is_gray(self) -> bool:
-        """Return whether the three channels are equal."""
         first = self.pixels[..., 0]
         return bool((first == self.pixels[..., 1]).all() and (first == self.pixels[..., 2]).all())
 

@@ -157,7 +157,6 @@ class TextFiles:
 
 
 def rows(prediction: Prediction, names: Sequence[str]) -> list[tuple[list[float], float, int, str]]:
-    """Return box, score, label and class name of each detection."""
     boxes, scores, labels = prediction.boxes.tolist(), prediction.scores.tolist(), prediction.labels.tolist()
     return [(box, score, label, names[label]) for box, score, label in zip(boxes, scores, labels, strict=True)]
 

@@ -121,7 +121,6 @@ def prepare(
 
 
 def write_bucket(bucket: str, original: FolderFrames | ZipFrames, names: list[str], workers: int) -> None:
-    """Write the existing frames as litdata chunks."""
     try:
         from yolo_lightning.data.storage.litdata_frames import write_litdata
     except ImportError as error:

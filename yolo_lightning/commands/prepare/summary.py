@@ -144,7 +144,6 @@ def draw_temperature(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
 
 
 def finish(axis: Axes, title: str, label: str) -> None:
-    """Add title, label and legend to a panel of bars."""
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axis.set_title(title, loc="left", fontsize=10)
     axis.set_ylabel(label)

@@ -121,7 +121,6 @@ def invalid_record(content: bytes) -> str | None:
 
 
 def shown(text: bytes) -> str:
-    """Return the beginning of a text in one line."""
     line = " ".join(text[:SHOWN_BYTES].decode(errors="replace").split())
     return line if len(text) <= SHOWN_BYTES else line + " ..."
 

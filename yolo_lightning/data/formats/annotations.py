@@ -107,7 +107,6 @@ def still_images(
 
 
 def encoded(texts: Iterable[str]) -> npt.NDArray[np.bytes_]:
-    """Return texts as an array of UTF-8 bytes."""
     return np.array([text.encode() for text in texts], dtype=np.bytes_)
 
 

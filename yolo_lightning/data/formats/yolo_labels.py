@@ -73,7 +73,6 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
 
 
 def parsed(words: list[str]) -> tuple[float, ...]:
-    """Return the columns of a line as numbers."""
     row = tuple(float(word) for word in words)
     if len(row) != BOX_COLUMNS and (len(row) < 7 or len(row) % 2 == 0):
         raise ValueError(

@@ -120,11 +120,9 @@ class SplitIndex:
         return tuple(self._manifest["notes"])
 
     def image_id(self, index: int) -> str:
-        """Return the id of frame `index` as text."""
         return bytes(self._one("image_ids", index)).decode()
 
     def image_ids(self) -> list[str]:
-        """Return the ids of all frames."""
         return [identifier.decode() for identifier in self._all("image_ids").tolist()]
 
     def text_ids(self) -> npt.NDArray[np.bool_]:
@@ -240,9 +238,7 @@ def open_packed(
         folder = index_root / f"{name}-{short_hash(repr(sorted(source.items())))}"
         if not index_folder.is_current(folder, source):
             try:
-                index_root.mkdir(parents=True, exist_ok=True)
-                with index_folder.exclusive_lock(index_root / f"{name}.lock"):
-                    index_folder.remove_leftovers(index_root, name)
+                with index_folder.sole_builder(index_root, name):
                     if not index_folder.is_current(folder, source):
                         write_index(read(), folder, source)
                     earlier = index_root.glob(f"{glob.escape(name)}*/")

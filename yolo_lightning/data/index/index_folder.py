@@ -108,10 +108,12 @@ def remove_leftovers(parent: Path, name: str) -> None:
 
 
 @contextmanager
-def exclusive_lock(path: Path) -> Iterator[None]:
-    """Wait for and hold an advisory lock on `path`; the kernel releases the lock if the process dies."""
-    with path.open("w") as file:
+def sole_builder(parent: Path, name: str) -> Iterator[None]:
+    """Wait for and hold the lock on folders `name...`, without leftovers; the kernel releases it with the process."""
+    parent.mkdir(parents=True, exist_ok=True)
+    with (parent / f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        remove_leftovers(parent, name)
         yield
 
 
@@ -125,7 +127,6 @@ class NameTable:
         return len(self.names)
 
     def find(self, name: str) -> int | None:
-        """Return the position of `name` in the array, or None if it is absent."""
         key = encode(name)
         names: Sequence[Any] = self.names  # type: ignore[assignment]
         position = bisect_left(names, key)

@@ -85,7 +85,6 @@ def hold_out(index: SplitIndex, fraction: float) -> tuple[SplitIndex, SplitIndex
 
 
 def describe_split(index: SplitIndex) -> str:
-    """Return the size of a split in one line for the log."""
     whole = SplitIndex(index.folder)
 
     def part(found: int, of: int) -> str:

@@ -27,7 +27,6 @@ class GlobalBatches:
 
     @property
     def size(self) -> int:
-        """Samples of a global batch."""
         return self.batch_size * self.processes
 
     def count(self, samples: int) -> int:

@@ -122,7 +122,6 @@ class SampledOrder:
         return chosen[np.random.default_rng((ORDER_STREAM, self.seed, number)).permutation(len(chosen))]
 
     def describe(self) -> str:
-        """Return the resulting epoch in one line for the log."""
         parts = [f"epoch: {self.length:,} of {self.frames:,} frames"]
         most = ceil(self._weights_by_time.max() - 1e-9)
         if most > 1:

@@ -45,7 +45,6 @@ class BitDepthError(FrameError):
 
     @classmethod
     def of(cls, name: str, pixels: npt.NDArray[Any]) -> Self:
-        """Return the error for a decoded frame."""
         return cls(name, pixels.dtype.name, np.nanmin(pixels).item(), np.nanmax(pixels).item())
 
     def __str__(self) -> str:

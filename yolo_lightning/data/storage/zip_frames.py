@@ -71,7 +71,6 @@ class ZipFrames:
         return decode_frame(self.content(name), name)
 
     def content(self, name: str) -> bytes:
-        """Return the uncompressed content of a member."""
         position = self._names.find(name)
         if position is None:
             raise FrameError(f"{name}: not in {self.archive.name}")
@@ -125,9 +124,7 @@ def open_directory(archive: Path, index_root: Path) -> Directory:
     if (directory := load_directory(folder, source)) is not None:
         return directory
     try:
-        index_root.mkdir(parents=True, exist_ok=True)
-        with index_folder.exclusive_lock(index_root / f"{folder.name}.lock"):
-            index_folder.remove_leftovers(index_root, folder.name)
+        with index_folder.sole_builder(index_root, folder.name):
             if (directory := load_directory(folder, source)) is None:
                 build_directory(archive, folder, source)
                 directory = load_directory(folder, source)

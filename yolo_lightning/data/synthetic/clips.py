@@ -30,7 +30,6 @@ class Clip:
 
     @property
     def folder(self) -> str:
-        """Folder of the frames, relative to the root."""
         return f"frames/{self.start:%Y%m%d}/clip_{self.number}_{self.start:%H%M}"
 
     def image_id(self, frame: int) -> int:
@@ -67,7 +66,6 @@ def plan_clips(counts: Mapping[str, int], seed: int) -> list[Clip]:
 
 
 def image_entry(clip: Clip, frame: int, weather: Weather, width: int, height: int) -> dict[str, Any]:
-    """Return the record of a frame in the official JSON."""
     moment = clip.start + timedelta(seconds=frame)
     return {
         "id": clip.image_id(frame),

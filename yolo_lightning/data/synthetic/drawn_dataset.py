@@ -85,7 +85,6 @@ def _is_drawn(root: Path, parameters: dict[str, Any]) -> bool:
 
 
 def _draw(root: Path, counts: dict[str, int], scene: Scene, progress: bool) -> None:
-    """Draw all clips and write frames and JSON files."""
     images: dict[str, list[dict[str, Any]]] = defaultdict(list)
     annotations: dict[str, list[dict[str, Any]]] = defaultdict(list)
     boxes = {split: dict.fromkeys(CLASS_NAMES, 0) for split in counts}
@@ -117,7 +116,6 @@ def _draw(root: Path, counts: dict[str, int], scene: Scene, progress: bool) -> N
 
 
 def annotation_entry(number: int, image_id: int, category_id: int, box: Box) -> dict[str, Any]:
-    """Return the record of a box in the official JSON."""
     return {
         "id": number,
         "image_id": image_id,

@@ -116,7 +116,6 @@ class Scene:
 
 
 def resized(image: FloatImage, width: int, height: int, interpolation: int) -> FloatImage:
-    """Return the image resized by OpenCV."""
     return np.asarray(cv2.resize(image, (width, height), interpolation=interpolation), np.float32)
 
 
@@ -126,7 +125,6 @@ def _rows(height: int) -> FloatImage:
 
 
 def _material_heat(weather: Weather) -> dict[str, float]:
-    """Return the temperature of every material."""
     ambient, sun = weather.ambient, weather.sun
     heating = max(0.0, 15.0 - ambient) * 0.35
     return {

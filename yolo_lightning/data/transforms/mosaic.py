@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.boxes import FloatArray, Letterbox, clip_boxes, frame_to_input, scaled_shape
-from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-
-Image = npt.NDArray[np.uint8]
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
 
 PADDING = 114  # Gray level outside a frame, as in YOLOv8
 HALF_PIXEL_UP = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])

@@ -13,8 +13,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.transforms.augmentation_settings import Augmentation, apply_pixel_transforms
-from yolo_lightning.data.transforms.mosaic import PADDING, Image
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image, apply_pixel_transforms
+from yolo_lightning.data.transforms.mosaic import PADDING
 
 Levels = npt.NDArray[np.float32]  # `(256,)` float32: new value of each gray level
 TONE_SHARE, GAMMA_SHARE, NOISE_SHARE, PATTERN_SHARE, SHADING_SHARE, BLUR_SHARE = 0.8, 0.3, 0.2, 0.2, 0.2, 0.1
@@ -145,7 +145,6 @@ def matched_levels(counts: npt.NDArray[np.int64], reference: npt.NDArray[np.int6
 
 
 def random_blur(image: Image, settings: Augmentation, generator: np.random.Generator) -> Image:
-    """Blur the image with a Gaussian or a disc."""
     if not settings.blur or generator.random() >= BLUR_SHARE:
         return image
     width = generator.uniform(0.3, 1) * settings.blur
