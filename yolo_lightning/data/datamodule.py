@@ -119,17 +119,15 @@ class DetectionDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         check_image_size("data.image_size", image_size)
-        if batch_size < 1:
-            raise ValueError(f"data.batch_size must be >= 1, got {batch_size}")
-        if image_cache_mib < 0:
-            raise ValueError(f"data.image_cache_mib must be >= 0, got {image_cache_mib}")
-        if seed < 0:
-            raise ValueError(f"data.seed must be >= 0, got {seed}")
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("image_cache_mib", image_cache_mib, 0),
+            ("seed", seed, 0),
+        ):
+            if value < least:
+                raise ValueError(f"data.{name} must be >= {least}, got {value}")
         if channels not in (None, *get_args(Channels)):
             raise ValueError(f"data.channels must be 1, 3 or null, got {channels}")
-        self.storage = storage
-        self.store = store
-        self.index_root = Path(index_root).expanduser() if index_root else default_index_root()
         self.dataset_format = choose_format(
             format,
             None if root is None else Path(root).expanduser(),
@@ -138,7 +136,7 @@ class DetectionDataModule(LightningDataModule):
             Shares(train_fraction, valid_fraction, valid_share),
             storage,
             store,
-            self.index_root,
+            Path(index_root).expanduser() if index_root else default_index_root(),
         )
         self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:

@@ -1,6 +1,7 @@
 """Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation; image cache."""
 
 from collections.abc import Iterable
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -177,6 +178,6 @@ def cache_images(frames: LabelledFrames, budget_mib: int) -> LabelledFrames:
     size_mib = frames.index.pixels() * frames.channels / MIB
     if size_mib > budget_mib or not isinstance(frames.storage, ImageFiles | ZipFrames):
         return frames
-    cached = LabelledFrames(frames.index, ImageCache(frames.storage), frames.channels)
-    cached.quarantined = frames.quarantined
+    cached = copy(frames)
+    cached.storage = ImageCache(frames.storage)
     return cached

@@ -73,12 +73,6 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
 
     Iteration does not change `start`, because a DataLoader with workers creates the iterator twice. Each rank has its
     own sampler, which yields the rank's slice of every global batch; `start` counts the samples of all ranks.
-
-    Args:
-        order: Order of each epoch.
-        batch_size: Samples per batch and rank; the last batch of an epoch may be smaller.
-        rank: Rank of this process, from 0.
-        processes: World size.
     """
 
     def __init__(self, order: SampledOrder, batch_size: int, rank: int = 0, processes: int = 1) -> None:
@@ -108,9 +102,7 @@ class ResumableLoader(DataLoader[Sample]):
     `set_epoch` after workers have begun to prefetch.
 
     Args:
-        dataset: Map-style dataset over `SampleKey`.
         batch_sampler: Order of the samples; the loader changes its position.
-        collate_fn: Makes a batch of samples.
         epoch_batches: Number of batches after which the Trainer ends an epoch, if the loader has more.
         repositioned: Called with the number of batches of the epoch that count as done when training resumes within an
             epoch. With a changed batch size, this is the number after which the remaining batches complete the epoch.

@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
-IMAGE_SUFFIXES = frozenset(
-    {".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"},
-)
+IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"})
 """Suffixes of the image formats of Ultralytics that OpenCV decodes, in lower case."""
 
 JPEG_START = b"\xff\xd8"
