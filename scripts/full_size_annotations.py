@@ -16,11 +16,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.synthetic.climate import MONTHS, Month, weather_at
 from yolo_lightning.data.synthetic.clips import Clip, image_entry
 from yolo_lightning.data.synthetic.drawn_dataset import CATEGORIES, annotation_entry
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
-from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH
+from yolo_lightning.data.synthetic.scene import MONTHS, REFERENCE_HEIGHT, REFERENCE_WIDTH, Month, weather_at
 from yolo_lightning.utils.files import replacing
 
 IMAGES, BOXES = 329_299, 2_900_000

@@ -12,10 +12,9 @@ import pytest
 
 from yolo_lightning.data.synthetic import draw_dataset, drawn_dataset
 from yolo_lightning.data.synthetic.camera import draw_frame
-from yolo_lightning.data.synthetic.climate import MONTHS, weather_at
 from yolo_lightning.data.synthetic.clips import cast_actor
 from yolo_lightning.data.synthetic.objects import Actor
-from yolo_lightning.data.synthetic.scene import Scene
+from yolo_lightning.data.synthetic.scene import MONTHS, Scene, weather_at
 
 SPLIT_FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
 EIGHT_MONTHS = {"202005", "202006", "202007", "202008", "202101", "202102", "202103", "202104"}

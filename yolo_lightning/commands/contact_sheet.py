@@ -19,8 +19,7 @@ CELL_INCHES = 2.6
 TITLE_INCHES = 0.34
 LEGEND_INCHES = 0.4
 
-ALL_EPOCHS = 2**31
-"""Value of `mosaic_epochs` that enables mosaic in every epoch."""
+ALL_EPOCHS = 2**31  # Value of `mosaic_epochs` that enables mosaic in every epoch
 
 
 def contact_sheet(
@@ -75,7 +74,6 @@ def busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:
 def sample_rows(
     data: DetectionDataModule, frames: LabelledFrames, chosen: Sequence[int], shown: int, epoch: int
 ) -> dict[str, list[Sample]]:
-    """Return heading and samples of each row."""
     size, augmentation = data.image_size, data.augmentation
     recorded = EvaluationDataset(frames, size)
     plain = TrainingDataset(frames, size, augmentation, 0, data.seed)

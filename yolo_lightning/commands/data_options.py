@@ -22,16 +22,8 @@ def call_with_data(
 ) -> Any:
     """Call the function of a command with a data module as argument `data` and further arguments from options.
 
-    Args:
-        function: Function of the command; its docstring is the help text.
-        arguments: Command-line arguments after the name of the command; None is `sys.argv[1:]`.
-        prog: Name of the program in the help text.
-        bound: Returns the data options that are stored in the given weights. They override those of configuration
-            files, but not those on the command line.
-        parser_class: Class of the parser.
-
-    Raises:
-        ValueError: If a configuration file cannot be read or has an unknown data option.
+    The docstring of the function is the help text. `bound` returns the data options that are stored in the given
+    weights. They override those of configuration files, but not those on the command line.
     """
     summary = (function.__doc__ or "").partition("\n\n")[0]
     parser = parser_class(prog=prog, description=summary, allow_abbrev=False)

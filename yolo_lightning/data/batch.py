@@ -16,57 +16,32 @@ from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centr
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Letterboxed frame with its boxes.
+    """Letterboxed frame with its boxes."""
 
-    Attributes:
-        image: `(H, W)` uint8, gray, or `(H, W, 3)`, RGB.
-        boxes: `(N, 4)` float32, xyxy, pixels of `image`.
-        labels: `(N,)` int64, class index from 0.
-        image_id: Id of the frame in the annotation file.
-        frame_shape: `(height, width)` of the original frame, pixels.
-        letterbox: Position of the frame in `image`; undefined after mosaic or affine augmentation.
-        readable: Whether the frame could be used; if not, `image` is gray and has no boxes.
-        bad_frames: Bad files of this sample, each with the reason.
-        month: YYYYMM of the frame, 0 if unknown and in training.
-    """
-
-    image: npt.NDArray[np.uint8]
-    boxes: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
-    image_id: str
-    frame_shape: tuple[int, int]
-    letterbox: Letterbox
-    readable: bool = True
-    bad_frames: tuple[str, ...] = ()
-    month: int = 0
+    image: npt.NDArray[np.uint8]  # `(H, W)` uint8, gray, or `(H, W, 3)`, RGB
+    boxes: npt.NDArray[np.float32]  # `(N, 4)` float32, xyxy, pixels of `image`
+    labels: npt.NDArray[np.int64]  # `(N,)` int64, class index from 0
+    image_id: str  # Id of the frame in the annotation file
+    frame_shape: tuple[int, int]  # `(height, width)` of the original frame, pixels
+    letterbox: Letterbox  # Position of the frame in `image`; undefined after mosaic or affine augmentation
+    readable: bool = True  # Whether the frame could be used; if not, `image` is gray and has no boxes
+    bad_frames: tuple[str, ...] = ()  # Bad files of this sample, each with the reason
+    month: int = 0  # YYYYMM of the frame, 0 if unknown and in training
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
-    """Samples stacked for the network. Not a dataclass: Lightning's precision plugins refuse frozen dataclasses.
+    """Samples stacked for the network. Not a dataclass: Lightning's precision plugins refuse frozen dataclasses."""
 
-    Attributes:
-        images: `(B, C, H, W)` uint8; C is 1 for thermal frames, also on the device, and 3 for RGB frames.
-        boxes: `(N, 4)` float32, centre-x, centre-y, width, height, as fractions of the letterboxed input (0 to 1).
-        labels: `(N,)` int64, class index from 0.
-        sample_index: `(N,)` int64, ascending: position in the batch of the image of each box.
-        image_ids: B ids.
-        frame_shapes: B times `(height, width)` of the original frame, pixels.
-        letterboxes: B positions of the frames in the input.
-        readable: B flags; if False, the image is gray and the frame is left out of the evaluation.
-        bad_frames: Bad files of this batch, each with the reason.
-        months: B times YYYYMM, 0 if unknown; or empty.
-    """
-
-    images: Tensor
-    boxes: Tensor
-    labels: Tensor
-    sample_index: Tensor
+    images: Tensor  # `(B, C, H, W)` uint8; C is 1 for thermal frames, also on the device, and 3 for RGB frames
+    boxes: Tensor  # `(N, 4)` float32, centre-x, centre-y, width, height, as fractions of the letterboxed input (0 to 1)
+    labels: Tensor  # `(N,)` int64, class index from 0
+    sample_index: Tensor  # `(N,)` int64, ascending: position in the batch of the image of each box
     image_ids: tuple[str, ...]
-    frame_shapes: tuple[tuple[int, int], ...]
-    letterboxes: tuple[Letterbox, ...]
-    readable: tuple[bool, ...]
-    bad_frames: tuple[str, ...] = ()
-    months: tuple[int, ...] = ()
+    frame_shapes: tuple[tuple[int, int], ...]  # B times `(height, width)` of the original frame, pixels
+    letterboxes: tuple[Letterbox, ...]  # B positions of the frames in the input
+    readable: tuple[bool, ...]  # B flags; if False, the image is gray and the frame is left out of the evaluation
+    bad_frames: tuple[str, ...] = ()  # Bad files of this batch, each with the reason
+    months: tuple[int, ...] = ()  # B times YYYYMM, 0 if unknown; or empty
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -84,64 +59,39 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        return msgspec.structs.replace(
-            self,
-            images=function(self.images),
-            boxes=function(self.boxes),
-            labels=function(self.labels),
-            sample_index=function(self.sample_index),
-        )
+        tensors = ("images", "boxes", "labels", "sample_index")
+        return msgspec.structs.replace(self, **{name: function(getattr(self, name)) for name in tensors})
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Detections in one frame, highest score first.
-
-    Attributes:
-        image_id: Id of the frame.
-        boxes: `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame.
-        scores: `(N,)` float32, 0 to 1.
-        labels: `(N,)` int64, class index from 0.
-        unclipped: `(N, 4)` float32, `boxes` before clipping, from which Ultralytics' scores are computed; None if
-            `boxes` were not clipped.
-    """
+    """Detections in one frame, highest score first."""
 
     image_id: str
-    boxes: Tensor
-    scores: Tensor
-    labels: Tensor
+    boxes: Tensor  # `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame
+    scores: Tensor  # `(N,)` float32, 0 to 1
+    labels: Tensor  # `(N,)` int64, class index from 0
+    # `boxes` before clipping, from which Ultralytics' scores are computed; None if `boxes` were not clipped
     unclipped: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Annotated objects of one frame.
-
-    Attributes:
-        image_id: Id of the frame.
-        boxes: `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame.
-        labels: `(N,)` int64, class index from 0.
-        month: YYYYMM of the frame, 0 if unknown.
-    """
+    """Annotated objects of one frame."""
 
     image_id: str
-    boxes: Tensor
-    labels: Tensor
-    month: int = 0
+    boxes: Tensor  # `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame
+    labels: Tensor  # `(N,)` int64, class index from 0
+    month: int = 0  # YYYYMM of the frame, 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """Facts about the training data that the model needs; returned by `training_facts()` of a data module.
+    """Facts about the training data that the model needs; returned by `training_facts()` of a data module."""
 
-    Attributes:
-        batch_size: Images per batch and rank.
-        seed: Seed of the run; the input sizes of `model.multi_scale` derive from it.
-        class_counts: Number of training boxes of each class, index 0 first; None if unknown.
-    """
-
-    batch_size: int
-    seed: int = 0
+    batch_size: int  # Images per batch and rank
+    seed: int = 0  # Seed of the run; the input sizes of `model.multi_scale` derive from it
+    # Number of training boxes of each class, index 0 first; None if unknown
     class_counts: tuple[int, ...] | None = None
 
     @classmethod
@@ -227,11 +177,7 @@ def targets(batch: Batch) -> list[Target]:
 
 
 def by_image(predictions: Iterable[Prediction], image_ids: Sequence[str]) -> dict[str, Prediction | None]:
-    """Return the prediction of each image, or None, in the order of `image_ids`.
-
-    Raises:
-        ValueError: If an image of a prediction is not in `image_ids`, or has two predictions.
-    """
+    """Return the prediction of each image, or None, in the order of `image_ids`."""
     found: dict[str, Prediction | None] = dict.fromkeys(image_ids)
     for prediction in predictions:
         if found.get(prediction.image_id, prediction) is not None:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 FloatArray = npt.NDArray[np.float32]
 
-STRIDE = 32
-"""Pixels. Largest stride of YOLOv8; the sides of the network input are multiples of it."""
+STRIDE = 32  # Pixels. Largest stride of YOLOv8; the sides of the network input are multiples of it.
 
 
 def check_image_size(name: str, side: int, least: int = STRIDE) -> None:
@@ -21,17 +20,11 @@ def check_image_size(name: str, side: int, least: int = STRIDE) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Letterbox:
-    """Position of a frame in the square network input: scaled by `gain`, then shifted by `(left, top)`.
+    """Position of a frame in the square network input: scaled by `gain`, then shifted by `(left, top)`."""
 
-    Attributes:
-        gain: Input pixels per frame pixel, > 0.
-        left: Columns of padding before the frame, input pixels.
-        top: Rows of padding above the frame, input pixels.
-    """
-
-    gain: float
-    left: int
-    top: int
+    gain: float  # Input pixels per frame pixel, > 0
+    left: int  # Columns of padding before the frame, input pixels
+    top: int  # Rows of padding above the frame, input pixels
 
     @staticmethod
     def fit(height: int, width: int, size: int) -> "Letterbox":

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
 from yolo_lightning.data.boxes import check_image_size
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset, cache_images
 from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, LTDv2Format, choose_format
 from yolo_lightning.data.formats.frame_checks import (
     BadFrames,
@@ -25,12 +25,16 @@ from yolo_lightning.data.formats.frame_checks import (
 from yolo_lightning.data.index.annotation_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.loader import LoaderSettings, describe
-from yolo_lightning.data.sampling.global_batches import FileOrderBatches, GlobalBatches
-from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader, limited
+from yolo_lightning.data.sampling.sampler import (
+    EpochBatchSampler,
+    FileOrderBatches,
+    GlobalBatches,
+    ResumableLoader,
+    limited,
+)
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
-from yolo_lightning.data.storage.image_cache import cache_images
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 
@@ -115,29 +119,24 @@ class DetectionDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         check_image_size("data.image_size", image_size)
-        if batch_size < 1:
-            raise ValueError(f"data.batch_size must be >= 1, got {batch_size}")
-        if image_cache_mib < 0:
-            raise ValueError(f"data.image_cache_mib must be >= 0, got {image_cache_mib}")
-        if seed < 0:
-            raise ValueError(f"data.seed must be >= 0, got {seed}")
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("image_cache_mib", image_cache_mib, 0),
+            ("seed", seed, 0),
+        ):
+            if value < least:
+                raise ValueError(f"data.{name} must be >= {least}, got {value}")
         if channels not in (None, *get_args(Channels)):
             raise ValueError(f"data.channels must be 1, 3 or null, got {channels}")
-        self.storage = storage
-        self.store = store
-        self.index_root = Path(index_root).expanduser() if index_root else default_index_root()
         self.dataset_format = choose_format(
             format,
             None if root is None else Path(root).expanduser(),
-            train_file,
-            valid_file,
-            test_file,
-            predict_file,
+            {"train": train_file, "valid": valid_file, "test": test_file, "predict": predict_file},
             tuple(image_folders),
             Shares(train_fraction, valid_fraction, valid_share),
             storage,
             store,
-            self.index_root,
+            Path(index_root).expanduser() if index_root else default_index_root(),
         )
         self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:
@@ -195,15 +194,7 @@ class DetectionDataModule(LightningDataModule):
                 )
 
     def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
-        """Return a split with its frames, unchecked.
-
-        Args:
-            split: Split to open.
-            storage: Storage of the frames; None uses `data.storage`.
-
-        Raises:
-            ValueError: If the dataset cannot be used.
-        """
+        """Return a split with its frames, unchecked; `storage` None uses `data.storage`."""
         opened = self.dataset_format.open_storage(split, self.channels or 3, storage)
         index = self.dataset_format.open_index(split)
         if self.channels is None:
@@ -299,7 +290,6 @@ class DetectionDataModule(LightningDataModule):
         return batch
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
-        """Return letterboxed batches in file order."""
         frames = self._splits[split]
         return DataLoader(
             EvaluationDataset(frames, self.image_size),

@@ -1,50 +1,37 @@
-"""Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation."""
+"""Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation; image cache."""
 
+from collections.abc import Iterable
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.index.annotation_index import SplitIndex
-from yolo_lightning.data.storage.frames import Channels, FrameError, Storage
+from yolo_lightning.data.storage.frames import Channels, FrameError, ImageFiles, Storage
+from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.mosaic import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip
 from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
 
-SAMPLE_STREAM = 2
-"""Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1."""
-
-UNAUGMENTED = Letterbox(1.0, 0, 0)
-"""Letterbox of training samples, which are never mapped back to the frame."""
+MIB = 2**20
+SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
+UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
 
 
 class SampleKey(NamedTuple):
-    """Key of a training sample; with the seed, determines all random numbers of the sample.
+    """Key of a training sample; with the seed, determines all random numbers of the sample."""
 
-    Attributes:
-        epoch: From 0.
-        frame: Index of the frame in the split.
-        occurrence: Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame.
-    """
-
-    epoch: int
-    frame: int
-    occurrence: int = 0
+    epoch: int  # From 0
+    frame: int  # Index of the frame in the split
+    occurrence: int = 0  # Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame
 
 
 class LabelledFrames:
-    """Frames of a split with their boxes.
-
-    Args:
-        index: Names, shapes and boxes of the split.
-        storage: Storage of the pixels.
-        channels: Channels of the frames of `storage`.
-
-    Attributes:
-        quarantined: Indices of frames that are treated as unreadable.
-    """
+    """Frames of a split with their boxes; frames whose index is in `quarantined` are treated as unreadable."""
 
     def __init__(self, index: SplitIndex, storage: Storage, channels: Channels = 1) -> None:
         self.index = index
@@ -81,12 +68,7 @@ class LabelledFrames:
 class TrainingDataset(Dataset[Sample]):
     """Augmented samples; each depends on (seed, epoch, frame, occurrence) only, not on workers or interruptions.
 
-    Args:
-        frames: The split.
-        image_size: Side of the square input, pixels.
-        augmentation: Strength of the augmentation.
-        mosaic_epochs: Number of epochs with mosaic, from the first epoch on.
-        seed: Seed of the run.
+    Mosaic is used in the first `mosaic_epochs` epochs; samples have `image_size` x `image_size` pixels.
     """
 
     def __init__(
@@ -157,3 +139,45 @@ class EvaluationDataset(Dataset[Sample]):
             bad_frames=() if problem is None else (problem,),
             month=self.frames.index.month(index),
         )
+
+
+class ImageCache:
+    """Storage that decodes each readable frame of another storage once per process; a pickled copy is empty.
+
+    For small datasets: a mosaic reads four frames per sample, and decoding is most of its cost.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._frames: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def __str__(self) -> str:
+        return str(self._storage)
+
+    def __reduce__(self) -> tuple[type["ImageCache"], tuple[Storage]]:
+        return ImageCache, (self._storage,)
+
+    def read(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return the cached frame, read-only."""
+        frame = self._frames.get(name)
+        if frame is None:
+            frame = self._storage.read(name)
+            frame.flags.writeable = False  # shared by all samples that contain the frame
+            self._frames[name] = frame
+        return frame
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        return self._storage.missing(names)
+
+
+def cache_images(frames: LabelledFrames, budget_mib: int) -> LabelledFrames:
+    """Add an image cache if the storage holds encoded images and all decoded frames fit into `budget_mib`.
+
+    Frames of a packed store need no decoding, and share the memory of the page cache.
+    """
+    size_mib = frames.index.pixels() * frames.channels / MIB
+    if size_mib > budget_mib or not isinstance(frames.storage, ImageFiles | ZipFrames):
+        return frames
+    cached = copy(frames)
+    cached.storage = ImageCache(frames.storage)
+    return cached

@@ -71,7 +71,6 @@ def prepare_worker(worker: int) -> None:
 
 
 def describe(arguments: dict[str, Any]) -> str:
-    """Return the loader arguments in one line for the log."""
     pinned = "pinned" if arguments["pin_memory"] else "not pinned"
     if not arguments["num_workers"]:
         return f"no workers, {pinned}"

@@ -14,14 +14,12 @@ from typing import Any
 from yolo_lightning.utils.host import available_cores
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
-THREADS_VARIABLE = "OMP_NUM_THREADS"
-"""Read once by OpenMP (torch) and OpenBLAS (NumPy), when a process loads them."""
+THREADS_VARIABLE = "OMP_NUM_THREADS"  # Read once by OpenMP (torch) and OpenBLAS (NumPy), when a process loads them
 
 PRELOADED = ["yolo_lightning.data.dataset"]
 """Imported once by the fork server for all workers; torch takes two seconds and 300 MB."""
 
-IMPORT_LIMIT_S = 30.0
-"""Maximum time for which an importing worker delays the start of the next one."""
+IMPORT_LIMIT_S = 30.0  # Maximum time for which an importing worker delays the start of the next one
 
 environment_lock = Lock()
 
@@ -44,6 +42,7 @@ class SpawnedWorker(SpawnProcess):
     `importing` is one end of a pipe, which is closed when the process has imported everything, or dies.
     """
 
+    _Popen = SpawnedPopen
     threads = 1
     importing: Connection
 
@@ -51,10 +50,6 @@ class SpawnedWorker(SpawnProcess):
         with thread_environment(self.threads), stop_signals_blocked():
             super().start()
         self.importing.close()
-
-    @staticmethod
-    def _Popen(process: SpawnProcess) -> SpawnedPopen:  # type: ignore[override]
-        return SpawnedPopen(process)
 
     def run(self) -> None:
         """Run without finalising the interpreter.
@@ -72,6 +67,7 @@ class SpawnedWorker(SpawnProcess):
 class ForkServedWorker(ForkServerProcess):
     """A process forked from the fork server. The first process starts the server, which keeps its environment."""
 
+    _Popen = ForkServedPopen
     threads = 1
 
     def start(self) -> None:
@@ -87,10 +83,6 @@ class ForkServedWorker(ForkServerProcess):
         """
         Thread(target=end_with_parent, name="end with parent", daemon=True).start()
         super().run()
-
-    @staticmethod
-    def _Popen(process: ForkServerProcess) -> ForkServedPopen:  # type: ignore[override]
-        return ForkServedPopen(process)
 
 
 class SpawningContext(SpawnContext):
@@ -154,7 +146,7 @@ def thread_environment(threads: int) -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Wait until the parent process has died, then exit."""
+    """Wait until the parent process has exited, then exit."""
     parent = parent_process()
     assert parent is not None
     parent.join()

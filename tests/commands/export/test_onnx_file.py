@@ -9,8 +9,7 @@ import torch
 
 from yolo_lightning.commands.export.command import export
 from yolo_lightning.commands.export.export_network import InferenceNetwork, plain_network, sample_images
-from yolo_lightning.commands.export.onnx_file import compare
-from yolo_lightning.commands.export.suppression import Suppression, suppress, suppression_model
+from yolo_lightning.commands.export.onnx_file import Suppression, compare, suppress, suppression_model
 
 pytestmark = pytest.mark.whole_run
 

@@ -192,7 +192,7 @@ def test_small_disk_is_noticed_before_anything_is_written(
 def test_more_shards_than_files_can_be_open_are_refused(
     pack: Callable[..., PackedFrames], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("yolo_lightning.commands.prepare.pack_store.MOST_SHARDS", 3)
+    monkeypatch.setattr("yolo_lightning.commands.prepare.command.MOST_SHARDS", 3)
     with pytest.raises(ValueError, match=r"shard_frames must be >= 3 so that 8 frames need at most 3 shards, got 2"):
         pack(shard_frames=2)
     assert len(read_manifest(pack(shard_frames=3).store).shards) == 3
@@ -277,7 +277,7 @@ def test_ended_half_way_it_is_continued(
             assert time.monotonic() < deadline_s
             time.sleep(0.005)
         process.send_signal(signal.SIGSTOP)  # else it may finish before the next lines
-        with pytest.raises(ValueError, match=rf"process {process.pid} is writing into .*packed; wait until"):
+        with pytest.raises(ValueError, match=rf"process {process.pid} is writing into .*; wait until it has ended"):
             pack()
         os.killpg(process.pid, ending) if ending == signal.SIGINT else process.send_signal(ending)
         process.send_signal(signal.SIGCONT)
@@ -304,7 +304,7 @@ def test_full_file_system_keeps_finished_shards(
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("only root can mount a file system")
-    monkeypatch.setattr("yolo_lightning.commands.prepare.pack_store.SPARE_BYTES", 0)
+    monkeypatch.setattr("yolo_lightning.commands.prepare.command.SPARE_BYTES", 0)
     large = drawn_frames(20, height=400, width=400)
     put(root, large)
     annotate(root, sorted(large), height=1, width=1)  # too small, so that the check of the free space passes

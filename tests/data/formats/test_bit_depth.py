@@ -183,7 +183,7 @@ def test_store_that_an_earlier_version_packed_from_16_bits_is_refused(ltdv2: Pat
 def test_litdata_frames_of_16_bits_raise(ltdv2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the encoded file is stored, so that reading decides."""
     pytest.importorskip("litdata")
-    from yolo_lightning.data.index.name_table import NameTable, encode
+    from yolo_lightning.data.index.index_folder import NameTable, encode
     from yolo_lightning.data.storage import litdata_frames
 
     record = litdata_frames.record_of(FolderFrames(ltdv2), NAMES[0])

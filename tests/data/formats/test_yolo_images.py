@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from yolo_lightning.data.formats import yolo_images
-from yolo_lightning.data.formats.yolo_images import ORIENTATION, image_shape
+from yolo_lightning.data.formats import yolo
+from yolo_lightning.data.formats.yolo import ORIENTATION, image_shape
 from yolo_lightning.data.storage.frames import decode_frame
 
 FORMATS = {"jpg": "JPEG", "png": "PNG", "bmp": "BMP", "tif": "TIFF", "webp": "WEBP", "jp2": "JPEG2000"}
@@ -37,7 +37,7 @@ def test_size_is_height_and_width(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_header_is_enough(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / f"a.{suffix}")
-    monkeypatch.setattr(yolo_images, "decode_frame", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(yolo, "decode_frame", lambda *_: pytest.fail("decoded"))
     monkeypatch.setattr(Image.Image, "load", lambda *_: pytest.fail("decoded"))
     assert image_shape(path) == (HEIGHT, WIDTH)
 

@@ -9,10 +9,9 @@ import pytest
 from lightning.pytorch import Trainer
 
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import ImageCache, LabelledFrames, TrainingDataset, cache_images
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.frames import FrameError
-from yolo_lightning.data.storage.image_cache import ImageCache, cache_images
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
 PIXELS_OF_16 = 16 * 96 * 64
@@ -79,17 +78,17 @@ def test_samples_are_the_same_again_and_again(split: LabelledFrames, settings: A
 
 
 def test_all_frames_are_kept_or_none(split: LabelledFrames, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yolo_lightning.data.storage.image_cache.MIB", PIXELS_OF_16)
+    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", PIXELS_OF_16)
     split.quarantined = frozenset({5})
     assert cache_images(split, 0) is split
     assert cache_images(split, 1).quarantined == {5}
-    monkeypatch.setattr("yolo_lightning.data.storage.image_cache.MIB", PIXELS_OF_16 - 1)
+    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", PIXELS_OF_16 - 1)
     assert cache_images(split, 1) is split
 
 
 def test_channels_count(look_alike: Path, index_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = DetectionDataModule(str(look_alike), index_root=str(index_root), storage="folder").open("train")
-    monkeypatch.setattr("yolo_lightning.data.storage.image_cache.MIB", PIXELS_OF_16)
+    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", PIXELS_OF_16)
     assert cache_images(LabelledFrames(split.index, split.storage, 3), 2).storage is split.storage
 
 

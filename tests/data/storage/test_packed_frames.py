@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.archives import assert_same_in_threads_and_processes, drawn_frames, pixels
-from yolo_lightning.data.index.name_table import NameTable, encode
+from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError
 from yolo_lightning.data.storage.packed_frames import FORMAT, MANIFEST, PackedFrames
 from yolo_lightning.data.storage.packing import describe, write_index, write_shard

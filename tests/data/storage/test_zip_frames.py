@@ -19,10 +19,9 @@ from tests.helpers.archives import (
     write_zip,
     write_zip_by_hand,
 )
-from yolo_lightning.data.storage import zip_directory
+from yolo_lightning.data.storage import zip_frames
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError
-from yolo_lightning.data.storage.zip_directory import frame_name
-from yolo_lightning.data.storage.zip_frames import HEADROOM_BYTES, ZipFrames
+from yolo_lightning.data.storage.zip_frames import HEADROOM_BYTES, ZipFrames, frame_name
 
 FRAMES = drawn_frames(6)
 FIRST, SECOND = list(FRAMES)[:2]
@@ -199,7 +198,7 @@ def test_two_frames_of_one_name_are_refused(tmp_path: Path, name: str) -> None:
 def test_directory_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = write_zip(tmp_path / "frames.zip", FRAMES)
     ZipFrames(archive, tmp_path / "index")
-    monkeypatch.delattr(zip_directory, "read_directory")
+    monkeypatch.delattr(zip_frames, "read_directory")
     assert_reads_all(archive, tmp_path / "index")
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation, apply_pixel_transforms
 from yolo_lightning.data.transforms.photometric import random_photometry
-from yolo_lightning.data.transforms.pixel_transforms import apply_pixel_transforms
 
 NOISY = ({"name": "GaussNoise", "std_range": [0.1, 0.1], "p": 1.0},)
 IMAGE = np.full((48, 64), 100, dtype=np.uint8)

@@ -9,11 +9,13 @@ from rich.console import Console
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote import is_address, local_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
-from yolo_lightning.commands.export.export_network import InferenceNetwork, plain_network
-from yolo_lightning.commands.export.onnx_file import require_packages, write_onnx_file
-from yolo_lightning.commands.export.suppression import Suppression
-from yolo_lightning.commands.export.torchscript_file import write_torchscript_file
-from yolo_lightning.commands.export.ultralytics_file import write_ultralytics_file
+from yolo_lightning.commands.export.export_network import (
+    InferenceNetwork,
+    plain_network,
+    write_torchscript_file,
+    write_ultralytics_file,
+)
+from yolo_lightning.commands.export.onnx_file import Suppression, require_packages, write_onnx_file
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.utils.choices import check_choices

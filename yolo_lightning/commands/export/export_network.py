@@ -1,5 +1,9 @@
-"""The network to export: PyTorch's own layers, averaged weights, decoded predictions; and the file metadata."""
+"""The network to export, with averaged weights and PyTorch's own layers; Ultralytics `.pt` and TorchScript files."""
 
+import json
+import warnings
+from dataclasses import replace
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,16 +15,16 @@ from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.model.graph import OWN_SETTINGS, read_checkpoint
 from yolo_lightning.model.layers import restore
 from yolo_lightning.model.network_settings import NetworkSettings
+from yolo_lightning.utils.files import replacing
+
+METADATA = "config.txt"  # Name of the metadata in a TorchScript archive, as Ultralytics expects
+OWN_PACKAGES = ("yolo_lightning", "callbacks")
 
 
 def plain_network(checkpoint: Path) -> Any:
-    """Return the network of a checkpoint with PyTorch's own layers, as Ultralytics builds it.
+    """Return the network of a checkpoint with its averaged weights and PyTorch's own layers, as Ultralytics builds it.
 
-    Args:
-        checkpoint: A `.ckpt` file; its averaged weights are used.
-
-    Returns:
-        An Ultralytics `DetectionModel` in evaluation mode, float32, contiguous, on the CPU.
+    It is an Ultralytics `DetectionModel` in evaluation mode, float32, contiguous, on the CPU.
     """
     graph = read_checkpoint(checkpoint)
     restore(graph)
@@ -71,12 +75,7 @@ def sample_images(batch: int, channels: int, image_size: int) -> Tensor:
 
 
 def metadata(settings: NetworkSettings, *, nms: bool) -> dict[str, Any]:
-    """Return the metadata of an exported file with the keys that Ultralytics' readers expect.
-
-    Args:
-        settings: Settings of the weights, with image size and channels of the input.
-        nms: Whether the file includes non-maximum suppression.
-    """
+    """Return the metadata of an exported file with the keys that Ultralytics' readers expect."""
     return {
         "description": "YOLOv8 detection network, trained with yolo_lightning",
         "author": "yolo_lightning",
@@ -92,3 +91,58 @@ def metadata(settings: NetworkSettings, *, nms: bool) -> dict[str, Any]:
         "end2end": False,
         OWN_SETTINGS: settings.plain(),
     }
+
+
+def write_torchscript_file(network: InferenceNetwork, path: Path, settings: NetworkSettings) -> float:
+    """Write a traced network if the loaded file agrees; return the largest difference for batches of 1, 2 and 8.
+
+    The file accepts image sizes of other multiples of 32.
+    """
+    assert settings.image_size is not None
+    image_size = settings.image_size
+    about = metadata(replace(settings, channels=network.channels), nms=False)
+    with warnings.catch_warnings(), torch.no_grad(), replacing(path) as temporary:
+        warnings.simplefilter("ignore")  # torch.jit's deprecation, and tracing of Ultralytics' head
+        example = sample_images(2, network.channels, image_size)
+        traced = torch.jit.trace(network, example, check_trace=False)  # type: ignore[no-untyped-call]
+        torch.jit.save(traced, str(temporary), _extra_files={METADATA: json.dumps(about)})
+        again = torch.jit.load(str(temporary))  # type: ignore[no-untyped-call]
+        gaps = []
+        for batch in (1, 2, 8):
+            images = sample_images(batch, network.channels, image_size)
+            gaps.append(float((again(images) - network(images)).abs().max()))
+        if max(gaps) > 1e-3:
+            raise RuntimeError(f"the TorchScript file and PyTorch disagree: maximum difference {max(gaps)}")
+    return max(gaps)
+
+
+def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) -> None:
+    """Write the result of `plain_network`, modified in place, in Ultralytics' checkpoint layout in half precision.
+
+    The file is a pickle of the whole network; open such files only from trusted senders. The image size of the settings
+    is the default of `predict` and `val`.
+    """
+    options = {"task": "detect", "imgsz": settings.image_size, "single_cls": False, "data": None}
+    graph.args = options
+    graph.task = "detect"
+    graph.criterion = None
+    content = {
+        "epoch": -1,
+        "best_fitness": None,
+        "model": graph.half(),
+        "ema": None,
+        "updates": None,
+        "optimizer": None,
+        "train_args": options,
+        "train_metrics": None,
+        "train_results": None,
+        "date": datetime.now().isoformat(),
+        "version": version("ultralytics"),
+        "license": "AGPL-3.0-or-later",
+        OWN_SETTINGS: settings.plain(),
+    }
+    with replacing(path) as temporary:
+        torch.save(content, temporary)
+        imported = torch.serialization.get_unsafe_globals_in_checkpoint(temporary)
+        foreign = [name for name in imported if name.split(".")[0] in OWN_PACKAGES]
+        assert not foreign, f"the file would import {foreign}"

@@ -1,48 +1,122 @@
-"""ONNX files for any batch size, with or without non-maximum suppression, verified against PyTorch."""
+"""ONNX files for any batch size, with or without non-maximum suppression, which is also available in PyTorch."""
 
 import logging
 import warnings
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torchvision.ops import batched_nms
 
 from yolo_lightning.commands.export.export_network import InferenceNetwork, metadata, sample_images
-from yolo_lightning.commands.export.suppression import Suppression, suppress, suppression_model
 from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.utils.files import replacing
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-OPSET = 20
-"""First ONNX operator set with all operators of the network and of the suppression."""
+OPSET = 20  # First ONNX operator set with all operators of the network and of the suppression
 INPUT, DECODED, DETECTIONS = "images", "output0", "detections"
 CHECKED_BATCHES = (1, 2, 8)
-TOLERANCES = {"boxes": 0.05, "scores": 1e-3}
+BOX_TOLERANCE, SCORE_TOLERANCE = 0.05, 1e-3
 """Maximum differences in input pixels and in score, from float32 sums in different order."""
+COLUMNS = 6  # x1, y1, x2, y2 in input pixels, score, class
+
+
+@dataclass(frozen=True, slots=True)
+class Suppression:
+    """Settings of non-maximum suppression."""
+
+    score_threshold: float = 0.25  # Minimum score of a detection, exclusive, 0 to 1
+    iou_threshold: float = 0.7  # IoU above which the lower-scoring box of a class is removed, 0 to 1
+    max_detections: int = 300  # Maximum detections per image, >= 1
+
+    @classmethod
+    def of(cls, settings: NetworkSettings) -> Self:
+        """Return the suppression of a network's settings; raise a `ValueError` if a value is out of range."""
+        return cls(settings.score_threshold, settings.iou_threshold, settings.max_detections)
+
+    def __post_init__(self) -> None:
+        for name in ("score_threshold", "iou_threshold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}.")
+        if self.max_detections < 1:
+            raise ValueError(f"max_detections must be >= 1, got {self.max_detections}.")
+
+
+def suppress(decoded: Tensor, settings: Suppression) -> Tensor:
+    """Return the detections of a batch; as in evaluation, an anchor can be detected as several classes.
+
+    `decoded` is `(B, 4 + classes, anchors)`, xywh in input pixels and class scores. The result is `(B, max_detections,
+    6)` float32 sorted by descending score: x1, y1, x2, y2, score, class; padded with zeros.
+    """
+    rows = decoded.new_zeros(len(decoded), settings.max_detections, COLUMNS)
+    for image, (boxes, scores) in enumerate(zip(decoded[:, :4], decoded[:, 4:], strict=True)):
+        labels, anchors = (scores > settings.score_threshold).nonzero(as_tuple=True)
+        centre, half = boxes[:2, anchors].T, boxes[2:, anchors].T / 2
+        corners = torch.cat((centre - half, centre + half), 1)
+        found = scores[labels, anchors]
+        kept = batched_nms(corners, found, labels, settings.iou_threshold)[: settings.max_detections]
+        columns = (corners[kept], found[kept, None], labels[kept, None].to(corners))
+        rows[image, : len(kept)] = torch.cat(columns, 1)
+    return rows
+
+
+def suppression_model(classes: int, settings: Suppression) -> Any:
+    """Return `suppress` as an ONNX model with the input `decoded` and the output `detections`."""
+    from onnxscript import FLOAT, script
+    from onnxscript import opset20 as op
+
+    kept = settings.max_detections
+
+    @script(default_opset=op)
+    def graph(decoded):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - onnxscript compiles the source
+        boxes, scores = op.Split(decoded, op.Constant(value_ints=[4, classes]), axis=1)
+        boxes = op.Transpose(boxes, perm=[0, 2, 1])
+        # Rows of image, class, anchor; at most max_detections per class.
+        chosen = op.NonMaxSuppression(
+            boxes,
+            scores,
+            op.Constant(value_ints=[kept]),
+            op.Constant(value_floats=[settings.iou_threshold]),
+            op.Constant(value_floats=[settings.score_threshold]),
+            center_point_box=1,
+        )
+        found = op.GatherND(scores, chosen)
+        best, order = op.TopK(found, op.Shape(found))
+        image, label, anchor = op.Split(op.Gather(chosen, order), axis=1, num_outputs=3)
+        centre, size = op.Split(op.GatherND(boxes, op.Concat(image, anchor, axis=1)), axis=1, num_outputs=2)
+        half = op.Div(size, op.Constant(value_float=2.0))
+        column = op.Constant(value_ints=[1])
+        corners = op.Concat(op.Sub(centre, half), op.Add(centre, half), axis=1)
+        rows = op.Concat(corners, op.Unsqueeze(best, column), op.Cast(label, to=1), axis=1)
+        # Rows are sorted by score: the number of earlier rows of the same image is the rank within the image.
+        batch = op.Shape(decoded, start=0, end=1)
+        member = op.OneHot(op.Squeeze(image, column), batch, op.Constant(value_ints=[0, 1]), axis=1)
+        so_far = op.Mul(op.CumSum(member, op.Constant(value_int=0)), member)
+        place = op.Sub(op.ReduceSum(so_far, column), op.Constant(value_int=1))
+        fits = op.Squeeze(op.Less(place, op.Constant(value_ints=[kept])), column)
+        target = op.Compress(op.Concat(image, place, axis=1), fits, axis=0)
+        shape = op.Concat(batch, op.Constant(value_ints=[kept, COLUMNS]), axis=0)
+        empty = op.Expand(op.Constant(value_float=0.0), shape)
+        detections = op.ScatterND(empty, target, op.Compress(rows, fits, axis=0))
+        return detections  # noqa: RET504 - the variable name becomes the output name
+
+    return graph.to_model_proto(
+        input_types=[FLOAT["batch", 4 + classes, "anchors"]], output_types=[FLOAT["batch", kept, COLUMNS]]
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference between the file and PyTorch for one batch size.
-
-    Attributes:
-        batch: Batch size.
-        boxes: Maximum absolute difference of a box value in input pixels.
-        scores: Maximum absolute difference of a class score.
-        detections: Fraction of equal rows after suppression, 0 to 1; None without suppression.
-    """
+    """Difference between the file and PyTorch for one batch size."""
 
     batch: int
-    boxes: float
-    scores: float
-    detections: float | None = None
-
-    def is_close(self) -> bool:
-        return self.boxes <= TOLERANCES["boxes"] and self.scores <= TOLERANCES["scores"]
+    boxes: float  # Maximum absolute difference of a box value in input pixels
+    scores: float  # Maximum absolute difference of a class score
+    detections: float | None = None  # Fraction of equal rows after suppression, 0 to 1; None without suppression
 
 
 def require_packages() -> None:
@@ -55,24 +129,11 @@ def require_packages() -> None:
 def write_onnx_file(
     network: InferenceNetwork, path: Path, settings: NetworkSettings, suppression: Suppression | None
 ) -> list[Difference]:
-    """Write a network as ONNX and compare the outputs of onnxruntime and PyTorch.
+    """Write a network as ONNX if the outputs of onnxruntime and PyTorch agree; return the difference per batch size.
 
     The input `images` is `(B, channels, H, W)` float32 in [0, 1] for any B and any multiples H and W of 32. The output
     is `output0`, `(B, 4 + classes, anchors)`, or with suppression `detections`, `(B, max_detections, 6)` as returned by
-    `suppress`.
-
-    Args:
-        network: Network to write.
-        path: File to write; it is created only if the outputs agree.
-        settings: Settings of the weights, stored in the file. The comparison uses the image size of the settings.
-        suppression: Suppression to include, or None.
-
-    Returns:
-        Difference for each batch size of `CHECKED_BATCHES`.
-
-    Raises:
-        ValueError: If a package is missing.
-        RuntimeError: If the file and PyTorch disagree.
+    `suppress`. The comparison uses the image size of the settings.
     """
     require_packages()
     import onnx
@@ -96,7 +157,6 @@ def write_onnx_file(
 
 
 def decoding_model(network: InferenceNetwork, image_size: int) -> Any:
-    """Return the network without suppression as an ONNX model."""
     example = sample_images(2, network.channels, image_size)  # torch.export would treat a batch of 1 as a constant
     height, width = (STRIDE * torch.export.Dim(name, min=1) for name in ("rows", "columns"))
     quiet = logging.getLogger("torch.onnx")
@@ -140,15 +200,11 @@ def compare(
         same = None
         if suppression is not None:
             # Both suppressions receive the same decoded values: the last bit can decide which of two boxes is kept.
-            same = agreement(outputs[DETECTIONS], suppress(outputs[DECODED], suppression))
+            rows = suppress(outputs[DECODED], suppression)
+            same = float(torch.isclose(outputs[DETECTIONS], rows, rtol=1e-5, atol=1e-3).all(-1).float().mean())
         difference = Difference(batch, float(gap[:, :4].max()), float(gap[:, 4:].max()), same)
-        if not difference.is_close() or (same is not None and same < 1):
+        is_close = difference.boxes <= BOX_TOLERANCE and difference.scores <= SCORE_TOLERANCE
+        if not is_close or (same is not None and same < 1):
             raise RuntimeError(f"the ONNX file and PyTorch disagree: {difference}")
         differences.append(difference)
     return differences
-
-
-def agreement(found: Tensor, expected: Tensor) -> float:
-    """Return the fraction of rows of two outputs of `suppress` that are equal within rounding, 0 to 1."""
-    equal = torch.isclose(found, expected, rtol=1e-5, atol=1e-3).all(-1)
-    return float(equal.float().mean())

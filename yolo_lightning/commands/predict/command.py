@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from os.path import commonpath
 from pathlib import Path
-from typing import NoReturn
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
 from yolo_lightning.commands.console import counter, name_some
-from yolo_lightning.commands.export.suppression import Suppression
+from yolo_lightning.commands.export.onnx_file import Suppression
 from yolo_lightning.commands.predict.detector import Detector
 from yolo_lightning.commands.predict.inputs import InputImage, find_files, read_pictures
 from yolo_lightning.commands.predict.results import Result, Results
@@ -22,9 +21,6 @@ from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.utils.choices import check_choices, chosen_device
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
-
-SOME_UNREADABLE = 1
-"""Exit code if results were written but some of the files could not be read."""
 
 
 def predict(
@@ -103,7 +99,10 @@ def predict(
         found = pictures_of(files, bad, advance)
         first = next(found, None)
         if first is None:
-            refuse_unreadable(bad)
+            depths = [error for error in bad.values() if isinstance(error, BitDepthError)]
+            if len(depths) == len(bad):
+                refuse_other_depth(depths, 0, "files")
+            raise ValueError(f"none of the {len(bad):,} files can be read: {name_some(reasons(bad))}")
         folder = first_free(Path(output).expanduser())
         folder.mkdir(parents=True)
         with Results(folder, kinds, detector.names, base) as results:
@@ -130,14 +129,6 @@ def pictures_of(
         except (FrameError, OSError, ValueError) as error:
             bad[str(path)] = error
         advance(1)
-
-
-def refuse_unreadable(bad: Mapping[str, Exception]) -> NoReturn:
-    """Raise a `ValueError` that names the first few unreadable files with the reasons."""
-    depths = [error for error in bad.values() if isinstance(error, BitDepthError)]
-    if len(depths) == len(bad):
-        refuse_other_depth(depths, 0, "files")
-    raise ValueError(f"none of the {len(bad):,} files can be read: {name_some(reasons(bad))}")
 
 
 def reasons(bad: Mapping[str, Exception]) -> dict[str, str]:

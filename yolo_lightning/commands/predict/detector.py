@@ -22,16 +22,8 @@ PROBE_TIMEOUT_S = 60.0
 class Detector:
     """Letterbox, network and non-maximum suppression for images of any size.
 
-    Args:
-        file: A checkpoint of this package or an Ultralytics `.pt` file.
-        settings: Settings of the weights, with an image size. A network trained on gray images receives gray images.
-        device: Device of the network.
-        convolution: As `model.conv_backend`.
-        allow_pickle: Open a `.pt` file even if it contains arbitrary pickled code.
-        tta: Use test-time augmentation.
-
-    Raises:
-        ValueError: If `file` cannot be used.
+    `settings` have an image size. A network trained on gray images receives gray images. `file` and the options of the
+    network are as in `folded_network`; `tta` is test-time augmentation.
     """
 
     def __init__(
@@ -84,14 +76,8 @@ def folded_network(
 ) -> tuple[FoldedGraph, list[str]]:
     """Return the network of a file with folded normalization, and its class names by index.
 
-    Args:
-        file: A checkpoint of this package or an Ultralytics `.pt` file.
-        device: Device of the network.
-        convolution: As `model.conv_backend`.
-        allow_pickle: Open a `.pt` file even if it contains arbitrary pickled code.
-
-    Raises:
-        ValueError: If `file` cannot be used.
+    The file is a checkpoint of this package or an Ultralytics `.pt` file, which is opened with `allow_pickle` even if
+    it contains arbitrary pickled code. `convolution` is as `model.conv_backend`.
     """
     graph = read_network(file, allow_pickle=allow_pickle)
     graph.to(device).requires_grad_(False)

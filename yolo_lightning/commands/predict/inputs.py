@@ -12,6 +12,7 @@ import numpy.typing as npt
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, FrameError, decode_frame
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
+SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 RAW_GRAY = b"Y1\0"
 """FFmpeg's tag of gray pixels with more than 8 bits: these bytes and the bit depth; reversed for big-endian pixels."""
@@ -19,20 +20,13 @@ RAW_GRAY = b"Y1\0"
 
 @dataclass(frozen=True, slots=True)
 class InputImage:
-    """One image, or one frame of a video.
+    """One image, or one frame of a video."""
 
-    Attributes:
-        source: Path of the image or the video.
-        frame: Frame number in the video, from 0; None for an image.
-        pixels: `(H, W, 3)` uint8, RGB.
-    """
-
-    source: Path
-    frame: int | None
-    pixels: npt.NDArray[np.uint8]
+    source: Path  # Image or video
+    frame: int | None  # Frame number in the video, from 0; None for an image
+    pixels: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
 
     def is_gray(self) -> bool:
-        """Return whether the three channels are equal."""
         first = self.pixels[..., 0]
         return bool((first == self.pixels[..., 1]).all() and (first == self.pixels[..., 2]).all())
 
@@ -43,9 +37,6 @@ def find_files(sources: Sequence[str]) -> list[Path]:
     Args:
         sources: Files, glob patterns such as `frames/**/*.jpg`, or folders, which are searched recursively. The files
             of a folder or pattern are sorted by name.
-
-    Raises:
-        ValueError: If a source does not exist, has an unknown suffix, or contains no image or video.
     """
     files: dict[Path, None] = {}
     for source in sources:
@@ -54,39 +45,25 @@ def find_files(sources: Sequence[str]) -> list[Path]:
             found = sorted(file for file in path.rglob("*") if is_known(file) and file.is_file())
         elif path.is_file():
             if not is_known(path):
-                raise ValueError(f"{source} must end in one of {', '.join(known_suffixes())}.")
+                raise ValueError(f"{source} must end in one of {', '.join(sorted(SUFFIXES))}.")
             found = [path]
         elif has_magic(source):
-            found = sorted(file for name in glob(str(path), recursive=True) if is_known(file := Path(name)))
+            found = sorted(file for file in map(Path, glob(str(path), recursive=True)) if is_known(file))
         else:
             raise ValueError(f"{source} does not exist")
         if not found:
-            raise ValueError(f"{source} contains no file that ends in {', '.join(known_suffixes())}.")
+            raise ValueError(f"{source} contains no file that ends in {', '.join(sorted(SUFFIXES))}.")
         files |= dict.fromkeys(found)
     return list(files)
 
 
 def is_known(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
-
-
-def is_video(path: Path) -> bool:
-    return path.suffix.lower() in VIDEO_SUFFIXES
-
-
-def known_suffixes() -> list[str]:
-    return sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES)
+    return path.suffix.lower() in SUFFIXES
 
 
 def read_pictures(path: Path) -> Iterator[InputImage]:
-    """Yield the image of an image file, or the frames of a video.
-
-    Raises:
-        FrameError: If the image cannot be decoded, or a gray video has more than 8 bits per pixel.
-        OSError: If the file cannot be read.
-        ValueError: If the video cannot be opened.
-    """
-    if not is_video(path):
+    """Yield the image of an image file, or the frames of a video."""
+    if path.suffix.lower() not in VIDEO_SUFFIXES:
         yield InputImage(path, None, decode_frame(path.read_bytes(), str(path), channels=3))
         return
     video = cv2.VideoCapture(str(path))

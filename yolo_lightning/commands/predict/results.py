@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TextIO
+from typing import Any, Literal, Self, TextIO
 
 import cv2
 import numpy as np
@@ -22,32 +22,18 @@ Result = Literal["pictures", "json", "csv", "txt"]
 PICTURES_FOLDER = "pictures"
 LABELS_FOLDER = "labels"
 
-SMALLEST_TEXT = 0.4
-"""Smallest legible font scale of OpenCV."""
-
+SMALLEST_TEXT = 0.4  # Smallest legible font scale of OpenCV
 CSV_COLUMNS = ("source", "frame", "x1", "y1", "x2", "y2", "score", "label", "name")
 
 
-class Writer(Protocol):
-    """Writer of one kind of result. Frames of a video are written in order."""
-
-    def write(self, picture: InputImage, prediction: Prediction) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Results:
-    """Writers of all chosen kinds of results in one folder.
+    """Writers of all chosen kinds of results in one folder; `base` is the common parent folder of all inputs.
 
-    Args:
-        folder: Existing output folder.
-        kinds: Kinds of results.
-        names: Class names by index.
-        base: Common parent folder of all inputs; results keep the relative paths.
+    Frames of a video are written in order.
     """
 
     def __init__(self, folder: Path, kinds: Sequence[Result], names: Sequence[str], base: Path) -> None:
-        self._writers: list[Writer] = []
+        self._writers: list[Pictures | JsonFile | CsvFile | TextFiles] = []
         for kind in dict.fromkeys(kinds):
             match kind:
                 case "pictures":
@@ -171,7 +157,6 @@ class TextFiles:
 
 
 def rows(prediction: Prediction, names: Sequence[str]) -> list[tuple[list[float], float, int, str]]:
-    """Return box, score, label and class name of each detection."""
     boxes, scores, labels = prediction.boxes.tolist(), prediction.scores.tolist(), prediction.labels.tolist()
     return [(box, score, label, names[label]) for box, score, label in zip(boxes, scores, labels, strict=True)]
 

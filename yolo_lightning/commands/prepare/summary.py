@@ -17,8 +17,7 @@ from yolo_lightning.data.formats.recording import TEMPERATURE
 from yolo_lightning.data.index.annotation_index import SplitIndex
 from yolo_lightning.utils.files import replacing
 
-COLOURS = ("#2a6f97", "#e9a03b", "#c1443c", "#5b8c5a")
-"""One per class."""
+COLOURS = ("#2a6f97", "#e9a03b", "#c1443c", "#5b8c5a")  # One per class
 FRAMES_COLOUR, EMPTY_COLOUR, TEMPERATURE_COLOUR = "#6c757d", "#d3d7da", "#333333"
 
 MONTH_WIDTH_INCHES, LEAST_WIDTH_INCHES = 0.95, 6.5
@@ -30,22 +29,14 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MonthlyCounts:
-    """Counts of a split by month; row `k` of each array belongs to `months[k]`.
+    """Counts of a split by month; row `k` of each array belongs to `months[k]`."""
 
-    Attributes:
-        months: `(K,)` int64, YYYYMM, ascending; 0 is an unknown month.
-        frames: `(K,)` int64.
-        empty_frames: `(K,)` int64, frames without boxes.
-        clips: `(K,)` int64.
-        boxes: `(K, 4)` int64, by class index.
-        temperature: `(K,)` float64, mean over the frames with a temperature, degrees Celsius; NaN if unknown.
-    """
-
-    months: Counts
-    frames: Counts
-    empty_frames: Counts
-    clips: Counts
-    boxes: Counts
+    months: Counts  # `(K,)` int64, YYYYMM, ascending; 0 is an unknown month
+    frames: Counts  # `(K,)` int64
+    empty_frames: Counts  # `(K,)` int64, frames without boxes
+    clips: Counts  # `(K,)` int64
+    boxes: Counts  # `(K, 4)` int64, by class index
+    # `(K,)` float64, mean over the frames with a temperature, degrees Celsius; NaN if unknown
     temperature: npt.NDArray[np.float64]
 
 
@@ -102,11 +93,7 @@ def degrees(temperature: float) -> str:
 
 
 def save_picture(counts: MonthlyCounts, path: Path) -> None:
-    """Draw frames, boxes per class and mean temperature of each month into a PNG file; unknown quantities are left out.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Draw frames, boxes per class and mean temperature of each month, if known, into a PNG file."""
     panels = [(draw_frames, FRAMES_HEIGHT_INCHES)]
     if counts.boxes.any():
         panels.append((draw_boxes, BOXES_HEIGHT_INCHES))
@@ -157,7 +144,6 @@ def draw_temperature(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
 
 
 def finish(axis: Axes, title: str, label: str) -> None:
-    """Add title, label and legend to a panel of bars."""
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axis.set_title(title, loc="left", fontsize=10)
     axis.set_ylabel(label)

@@ -29,8 +29,7 @@ NON_NUMBERS = tuple(
 """Non-finite numbers as Python's `json` writes them. They are not valid JSON."""
 
 BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
-SHOWN_BYTES = 160
-"""Bytes of a damaged record, or of the text before an error, in a message."""
+SHOWN_BYTES = 160  # Bytes of a damaged record, or of the text before an error, in a message
 
 
 class ImageEntry(msgspec.Struct, gc=False):
@@ -72,15 +71,7 @@ RECORDS = {"images": ImageEntry, "categories": CategoryRecord, "annotations": An
 
 
 def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
-    """Decode an annotation file; `NaN` and `Infinity` are read as null.
-
-    Args:
-        path: Annotation file.
-        kind: Expected kind of file, for the error message.
-
-    Raises:
-        ValueError: If the file cannot be read or is not a COCO detection file; the message names the damaged record.
-    """
+    """Decode an annotation file of the expected `kind`; `NaN` and `Infinity` are read as null."""
     if not path.is_file():
         raise ValueError(f"annotation file {path} does not exist")
     try:
@@ -130,7 +121,6 @@ def invalid_record(content: bytes) -> str | None:
 
 
 def shown(text: bytes) -> str:
-    """Return the beginning of a text in one line."""
     line = " ".join(text[:SHOWN_BYTES].decode(errors="replace").split())
     return line if len(text) <= SHOWN_BYTES else line + " ..."
 
@@ -142,20 +132,12 @@ def annotation_arrays(
     category_ids: Sequence[int],
     box_type: type[Float],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Float], npt.NDArray[np.int32]]:
-    """Convert the annotations of a file to arrays, in the order of the file.
+    """Convert the annotations of a file to arrays in the order of the file.
 
-    Args:
-        path: Annotation file, for the error message.
-        content: Content of the file.
-        positions: Position of each image by its id as text.
-        category_ids: Category id of each class, index 0 first.
-        box_type: Type of the coordinates.
+    `positions` are the positions of the images by id as text; `category_ids` are in the order of the classes.
 
     Returns:
         Position of the image `(M,)`; boxes `(M, 4)`, xyxy in pixels of the frame; class index `(M,)`.
-
-    Raises:
-        ValueError: If an annotation has an unknown image id or category id.
     """
     records, count = content.annotations, len(content.annotations)
     owner = np.fromiter((positions.get(id_text(one.image_id) or "", -1) for one in records), np.int64, count)

@@ -12,11 +12,8 @@ import numpy.typing as npt
 from yolo_lightning.data.formats.annotation_file import ImageEntry
 from yolo_lightning.data.formats.recording import WEATHER
 
-MINIMUM_BOX_SIDE = 1e-3
-"""Pixels. A box with a shorter side after clipping is dropped."""
-
-LARGEST_SIDE = 1 << 16
-"""Pixels. A larger width or height is refused as damaged."""
+MINIMUM_BOX_SIDE = 1e-3  # Pixels. A box with a shorter side after clipping is dropped.
+LARGEST_SIDE = 1 << 16  # Pixels. A larger width or height is refused as damaged.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +30,25 @@ class BoxCounts:
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """A split as flat arrays; the boxes of image `i` are `box_offsets[i]:box_offsets[i + 1]`.
+    """A split as flat arrays; the boxes of image `i` are `box_offsets[i]:box_offsets[i + 1]`."""
 
-    Attributes:
-        image_ids: `(N,)` bytes, the ids as UTF-8 text: 17 digits do not fit into a float64.
-        text_ids: `(N,)` bool, whether the id is text in the annotation file, else a number.
-        file_names: `(N,)` bytes, UTF-8, relative to the folder of the frames.
-        shapes: `(N, 2)` int32, height and width in pixels.
-        box_offsets: `(N + 1,)` int64.
-        boxes: `(M, 4)` float32, xyxy, pixels of the frame.
-        labels: `(M,)` int8 or int16, class index from 0.
-        months: `(N,)` int32, YYYYMM, 0 if unknown.
-        clips: `(N,)` int32, number of the frame's clip, from 0.
-        clip_names: `(C,)` bytes, UTF-8, folder of each clip.
-        positions_in_clip: `(N,)` int32, rank in the clip, from 0.
-        weather: `(8, N)` float32, rows as `recording.WEATHER`, NaN if unknown.
-        counts: Numbers of boxes that were kept, clipped and dropped.
-        class_names: Class names, index 0 first.
-        category_ids: Number of each class in the annotation files, index 0 first.
-        has_clips: Whether clips are recordings; if not, each image is its own clip.
-        notes: Further remarks for the log, one line each.
-    """
-
-    image_ids: npt.NDArray[np.bytes_]
-    text_ids: npt.NDArray[np.bool_]
-    file_names: npt.NDArray[np.bytes_]
-    shapes: npt.NDArray[np.int32]
-    box_offsets: npt.NDArray[np.int64]
-    boxes: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.integer[Any]]
-    months: npt.NDArray[np.int32]
-    clips: npt.NDArray[np.int32]
-    clip_names: npt.NDArray[np.bytes_]
-    positions_in_clip: npt.NDArray[np.int32]
-    weather: npt.NDArray[np.float32]
-    counts: BoxCounts
-    class_names: tuple[str, ...]
-    category_ids: tuple[int, ...]
-    has_clips: bool = True
-    notes: tuple[str, ...] = ()
+    image_ids: npt.NDArray[np.bytes_]  # `(N,)` bytes, the ids as UTF-8 text: 17 digits do not fit into a float64
+    text_ids: npt.NDArray[np.bool_]  # `(N,)` bool, whether the id is text in the annotation file, else a number
+    file_names: npt.NDArray[np.bytes_]  # `(N,)` bytes, UTF-8, relative to the folder of the frames
+    shapes: npt.NDArray[np.int32]  # `(N, 2)` int32, height and width in pixels
+    box_offsets: npt.NDArray[np.int64]  # `(N + 1,)` int64
+    boxes: npt.NDArray[np.float32]  # `(M, 4)` float32, xyxy, pixels of the frame
+    labels: npt.NDArray[np.integer[Any]]  # `(M,)` int8 or int16, class index from 0
+    months: npt.NDArray[np.int32]  # `(N,)` int32, YYYYMM, 0 if unknown
+    clips: npt.NDArray[np.int32]  # `(N,)` int32, number of the frame's clip, from 0
+    clip_names: npt.NDArray[np.bytes_]  # `(C,)` bytes, UTF-8, folder of each clip
+    positions_in_clip: npt.NDArray[np.int32]  # `(N,)` int32, rank in the clip, from 0
+    weather: npt.NDArray[np.float32]  # `(8, N)` float32, rows as `recording.WEATHER`, NaN if unknown
+    counts: BoxCounts  # Numbers of boxes that were kept, clipped and dropped
+    class_names: tuple[str, ...]  # Class names, index 0 first
+    category_ids: tuple[int, ...]  # Number of each class in the annotation files, index 0 first
+    has_clips: bool = True  # Whether clips are recordings; if not, each image is its own clip
+    notes: tuple[str, ...] = ()  # Further remarks for the log, one line each
 
 
 def still_images(
@@ -130,7 +107,6 @@ def still_images(
 
 
 def encoded(texts: Iterable[str]) -> npt.NDArray[np.bytes_]:
-    """Return texts as an array of UTF-8 bytes."""
     return np.array([text.encode() for text in texts], dtype=np.bytes_)
 
 
@@ -141,11 +117,7 @@ def distinct_names(names: Mapping[int, str]) -> dict[int, str]:
 
 
 def image_shapes(path: Path, images: Sequence[ImageEntry]) -> npt.NDArray[np.int32]:
-    """Return `(N, 2)` height and width of the images of an annotation file, pixels.
-
-    Raises:
-        ValueError: If the file has no images, or a size is out of range; the message names the file and the image.
-    """
+    """Return `(N, 2)` height and width of the images of an annotation file, pixels."""
     if not images:
         raise ValueError(f"{path}: the list of images is empty")
     for number, image in enumerate(images):

@@ -9,9 +9,7 @@ from yolo_lightning.data.formats.annotation_file import COCO_FILE, annotation_ar
 from yolo_lightning.data.formats.annotations import Annotations, distinct_names, encoded, image_shapes, still_images
 from yolo_lightning.data.formats.image_ids import image_id_texts
 
-PROBED_IMAGES = 16
-"""Number of images that are searched for in each candidate folder."""
-
+PROBED_IMAGES = 16  # Number of images that are searched for in each candidate folder
 NAME_PARTS = ("instances_", "image_info_", "_annotations.coco")
 """Parts of the name of an annotation file that do not belong to the name of its split."""
 
@@ -20,9 +18,6 @@ def read_coco(path: Path) -> Annotations:
     """Read and check a COCO annotation file; the classes are its categories in the order of their ids.
 
     Crowd regions (`iscrowd`) are left out.
-
-    Raises:
-        ValueError: If the file is missing or is not a COCO detection file; the message names file and record.
     """
     content = decode(path, COCO_FILE)
     if not content.categories:
@@ -54,14 +49,7 @@ def read_coco(path: Path) -> Annotations:
 def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], file_names: list[str]) -> Path:
     """Return the folder of the images of a split: the candidate with most of a few sampled images.
 
-    Args:
-        annotation_file: JSON file of the split.
-        root: Dataset folder.
-        folders: Candidates relative to `root`; if empty, those of COCO's own layout and of common exporters.
-        file_names: File names of the split's images.
-
-    Raises:
-        ValueError: If no candidate has one of the images; the message lists the candidates.
+    The candidates are `folders` relative to `root` or, if empty, those of COCO's own layout and of common exporters.
     """
     split = annotation_file.stem
     for part in NAME_PARTS:

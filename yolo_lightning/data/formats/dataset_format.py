@@ -20,20 +20,14 @@ TRAIN_FILE, VALID_FILE, PREDICT_FILE = "Train.json", "Valid.json", "TestNoLabels
 
 @dataclass(frozen=True)
 class JsonFormat:
-    """Common part of the formats with one JSON file per split.
+    """Common part of the formats with one JSON file per split."""
 
-    Attributes:
-        root: Dataset folder.
-        files: JSON file of each split, relative to `root`. Without a file, `predict` reads that of `test`, `test` that
-            of `valid`, and `valid` a share of `train`.
-        shares: Shares of the splits that are used.
-        index_root: Folder of the packed indexes.
-    """
-
-    root: Path
+    root: Path  # Dataset folder
+    # JSON file of each split, relative to `root`. Without a file, `predict` reads that of `test`, `test` that of
+    # `valid`, and `valid` a share of `train`.
     files: Mapping[Split, str | None]
     shares: Shares
-    index_root: Path
+    index_root: Path  # Folder of the packed indexes
 
     def replacement(self, split: Split) -> Split:
         """Return `split`, or the split that replaces it if it has no file."""
@@ -68,13 +62,7 @@ class LTDv2Format(JsonFormat):
         return self.shares.part(split, open_index(self.root / self.name(split), self.index_root))
 
     def open_storage(self, split: Split, channels: Channels, storage: StorageKind | None = None) -> Storage:
-        """Return the storage of the frames of `split`; raise `ValueError` if it cannot be used.
-
-        Args:
-            split: Name of the split.
-            channels: Number of channels of the decoded frames.
-            storage: One of `storages`; None is the configured one.
-        """
+        """Return the storage of the frames of `split`: `storage`, one of `storages`, or the configured one."""
         return open_frames(self.root, storage or self.storage, index_root=self.index_root, store=self.store)
 
 
@@ -135,21 +123,14 @@ them.
 def choose_format(
     format: str,
     root: Path | None,
-    train_file: str,
-    valid_file: str | None,
-    test_file: str | None,
-    predict_file: str | None,
+    files: dict[Split, str | None],
     image_folders: tuple[str, ...],
     shares: Shares,
     storage: StorageKind,
     store: str | None,
     index_root: Path,
 ) -> DatasetFormat:
-    """Return the dataset format for the options of `DetectionDataModule`.
-
-    Raises:
-        ValueError: If a value is invalid, or an option does not apply to the format.
-    """
+    """Return the dataset format for the options of `DetectionDataModule`; `files` are the JSON files by split."""
     if format != LTDV2 and (storage not in ("auto", "folder") or store is not None):
         raise ValueError(
             f"data.storage must be one of auto, folder, and data.store must be null, with data.format {format} (packed "
@@ -157,12 +138,6 @@ def choose_format(
         )
     if format != COCO and image_folders:
         raise ValueError(f"data.image_folders must be [] unless data.format is coco, got {list(image_folders)}")
-    files: dict[Split, str | None] = {
-        "train": train_file,
-        "valid": valid_file,
-        "test": test_file,
-        "predict": predict_file,
-    }
     if format not in (LTDV2, COCO):
         for split, value in files.items():
             if value not in (None, {"train": TRAIN_FILE, "valid": VALID_FILE}.get(split)):
@@ -175,12 +150,12 @@ def choose_format(
         return YoloFormat(file, root, shares, index_root)
     if root is None:
         raise ValueError("data.root must be the dataset folder, got null (or set data.format to a data.yaml)")
-    if (valid_file is None) == (shares.valid_share is None):
+    if (files["valid"] is None) == (shares.valid_share is None):
         raise ValueError(
             "exactly one of data.valid_file and data.valid_share must be null, got data.valid_file "
-            f"{valid_file} and data.valid_share {shares.valid_share}"
+            f"{files['valid']} and data.valid_share {shares.valid_share}"
         )
     if format == COCO:
         return CocoFormat(root, files, shares, index_root, image_folders)
-    files |= {"test": test_file or VALID_FILE, "predict": predict_file or PREDICT_FILE}
+    files |= {"test": files["test"] or VALID_FILE, "predict": files["predict"] or PREDICT_FILE}
     return LTDv2Format(root, files, shares, index_root, storage, store)

@@ -10,22 +10,14 @@ from yolo_lightning.data.index.annotation_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.frames import EIGHT_BITS, BitDepthError, Channels, FrameError, Storage
 
-SAMPLED_FRAMES = 32
-"""Number of frames, evenly spread over a split, that are decoded before training starts."""
-
-NAMED_FRAMES = 5
-"""Maximum number of bad frames in one message."""
+SAMPLED_FRAMES = 32  # Number of frames, evenly spread over a split, that are decoded before training starts
+NAMED_FRAMES = 5  # Maximum number of bad frames in one message
 
 
 class BadFrames:
-    """Count of bad frames, which are missing or damaged. Each frame is counted and named once.
+    """Files of the bad frames, which are missing or damaged; each is counted and named once.
 
-    Args:
-        limit: Maximum number of bad frames (`data.max_bad_frames`).
-
-    Attributes:
-        names: Files of the bad frames.
-        quarantined: Files in quarantine, which are not counted.
+    `limit` is `data.max_bad_frames`; files in `quarantined` are not counted.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,11 +28,7 @@ class BadFrames:
         self.quarantined: set[str] = set()
 
     def add(self, problems: Iterable[str]) -> None:
-        """Count new frames and log them; each problem is `<file name>: <reason>`.
-
-        Raises:
-            ValueError: If there are more bad frames than the limit.
-        """
+        """Count new frames and log them; each problem is `<file name>: <reason>`."""
         reasons = {problem.partition(": ")[0]: problem for problem in problems}
         unknown = reasons.keys() - self.names - self.quarantined
         if not unknown:
@@ -55,12 +43,7 @@ class BadFrames:
 
 
 def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> None:
-    """Search for missing frames by name, and decode a sample to check size and bit depth.
-
-    Raises:
-        ValueError: If a size differs from the annotations, most of the sampled frames do not have 8 bits, none of them
-            can be read, or there are more bad frames than allowed.
-    """
+    """Search for missing frames by name, and decode a sample to check size and bit depth."""
     problems = {name: f"{name}: no such file" for name in storage.missing(index.file_names())}
     positions = [place for place in sampled(len(index)) if index.file_name(place) not in bad_frames.quarantined]
     failures: list[FrameError] = []
@@ -88,16 +71,7 @@ def check_frames(index: SplitIndex, storage: Storage, bad_frames: BadFrames) -> 
 
 
 def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> None:
-    """Refuse a split without a box.
-
-    Args:
-        index: Used part of the split.
-        left_out: Positions of the frames in quarantine.
-        origin: Option and file that the split is read from.
-
-    Raises:
-        ValueError: If no used frame has a box.
-    """
+    """Refuse a split without a box outside of the quarantined positions `left_out`; `origin` is its option and file."""
     boxes = np.diff(index.box_offsets())
     boxes[list(left_out)] = 0
     if not boxes.any():
@@ -109,27 +83,14 @@ def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> N
 
 
 def check_depth(names: Sequence[str], storage: Storage) -> None:
-    """Decode a sample of the frames to check that they have 8 bits; damaged frames are skipped.
-
-    Raises:
-        ValueError: If most of the sampled frames do not have 8 bits.
-    """
+    """Decode a sample of the frames to check that they have 8 bits; damaged frames are skipped."""
     results = list(decode_sample(names, storage))
     depths = [result for result in results if isinstance(result, BitDepthError)]
     refuse_other_depth(depths, sum(isinstance(result, np.ndarray) for result in results))
 
 
 def refuse_other_depth(found: Sequence[BitDepthError], usable: int, what: str = "sampled frames") -> None:
-    """Refuse images most of which do not have 8 bits.
-
-    Args:
-        found: Errors of the images that do not have 8 bits.
-        usable: Number of images that have 8 bits.
-        what: Name of the images, for the message.
-
-    Raises:
-        ValueError: Names the first file and the range of the values of all sampled images.
-    """
+    """Refuse images most of which do not have 8 bits, given their errors and the number of 8-bit images."""
     if len(found) <= usable:
         return
     lowest, highest = min(one.lowest for one in found), max(one.highest for one in found)
@@ -179,13 +140,7 @@ def check_quarantine(entries: Iterable[str]) -> None:
 
 
 def quarantined_positions(entries: Iterable[str], index: SplitIndex, split: Split) -> frozenset[int]:
-    """Return the positions of the frames of a split that are in quarantine.
-
-    Args:
-        entries: Value of `data.quarantine`; `index=<number>` applies to the training split only.
-        index: Index of the split.
-        split: Name of the split.
-    """
+    """Return the positions of the frames of a split in quarantine; `index=<number>` applies to training only."""
     pairs = [entry.partition("=") for entry in entries]
     found = {int(value) for kind, _, value in pairs if kind == "index" and split == "train"}
     ids = {value for kind, _, value in pairs if kind == "id"}

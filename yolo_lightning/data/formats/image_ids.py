@@ -13,15 +13,12 @@ import numpy.typing as npt
 
 from yolo_lightning.data.formats.recording import ID_DIGITS, number_at
 
-EXACT_BELOW = 2**53
-"""Integers below this value are exact in float64."""
+EXACT_BELOW = 2**53  # Integers below this value are exact in float64
 SPACING = 4
 """Distance of neighbouring float64 between 2^54 and 2^55, the range of 17-digit ids of the years 1801 to 3602."""
 
-NAMED_RECORDS = 3
-"""Maximum number of records in one message."""
-FEWEST_WITNESSES = 3
-"""Minimum number of ids that must differ from their date exactly by rounding."""
+NAMED_RECORDS = 3  # Maximum number of records in one message
+FEWEST_WITNESSES = 3  # Minimum number of ids that must differ from their date exactly by rounding
 FEWEST_OWNERS = 64
 """Minimum number of images with boxes, all with multiples of four as id, that indicates rounded annotations."""
 
@@ -45,11 +42,7 @@ def id_text(value: int | float | str) -> str | None:
 
 
 def image_id_texts(path: Path, ids: Sequence[int | float | str], file_names: Sequence[str]) -> dict[str, int]:
-    """Return the position of each image by its id as text.
-
-    Raises:
-        ValueError: If an id is written as a float or occurs more than once.
-    """
+    """Return the position of each image by its id as text."""
     positions: dict[str, int] = {}
     repeated: list[tuple[int, int]] = []
     for number, value in enumerate(ids):
@@ -91,17 +84,8 @@ def refuse_rounded_ids(
     """Refuse a file with rounded 17-digit ids that are still unique.
 
     Rounded image ids are the float64 nearest to the time in `date_captured`, while all other ids are that time. Rounded
-    ids of annotations belong only to images whose id is a multiple of four.
-
-    Args:
-        path: Annotation file, for the message.
-        image_ids: `(N,)` ids as ASCII text.
-        dates: `(N,)` `date_captured` as ISO text.
-        owners: `(M,)` position of the image of each annotation.
-        file_names: N names, for the message.
-
-    Raises:
-        ValueError: If the ids of images or annotations were rounded.
+    ids of annotations belong only to images whose id is a multiple of four. `owners` are the positions of the images of
+    the annotations.
     """
     values = np.where(np.char.str_len(image_ids) == ID_DIGITS, number_at(image_ids, range(ID_DIGITS)), -1)
     long = values >= 0

@@ -14,20 +14,14 @@ from yolo_lightning.data.formats.annotation_file import annotation_arrays, decod
 from yolo_lightning.data.formats.annotations import Annotations, encoded, image_shapes, still_images
 from yolo_lightning.data.formats.image_ids import image_id_texts, refuse_rounded_ids
 
-CLASS_NAMES = ("person", "bicycle", "motorcycle", "vehicle")
-"""LTDv2's classes in the order of their category ids."""
+CLASS_NAMES = ("person", "bicycle", "motorcycle", "vehicle")  # LTDv2's classes in the order of their category ids
 CATEGORY_IDS = (1, 2, 3, 4)
 
-DATE_CHARACTERS = 19
-"""Length of an ISO date and time to the second."""
+DATE_CHARACTERS = 19  # Length of an ISO date and time to the second
 
 
 def read_annotations(path: Path) -> Annotations:
-    """Read and check an annotation file of LTDv2.
-
-    Raises:
-        ValueError: If the file is missing or is not an LTDv2 annotation file; the message names file and record.
-    """
+    """Read and check an annotation file of LTDv2."""
     content = decode(path)
     images = content.images
     found = {category.id: category.name.strip().lower() for category in content.categories if category.id != 0}

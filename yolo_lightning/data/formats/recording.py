@@ -19,9 +19,7 @@ WEATHER = (
 )
 """LTDv2's names of the weather measurements in the `meta` of a frame."""
 
-TEMPERATURE = WEATHER[0]
-"""Degrees Celsius."""
-
+TEMPERATURE = WEATHER[0]  # Degrees Celsius
 ID_DIGITS = 17
 """Digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS. All 95,443 ids of two official lists have this form."""
 
@@ -50,15 +48,7 @@ def number_at(texts: npt.NDArray[np.bytes_], columns: Sequence[int]) -> npt.NDAr
 
 
 def months(image_ids: npt.NDArray[np.bytes_], dates: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int32]:
-    """Return the month of each frame, from its id if it is an LTDv2 id, else from its date.
-
-    Args:
-        image_ids: `(N,)` ids as ASCII text.
-        dates: `(N,)` `date_captured` as ISO text, empty if there is none.
-
-    Returns:
-        `(N,)` int32, YYYYMM, 0 if unknown.
-    """
+    """Return `(N,)` int32 months, YYYYMM, 0 if unknown: from the id if it is an LTDv2 id, else from the ISO date."""
     by_id = np.where(are_ltdv2_ids(image_ids), number_at(image_ids, range(6)), 0)
     by_date = number_at(dates, (0, 1, 2, 3, 5, 6))
     by_date = np.where(within(by_date % 100, 1, 12) & (by_date >= 0), by_date, 0)

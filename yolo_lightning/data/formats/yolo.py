@@ -1,45 +1,40 @@
 """YOLO datasets: images in folders or lists, a label file per image, and a `data.yaml` with the splits."""
 
+import glob
 import os
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from yolo_lightning.data.formats.annotations import Annotations, encoded, still_images
 from yolo_lightning.data.formats.frame_checks import named
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
-from yolo_lightning.data.formats.yolo_images import UNDECODED_SUFFIXES, image_shape, list_images
 from yolo_lightning.data.formats.yolo_labels import NO_LABELS, Labels, read_labels
 from yolo_lightning.data.index.annotation_index import SplitIndex, open_packed
 from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.storage.choose_storage import StorageKind
-from yolo_lightning.data.storage.frames import Channels, ImageFiles, Storage
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameError, ImageFiles, Storage, decode_frame
 
 IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
 
-UNKNOWN_SHAPE = (1, 1)
-"""Height and width of a damaged image, which is counted as a bad frame when its pixels are read."""
+UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
+READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
+UNDECODED_SUFFIXES = frozenset({".dng", ".heic", ".heif"})
+"""Suffixes of Ultralytics' image formats that OpenCV does not decode."""
 
-READERS = 8
-"""Number of threads that read label files and headers: they mostly wait for the disk."""
+ORIENTATION = 0x0112  # EXIF tag of the camera's orientation
+TURNED = frozenset({5, 6, 7, 8})  # Orientations that exchange rows and columns
+TURNED_BY_ALL = frozenset({"JPEG", "MPO"})  # Formats whose orientation is applied by every OpenCV version
 
 
 class YoloFormat:
-    """Images and label files of a `data.yaml`.
-
-    Args:
-        file: The `data.yaml`, or its folder.
-        root: Dataset folder; None is the `path` in the file.
-        shares: Shares of the splits that are used; `valid_share` of `train` replaces `val`.
-        index_root: Folder of the packed indexes.
-
-    Raises:
-        ValueError: If the file cannot be used.
-    """
+    """Images and label files of the `data.yaml` `file`; `valid_share` of `train` replaces `val`."""
 
     storages: tuple[StorageKind, ...] = ("folder",)
 
@@ -81,16 +76,25 @@ class YoloFormat:
 
 
 class YoloSplit:
-    """Images and labels of one split of a `data.yaml`.
-
-    Raises:
-        ValueError: If the split has no images.
-    """
+    """Images and labels of one split of a `data.yaml`; `files` are absolute, sorted and unique."""
 
     def __init__(self, description: DataDescription, key: Key) -> None:
         self.description = description
         self.key = key
-        self.files, self.repeated, self.undecoded = list_images(description, key)
+        places = description.places(key)
+        found = [file for place in places for file in files_at(place, description.root)]
+        images = [file for file in found if suffix(file) in IMAGE_SUFFIXES]
+        if not images:
+            raise ValueError(
+                f"{description.file}: no images for '{key}' in {', '.join(map(str, places))} (formats: "
+                f"{', '.join(sorted(IMAGE_SUFFIXES))})"
+            )
+        self.files = sorted(set(images))
+        for file in self.files:
+            if file.encode(errors="replace") != file.encode(errors="surrogateescape"):
+                raise ValueError(f"{description.file}: the name of the image {file!r} is not UTF-8")
+        self.repeated = len(images) - len(self.files)
+        self.undecoded = sum(suffix(file) in UNDECODED_SUFFIXES for file in found)
 
     def state(self) -> dict[str, Any]:
         """Return the description, and a hash of name, size and modification time of all files.
@@ -187,3 +191,53 @@ def image_ids(names: list[str]) -> list[str]:
     stems = [name.rpartition(".")[0] for name in names]
     counts = Counter(stems)
     return [stem if counts[stem] == 1 else name for stem, name in zip(stems, names, strict=True)]
+
+
+def files_at(place: Path, root: Path) -> Iterable[str]:
+    """Return the files below a folder, or the files in a list of images.
+
+    In a list, `./` is the folder of the list. Other relative names are relative to the folder of the list, the dataset
+    folder or the working folder: the first of them in which the first name exists.
+    """
+    if place.is_dir():
+        return glob.iglob(os.path.join(glob.escape(str(place)), "**", "*.*"), recursive=True)
+    if suffix(str(place)) in IMAGE_SUFFIXES:
+        return [str(place)]
+    try:
+        lines = place.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"image list {place} cannot be read: {error}") from error
+    names = [line.strip() for line in lines if line.strip()]
+    first = next((name for name in names if not name.startswith("./")), "")
+    base = next((base for base in (place.parent, root, Path.cwd()) if (base / first).exists()), place.parent)
+    return [
+        os.path.join(place.parent, name[2:]) if name.startswith("./") else os.path.join(base, name) for name in names
+    ]
+
+
+def suffix(file: str) -> str:
+    return os.path.splitext(file)[1].lower()
+
+
+def image_shape(path: Path) -> tuple[int, int] | None:
+    """Return `(height, width)` of the decoded image in pixels, after its EXIF orientation; None if it is damaged.
+
+    Only the header is read, except for formats whose orientation depends on the OpenCV version.
+    """
+    with path.open("rb") as file:
+        try:
+            with Image.open(file) as image:
+                width, height = image.size
+                # Pillow would decode the whole PNG to search for EXIF data.
+                without_exif = image.format == "PNG" and "exif" not in image.info
+                if without_exif or image.getexif().get(ORIENTATION) not in TURNED:
+                    return height, width
+                if image.format in TURNED_BY_ALL:
+                    return width, height
+        except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
+            pass
+    try:
+        height, width = decode_frame(path.read_bytes(), path.name).shape[:2]
+    except FrameError:
+        return None
+    return height, width

@@ -16,30 +16,17 @@ FILE_NAME = "data.yaml"
 
 @dataclass(frozen=True, slots=True)
 class DataDescription:
-    """Content of a `data.yaml`.
-
-    Attributes:
-        file: Path of the `data.yaml`.
-        root: Folder that image names are relative to.
-        entries: Folders and image lists of each split, as in the file.
-        class_names: Class names, index 0 first.
-        channels: Number of channels, if the file defines it.
-        keypoint_columns: Number of keypoint columns after each box.
-    """
+    """Content of a `data.yaml`."""
 
     file: Path
-    root: Path
-    entries: Mapping[Key, tuple[str, ...]]
-    class_names: tuple[str, ...]
-    channels: Channels | None
-    keypoint_columns: int
+    root: Path  # Folder that image names are relative to
+    entries: Mapping[Key, tuple[str, ...]]  # Folders and image lists of each split, as in the file
+    class_names: tuple[str, ...]  # Class names, index 0 first
+    channels: Channels | None  # None if the file does not define it
+    keypoint_columns: int  # Number of keypoint columns after each box
 
     def places(self, key: Key) -> list[Path]:
-        """Return the existing folders and image lists of a split; a superfluous leading `../` is ignored.
-
-        Raises:
-            ValueError: If one does not exist; the message lists the paths that were tried.
-        """
+        """Return the existing folders and image lists of a split; a superfluous leading `../` is ignored."""
         places = []
         for entry in self.entries[key]:
             tried = [self.root / Path(entry).expanduser()]
@@ -57,15 +44,7 @@ class DataDescription:
 
 
 def read_description(file: Path, root: Path | None = None) -> DataDescription:
-    """Read and check a `data.yaml`.
-
-    Args:
-        file: Path of the file, or of a folder that contains a `data.yaml`.
-        root: Dataset folder; None is the `path` in the file.
-
-    Raises:
-        ValueError: If the file cannot be read, lacks a key or is inconsistent; the message names the file.
-    """
+    """Read and check a `data.yaml`, given its path or folder; `root` replaces the `path` in the file."""
     file = file / FILE_NAME if file.is_dir() else file
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
@@ -106,11 +85,7 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
 
 
 def find_root(file: Path, path: object) -> Path:
-    """Return the dataset folder: `path` relative to the folder of the file, else to the working folder.
-
-    Raises:
-        ValueError: If `path` is not text or not a folder; the message lists the folders that were tried.
-    """
+    """Return the dataset folder: `path` relative to the folder of the file, else to the working folder."""
     if path is None or path == "":
         return file.parent
     if not isinstance(path, str):
@@ -126,11 +101,7 @@ def find_root(file: Path, path: object) -> Path:
 
 
 def class_names(file: Path, names: object, count: Any) -> tuple[str, ...]:
-    """Return the class names, index 0 first; `class_0`, `class_1`, ... if only their number is given.
-
-    Raises:
-        ValueError: If there are none, or names, their numbers and `nc` are inconsistent.
-    """
+    """Return the class names, index 0 first; `class_0`, `class_1`, ... if only their number is given."""
     if count is not None:
         try:
             number = float(count)

@@ -19,33 +19,19 @@ SHOWN_CHARACTERS = 80
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Objects of one image.
+    """Objects of one image."""
 
-    Attributes:
-        classes: `(N,)` int64, class index from 0.
-        centres: `(N, 4)` float64, centre-x, centre-y, width, height as fractions of the image, about 0 to 1.
-        duplicates: Number of duplicate lines, which are left out.
-    """
-
-    classes: npt.NDArray[np.int64]
+    classes: npt.NDArray[np.int64]  # `(N,)` int64, class index from 0
+    # `(N, 4)` float64, centre-x, centre-y, width, height as fractions of the image, about 0 to 1
     centres: npt.NDArray[np.float64]
-    duplicates: int = 0
+    duplicates: int = 0  # Number of duplicate lines, which are left out
 
 
 NO_LABELS = Labels(np.zeros(0, dtype=np.int64), np.zeros((0, 4)))
 
 
 def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels | None:
-    """Read a label file; a missing file (None) means a background image.
-
-    Args:
-        path: Label file.
-        classes: Number of classes.
-        keypoint_columns: Number of keypoint columns after each box, which are ignored.
-
-    Raises:
-        ValueError: If a line is invalid; the message names file and line.
-    """
+    """Read a label file, without its keypoints; a missing file (None) means a background image."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -87,11 +73,6 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
 
 
 def parsed(words: list[str]) -> tuple[float, ...]:
-    """Return the columns of a line as numbers.
-
-    Raises:
-        ValueError: If a column is not a finite number, or the number of columns is wrong.
-    """
     row = tuple(float(word) for word in words)
     if len(row) != BOX_COLUMNS and (len(row) < 7 or len(row) % 2 == 0):
         raise ValueError(

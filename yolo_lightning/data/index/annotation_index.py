@@ -120,11 +120,9 @@ class SplitIndex:
         return tuple(self._manifest["notes"])
 
     def image_id(self, index: int) -> str:
-        """Return the id of frame `index` as text."""
         return bytes(self._one("image_ids", index)).decode()
 
     def image_ids(self) -> list[str]:
-        """Return the ids of all frames."""
         return [identifier.decode() for identifier in self._all("image_ids").tolist()]
 
     def text_ids(self) -> npt.NDArray[np.bool_]:
@@ -208,13 +206,7 @@ def open_index(
 ) -> SplitIndex:
     """Open the index of a JSON file under `index_root`; build the index if it is missing or out of date.
 
-    Args:
-        annotation_file: A change of its size or modification time makes the index out of date.
-        index_root: See `open_packed`.
-        read: Reader of the file.
-
-    Raises:
-        ValueError: If the annotation file cannot be used or `index_root` cannot be written.
+    A change of size or modification time of the file makes the index out of date.
     """
     if not annotation_file.is_file():
         raise ValueError(f"annotation file {annotation_file} does not exist")
@@ -234,20 +226,11 @@ def open_index(
 def open_packed(
     stem: str, describe: Callable[[], State], read: Callable[[], Annotations], index_root: Path
 ) -> SplitIndex:
-    """Open an index under `index_root`; build the index if it is missing or out of date.
+    """Open an index under `index_root`; build the index if the state from `describe` has no index yet.
 
-    The folder name contains a hash of the source's path and a hash of its state. A changed source therefore gets a new
-    folder, and a run keeps the folder that it opened. Concurrent processes are safe: one process builds under a lock,
-    in a temporary folder, renames the folder, and deletes folders of earlier states that no process uses.
-
-    Args:
-        stem: Beginning of the folder name.
-        describe: Returns the current state of the annotations.
-        read: Reads the annotations.
-        index_root: Folder of packed indexes.
-
-    Raises:
-        ValueError: If the annotations cannot be used or `index_root` cannot be written.
+    The folder name contains `stem`, a hash of the source's path and a hash of its state. A changed source therefore
+    gets a new folder, and a run keeps the folder that it opened. Concurrent processes are safe: one process builds
+    under a lock, in a temporary folder, renames the folder, and deletes folders of earlier states that no process uses.
     """
     while True:
         source = {"format": FORMAT, **describe()}
@@ -255,9 +238,7 @@ def open_packed(
         folder = index_root / f"{name}-{short_hash(repr(sorted(source.items())))}"
         if not index_folder.is_current(folder, source):
             try:
-                index_root.mkdir(parents=True, exist_ok=True)
-                with index_folder.exclusive_lock(index_root / f"{name}.lock"):
-                    index_folder.remove_leftovers(index_root, name)
+                with index_folder.sole_builder(index_root, name):
                     if not index_folder.is_current(folder, source):
                         write_index(read(), folder, source)
                     earlier = index_root.glob(f"{glob.escape(name)}*/")

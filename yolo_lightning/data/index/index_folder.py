@@ -1,4 +1,4 @@
-"""Folders of `.npy` arrays that are complete or absent, never change, and are not deleted while in use.
+"""Folders of `.npy` arrays that are complete or absent, never change, and are not deleted while in use; name search.
 
 A folder is written to a temporary folder, flushed and renamed. A reader holds a shared `flock` on the manifest, by
 which any process that deletes old folders recognises a folder in use. The kernel releases the lock of a dead process.
@@ -10,7 +10,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from yolo_lightning.utils.files import flush
 
 MANIFEST = "manifest.json"
+NamesArray = npt.NDArray[np.bytes_]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -44,14 +46,9 @@ def is_current(folder: Path, source: Mapping[str, Any]) -> bool:
 
 
 def write_folder(folder: Path, arrays: Mapping[str, npt.NDArray[Any]], manifest: Mapping[str, Any]) -> None:
-    """Write arrays and manifest into a temporary folder, then rename it to `folder`.
+    """Write arrays by file stem and a JSON manifest into a temporary folder, then rename it to `folder`.
 
-    A damaged `folder` is replaced. The caller holds the lock on the folder's name.
-
-    Args:
-        folder: Target folder.
-        arrays: Arrays by file stem.
-        manifest: Plain JSON; `file_bytes` is added.
+    A damaged `folder` is replaced. The caller holds the lock on the folder's name. `file_bytes` is added.
     """
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -72,11 +69,7 @@ def write_folder(folder: Path, arrays: Mapping[str, npt.NDArray[Any]], manifest:
 
 
 def hold(folder: Path) -> int:
-    """Take a shared lock on a folder; return the open descriptor, which releases the lock when it is closed.
-
-    Raises:
-        FileNotFoundError: If the folder does not exist.
-    """
+    """Take a shared lock on a folder; return the open descriptor, which releases the lock when it is closed."""
     descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
     with suppress(OSError):  # file system without locks; `remove_unused` deletes nothing there
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -115,8 +108,43 @@ def remove_leftovers(parent: Path, name: str) -> None:
 
 
 @contextmanager
-def exclusive_lock(path: Path) -> Iterator[None]:
-    """Wait for and hold an advisory lock on `path`; the kernel releases the lock if the process dies."""
-    with path.open("w") as file:
+def sole_builder(parent: Path, name: str) -> Iterator[None]:
+    """Wait for and hold the lock on folders `name...`, without leftovers; the kernel releases it with the process."""
+    parent.mkdir(parents=True, exist_ok=True)
+    with (parent / f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        remove_leftovers(parent, name)
         yield
+
+
+class NameTable:
+    """Position of each name in an array of sorted, unique UTF-8 bytes, which may be mapped from a file."""
+
+    def __init__(self, names: NamesArray) -> None:
+        self.names = np.asarray(names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def find(self, name: str) -> int | None:
+        key = encode(name)
+        names: Sequence[Any] = self.names  # type: ignore[assignment]
+        position = bisect_left(names, key)
+        return position if position < len(names) and bytes(names[position]) == key else None
+
+    def absent(self, names: Iterable[str]) -> list[str]:
+        """Return the elements of `names` that are not in the array, in their order."""
+        wanted = list(names)
+        if not wanted or not len(self):
+            return wanted
+        keys = [encode(name) for name in wanted]
+        array = np.array(keys, dtype=self.names.dtype)  # truncates longer names, which the lengths reveal
+        positions = np.searchsorted(self.names, array).clip(max=len(self) - 1)
+        lengths = np.array([len(key) for key in keys])
+        present = (self.names[positions] == array) & (np.char.str_len(array) == lengths)
+        return [wanted[position] for position in np.flatnonzero(~present)]
+
+
+def encode(name: str) -> bytes:
+    """Encode as UTF-8; text that is not valid UTF-8 matches no file name instead of raising an error."""
+    return name.encode("utf-8", errors="surrogatepass")

@@ -18,11 +18,7 @@ Split = Literal["train", "valid", "test", "predict"]
 
 @dataclass(frozen=True)
 class Shares:
-    """Fractions of the clips that are used; see `DetectionDataModule`.
-
-    Raises:
-        ValueError: If a fraction is out of range.
-    """
+    """Fractions of the clips that are used; see `DetectionDataModule`."""
 
     train_fraction: float = 1.0
     valid_fraction: float = 1.0
@@ -36,11 +32,7 @@ class Shares:
             raise ValueError(f"data.valid_share must be > 0 and < 1, or null, got {self.valid_share}")
 
     def part(self, split: Split, index: SplitIndex) -> SplitIndex:
-        """Return the clips of the file `index` that `split` uses.
-
-        Raises:
-            ValueError: If no clip can be held out.
-        """
+        """Return the clips of the file `index` that `split` uses."""
         if self.valid_share is not None and split in ("train", "valid"):
             index = hold_out(index, self.valid_share)[split == "valid"]
         return subset(index, {"train": self.train_fraction, "valid": self.valid_fraction}.get(split, 1.0))
@@ -77,9 +69,6 @@ def hold_out(index: SplitIndex, fraction: float) -> tuple[SplitIndex, SplitIndex
     """Divide a file into clips for training and a fraction of each month's clips for validation.
 
     At least one clip of each month remains for training.
-
-    Raises:
-        ValueError: If no clip remains for validation.
     """
     numbers, months = clip_months(index)
     held_out = np.isin(numbers, choose_clips(index, fraction))
@@ -96,7 +85,6 @@ def hold_out(index: SplitIndex, fraction: float) -> tuple[SplitIndex, SplitIndex
 
 
 def describe_split(index: SplitIndex) -> str:
-    """Return the size of a split in one line for the log."""
     whole = SplitIndex(index.folder)
 
     def part(found: int, of: int) -> str:

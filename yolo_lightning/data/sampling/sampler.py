@@ -1,14 +1,71 @@
-"""Batch sampler and loader of the training split. Their resumable state consists of an epoch and a sample count."""
+"""Batch samplers, which give each sample to exactly one rank, and the resumable loader of the training split."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
 from yolo_lightning.data.batch import Batch, Sample
 from yolo_lightning.data.dataset import SampleKey
-from yolo_lightning.data.sampling.global_batches import GlobalBatches
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, occurrences
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatches:
+    """Divides a sequence of samples into global batches, and each global batch into one slice per rank.
+
+    A global batch has `batch_size * processes` samples, so the world size does not change which samples share a batch.
+    All ranks have equally many batches and no batch is empty, because ranks wait for each other in every step. A last
+    global batch with fewer samples than ranks is merged into the previous one; in any other incomplete batch some ranks
+    have one sample fewer. No sample is dropped or repeated.
+    """
+
+    batch_size: int  # Samples per batch and rank
+    rank: int = 0  # Rank of this process, from 0
+    processes: int = 1  # World size
+
+    @property
+    def size(self) -> int:
+        return self.batch_size * self.processes
+
+    def count(self, samples: int) -> int:
+        """Return the number of batches of `samples` samples, equal for all ranks."""
+        full, rest = divmod(samples, self.size)
+        return full + (rest >= self.processes) if full else int(samples > 0)
+
+    def stop(self, first: int, samples: int) -> int:
+        """Return the end of the global batch that begins at sample `first` of `samples`."""
+        stop = first + self.size
+        return stop if samples - stop >= self.processes else samples
+
+    def slices(self, first: int, samples: int) -> Iterator[slice]:
+        """Yield the slices of this rank, from sample `first` of `samples` on."""
+        while first < samples:
+            stop = self.stop(first, samples)
+            begin, end = (rank * (stop - first) // self.processes for rank in (self.rank, self.rank + 1))
+            yield slice(first + begin, first + end)
+            first = stop
+
+
+class FileOrderBatches(Sampler[list[int]]):
+    """Batches of the indices 0 to `samples` - 1 in order: the share of this rank, without repeats.
+
+    Every rank needs a sample, because the other ranks would wait for it.
+    """
+
+    def __init__(self, samples: int, batches: GlobalBatches) -> None:
+        if 0 < samples < batches.processes:
+            raise ValueError(f"the split has {samples} frames for {batches.processes} processes: use at most {samples}")
+        self.samples = samples
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return self.batches.count(self.samples)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for own in self.batches.slices(0, self.samples):
+            yield list(range(own.start, own.stop))
 
 
 class EpochBatchSampler(Sampler[list[SampleKey]]):
@@ -16,12 +73,6 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
 
     Iteration does not change `start`, because a DataLoader with workers creates the iterator twice. Each rank has its
     own sampler, which yields the rank's slice of every global batch; `start` counts the samples of all ranks.
-
-    Args:
-        order: Order of each epoch.
-        batch_size: Samples per batch and rank; the last batch of an epoch may be smaller.
-        rank: Rank of this process, from 0.
-        processes: World size.
     """
 
     def __init__(self, order: SampledOrder, batch_size: int, rank: int = 0, processes: int = 1) -> None:
@@ -51,9 +102,7 @@ class ResumableLoader(DataLoader[Sample]):
     `set_epoch` after workers have begun to prefetch.
 
     Args:
-        dataset: Map-style dataset over `SampleKey`.
         batch_sampler: Order of the samples; the loader changes its position.
-        collate_fn: Makes a batch of samples.
         epoch_batches: Number of batches after which the Trainer ends an epoch, if the loader has more.
         repositioned: Called with the number of batches of the epoch that count as done when training resumes within an
             epoch. With a changed batch size, this is the number after which the remaining batches complete the epoch.

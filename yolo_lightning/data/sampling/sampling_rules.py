@@ -25,11 +25,8 @@ Balance = Literal["none", "clip", "month"]
 Integers = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
 
-ORDER_STREAM = 1
-"""Seed component of the order; `dataset.SAMPLE_STREAM` is 2."""
-
-OFFSET_STREAM = 3
-"""Seed component of the grid offset."""
+ORDER_STREAM = 1  # Seed component of the order; `dataset.SAMPLE_STREAM` is 2
+OFFSET_STREAM = 3  # Seed component of the grid offset
 
 
 @dataclass(frozen=True)
@@ -75,18 +72,10 @@ class Sampling:
 class SampledOrder:
     """The frames of each epoch in training order.
 
-    Args:
-        index: The split.
-        sampling: The rules.
-        seed: Seed of the run.
-
     Attributes:
         length: Frames per epoch.
         pass_length: Frames per pass; equal to `length` unless `epoch_frames` is set.
         settings: Everything besides the split on which the order depends; plain Python, compared when a run resumes.
-
-    Raises:
-        ValueError: If a rule cannot be applied to this split.
     """
 
     def __init__(self, index: SplitIndex, sampling: Sampling, seed: int) -> None:
@@ -133,7 +122,6 @@ class SampledOrder:
         return chosen[np.random.default_rng((ORDER_STREAM, self.seed, number)).permutation(len(chosen))]
 
     def describe(self) -> str:
-        """Return the resulting epoch in one line for the log."""
         parts = [f"epoch: {self.length:,} of {self.frames:,} frames"]
         most = ceil(self._weights_by_time.max() - 1e-9)
         if most > 1:

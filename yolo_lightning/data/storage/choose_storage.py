@@ -22,14 +22,8 @@ def open_frames(
 ) -> Storage:
     """Open the storage of the frames of a dataset.
 
-    Args:
-        root: Dataset folder.
-        storage: Kind of storage; "auto" selects the packed store, else the folder `frames`, else `frames.zip`.
-        index_root: Folder for the packed directory of an archive.
-        store: Packed store, None is `<root>/packed`; or folder or URL of the litdata store.
-
-    Raises:
-        ValueError: If the storage does not exist or cannot be used.
+    "auto" selects the packed store, else the folder `frames`, else `frames.zip`, whose directory is packed under
+    `index_root`. `store` is the packed store, None for `<root>/packed`, or the folder or URL of the litdata store.
     """
     if storage not in get_args(StorageKind):
         raise ValueError(f"data.storage must be one of {', '.join(get_args(StorageKind))}, got {storage!r}")
@@ -52,11 +46,7 @@ def open_frames(
 
 
 def open_original(root: Path, storage: str, index_root: Path) -> FolderFrames | ZipFrames:
-    """Open the encoded frames; "auto" selects the folder if it exists, else the archive.
-
-    Raises:
-        ValueError: If there is neither, or they cannot be used.
-    """
+    """Open the encoded frames; "auto" selects the folder if it exists, else the archive."""
     if storage == "auto":
         storage = "zip" if (root / ARCHIVE).is_file() and not (root / FOLDER).is_dir() else "folder"
     if storage not in ("folder", "zip"):
@@ -85,9 +75,6 @@ def compare_with_original(packed: PackedFrames, root: Path, index_root: Path) ->
 
     A few frames are compared with the folder or archive, as far as they still exist: the originals may have been
     deleted to save space.
-
-    Raises:
-        ValueError: If a frame differs.
     """
     try:
         original = open_original(root, "auto", index_root)

@@ -10,12 +10,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-Channels = Literal[1, 3]
-"""Number of channels of a decoded frame: gray, or red, green and blue."""
-
-IMAGE_SUFFIXES = frozenset(
-    {".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"},
-)
+Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
+IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"})
 """Suffixes of the image formats of Ultralytics that OpenCV decodes, in lower case."""
 
 JPEG_START = b"\xff\xd8"
@@ -23,11 +19,8 @@ JPEG_END = b"\xff\xd9"
 TRAILING_BYTES = 64
 """Length of the end of a file that is searched for the end marker first; some writers append padding."""
 
-TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-"""First bytes of TIFF and BigTIFF, in both byte orders."""
-
-SCAN_MARKER = 0xDA
-"""Second byte of the JPEG marker of the segment before the pixels (ISO/IEC 10918-1, table B.1)."""
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # First bytes of TIFF and BigTIFF, in both byte orders
+SCAN_MARKER = 0xDA  # Second byte of the JPEG marker of the segment before the pixels (ISO/IEC 10918-1, table B.1)
 
 
 EIGHT_BITS = "only 8-bit images are supported: convert all images with one range, see docs/datasets.md"
@@ -38,16 +31,10 @@ class FrameError(Exception):
 
 
 class BitDepthError(FrameError):
-    """A frame whose pixels are not 8-bit unsigned integers.
+    """A frame whose pixels are not 8-bit unsigned integers, with its NumPy dtype, lowest and highest value.
 
     A decoder would only keep the upper 8 bits, which turns raw thermal values of 7,000 to 9,040 into the gray levels 27
     to 35.
-
-    Attributes:
-        name: File of the frame.
-        dtype: NumPy's name of the type of the pixels.
-        lowest: Smallest value in the frame.
-        highest: Largest value in the frame.
     """
 
     def __init__(self, name: str, dtype: str, lowest: float, highest: float) -> None:
@@ -56,7 +43,6 @@ class BitDepthError(FrameError):
 
     @classmethod
     def of(cls, name: str, pixels: npt.NDArray[Any]) -> Self:
-        """Return the error for a decoded frame."""
         return cls(name, pixels.dtype.name, np.nanmin(pixels).item(), np.nanmax(pixels).item())
 
     def __str__(self) -> str:
@@ -80,12 +66,7 @@ class Storage(Protocol):
 
 
 class ImageFiles:
-    """Image files below a folder; absolute names may be outside of the folder.
-
-    Args:
-        base: Folder that names are relative to.
-        channels: Number of channels of the decoded frames.
-    """
+    """Image files below the folder `base`; absolute names may be outside of it."""
 
     def __init__(self, base: Path, channels: Channels = 1) -> None:
         self.base = base
@@ -125,12 +106,6 @@ class FolderFrames(ImageFiles):
     """Gray frames in a folder, as `<root>/frames/<date>/<clip>/image_<n>.jpg`.
 
     `frames/frames/...`, the result of extracting `frames.zip` into a folder `frames`, is found too.
-
-    Args:
-        root: Dataset folder.
-
-    Raises:
-        ValueError: If `root` or its folder `frames` does not exist.
     """
 
     def __init__(self, root: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import obstore
 
-from yolo_lightning.data.index.name_table import NameTable, encode
+from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError, decode_frame
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
@@ -28,14 +28,9 @@ CHUNK_BYTES = 64 << 20
 
 
 class LitdataFrames:
-    """Frames of a litdata store. An instance is pickled as two texts; each process opens the store itself.
+    """Frames of a litdata store, a folder or a URL such as `s3://bucket/ltdv2`; `cache` is litdata's local cache.
 
-    Args:
-        store: Folder, or URL such as `s3://bucket/ltdv2`.
-        cache: Folder for litdata's local cache.
-
-    Raises:
-        ValueError: If the store does not exist.
+    An instance is pickled as two texts; each process opens the store itself.
     """
 
     def __init__(self, store: str, cache: Path) -> None:
@@ -77,15 +72,9 @@ class LitdataFrames:
 
 
 def write_litdata(storage: FolderFrames | ZipFrames, names: Sequence[str], store: str, workers: int) -> None:
-    """Write encoded frames to an empty folder or bucket.
+    """Write the encoded frames `names`, sorted and unique, to an empty folder or bucket.
 
     For a frame that cannot be read the reason is written, so that records and names have the same positions.
-
-    Args:
-        storage: Storage of the frames.
-        names: Names of the frames, sorted and unique.
-        store: Folder, or URL such as `s3://bucket/ltdv2`.
-        workers: Number of processes.
     """
     litdata.optimize(
         partial(record_of, storage),

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.index.name_table import NameTable
+from yolo_lightning.data.index.index_folder import NameTable
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.utils.files import PositionedFile
 
@@ -27,52 +27,30 @@ FRAME = np.dtype([("shard", "<u4"), ("crc", "<u4"), ("offset", "<u8"), ("height"
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """File of raw frames.
+    """File of raw frames."""
 
-    Attributes:
-        file: Name in the store.
-        bytes: Size of the file.
-        frames: Number of frames.
-        crc: CRC-32 of the file.
-    """
-
-    file: str
+    file: str  # Name in the store
     bytes: int
     frames: int
-    crc: int
+    crc: int  # CRC-32 of the file
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Content of a finished store.
+    """Content of a finished store."""
 
-    Attributes:
-        format: Version of the layout.
-        source: Origin of the frames, see `packing.describe`.
-        index: Folder of the sorted arrays.
-        index_crc: CRC-32 of their content, names then frames.
-        shards: Shards in the order of their numbers in the arrays.
-        damaged: Reason by name, for frames that could not be decoded.
-    """
-
-    format: int
-    source: dict[str, str]
-    index: str
-    index_crc: int
-    shards: list[Shard]
-    damaged: dict[str, str]
+    format: int  # Version of the layout
+    source: dict[str, str]  # Origin of the frames, see `packing.describe`
+    index: str  # Folder of the sorted arrays
+    index_crc: int  # CRC-32 of their content, names then frames
+    shards: list[Shard]  # Shards in the order of their numbers in the arrays
+    damaged: dict[str, str]  # Reason by name, for frames that could not be decoded
 
 
 class PackedFrames:
-    """Frames of a packed store.
+    """Frames of a packed store, a folder written by `prepare`.
 
     The checksum of a frame is verified at each read: 26 us for 110 KB, a fraction of the time for one training sample.
     An instance is pickled as its path; each process opens the shards itself.
-
-    Args:
-        store: Folder written by `prepare`.
-
-    Raises:
-        ValueError: If the store is unfinished, truncated or damaged.
     """
 
     def __init__(self, store: Path) -> None:
@@ -138,11 +116,7 @@ def reopen(store: Path, source: dict[str, str]) -> PackedFrames:
 
 
 def read_manifest(store: Path) -> Manifest:
-    """Read the manifest of a finished store.
-
-    Raises:
-        ValueError: If it is missing, damaged or of another version.
-    """
+    """Read the manifest of a finished store."""
     path = store / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)

@@ -7,7 +7,6 @@ same name.
 
 import errno
 import multiprocessing
-import os
 import signal
 import threading
 import zlib
@@ -16,7 +15,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from hashlib import sha256
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +23,7 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.data.index import index_folder
-from yolo_lightning.data.index.name_table import encode
+from yolo_lightning.data.index.index_folder import encode
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError, Storage
 from yolo_lightning.data.storage.packed_frames import (
     FORMAT,
@@ -37,6 +35,7 @@ from yolo_lightning.data.storage.packed_frames import (
     map_index,
 )
 from yolo_lightning.data.storage.zip_frames import ZipFrames
+from yolo_lightning.data.worker_processes import end_with_parent
 from yolo_lightning.utils.files import replacing
 
 SHARD_PREFIX, SHARD_SUFFIX = "shard-", ".u8"
@@ -47,23 +46,14 @@ Result = TypeVar("Result")
 
 
 class ShardFrames(msgspec.Struct, frozen=True):
-    """Description of a shard, stored beside the shard.
-
-    Attributes:
-        shard: The file.
-        source: Origin of the frames, see `describe`.
-        names: Frame names in the order of their pixels.
-        heights: Height of each frame in pixels.
-        widths: Width of each frame in pixels.
-        crcs: CRC-32 of the pixels of each frame.
-    """
+    """Description of a shard, stored beside the shard."""
 
     shard: Shard
-    source: dict[str, str]
-    names: list[str]
-    heights: list[int]
-    widths: list[int]
-    crcs: list[int]
+    source: dict[str, str]  # Origin of the frames, see `describe`
+    names: list[str]  # Frame names in the order of their pixels
+    heights: list[int]  # Height of each frame in pixels
+    widths: list[int]  # Width of each frame in pixels
+    crcs: list[int]  # CRC-32 of the pixels of each frame
 
 
 def describe(storage: FolderFrames | ZipFrames) -> dict[str, str]:
@@ -80,9 +70,6 @@ def write_shard(
 
     Returns:
         Description of the shard, None if no frame could be decoded; reason by name, for the frames left out.
-
-    Raises:
-        OSError: If the shard cannot be written; no file remains.
     """
     key = sha256(msgspec.json.encode([source, list(names)])).hexdigest()[:16]
     path = store / f"{SHARD_PREFIX}{key}{SHARD_SUFFIX}"
@@ -172,9 +159,6 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of spawned processes; at the end of the block, pending tasks are cancelled.
 
     Forked processes would inherit held locks and stall ROCm's queues.
-
-    Raises:
-        OSError: If a process was killed, for example because of insufficient memory.
     """
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=prepare_process)
     try:
@@ -186,28 +170,16 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def prepare_process() -> None:
-    """Use one core, leave Ctrl-C to the parent process, and exit with the parent process."""
+    """Use one core, leave Ctrl-C to the parent process, and exit with the parent, even if the parent is killed."""
     cv2.setNumThreads(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=exit_with_parent, daemon=True).start()
-
-
-def exit_with_parent() -> None:
-    """Exit when the parent process exits: workers of a process pool would wait for a killed parent forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def write_index(
     store: Path, shards: Sequence[ShardFrames], damaged: dict[str, str], source: dict[str, str]
 ) -> Manifest:
-    """Write the sorted arrays and the manifest, which completes the store; then delete unused shards and arrays.
-
-    Raises:
-        OSError: If they cannot be written; an earlier manifest then remains valid.
-    """
+    """Write the sorted arrays and the manifest, which completes the store; then delete unused shards and arrays."""
     shards = sorted(shards, key=lambda frames: frames.shard.file)
     names = np.array([encode(name) for frames in shards for name in frames.names])
     records = np.zeros(len(names), dtype=FRAME)

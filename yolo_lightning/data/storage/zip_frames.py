@@ -1,19 +1,42 @@
-"""Storage that reads frames from `frames.zip` in place, without extracting a million files."""
+"""Storage that reads frames from `frames.zip` in place, without extracting a million files.
 
+`zipfile` needs seconds and about 700 MB to read a central directory of a million members. So it is read once per
+archive, not once per loader worker, and stored as memory-mapped arrays.
+"""
+
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.index.name_table import NameTable
+from yolo_lightning.data.index import index_folder
+from yolo_lightning.data.index.index_folder import NamesArray, NameTable, encode
 from yolo_lightning.data.storage.frames import FrameError, decode_frame
-from yolo_lightning.data.storage.zip_directory import open_directory
 from yolo_lightning.utils.files import PositionedFile
+
+FORMAT = 1
+MEMBER = np.dtype(
+    [("header_offset", "<u8"), ("compressed_bytes", "<u8"), ("bytes", "<u8"), ("crc", "<u4"), ("method", "<u4")]
+)
+METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
+ENCRYPTED = 0x1
+LONGEST_NAME = 512  # Bytes. A member with a longer name is not a frame; one such name would widen the whole array.
+LEADING_FOLDERS = re.compile(r"^(?:.*/)?(?:frames/|(?=\d{8}/))")
+"""Folders before `<date>/<clip>/<frame>`: archives were packed above, at or below the folder `frames`."""
+
+Directory = tuple[NamesArray, npt.NDArray[Any], dict[str, Any]]
+"""Sorted frame names as in the annotation files; their `MEMBER` records; manifest.
+
+The manifest contains `bytes` and `modified_ns` of the archive under `source`, and a `fingerprint`: a hash of names,
+sizes and checksums, which is equal for copies of an archive.
+"""
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, length of the name, length of the extra fields (APPNOTE.TXT 4.3.7)."""
@@ -24,17 +47,10 @@ HEADROOM_BYTES = 256
 
 
 class ZipFrames:
-    """Frames in an archive with stored or deflated members, also zip64.
+    """Frames in an archive with stored or deflated members, also zip64; its packed directory is under `index_root`.
 
     The checksum of a member is verified at each read. An instance is pickled as two paths; each process opens the
     archive itself.
-
-    Args:
-        archive: Zip file.
-        index_root: Folder for the packed directory of the archive.
-
-    Raises:
-        ValueError: If the archive cannot be used.
     """
 
     def __init__(self, archive: Path, index_root: Path) -> None:
@@ -55,12 +71,6 @@ class ZipFrames:
         return decode_frame(self.content(name), name)
 
     def content(self, name: str) -> bytes:
-        """Return the uncompressed content of a member.
-
-        Raises:
-            FrameError: If the member is missing or damaged.
-            ValueError: If the archive was replaced after it was opened.
-        """
         position = self._names.find(name)
         if position is None:
             raise FrameError(f"{name}: not in {self.archive.name}")
@@ -99,3 +109,106 @@ def reopen(archive: Path, index_root: Path, fingerprint: str) -> ZipFrames:
     if storage.fingerprint != fingerprint:
         raise ValueError(f"{archive} has changed since this run was started: restart the run")
     return storage
+
+
+def open_directory(archive: Path, index_root: Path) -> Directory:
+    """Open the packed directory of `archive` under `index_root`; it is built if it is missing or out of date.
+
+    If several processes open it, one builds it under a lock and renames it to its final name.
+    """
+    if not archive.is_file():
+        raise ValueError(f"frame archive {archive} does not exist")
+    status, path = archive.stat(), str(archive.resolve())
+    source = {"format": FORMAT, "path": path, "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+    folder = index_root / f"{archive.name}-{sha256(path.encode()).hexdigest()[:16]}"
+    if (directory := load_directory(folder, source)) is not None:
+        return directory
+    try:
+        with index_folder.sole_builder(index_root, folder.name):
+            if (directory := load_directory(folder, source)) is None:
+                build_directory(archive, folder, source)
+                directory = load_directory(folder, source)
+    except OSError as error:
+        raise ValueError(f"cannot write the directory of {archive} under {index_root}: {error}") from error
+    assert directory is not None
+    return directory
+
+
+def load_directory(folder: Path, source: dict[str, Any]) -> Directory | None:
+    """Map the arrays; None if they are missing, damaged or belong to another state of the archive."""
+    if not index_folder.is_current(folder, source):
+        return None
+    manifest = index_folder.read_manifest(folder)
+    try:
+        names, members = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("names", "members"))
+    except (OSError, ValueError):
+        return None
+    if manifest.get("checksums") != [zlib.crc32(names.data), zlib.crc32(members.data)]:
+        return None
+    return names, members, manifest
+
+
+def build_directory(archive: Path, folder: Path, source: dict[str, Any]) -> None:
+    """Read the central directory of an archive and write its arrays and their fingerprint into `folder`."""
+    names, members = read_directory(archive)
+    fingerprint = sha256(names.tobytes())
+    for column in ("bytes", "crc"):
+        fingerprint.update(members[column].tobytes())
+    manifest = {
+        "source": source,
+        "fingerprint": fingerprint.hexdigest()[:32],
+        "checksums": [zlib.crc32(names.data), zlib.crc32(members.data)],
+    }
+    index_folder.write_folder(folder, {"names": names, "members": members}, manifest)
+
+
+def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
+    """Return the sorted names and the `MEMBER` records of the files in an archive; duplicates are dropped."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            entries = opened.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, struct.error, OSError) as error:
+        raise ValueError(
+            f"{archive} ({archive.stat().st_size:,} bytes) cannot be read as a zip archive: {error}; its directory "
+            "is at the end of the file, so the download or copy may be incomplete"
+        ) from error
+    entries = [entry for entry in entries if not entry.is_dir() and len(encode(entry.filename)) <= LONGEST_NAME]
+    if not entries:
+        raise ValueError(f"{archive} contains no files")
+    for entry in entries:
+        if entry.flag_bits & ENCRYPTED:
+            raise ValueError(f"{archive}: {entry.filename} is encrypted: extract the archive and use the folder")
+        if entry.volume:
+            raise ValueError(f"{archive}: {entry.filename} is on disk {entry.volume} of several: join the archive")
+        if entry.compress_type not in METHODS:
+            supported = ", ".join(f"{method} ({name})" for method, name in METHODS.items())
+            raise ValueError(
+                f"{archive}: the compression method of {entry.filename} must be one of {supported}, got "
+                f"{entry.compress_type}: extract the archive and use the folder"
+            )
+    names = np.array([encode(frame_name(entry.filename)) for entry in entries])
+    fields = (
+        (entry.header_offset, entry.compress_size, entry.file_size, entry.CRC, entry.compress_type) for entry in entries
+    )
+    members = np.fromiter(fields, dtype=MEMBER, count=len(entries))
+    order = np.argsort(names, kind="stable")
+    names, members = names[order], members[order]
+    repeated = np.flatnonzero(names[1:] == names[:-1])
+    for column in ("crc", "bytes"):
+        differing = repeated[members[column][repeated] != members[column][repeated + 1]]
+        if len(differing):
+            name = bytes(names[differing[0]]).decode(errors="replace")
+            raise ValueError(
+                f"{archive} contains {name} twice with different content: extract the right one, or all into a folder"
+            )
+    return np.delete(names, repeated + 1), np.delete(members, repeated + 1)
+
+
+def frame_name(member: str) -> str:
+    """Return the name of a member in annotation files.
+
+    `LTDv2/frames/20200514/...`, `frames/frames/20200514/...` and `20200514/...` become `frames/20200514/...`; a name
+    with neither a folder `frames` nor a date is unchanged.
+    """
+    found = LEADING_FOLDERS.match(member)
+    return f"frames/{member[found.end() :]}" if found else member

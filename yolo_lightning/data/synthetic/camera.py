@@ -10,17 +10,13 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.synthetic.climate import Weather
 from yolo_lightning.data.synthetic.objects import Actor, paint
-from yolo_lightning.data.synthetic.scene import FloatImage, Scene, resized
+from yolo_lightning.data.synthetic.scene import FloatImage, Scene, Weather, resized
 
 GrayImage = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
-Box = tuple[int, int, int, int]
-"""Left, top, width, height in pixels."""
-
-MINIMUM_BOX_SIDE = 6
-"""Pixels; smaller objects get no label."""
+Box = tuple[int, int, int, int]  # Left, top, width, height in pixels
+MINIMUM_BOX_SIDE = 6  # Pixels; smaller objects get no label
 _MASK_COVERAGE = 0.4
 _LEAST_VISIBLE = 0.3
 

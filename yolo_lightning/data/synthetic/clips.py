@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from yolo_lightning.data.synthetic.climate import MONTHS, Month, Weather
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES, KINDS, Actor
-from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene
+from yolo_lightning.data.synthetic.scene import MONTHS, REFERENCE_HEIGHT, REFERENCE_WIDTH, Month, Scene, Weather
 
 _CLIP_FRAMES = 8
 _EMPTY_SHARE = 0.08
@@ -20,27 +19,17 @@ _FAR_GROUND, _NEAR_GROUND = 0.46, 0.97
 
 @dataclass(frozen=True)
 class Clip:
-    """A planned clip of frames one second apart.
+    """A planned clip of frames one second apart."""
 
-    Attributes:
-        split: "train", "valid" or "test".
-        month: Climate of the clip.
-        start: Local time of the first frame.
-        number: Number of the clip, unique within a day.
-        frames: Number of frames.
-        empty: Whether the clip has no objects.
-    """
-
-    split: str
+    split: str  # "train", "valid" or "test"
     month: Month
-    start: datetime
-    number: int
+    start: datetime  # Local time of the first frame
+    number: int  # Number of the clip, unique within a day
     frames: int
-    empty: bool
+    empty: bool  # Whether the clip has no objects
 
     @property
     def folder(self) -> str:
-        """Folder of the frames, relative to the root."""
         return f"frames/{self.start:%Y%m%d}/clip_{self.number}_{self.start:%H%M}"
 
     def image_id(self, frame: int) -> int:
@@ -77,7 +66,6 @@ def plan_clips(counts: Mapping[str, int], seed: int) -> list[Clip]:
 
 
 def image_entry(clip: Clip, frame: int, weather: Weather, width: int, height: int) -> dict[str, Any]:
-    """Return the record of a frame in the official JSON."""
     moment = clip.start + timedelta(seconds=frame)
     return {
         "id": clip.image_id(frame),

@@ -13,13 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from yolo_lightning.data.synthetic.camera import Box, draw_frame
-from yolo_lightning.data.synthetic.climate import weather_at
 from yolo_lightning.data.synthetic.clips import cast_clip, image_entry, plan_clips
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
-from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene
+from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
 
-VERSION = 1
-"""Version of the drawing; a folder drawn by another version is not reused."""
+VERSION = 1  # Version of the drawing; a folder drawn by another version is not reused
 MANIFEST_NAME = "synthetic.json"
 SPLIT_FILES = {"train": "Train.json", "valid": "Valid.json", "test": "TestNoLabels.json"}
 CATEGORIES = [{"id": number, "name": name} for number, name in enumerate(("background", *CLASS_NAMES))]
@@ -87,7 +85,6 @@ def _is_drawn(root: Path, parameters: dict[str, Any]) -> bool:
 
 
 def _draw(root: Path, counts: dict[str, int], scene: Scene, progress: bool) -> None:
-    """Draw all clips and write frames and JSON files."""
     images: dict[str, list[dict[str, Any]]] = defaultdict(list)
     annotations: dict[str, list[dict[str, Any]]] = defaultdict(list)
     boxes = {split: dict.fromkeys(CLASS_NAMES, 0) for split in counts}
@@ -119,7 +116,6 @@ def _draw(root: Path, counts: dict[str, int], scene: Scene, progress: bool) -> N
 
 
 def annotation_entry(number: int, image_id: int, category_id: int, box: Box) -> dict[str, Any]:
-    """Return the record of a box in the official JSON."""
     return {
         "id": number,
         "image_id": image_id,

@@ -7,38 +7,24 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from yolo_lightning.data.synthetic.climate import Weather
-from yolo_lightning.data.synthetic.scene import FloatImage, resized
+from yolo_lightning.data.synthetic.scene import FloatImage, Weather, resized
 
-_FINENESS = 4
-"""Resolution of an object's canvas relative to the frame."""
+_FINENESS = 4  # Resolution of an object's canvas relative to the frame
 
 
 @dataclass(frozen=True)
 class Actor:
-    """One moving object of a clip. Lengths are in pixels.
+    """One moving object of a clip. Lengths are in pixels."""
 
-    Attributes:
-        class_index: Index in `KINDS`.
-        center: Horizontal position of the middle at frame 0.
-        ground: Vertical position of feet or wheels.
-        width: Intended width.
-        height: Intended height.
-        velocity: Pixels per frame, negative to the left.
-        heading: 1 when it faces right, -1 when it faces left.
-        warmth: Temperature difference to the mean of the class, degrees.
-        shape: 0 or 1, the variant (car or van).
-    """
-
-    class_index: int
-    center: float
-    ground: float
+    class_index: int  # Index in `KINDS`
+    center: float  # Horizontal position of the middle at frame 0
+    ground: float  # Vertical position of feet or wheels
     width: float
     height: float
-    velocity: float
-    heading: int
-    warmth: float
-    shape: int
+    velocity: float  # Pixels per frame, negative to the left
+    heading: int  # 1 when it faces right, -1 when it faces left
+    warmth: float  # Temperature difference to the mean of the class, degrees
+    shape: int  # 0 or 1, the variant (car or van)
 
 
 @dataclass(frozen=True)
@@ -134,22 +120,14 @@ def _vehicle(actor: Actor, weather: Weather, stride: float) -> list[_Part]:
 
 @dataclass(frozen=True)
 class Kind:
-    """One class of objects.
-
-    Attributes:
-        name: Name of the category.
-        share: Share of all boxes.
-        far: Width and height at the far end of the quay, pixels of the reference frame.
-        near: Width and height at the near end.
-        speeds: Minimum and maximum speed at the near end, pixels per frame.
-        parts: Returns the shapes, given the object, the weather and the phase of the stride, -1 to 1.
-    """
+    """One class of objects."""
 
     name: str
-    share: float
-    far: tuple[float, float]
-    near: tuple[float, float]
-    speeds: tuple[float, float]
+    share: float  # Share of all boxes
+    far: tuple[float, float]  # Width and height at the far end of the quay, pixels of the reference frame
+    near: tuple[float, float]  # Width and height at the near end
+    speeds: tuple[float, float]  # Minimum and maximum speed at the near end, pixels per frame
+    # Returns the shapes, given the object, the weather and the phase of the stride, -1 to 1
     parts: Callable[[Actor, Weather, float], list[_Part]]
 
 

@@ -12,21 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.boxes import FloatArray, Letterbox, clip_boxes, frame_to_input, scaled_shape
-from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
 
-Image = npt.NDArray[np.uint8]
-
-PADDING = 114
-"""Gray level outside a frame, as in YOLOv8."""
-
+PADDING = 114  # Gray level outside a frame, as in YOLOv8
 HALF_PIXEL_UP = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
 HALF_PIXEL_DOWN = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
 
 MINIMUM_SIDE, MINIMUM_AREA_SHARE, MAXIMUM_ASPECT = 2.0, 0.1, 100.0
 """YOLOv8's limits for boxes after an affine map: side in pixels, remaining fraction of the area, aspect ratio."""
 
-LARGEST_CUT = 2
-"""Image sides. A larger square is warped instead of cropped, because most of it is padding."""
+LARGEST_CUT = 2  # Image sides. A larger square is warped instead of cropped, because most of it is padding.
 
 
 class Labelled(NamedTuple):

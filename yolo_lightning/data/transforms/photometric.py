@@ -13,29 +13,20 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.mosaic import PADDING, Image
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image, apply_pixel_transforms
+from yolo_lightning.data.transforms.mosaic import PADDING
 
-Levels = npt.NDArray[np.float32]
-"""`(256,)` float32: new value of each gray level."""
-
+Levels = npt.NDArray[np.float32]  # `(256,)` float32: new value of each gray level
 TONE_SHARE, GAMMA_SHARE, NOISE_SHARE, PATTERN_SHARE, SHADING_SHARE, BLUR_SHARE = 0.8, 0.3, 0.2, 0.2, 0.2, 0.1
 """Probability of each effect in a drifting sample."""
 
-TAIL = 0.02
-"""Maximum fraction of pixels that a stretch saturates at either end."""
-
+TAIL = 0.02  # Maximum fraction of pixels that a stretch saturates at either end
 LEAST_SPAN = 32
 """Gray levels. A scene with a smaller range is stretched as if it had this range, to limit the gain of its noise."""
 
-SHADING_WAVES = 3
-"""Cosine waves per axis of the shading field; the coarsest is half a wave over the input."""
-
-HISTOGRAM_STEP = 4
-"""A histogram counts every fourth row and column."""
-
-HUES = 180
-"""Hues of OpenCV's 8-bit images, two degrees each."""
+SHADING_WAVES = 3  # Cosine waves per axis of the shading field; the coarsest is half a wave over the input
+HISTOGRAM_STEP = 4  # A histogram counts every fourth row and column
+HUES = 180  # Hues of OpenCV's 8-bit images, two degrees each
 
 
 def reference_index(count: int, settings: Augmentation, generator: np.random.Generator) -> int | None:
@@ -57,8 +48,6 @@ def random_photometry(
     else:
         image = random_drift(image, settings, generator, reference)
     if settings.pixel_transforms:
-        from yolo_lightning.data.transforms.pixel_transforms import apply_pixel_transforms
-
         image = apply_pixel_transforms(image, settings.pixel_transforms, generator)
     return image
 
@@ -156,7 +145,6 @@ def matched_levels(counts: npt.NDArray[np.int64], reference: npt.NDArray[np.int6
 
 
 def random_blur(image: Image, settings: Augmentation, generator: np.random.Generator) -> Image:
-    """Blur the image with a Gaussian or a disc."""
     if not settings.blur or generator.random() >= BLUR_SHARE:
         return image
     width = generator.uniform(0.3, 1) * settings.blur
