@@ -35,9 +35,6 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
     Args:
         states: One or more states on the CPU, oldest first, with the same names and shapes.
-
-    Raises:
-        ValueError: If names or shapes differ.
     """
     newest = states[-1]
     for state in states:
@@ -61,11 +58,7 @@ def check_same_tensors(state: Mapping[str, Tensor], other: Mapping[str, Tensor])
 
 
 def newest_steps(folder: Path, count: int) -> list[Path]:
-    """Return the `count` newest `step-*.ckpt` of a folder, oldest first; `last.ckpt` and `best.ckpt` are copies.
-
-    Raises:
-        ValueError: If the folder contains fewer.
-    """
+    """Return the `count` newest `step-*.ckpt` of a folder, oldest first; `last.ckpt` and `best.ckpt` are copies."""
     found = sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)
     if len(found) < count:
         raise ValueError(
@@ -76,11 +69,7 @@ def newest_steps(folder: Path, count: int) -> list[Path]:
 
 
 def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
-    """Return a checkpoint whose `state_dict` is the mean of those of two or more own checkpoints, in any order.
-
-    Raises:
-        ValueError: If a file is given twice, is damaged, contains non-finite values, or the networks differ.
-    """
+    """Return a checkpoint whose `state_dict` is the mean of those of two or more own checkpoints, in any order."""
     if len(files) < 2:
         raise ValueError(f"checkpoints must name 2 or more files, got {len(files)}")
     damaged = {file: damage for file in files if (damage := find_damage(file)) is not None}

@@ -137,9 +137,6 @@ def mirror(paths: Iterable[Path], remote: RemoteFolder) -> None:
     """Copy checkpoints that a mirror does not contain, and delete all but the newest step checkpoints up to them.
 
     Step checkpoints with more steps than the copied one belong to another course of the run and are kept.
-
-    Raises:
-        OSError: If the storage fails; see `RemoteFolder`.
     """
     for path in paths:
         if not remote.holds(path):
@@ -155,9 +152,6 @@ def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str
 
     Returns:
         The checkpoint to resume, or None if the mirror contains none; and the reason why others cannot be used.
-
-    Raises:
-        OSError: If the storage fails, or the folder cannot be written.
     """
     names = remote.complete()
     fetched, damaged = None, dict[str, str]()
@@ -174,11 +168,7 @@ def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str
 
 
 def local_checkpoint(name: str) -> Path:
-    """Return the file of a path or address; a remote file is checked and copied into the user's cache folder.
-
-    Raises:
-        ValueError: If the address cannot be read, or its file is damaged.
-    """
+    """Return the file of a path or address; a remote file is checked and copied into the user's cache folder."""
     if name.startswith(LOCAL):
         return Path(name.removeprefix(LOCAL))
     if not is_address(name):

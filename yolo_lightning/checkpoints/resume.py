@@ -31,9 +31,6 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
         ckpt_path: Option `ckpt_path`: a file, the address of one, `last` or `best`.
         resume: Option `resume`.
         exactly: Whether only `base` itself is searched, not `base-2` and so on.
-
-    Raises:
-        ValueError: If a requested checkpoint does not exist, is damaged, or is an average.
     """
     if resume and ckpt_path is not None:
         raise ValueError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
@@ -57,11 +54,7 @@ def warn_of(damaged: Mapping[Any, str]) -> None:
 
 
 def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None:
-    """If there is no run, as on a new machine, download the newest run of the mirror; see `checkpoint_to_fit`.
-
-    Raises:
-        ValueError: If the mirror cannot be read, or the run folder cannot be written.
-    """
+    """If there is no run, as on a new machine, download the newest run of the mirror; see `checkpoint_to_fit`."""
     if run_files.has_checkpoint(base) if exactly else run_folder.runs(base):
         return
     names = [name for name in mirrored_runs(base, mirror) if name == base.absolute().name or not exactly]
@@ -77,11 +70,7 @@ def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None
 
 
 def mirrored_runs(base: Path, mirror: str) -> list[str]:
-    """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first.
-
-    Raises:
-        ValueError: If the mirror cannot be read.
-    """
+    """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first."""
     pattern, remote = run_folder.numbered(base), RemoteFolder(mirror)
     try:
         numbers = {name: int(match[1] or 1) for name in remote.names() if (match := pattern.fullmatch(name))}
@@ -120,9 +109,6 @@ def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None
 
     A fresh folder is used for a new run, a checkpoint from elsewhere, and a checkpoint that is not the newest of its
     run, whose later checkpoints are kept.
-
-    Raises:
-        ValueError: If the mirror cannot be read.
     """
     own = run_folder.run_of(checkpoint) if checkpoint is not None else None
     runs = [folder.resolve() for folder in run_folder.runs(base)]

@@ -67,9 +67,6 @@ def note_start(folder: Path) -> None:
     """Record that a fit starts in `folder`, which makes it the newest of all runs with the same name before the number.
 
     The record is a number and no time, because a clock can be set back.
-
-    Raises:
-        OSError: If the record cannot be written.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,9 +105,6 @@ def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, di
     Args:
         base: Configured run folder.
         exactly: Consider only `base`, not `base-2`, ...
-
-    Raises:
-        ValueError: If no run exists, or the newest run has no intact checkpoint.
     """
     folders = [folder for folder in runs(base) if folder == base or not exactly]
     if not folders:
@@ -123,11 +117,7 @@ def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, di
 
 
 def checkpoint_to_evaluate(base: Path) -> Path:
-    """Return the best checkpoint of the newest run; without validation scores the one with the most steps.
-
-    Raises:
-        ValueError: If no run has an intact checkpoint.
-    """
+    """Return the best checkpoint of the newest run; without validation scores the one with the most steps."""
     folders = runs(base)
     if folders and (best := folders[0] / CHECKPOINTS / BEST_CHECKPOINT).is_file():
         return best

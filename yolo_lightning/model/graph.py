@@ -46,9 +46,6 @@ def build_graph(
         class_width: Channels of the hidden layers of the class head; None for the default of Ultralytics for this
             number of classes, or the width in `weights`.
         allow_pickle: See `load_weights`.
-
-    Raises:
-        ValueError: If a value is not allowed or `weights` cannot be used.
     """
     check_choices("model.variant", [variant], Variant)
     if not class_names:
@@ -83,9 +80,6 @@ def load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
         path: Ultralytics `.pt` file or own `.ckpt` file.
         allow_pickle: Open a `.pt` file that refers to any code. A `.pt` file is a pickle and can run code when it is
             opened. By default only layers of PyTorch and Ultralytics are created, which suffices for YOLOv8.
-
-    Raises:
-        ValueError: If the file is missing, needs `allow_pickle`, is not a detection checkpoint, or nothing matches.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -108,11 +102,7 @@ def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
 
 
 def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any], Any]:
-    """Return the content of an Ultralytics `.pt` file, and its network in float32.
-
-    Raises:
-        ValueError: If the file needs `allow_pickle` or is not a checkpoint.
-    """
+    """Return the content of an Ultralytics `.pt` file, and its network in float32."""
     try:
         content, _ = torch_safe_load(str(file), safe_only=not allow_pickle)
         return content, (content.get("ema") or content["model"]).float()

@@ -46,9 +46,6 @@ def arrange(
         plan: Selects the algorithm of `gemm` convolutions.
         memory_format: Memory format of weights and activations. `auto` is channels_last for `gemm`, whose algorithms
             are faster with it, and contiguous for `native`.
-
-    Raises:
-        ValueError: If `convolution` or `memory_format` is unknown.
     """
     check_choices("model.conv_backend", [convolution], Convolution)
     check_choices("model.memory_format", [memory_format], MemoryFormat)
@@ -137,9 +134,6 @@ def make_plan(algorithm: ConvAlgorithm, budget_s: float) -> Plan:
     Args:
         algorithm: Option `model.conv_algorithm`.
         budget_s: Time limit in seconds for the measurements of `autotune`, >= 0.
-
-    Raises:
-        ValueError: If a value is not allowed.
     """
     check_choices("model.conv_algorithm", [algorithm], ConvAlgorithm)
     if algorithm == "compiled":

@@ -47,9 +47,6 @@ class NetworkSettings:
         class_agnostic: Whether boxes of different classes suppress each other.
         letterbox: How a frame is placed in the input.
         normalisation: How pixels are converted to the input.
-
-    Raises:
-        ValueError: If letterbox or normalisation are not those of this version.
     """
 
     image_size: int | None = None
@@ -122,9 +119,6 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     Args:
         file: Own `.ckpt` file, checked by `require_whole` before, or an Ultralytics `.pt` file.
         allow_pickle: Open a `.pt` file that refers to any code.
-
-    Raises:
-        ValueError: If the file cannot be read.
     """
     if file.suffix == ".ckpt":
         return checkpoint_record(torch.load(file, map_location="meta", weights_only=True))

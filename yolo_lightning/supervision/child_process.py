@@ -43,9 +43,6 @@ class Child:
     Args:
         command: Words of the command line.
         environment: Variables to set in addition to those of this process.
-
-    Raises:
-        OSError: If the process cannot be started.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -79,11 +76,7 @@ class Child:
 
 
 def run_child(command: Sequence[str], timeout_s: float) -> Ended:
-    """Run a command and return how it ended; it is killed after `timeout_s` seconds.
-
-    Raises:
-        OSError: If the process cannot be started.
-    """
+    """Run a command and return how it ended; it is killed after `timeout_s` seconds."""
     child = Child(command)
     try:
         with suppress(subprocess.TimeoutExpired):

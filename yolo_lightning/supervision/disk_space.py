@@ -50,11 +50,7 @@ class Space:
 
 
 def space_of(run: Path) -> Space:
-    """Return the space of a run folder's file system. May wait for a disk that hangs.
-
-    Raises:
-        OSError: If the file system cannot be read.
-    """
+    """Return the space of a run folder's file system. May wait for a disk that hangs."""
     status = os.statvfs(run)
     sizes = [path.stat().st_size for path in (run / CHECKPOINTS).glob(CHECKPOINT_PATTERN)]
     return Space(

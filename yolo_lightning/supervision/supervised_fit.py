@@ -56,9 +56,6 @@ def become_supervisor(run: Path, job: Job) -> NoReturn:
 
     The memory of this process, which includes torch, is freed. The job is passed in an environment variable, because it
     contains addresses for notifications, and all users can read a command line.
-
-    Raises:
-        ValueError: If an address is not valid, or apprise is needed and not installed.
     """
     job = replace(job, settings=replace(job.settings, notify=job.settings.notify.resolved()))
     sys.stdout.flush()

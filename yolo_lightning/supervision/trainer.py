@@ -91,9 +91,6 @@ class RunningTrainer:
         record: Path of the heartbeat file that the trainer writes.
         token: Value of the marker; the temporary folder of the token must exist.
         log: Called with all output of the trainer.
-
-    Raises:
-        OSError: If the process cannot be started.
     """
 
     def __init__(self, command: Sequence[str], record: Path, token: str, log: Callable[[bytes], None]) -> None:

@@ -10,11 +10,7 @@ Freeze = int | list[int | str]
 
 
 def freeze_parts(graph: Any, freeze: Freeze) -> tuple[str, ...]:
-    """Disable the gradients of parts of a YOLOv8 graph, in place, and return the names of the parts.
-
-    Raises:
-        ValueError: If a part does not exist, or no trainable parameter is left.
-    """
+    """Disable the gradients of parts of a YOLOv8 graph, in place, and return the names of the parts."""
     layers = len(graph.model)
     if isinstance(freeze, bool) or (isinstance(freeze, int) and not 0 <= freeze < layers):
         raise ValueError(f"model.freeze must be a number of layers from 0 to {layers - 1} or a list, got {freeze}")

@@ -65,9 +65,6 @@ class NonFiniteGuard:
             image_ids: Ids of the images in the batch.
             step: Steps begun since training began.
             parts: Parts of the loss by name, for the log.
-
-        Raises:
-            ValueError: If training does not recover.
         """
         if is_finite:
             self._images += image_ids

@@ -27,10 +27,6 @@ def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> Callable[..., Op
 
     `scaled` is whether a gradient scaler is used (precision 16-mixed). The result is a plain function, so that a deep
     copy of the module that stores it, such as the one of EMA, does not copy the parser behind a class path.
-
-    Raises:
-        ValueError: If the name is unknown. The returned function raises if the optimizer has an argument that the
-            recipe sets, or is incompatible with gradient clipping.
     """
     if callable(choice):
         build, from_recipe = choice, FROM_RECIPE

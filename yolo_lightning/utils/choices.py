@@ -32,9 +32,6 @@ def check_range(name: str, value: float, *limits: str) -> None:
 
 def chosen_device(name: str) -> torch.device:
     """Return the device called `name` after a test allocation; `auto` is the accelerator if there is one, else the CPU.
-
-    Raises:
-        ValueError: If this machine has no such device.
     """
     available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":

@@ -131,11 +131,7 @@ def clear_leftovers(run: Path) -> None:
 
 
 def probe(run: Path) -> None:
-    """Write a small file to the disk of the run folder. The call blocks while the disk hangs.
-
-    Raises:
-        OSError: If the disk reports an error, for example because it is full.
-    """
+    """Write a small file to the disk of the run folder. The call blocks while the disk hangs."""
     path = run / PROBE_FILE
     try:
         path.write_bytes(b"probe")
