@@ -20,11 +20,8 @@ def bounded(function: Callable[[], Result], timeout_s: float) -> Result | None:
     """Return what `function` returns, or None if it fails or takes longer, or too many earlier children still hang.
 
     Even reading /proc or a file system can block forever in the kernel, where no signal arrives, and a thread cannot
-    be abandoned. This process must have no threads and no GPU context, so that it can fork.
-
-    Args:
-        function: Called in the child; its result must be picklable.
-        timeout_s: Time limit, seconds.
+    be abandoned. This process must have no threads and no GPU context, so that it can fork. The result of `function`
+    must be picklable.
     """
     _left.difference_update([child for child in _left if os.waitpid(child, os.WNOHANG)[0]])
     if len(_left) >= MOST_LEFT:

@@ -10,9 +10,9 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from yolo_lightning.supervision.bounded import close_inherited
@@ -23,29 +23,20 @@ MOST_WAITING_CALLS = 1000
 POLL_S = 0.01
 
 
+@dataclass(eq=False)
 class Call(Generic[Result]):
-    """One queued call.
+    """One queued call."""
 
-    Attributes:
-        answered: Whether the call has returned or raised.
-        replaces: A queued call with the same non-empty text is replaced by this one.
-        appended: Content that grows while the call is queued; only of `Helper.append`.
-        succeeded: Whether the function returned.
-        value: Return value or error of the function.
-    """
-
-    def __init__(self, function: Callable[..., Result], arguments: tuple[Any, ...], replaces: str = "") -> None:
-        self.function, self.arguments, self.replaces = function, arguments, replaces
-        self.appended: bytearray | None = None
-        self.answered = self.succeeded = False
-        self.value: Any = OSError("the helper process has ended")
+    function: Callable[..., Result]
+    arguments: tuple[Any, ...]
+    replaces: str = ""  # a queued call with the same non-empty text is replaced by this one
+    appended: bytearray | None = None  # content that grows while the call is queued; only of `Helper.append`
+    answered: bool = False  # whether the call has returned or raised
+    succeeded: bool = False  # whether the function returned
+    value: Any = None  # return value or error of the function
 
     def result(self) -> Result:
-        """Return what the function returned.
-
-        Raises:
-            OSError: If the function raised an error, or the helper process died.
-        """
+        """Return what the function returned, or raise its error as an OSError, also if the helper process died."""
         if self.succeeded:
             return cast(Result, self.value)
         raise self.value
@@ -85,9 +76,7 @@ class Helper:
             last.appended += content
             self.serve()
         else:
-            call = Call(function, arguments)
-            call.appended = bytearray(content)
-            self._queue(call)
+            self._queue(Call(function, arguments, appended=bytearray(content)))
 
     def begin(self, function: Callable[..., Result], *arguments: Any) -> Call[Result]:
         """Queue a call for `wait`; it is never dropped."""
@@ -185,15 +174,3 @@ def make_calls(connection: Connection) -> None:
             connection.send(answer)
     finally:
         os._exit(0)
-
-
-def write_to_descriptor(descriptor: int, content: bytes) -> None:
-    """Write `content` to a file that is open in the helper, such as the standard output."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def append_to_file(path: Path, content: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(content)

@@ -31,8 +31,7 @@ def check_range(name: str, value: float, *limits: str) -> None:
 
 
 def chosen_device(name: str) -> torch.device:
-    """Return the device called `name` after a test allocation; `auto` is the accelerator if there is one, else the CPU.
-    """
+    """Return the device called `name` after a test allocation; `auto` is the accelerator, or the CPU without one."""
     available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
         return torch.device("cpu") if available is None else available
