@@ -31,10 +31,8 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean of floating-point tensors, computed in float64; other tensors (counters) are those of the last.
 
     The running statistics of batch normalisation are averaged like the weights. They approximate those of the averaged
-    weights well for checkpoints near each other; Izmailov et al. recompute them from data.
-
-    Args:
-        states: One or more states on the CPU, oldest first, with the same names and shapes.
+    weights well for checkpoints near each other; Izmailov et al. recompute them from data. All `states`, oldest first,
+    are on the CPU and have the same names and shapes.
     """
     newest = states[-1]
     for state in states:
@@ -72,11 +70,9 @@ def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
     """Return a checkpoint whose `state_dict` is the mean of those of two or more own checkpoints, in any order."""
     if len(files) < 2:
         raise ValueError(f"checkpoints must name 2 or more files, got {len(files)}")
-    damaged = {file: damage for file in files if (damage := find_damage(file)) is not None}
+    damaged = [f"{file}: {damage}" for file in files if (damage := find_damage(file)) is not None]
     if damaged:
-        raise ValueError(
-            f"damaged checkpoints cannot be averaged: {'; '.join(f'{file}: {why}' for file, why in damaged.items())}"
-        )
+        raise ValueError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
     for number, file in enumerate(files):
         for other in files[:number]:
             if other.samefile(file):  # last.ckpt is a hard link

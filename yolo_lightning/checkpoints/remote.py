@@ -30,7 +30,6 @@ STEPS_KEPT = 3
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is an address, such as `s3://bucket/x.ckpt`, and not a path."""
     return SCHEME in name
 
 
@@ -38,13 +37,8 @@ class RemoteFolder:
     """Folder of checkpoints in any storage that fsspec supports.
 
     All methods raise FileNotFoundError for a missing file, and ConnectionError for any other failure, because the
-    clients of the storages have exception types of their own.
-
-    Args:
-        address: Address of the folder, such as `s3://bucket/runs/ltdv2`.
-
-    Raises:
-        ValueError: If the protocol is unknown or its package is missing.
+    clients of the storages have exception types of their own. An `address`, such as `s3://bucket/runs/ltdv2`, with an
+    unknown protocol or without the package for it is a ValueError.
     """
 
     def __init__(self, address: str) -> None:
@@ -99,11 +93,7 @@ class RemoteFolder:
             store.pipe_file(f"{self._root}/{checksum_path(path).name}", checksum)
 
     def download(self, name: str, target: Path) -> None:
-        """Copy a checkpoint to `target`, which is replaced only by an undamaged file.
-
-        Raises:
-            ValueError: If the checkpoint is damaged.
-        """
+        """Copy a checkpoint to `target`, which is replaced only by an undamaged file; a damaged one is a ValueError."""
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=target.parent, prefix=".fetching-") as folder:
             copy = Path(folder) / name
@@ -150,8 +140,7 @@ def mirror(paths: Iterable[Path], remote: RemoteFolder) -> None:
 def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str, str]]:
     """Copy `best.ckpt` and the newest undamaged `step-*.ckpt` of a mirror into the checkpoint folder of a run.
 
-    Returns:
-        The checkpoint to resume, or None if the mirror contains none; and the reason why others cannot be used.
+    Return the checkpoint to resume, or None if the mirror contains none, and the reason why others cannot be used.
     """
     names = remote.complete()
     fetched, damaged = None, dict[str, str]()

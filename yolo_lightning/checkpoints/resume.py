@@ -26,11 +26,8 @@ SECRET = re.compile(r"password|passwd|token|secret|api_?key|credential", re.IGNO
 def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactly: bool = False) -> Path | None:
     """Return the checkpoint to resume, or None for a new run.
 
-    Args:
-        base: Configured run folder.
-        ckpt_path: Option `ckpt_path`: a file, the address of one, `last` or `best`.
-        resume: Option `resume`.
-        exactly: Whether only `base` itself is searched, not `base-2` and so on.
+    `ckpt_path` is a file, the address of one, `last` or `best`. With `exactly` only `base` itself, the configured run
+    folder, is searched, not `base-2` and so on.
     """
     if resume and ckpt_path is not None:
         raise ValueError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")

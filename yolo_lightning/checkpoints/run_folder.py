@@ -13,12 +13,7 @@ DEFAULT_RUN = "runs/yolo"
 
 
 def prepare(folder: Path) -> None:
-    """Create a run folder and check that it is writable.
-
-    Raises:
-        ValueError: If the folder is not writable.
-        OSError: If the disk is full, which can be temporary.
-    """
+    """Create a run folder and check that it is writable; a full disk, which can be temporary, raises an OSError."""
     try:
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{os.getpid()}"
@@ -70,11 +65,9 @@ def note_start(folder: Path) -> None:
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    stem = re.escape(re.sub(r"(-\d+)+$", "", folder.name))
-    siblings = [
-        path for path in folder.parent.iterdir() if re.fullmatch(rf"{stem}(-\d+)*", path.name) and path != folder
-    ]
-    newest = max(map(start_number, siblings), default=0)
+    siblings = re.compile(re.escape(re.sub(r"(-\d+)+$", "", folder.name)) + r"(-\d+)*")
+    others = (path for path in folder.parent.iterdir() if siblings.fullmatch(path.name) and path != folder)
+    newest = max(map(start_number, others), default=0)
     if start_number(folder) <= newest:
         with replacing(folder / STARTED) as temporary:
             temporary.write_text(f"{newest + 1}\n")
@@ -102,9 +95,7 @@ def runs(base: Path) -> list[Path]:
 def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, dict[Path, str]]:
     """Return the checkpoint of the newest run with the most steps, and the damaged newer checkpoints with reasons.
 
-    Args:
-        base: Configured run folder.
-        exactly: Consider only `base`, not `base-2`, ...
+    With `exactly` only `base` is searched, not `base-2`, ...
     """
     folders = [folder for folder in runs(base) if folder == base or not exactly]
     if not folders:

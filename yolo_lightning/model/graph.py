@@ -73,13 +73,9 @@ def head_class_width(graph: Any) -> int:
 def load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     """Copy all weights whose shapes match from a file into the graph.
 
-    Rows of the classification head are copied for classes with the same name.
-
-    Args:
-        graph: The graph, changed in place.
-        path: Ultralytics `.pt` file or own `.ckpt` file.
-        allow_pickle: Open a `.pt` file that refers to any code. A `.pt` file is a pickle and can run code when it is
-            opened. By default only layers of PyTorch and Ultralytics are created, which suffices for YOLOv8.
+    Rows of the classification head are copied for classes with the same name. `path` is an Ultralytics `.pt` file or an
+    own `.ckpt` file. A `.pt` file is a pickle and can run code when it is opened. Without `allow_pickle` only layers of
+    PyTorch and Ultralytics are created, which suffices for YOLOv8.
     """
     file = Path(path).expanduser()
     if not file.is_file():

@@ -131,9 +131,7 @@ def choose_convolution(device: torch.device, timeout_s: float) -> Literal["gemm"
 def make_plan(algorithm: ConvAlgorithm, budget_s: float) -> Plan:
     """Return the plan for all `gemm` convolutions of a graph; its results are stored in the user's cache folder.
 
-    Args:
-        algorithm: Option `model.conv_algorithm`.
-        budget_s: Time limit in seconds for the measurements of `autotune`, >= 0.
+    `budget_s` is the time limit in seconds for the measurements of `autotune`, >= 0.
     """
     check_choices("model.conv_algorithm", [algorithm], ConvAlgorithm)
     if algorithm == "compiled":

@@ -20,12 +20,8 @@ ONE_CLASS = "object"
 def training_size(image_size: int, spread: float, seed: int, step: int) -> int:
     """Return the input size of one training step in pixels, drawn as Ultralytics does, from (seed, step) alone.
 
-    Args:
-        image_size: Configured size, pixels.
-        spread: Largest relative difference from `image_size` before rounding outwards to a multiple of the stride,
-            >= 0 and < 1; 0 returns `image_size`.
-        seed: Seed of the run.
-        step: Steps before this one since training began.
+    `spread` is the largest relative difference from `image_size` before rounding outwards to a multiple of the stride,
+    >= 0 and < 1; 0 returns `image_size`.
     """
     if not spread:
         return image_size

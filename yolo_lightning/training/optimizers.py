@@ -28,10 +28,7 @@ def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> Callable[..., Op
     `scaled` is whether a gradient scaler is used (precision 16-mixed). The result is a plain function, so that a deep
     copy of the module that stores it, such as the one of EMA, does not copy the parser behind a class path.
     """
-    if callable(choice):
-        build, from_recipe = choice, FROM_RECIPE
-    else:
-        build, from_recipe = _named(choice, recipe), {}
+    build, from_recipe = (choice, FROM_RECIPE) if callable(choice) else (_named(choice, recipe), {})
 
     def make(groups: list[dict[str, Any]], *, scaled: bool) -> Optimizer:
         optimizer = build(groups)
@@ -55,14 +52,12 @@ def _named(name: str, recipe: Recipe) -> OptimizerCallable:
     if name not in get_args(OptimizerName):
         names = ", ".join(get_args(OptimizerName))
         raise ValueError(f"model.optimizer must be one of {names}, or the path of an optimizer class, got {name!r}")
-    arguments: dict[str, Any] = {"lr": recipe.lr0}
+    arguments: dict[str, Any] = {"betas": (recipe.momentum, SECOND_BETA)}
+    if name in ("SGD", "RMSprop"):
+        arguments = {"momentum": recipe.momentum}
     if name == "SGD":
-        arguments |= {"momentum": recipe.momentum, "nesterov": True}
-    elif name == "RMSprop":
-        arguments |= {"momentum": recipe.momentum}
-    else:
-        arguments |= {"betas": (recipe.momentum, SECOND_BETA)}
-    return partial(getattr(torch.optim, name), **arguments)
+        arguments["nesterov"] = True
+    return partial(getattr(torch.optim, name), lr=recipe.lr0, **arguments)
 
 
 def apply_settings(optimizer: Optimizer, settings: OptimizerSettings, weight_decay: float) -> None:

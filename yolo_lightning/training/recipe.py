@@ -69,17 +69,11 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """Settings of one step.
-
-    Attributes:
-        learning_rates: Learning rate of each parameter group.
-        momentum: Momentum of all groups, if the optimizer has one.
-        accumulate: Number of steps whose gradients are summed into one update.
-    """
+    """Settings of one step."""
 
     learning_rates: dict[Group, float]
-    momentum: float
-    accumulate: int
+    momentum: float  # of all groups, if the optimizer has one
+    accumulate: int  # number of steps whose gradients are summed into one update
 
     def slowed(self, factor: float) -> Self:
         """Return the settings with learning rates multiplied by `factor`."""
@@ -110,15 +104,8 @@ def settings_at(
     """Return learning rates, momentum and accumulation of one step.
 
     Accumulation never exceeds the number of steps of the whole training: a short training would end without an update.
-    The last epoch never belongs to the warm-up.
-
-    Args:
-        recipe: Hyperparameters.
-        step: Steps before this one since training began.
-        epoch: Current epoch, from 0.
-        epochs: Number of epochs of the training.
-        steps_per_epoch: Batches per epoch.
-        batch_size: Images per step over all ranks.
+    The last epoch never belongs to the warm-up. `step` and `epoch` count from 0 since training began, `batch_size` is
+    the number of images per step over all ranks.
     """
     target_lr = recipe.lr0 * decay_factor(recipe, epoch, epochs)
     accumulate = min(full_accumulation(recipe, batch_size), steps_per_epoch * epochs)

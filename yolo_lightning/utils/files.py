@@ -87,12 +87,8 @@ def sole_writer(lock: Path) -> Iterator[None]:
 class PositionedFile:
     """File that any number of threads and processes read at given positions, without a shared file position.
 
-    Each process opens the file at its first read, also after a fork or unpickling.
-
-    Args:
-        path: The file.
-        size_bytes: Expected size.
-        modified_ns: Expected time of the last change; None accepts any.
+    Each process opens the file at its first read, also after a fork or unpickling, and checks that the file has the
+    expected size and time of the last change (None accepts any).
     """
 
     def __init__(self, path: Path, size_bytes: int, modified_ns: int | None = None) -> None:
