@@ -14,16 +14,12 @@ from torch import Tensor
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, INPUT, find_damage, training_age
 from yolo_lightning.utils.run_files import STEP_CHECKPOINTS
 
-AVERAGED = "averaged"
-"""Key of an average in a checkpoint: names of the averaged files in order of training."""
-
+AVERAGED = "averaged"  # key of an average in a checkpoint: names of the averaged files in order of training
 OF_NETWORK = ("pytorch-lightning_version", "hyper_parameters", INPUT, CONFIGURATION, "epoch", "global_step")
 """Keys that an average copies from the newest checkpoint. It has no optimizer, loops, or `steps` and cannot be resumed;
 without `steps`, `fit --resume` prefers any other checkpoint."""
 
-NETWORK = ("variant", "class_names", "class_width")
-"""Hyperparameters that must be equal."""
-
+NETWORK = ("variant", "class_names", "class_width")  # hyperparameters that must be equal
 NAMED_TENSORS = 3
 
 

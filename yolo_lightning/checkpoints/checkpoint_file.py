@@ -24,8 +24,7 @@ class NotSavedError(OSError):
     """Training is finished, but the last checkpoint could not be written."""
 
 
-INPUT = "input"
-"""Checkpoint key of the preprocessing of the training images, see `network_settings`."""
+INPUT = "input"  # checkpoint key of the preprocessing of the training images, see `network_settings`
 CONFIGURATION = "config"
 """Checkpoint key of the configuration of the run, without secrets."""
 

@@ -25,8 +25,7 @@ from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKSUM_SUFFIX, STE
 SCHEME = "://"
 LOCAL = f"file{SCHEME}"
 
-STEPS_KEPT = 3
-"""Number of `step-*.ckpt` that a mirror keeps."""
+STEPS_KEPT = 3  # number of `step-*.ckpt` that a mirror keeps
 
 
 def is_address(name: str) -> bool:

@@ -13,9 +13,7 @@ from yolo_lightning.utils.choices import check_choices
 
 Variant = Literal["yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x"]
 
-OWN_SETTINGS = "yolo_lightning"
-"""Key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported."""
-
+OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
 INPUT_CHANNELS = 3
 """Input channels of the first weight, as in published weights. `GrayConv2d` also accepts gray images."""
 

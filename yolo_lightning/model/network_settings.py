@@ -23,9 +23,7 @@ USUAL_IMAGE_SIZE = 640
 
 SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
-SHOWN_THRESHOLD = 0.25
-"""Score threshold for drawn detections if the recorded threshold is meant for evaluation."""
-
+SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
 OF_DATA = ("image_size", "channels")
 OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic")
 OF_GRAPH = ("variant", "class_width")

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from yolo_lightning.data.boxes import STRIDE
 
-PADDING_LEVEL = 114 / 255
-"""Gray level of the letterbox padding."""
+PADDING_LEVEL = 114 / 255  # gray level of the letterbox padding
 
 
 @dataclass(frozen=True, slots=True)

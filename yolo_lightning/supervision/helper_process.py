@@ -1,4 +1,4 @@
-"""Calls that may block forever, made in order by one child process, without blocking the caller.
+"""Calls that may block forever, in a forked child process: `Helper` makes calls in order, `bounded` makes one call.
 
 A thread would not do: a process cannot exit while one of its threads waits in the kernel for a disk. Each `Helper` has
 one child process; no second one is started while the first one has not answered.
@@ -6,6 +6,8 @@ one child process; no second one is started while the first one has not answered
 
 import contextlib
 import os
+import pickle
+import select
 import signal
 import time
 from collections import deque
@@ -15,12 +17,14 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar, cast
 
-from yolo_lightning.supervision.bounded import close_inherited
-
 Result = TypeVar("Result")
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST_WAITING_BYTES = 8 << 20
 MOST_WAITING_CALLS = 1000
 POLL_S = 0.01
+BLOCK_BYTES = 1 << 16
+MOST_LEFT = 8  # abandoned children that have not ended; at this number, `bounded` starts no further one
+_left: set[int] = set()
 
 
 @dataclass(eq=False)
@@ -160,7 +164,7 @@ class Helper:
 def make_calls(connection: Connection) -> None:
     """Make the calls that arrive through a connection until it is closed; never returns."""
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the supervisor still writes
         close_inherited({connection.fileno()})
         while True:
@@ -174,3 +178,70 @@ def make_calls(connection: Connection) -> None:
             connection.send(answer)
     finally:
         os._exit(0)
+
+
+def bounded(function: Callable[[], Result], timeout_s: float) -> Result | None:
+    """Return what `function` returns, or None if it fails or takes longer, or too many earlier children still hang.
+
+    Even reading /proc or a file system can block forever in the kernel, where no signal arrives, and a thread cannot
+    be abandoned. This process must have no threads and no GPU context, so that it can fork. The result of `function`
+    must be picklable.
+    """
+    _left.difference_update([child for child in _left if os.waitpid(child, os.WNOHANG)[0]])
+    if len(_left) >= MOST_LEFT:
+        return None
+    end, start = os.pipe()
+    child = os.fork()
+    if child == 0:
+        run_in_child(function, start)
+    os.close(start)
+    parts: list[bytes] = []
+    deadline_s = time.monotonic() + timeout_s
+    is_complete = False
+    try:
+        while (left_s := deadline_s - time.monotonic()) > 0 and select.select([end], [], [], left_s)[0]:
+            part = os.read(end, BLOCK_BYTES)
+            if not part:
+                is_complete = True
+                break
+            parts.append(part)
+    finally:
+        os.close(end)
+        kill_without_waiting(child)
+    return pickle.loads(b"".join(parts)) if is_complete and parts else None
+
+
+def run_in_child(function: Callable[[], Result], pipe: int) -> None:
+    """Send the result of `function`, or nothing if the function fails; never returns."""
+    try:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        close_inherited({pipe})
+        _left.clear()
+        content = pickle.dumps(function())
+        with os.fdopen(pipe, "wb") as file:
+            file.write(content)
+    finally:
+        os._exit(0)
+
+
+def close_inherited(kept: set[int]) -> None:
+    """Close all files but `kept` and the standard ones, in a child that may hang forever.
+
+    Such a child must hold neither the lock of a run folder nor a pipe whose end another process waits for.
+    """
+    begin = 3
+    for descriptor in sorted(kept):
+        os.closerange(begin, descriptor)
+        begin = descriptor + 1
+    os.closerange(begin, os.sysconf("SC_OPEN_MAX"))
+
+
+def kill_without_waiting(child: int) -> None:
+    """Kill a child; if it does not end within 0.1 s, a later call of `bounded` reads its exit code."""
+    os.kill(child, signal.SIGKILL)
+    for _ in range(50):
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return
+        time.sleep(0.002)
+    _left.add(child)

@@ -11,9 +11,7 @@ from typing import NoReturn, Self
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 
-JOB_VARIABLE = "YOLO_LIGHTNING_JOB"
-"""Environment variable that contains the job of a supervisor."""
-
+JOB_VARIABLE = "YOLO_LIGHTNING_JOB"  # environment variable that contains the job of a supervisor
 RUN_FOLDER_OPTION = "--trainer.default_root_dir"
 START_OPTIONS = ("--resume", "--ckpt_path", RUN_FOLDER_OPTION)
 """Options of the first attempt only; a restart begins at the newest checkpoint of its run folder."""

@@ -15,9 +15,7 @@ POLL_S = 0.5
 PROBE_S = 5.0
 """A disk that needs longer for a small file counts as hung when a stall is diagnosed."""
 
-ALARM_S = 30.0
-"""A disk that has not responded for this time is reported, whatever the trainer does."""
-
+ALARM_S = 30.0  # a disk that has not responded for this time is reported, whatever the trainer does
 STOP_WAIT_S = 5.0
 """Longest wait for the disk after a stop signal, and at the end of the supervisor."""
 

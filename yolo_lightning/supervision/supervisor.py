@@ -14,6 +14,7 @@ from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.fallback import FallbackState, decide, levels_below
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.helper_process import STOP_SIGNALS
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.kill import kill_tree
@@ -35,12 +36,10 @@ from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
 from yolo_lightning.utils.stop_signals import pasteable
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EARLY_ATTEMPTS = 2
 """Limit of attempts in a row that stall before data and network are set up: such a stall usually occurs again."""
 
-End = tuple[int, str]
-"""Exit code and reason of the end of a supervisor."""
+End = tuple[int, str]  # exit code and reason of the end of a supervisor
 
 
 class Supervisor:

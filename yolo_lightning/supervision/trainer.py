@@ -19,9 +19,7 @@ from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
 MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
 """Environment variable of a supervised trainer and of all processes that it starts."""
 
-RANK_VARIABLE = "LOCAL_RANK"
-"""Rank of the processes that Lightning's launcher starts, from 1."""
-
+RANK_VARIABLE = "LOCAL_RANK"  # rank of the processes that Lightning's launcher starts, from 1
 LINES_KEPT = 50
 BLOCK_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1

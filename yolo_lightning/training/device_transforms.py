@@ -13,8 +13,7 @@ from yolo_lightning.data.boxes import STRIDE
 SIZE_STREAM = 4
 """Separates the random numbers of input sizes from those of sample order and augmentation, which use the same seed."""
 
-ONE_CLASS = "object"
-"""Class name of a network with `single_class`."""
+ONE_CLASS = "object"  # class name of a network with `single_class`
 
 
 def training_size(image_size: int, spread: float, seed: int, step: int) -> int:

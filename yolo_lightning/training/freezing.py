@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import nn
 
-Freeze = int | list[int | str]
-"""The first n layers; or a list of layer numbers and names of parts, such as `22.cv3`."""
+Freeze = int | list[int | str]  # the first n layers; or a list of layer numbers and names of parts, such as `22.cv3`
 
 
 def freeze_parts(graph: Any, freeze: Freeze) -> tuple[str, ...]:

@@ -15,8 +15,7 @@ from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.run_files import CHECKPOINTS
 
-NAMED_IMAGES = 64
-"""Largest number of images in one message: a nominal batch."""
+NAMED_IMAGES = 64  # largest number of images in one message: a nominal batch
 
 
 @dataclass(slots=True)

@@ -42,9 +42,7 @@ SUPERVISOR_FILE = "supervisor.json"
 FINISHED_FILE = "finished.json"
 """Exists after a complete fit. Exit code 0 alone does not prove that a fit is complete."""
 
-LAUNCH = "launch"
-"""Contains the id of the torchrun launch that trained in the folder last."""
-
+LAUNCH = "launch"  # contains the id of the torchrun launch that trained in the folder last
 STARTED = "started"
 """Contains the number of the last fit in the folder: fits in a run folder and in its numbered siblings count up."""
 

@@ -16,9 +16,7 @@ from typing import Any
 
 ROOT = Path("/")
 BUSY_READINGS, BUSY_PAUSE_S = 5, 0.05
-PCI_CLASSES = ("0x03", "0x1200")
-"""Display controllers, and accelerators without display outputs such as AMD Instinct."""
-
+PCI_CLASSES = ("0x03", "0x1200")  # display controllers, and accelerators without display outputs such as AMD Instinct
 PCI_NAMES = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids")
 
 

@@ -16,9 +16,7 @@ from yolo_lightning.utils.exit_codes import of_signal
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Terminals, service managers and `timeout` send them to the whole process group."""
 
-STOPPABLE = frozenset({"fit", "validate", "test", "predict"})
-"""Subcommands that install the handler."""
-
+STOPPABLE = frozenset({"fit", "validate", "test", "predict"})  # subcommands that install the handler
 NOTICE = "the fit ends after the current step, or after the validation in progress, and saves a checkpoint"
 
 
