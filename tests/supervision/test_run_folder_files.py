@@ -160,20 +160,19 @@ def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     assert output_of("print('line')", tmp_path / "missing" / "run.log").lines() == ("line",)
 
 
+STANDARD_LIBRARY_UTILS = ("exit_codes", "files", "run_files", "sensors", "stop_signals")
+
+
 @pytest.mark.parametrize(
     "path",
     [
-        *(
-            REPOSITORY / "yolo_lightning" / "utils" / f"{name}.py"
-            for name in ("exit_codes", "files", "run_files", "sensors", "stop_signals")
-        ),
+        *(REPOSITORY / "yolo_lightning" / "utils" / f"{name}.py" for name in STANDARD_LIBRARY_UTILS),
         *(REPOSITORY / "yolo_lightning" / "supervision").glob("*.py"),
     ],
     ids=lambda path: path.name,
 )
 def test_supervision_needs_the_standard_library_alone(path: Path) -> None:
-    stdlib_only = ("exit_codes", "files", "run_files", "sensors", "stop_signals")
-    rooms = ("yolo_lightning.supervision", *(f"yolo_lightning.utils.{name}" for name in stdlib_only))
+    rooms = ("yolo_lightning.supervision", *(f"yolo_lightning.utils.{name}" for name in STANDARD_LIBRARY_UTILS))
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

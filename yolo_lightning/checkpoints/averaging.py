@@ -44,7 +44,6 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def check_same_tensors(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError if names or shapes of the tensors differ."""
     different = [name for name in other if name not in state or state[name].shape != other[name].shape]
     different += [name for name in state if name not in other]
     if different:

@@ -77,7 +77,6 @@ def link_checkpoint(source: Path, target: Path) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint and its checksum file."""
     path.unlink(missing_ok=True)
     checksum_path(path).unlink(missing_ok=True)
 
@@ -160,7 +159,6 @@ def superseded(paths: Iterable[Path], newest: Path, keep: int) -> list[Path]:
 
 
 def read_checksum(path: Path) -> Checksum | None:
-    """Return the content of the checksum file of a checkpoint, or None if it cannot be read."""
     try:
         return Checksum(**json.loads(checksum_path(path).read_text()))
     except (OSError, ValueError, TypeError):
@@ -168,5 +166,4 @@ def read_checksum(path: Path) -> Checksum | None:
 
 
 def checksum_path(path: Path) -> Path:
-    """Return the path of the checksum file of a checkpoint."""
     return path.with_name(path.name + CHECKSUM_SUFFIX)

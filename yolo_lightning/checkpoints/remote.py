@@ -58,7 +58,6 @@ class RemoteFolder:
             raise ConnectionError(f"{self.address}: {type(error).__name__}: {error}") from error
 
     def folder(self, name: str) -> "RemoteFolder":
-        """Return the folder `name` in this one."""
         return RemoteFolder(f"{self.address}/{name}")
 
     def names(self) -> list[str]:
@@ -71,7 +70,6 @@ class RemoteFolder:
                 return []
 
     def complete(self) -> list[str]:
-        """Return the sorted names of all checkpoints with a checksum file."""
         names = self.names()
         return [name for name in matching(names, "*.ckpt") if f"{name}{CHECKSUM_SUFFIX}" in names]
 

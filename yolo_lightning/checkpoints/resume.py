@@ -45,7 +45,6 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
 
 
 def warn_of(damaged: Mapping[Any, str]) -> None:
-    """Log the checkpoints that are not used, with reasons."""
     for file, reason in damaged.items():
         rank_zero_warn(f"skipped {file}: {reason}")
 
@@ -118,13 +117,11 @@ def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None
 
 
 def content_of(checkpoint: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint; tensors have no values."""
     content: dict[str, Any] = torch.load(checkpoint, map_location="meta", weights_only=True)
     return content
 
 
 def epochs_done(content: dict[str, Any]) -> int:
-    """Return the number of completed epochs in a checkpoint."""
     progress = content.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
     return int(progress.get("current", {}).get("processed", 0))
 
@@ -168,7 +165,6 @@ def report_differences(saved: Mapping[str, Any], now: Mapping[str, Any], source:
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one dictionary with keys joined by dots."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

@@ -64,7 +64,6 @@ def plain_graph(variant: str, classes: int) -> Any:
 
 
 def head_class_width(graph: Any) -> int:
-    """Return the number of channels of the hidden layers of the class head."""
     return int(graph.model[-1].cv3[0][-1].in_channels)
 
 
@@ -131,7 +130,6 @@ def foreign_globals(file: Path) -> list[str]:
 
 
 def read_checkpoint(file: Path) -> Any:
-    """Return the (averaged) network in an own checkpoint, with its own classes."""
     checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     parameters = checkpoint["hyper_parameters"]
     names = tuple(parameters["class_names"])

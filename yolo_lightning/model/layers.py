@@ -73,7 +73,6 @@ def restore(graph: Any) -> None:
 
 
 def blocks(graph: nn.Module) -> Iterator[Any]:
-    """Yield all blocks of convolution, batch normalisation and activation."""
     for module in graph.modules():
         parts = [getattr(module, name, None) for name in ("conv", "bn", "act")]
         if all(isinstance(part, kind) for part, kind in zip(parts, BLOCK_PARTS, strict=True)):

@@ -57,7 +57,6 @@ class NetworkSettings:
         return cls(**known | {"class_names": tuple(map(str, known.get("class_names", ())))})
 
     def plain(self) -> dict[str, Any]:
-        """Return all values as plain Python, for files."""
         return asdict(self) | {"class_names": list(self.class_names)}
 
     def for_pictures(self, **given: Any) -> Self:

@@ -42,7 +42,6 @@ def tta_candidates(network: Callable[[Tensor], Any], images: Tensor, original: T
 
 
 def view_candidates(network: Callable[[Tensor], Any], images: Tensor, view: View) -> Tensor:
-    """Return the candidates of one view, in pixels of the original input; see `tta_candidates`."""
     height, width = images.shape[-2:]
     scaled = (int(height * view.scale), int(width * view.scale))
     decoded: Tensor = network(apply_view(images, view))[0]

@@ -61,7 +61,6 @@ class AttemptRunner:
         self._reader: HeartbeatReader
 
     def run(self, command: Sequence[str], level: FallbackLevel, restarts: int) -> Attempt:
-        """Run a trainer from start to end."""
         self.disk.ask(run_files.clear, self.run_folder)
         self.disk.ask(make_temporary_folder, self.token)
         self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
@@ -91,7 +90,6 @@ class AttemptRunner:
         self.disk.post(keep, path, incident.report(outcome), replaces=str(path))
 
     def serve(self) -> None:
-        """Write and send what is queued; returns at once."""
         self.recorder.serve()
         self.disk.check_alarm()
         self.announcer.serve()

@@ -86,7 +86,6 @@ class FallbackState:
         return replace(self, level=min(self.level, levels - 1), attempts=0, loader_crashes=0)
 
     def write(self, path: Path) -> None:
-        """Write the state to a file atomically."""
         write_json(path, asdict(self))
 
 

@@ -76,12 +76,10 @@ class Job:
     smoke_test: tuple[str, ...] = ()  # words of a program that uses the GPU, run after a GPU stall; empty for none
 
     def to_json(self) -> str:
-        """Return the job as JSON in one line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the job of `to_json`."""
         content = json.loads(text)
         phase_timeouts = PhaseTimeouts(**content["settings"].pop("phase_timeouts"))
         notify = NotifySettings(**content["settings"].pop("notify"))

@@ -82,7 +82,6 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, such as SIGTERM."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -110,7 +109,6 @@ class Space:
 
     @property
     def suffices(self) -> bool:
-        """Whether the next attempt can start."""
         return self.has_free_files and self.free_bytes >= self.needed_bytes
 
     def __str__(self) -> str:

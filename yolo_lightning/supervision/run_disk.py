@@ -85,12 +85,10 @@ class Recorder:
         self._terminal = Helper()
 
     def record(self, content: bytes) -> None:
-        """Queue `content` for both."""
         self._terminal.append(write_to_descriptor, 1, content=content)
         self._disk.append(append_to_file, self._log, content=content)
 
     def log(self, text: str) -> None:
-        """Queue a line of the supervisor itself."""
         self.record(f"supervisor: {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n".encode())
 
     def serve(self) -> None:

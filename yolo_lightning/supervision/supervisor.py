@@ -58,7 +58,6 @@ class Supervisor:
         self.runner: AttemptRunner
 
     def run(self) -> int:
-        """Run the job to its end and return the exit code."""
         try:
             with run_lock(self.run_folder, self.token) as before:
                 self.disk = RunDisk(self.run_folder, lambda: bool(self.signals), self._report_disk)

@@ -37,7 +37,6 @@ class SupervisorStatus:
 
     @classmethod
     def read(cls, path: Path) -> "SupervisorStatus | None":
-        """Return the content of a file, or None if the file is missing or damaged."""
         try:
             content = json.loads(path.read_text())
             return cls(**(content | {"state": SupervisorState(content["state"])}))

@@ -35,7 +35,6 @@ def is_supervised() -> bool:
 
 
 def marker_of(token: str) -> str:
-    """Return the marker as `NAME=value`."""
     return f"{MARKER_VARIABLE}={token}"
 
 
@@ -53,7 +52,6 @@ def make_temporary_folder(token: str) -> None:
 
 
 def remove_temporary_folder(token: str) -> None:
-    """Delete the trainer's temporary folder; errors are ignored."""
     shutil.rmtree(temporary_folder(token), ignore_errors=True)
 
 
@@ -153,7 +151,6 @@ class RunningTrainer:
         self.output = Output(self.process.stdout, log)
 
     def close(self) -> None:
-        """Read the rest of the output and close the pipe."""
         self.output.pump(0.0)
         self.process.poll()
         assert self.process.stdout is not None

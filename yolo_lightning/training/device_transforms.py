@@ -43,5 +43,4 @@ def resized(images: Tensor, size: int) -> Tensor:
 
 
 def as_one_class(batch: Batch) -> Batch:
-    """Return the batch with class 0 for all boxes."""
     return msgspec.structs.replace(batch, labels=torch.zeros_like(batch.labels))

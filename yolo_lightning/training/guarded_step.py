@@ -208,7 +208,6 @@ class Accumulation:
         self._loaded = {}
 
     def reset(self, graph: nn.Module) -> None:
-        """Set all gradients to None and the number of steps to 0."""
         graph.zero_grad(set_to_none=True)
         self.steps = 0
 

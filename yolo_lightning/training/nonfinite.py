@@ -47,7 +47,6 @@ class NonFiniteGuard:
 
     @property
     def learning_rate_factor(self) -> float:
-        """Current factor of all learning rates."""
         return self.lr_factor**self.tally.rollbacks
 
     def state_dict(self) -> dict[str, int]:
@@ -120,7 +119,6 @@ def is_good(checkpoint: dict[str, Any]) -> bool:
 
 
 def all_finite(tree: Any) -> bool:
-    """Whether all tensors in nested dictionaries and lists are finite."""
     if isinstance(tree, Tensor):
         return bool(tree.isfinite().all())
     if isinstance(tree, dict | list):

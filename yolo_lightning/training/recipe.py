@@ -90,7 +90,6 @@ class OptimizerSettings:
     accumulate: int  # number of steps whose gradients are summed into one update
 
     def slowed(self, factor: float) -> Self:
-        """Return the settings with learning rates multiplied by `factor`."""
         return replace(self, learning_rates={group: rate * factor for group, rate in self.learning_rates.items()})
 
 

@@ -59,7 +59,6 @@ def write_json(path: Path, content: Any, *, indent: int | None = 2, allow_nan: b
 
 
 def flush(path: Path) -> None:
-    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
