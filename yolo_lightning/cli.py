@@ -68,7 +68,7 @@ from yolo_lightning.supervision import (
     run_lock,
 )
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.supervision.supervised_fit import job
+from yolo_lightning.supervision.job import job
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
 from yolo_lightning.utils.tensorboard import Curves

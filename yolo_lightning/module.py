@@ -28,14 +28,21 @@ from yolo_lightning.model.loss import DetectionLoss, class_weights
 from yolo_lightning.model.network_settings import input_record
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_candidates
-from yolo_lightning.training.accumulation import Accumulation
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
-from yolo_lightning.training.guarded_step import GuardedStep
-from yolo_lightning.training.nonfinite import NonFiniteGuard
-from yolo_lightning.training.optimizers import OptimizerChoice, apply_settings, check_same_optimizer, optimizer_maker
-from yolo_lightning.training.recipe import OptimizerSettings, Recipe, parameter_groups, scaled_weight_decay, settings_at
-from yolo_lightning.training.rollback import roll_back
+from yolo_lightning.training.guarded_step import Accumulation, GuardedStep
+from yolo_lightning.training.nonfinite import NonFiniteGuard, roll_back
+from yolo_lightning.training.recipe import (
+    OptimizerChoice,
+    OptimizerSettings,
+    Recipe,
+    apply_settings,
+    check_same_optimizer,
+    optimizer_maker,
+    parameter_groups,
+    scaled_weight_decay,
+    settings_at,
+)
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.host import keep_freed_memory
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun

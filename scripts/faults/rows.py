@@ -17,8 +17,8 @@ from faults.run import Case, Report, Run, put
 from faults.soak import RANDOM_CASES
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
-from yolo_lightning.supervision.settings import SuperviseSettings
 
 UNKNOWN, GPU, LIVELOCK = StallClass.UNKNOWN, StallClass.GPU_STALL, StallClass.LIVELOCK
 LOADER_STALL, LOADER_CRASH = StallClass.LOADER_STALL, StallClass.LOADER_CRASH

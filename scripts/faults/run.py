@@ -20,10 +20,9 @@ from faults.hangs import FIRED_FILE, LIBRARY_VARIABLE, record_fired
 from yolo_lightning.supervision import SuperviseSettings, live_heartbeat
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase
+from yolo_lightning.supervision.job import JOB_VARIABLE, job
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
-from yolo_lightning.supervision.settings import JOB_VARIABLE
-from yolo_lightning.supervision.supervised_fit import job
 from yolo_lightning.utils.run_files import HEARTBEAT_FILE, LOCK_FILE, LOG_FILE
 
 FAULTS = Path(__file__).resolve().parent

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from hang_experiment.arm import STEP
 from hang_experiment.conclusion import ArmResult, End
-from yolo_lightning.supervision.bounded import bounded
 from yolo_lightning.supervision.evidence import kernel_lines
+from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.utils import sensors
 
 COUNTERS = re.compile(r"(compact_\w+|thp_collapse_alloc|numa_pte_updates|pswpin|pswpout) (\d+)")

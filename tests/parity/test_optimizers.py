@@ -14,8 +14,13 @@ from ultralytics.engine.trainer import BaseTrainer
 
 from tests.parity.training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training.optimizers import OptimizerName, check_same_optimizer, optimizer_maker
-from yolo_lightning.training.recipe import Recipe, parameter_groups
+from yolo_lightning.training.recipe import (
+    OptimizerName,
+    Recipe,
+    check_same_optimizer,
+    optimizer_maker,
+    parameter_groups,
+)
 
 pytestmark = pytest.mark.whole_run
 

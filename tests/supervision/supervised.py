@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from yolo_lightning.supervision import Job, SuperviseSettings
+from yolo_lightning.supervision.job import JOB_VARIABLE
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 from yolo_lightning.supervision.processes import marked, tree
 from yolo_lightning.supervision.run_lock import read_holder
-from yolo_lightning.supervision.settings import JOB_VARIABLE
 from yolo_lightning.supervision.trainer import marker_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.supervision import bounded as bounded_work
-from yolo_lightning.supervision.bounded import bounded
+from yolo_lightning.supervision import helper_process as bounded_work
+from yolo_lightning.supervision.helper_process import bounded
 
 
 def test_result_comes_back_however_long() -> None:
@@ -72,7 +72,7 @@ def test_child_holds_no_file_of_its_parent(tmp_path: Path) -> None:
 def test_supervisors_handlers_are_not_the_childs() -> None:
     code = (
         "import os, signal, time\n"
-        "from yolo_lightning.supervision.bounded import bounded\n"
+        "from yolo_lightning.supervision.helper_process import bounded\n"
         "signal.signal(signal.SIGTERM, lambda *a: print('handled'))\n"
         "print(bounded(lambda: os.kill(os.getpid(), signal.SIGTERM), 20))\n"
     )

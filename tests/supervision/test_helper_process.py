@@ -10,9 +10,9 @@ import pytest
 
 from yolo_lightning.supervision import helper_process as module
 from yolo_lightning.supervision import live_heartbeat, run_disk
-from yolo_lightning.supervision.helper_process import Helper, append_to_file
+from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.supervision.processes import read_process
-from yolo_lightning.supervision.run_disk import DiskHangsError, RunDisk
+from yolo_lightning.supervision.run_disk import DiskHangsError, RunDisk, append_to_file
 
 
 @pytest.fixture

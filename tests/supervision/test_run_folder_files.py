@@ -11,9 +11,10 @@ import pytest
 from yolo_lightning.checkpoints import checkpoint_file
 from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_lock
 from yolo_lightning.supervision.helper_process import Helper
-from yolo_lightning.supervision.output import Output, Recorder
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
+from yolo_lightning.supervision.run_disk import Recorder
 from yolo_lightning.supervision.run_lock import Holder, read_holder
+from yolo_lightning.supervision.trainer import Output
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, LOCK_FILE
 

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import REPOSITORY, TINY
 from yolo_lightning.cli import main
 from yolo_lightning.supervision import SuperviseSettings, run_lock
-from yolo_lightning.supervision.supervised_fit import RUN_FOLDER_OPTION, job, resume_words
+from yolo_lightning.supervision.job import RUN_FOLDER_OPTION, job, resume_words
 
 
 @pytest.mark.parametrize(

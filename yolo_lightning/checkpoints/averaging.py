@@ -14,16 +14,12 @@ from torch import Tensor
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, INPUT, find_damage, training_age
 from yolo_lightning.utils.run_files import STEP_CHECKPOINTS
 
-AVERAGED = "averaged"
-"""Key of an average in a checkpoint: names of the averaged files in order of training."""
-
+AVERAGED = "averaged"  # key of an average in a checkpoint: names of the averaged files in order of training
 OF_NETWORK = ("pytorch-lightning_version", "hyper_parameters", INPUT, CONFIGURATION, "epoch", "global_step")
 """Keys that an average copies from the newest checkpoint. It has no optimizer, loops, or `steps` and cannot be resumed;
 without `steps`, `fit --resume` prefers any other checkpoint."""
 
-NETWORK = ("variant", "class_names", "class_width")
-"""Hyperparameters that must be equal."""
-
+NETWORK = ("variant", "class_names", "class_width")  # hyperparameters that must be equal
 NAMED_TENSORS = 3
 
 
@@ -31,13 +27,8 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean of floating-point tensors, computed in float64; other tensors (counters) are those of the last.
 
     The running statistics of batch normalisation are averaged like the weights. They approximate those of the averaged
-    weights well for checkpoints near each other; Izmailov et al. recompute them from data.
-
-    Args:
-        states: One or more states on the CPU, oldest first, with the same names and shapes.
-
-    Raises:
-        ValueError: If names or shapes differ.
+    weights well for checkpoints near each other; Izmailov et al. recompute them from data. All `states`, oldest first,
+    are on the CPU and have the same names and shapes.
     """
     newest = states[-1]
     for state in states:
@@ -53,7 +44,6 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def check_same_tensors(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError if names or shapes of the tensors differ."""
     different = [name for name in other if name not in state or state[name].shape != other[name].shape]
     different += [name for name in state if name not in other]
     if different:
@@ -61,11 +51,7 @@ def check_same_tensors(state: Mapping[str, Tensor], other: Mapping[str, Tensor])
 
 
 def newest_steps(folder: Path, count: int) -> list[Path]:
-    """Return the `count` newest `step-*.ckpt` of a folder, oldest first; `last.ckpt` and `best.ckpt` are copies.
-
-    Raises:
-        ValueError: If the folder contains fewer.
-    """
+    """Return the `count` newest `step-*.ckpt` of a folder, oldest first; `last.ckpt` and `best.ckpt` are copies."""
     found = sorted(folder.glob(STEP_CHECKPOINTS), key=training_age)
     if len(found) < count:
         raise ValueError(
@@ -76,18 +62,12 @@ def newest_steps(folder: Path, count: int) -> list[Path]:
 
 
 def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
-    """Return a checkpoint whose `state_dict` is the mean of those of two or more own checkpoints, in any order.
-
-    Raises:
-        ValueError: If a file is given twice, is damaged, contains non-finite values, or the networks differ.
-    """
+    """Return a checkpoint whose `state_dict` is the mean of those of two or more own checkpoints, in any order."""
     if len(files) < 2:
         raise ValueError(f"checkpoints must name 2 or more files, got {len(files)}")
-    damaged = {file: damage for file in files if (damage := find_damage(file)) is not None}
+    damaged = [f"{file}: {damage}" for file in files if (damage := find_damage(file)) is not None]
     if damaged:
-        raise ValueError(
-            f"damaged checkpoints cannot be averaged: {'; '.join(f'{file}: {why}' for file, why in damaged.items())}"
-        )
+        raise ValueError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
     for number, file in enumerate(files):
         for other in files[:number]:
             if other.samefile(file):  # last.ckpt is a hard link

@@ -24,37 +24,26 @@ class NotSavedError(OSError):
     """Training is finished, but the last checkpoint could not be written."""
 
 
-INPUT = "input"
-"""Checkpoint key of the preprocessing of the training images, see `network_settings`."""
+INPUT = "input"  # checkpoint key of the preprocessing of the training images, see `network_settings`
 CONFIGURATION = "config"
 """Checkpoint key of the configuration of the run, without secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """Content of the checksum file of a checkpoint.
+    """Content of the checksum file of a checkpoint."""
 
-    Attributes:
-        sha256: Digest of the checkpoint file.
-        bytes: Size of the checkpoint file.
-        epoch: Epoch in which the checkpoint was saved, from 0.
-        steps: Batches trained since training began.
-    """
-
-    sha256: str
-    bytes: int
-    epoch: int
-    steps: int
+    sha256: str  # digest of the checkpoint file
+    bytes: int  # size of the checkpoint file
+    epoch: int  # epoch in which the checkpoint was saved, from 0
+    steps: int  # batches trained since training began
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint atomically: `path` is always absent, the old file, or the complete new file.
 
-    The temporary file is in the same folder, because only a rename within one file system is atomic.
-
-    Args:
-        checkpoint: Tensors and plain Python; `epoch` and `steps`, if present, are copied into the checksum file.
-        path: The file to write.
+    The temporary file is in the same folder, because only a rename within one file system is atomic. `epoch` and
+    `steps` of the checkpoint, if present, are copied into the checksum file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
@@ -88,7 +77,6 @@ def link_checkpoint(source: Path, target: Path) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint and its checksum file."""
     path.unlink(missing_ok=True)
     checksum_path(path).unlink(missing_ok=True)
 
@@ -160,15 +148,10 @@ def steps_trained(path: Path) -> int:
 
 
 def superseded(paths: Iterable[Path], newest: Path, keep: int) -> list[Path]:
-    """Return the checkpoints to delete after `newest` was written.
+    """Return which of `paths`, the step checkpoints of a run, to delete after `newest` was written; `keep` remain.
 
     Checkpoints with more steps than `newest` are damaged or belong to an abandoned part of the run: training was
     resumed before them. They are deleted, too, because the next resume would choose one of them.
-
-    Args:
-        paths: All step checkpoints of the run, `newest` included.
-        newest: The checkpoint that was written just now.
-        keep: Number of checkpoints that remain, at least 1.
     """
     ordered = sorted(paths, key=training_age)
     behind = ordered.index(newest) + 1
@@ -176,7 +159,6 @@ def superseded(paths: Iterable[Path], newest: Path, keep: int) -> list[Path]:
 
 
 def read_checksum(path: Path) -> Checksum | None:
-    """Return the content of the checksum file of a checkpoint, or None if it cannot be read."""
     try:
         return Checksum(**json.loads(checksum_path(path).read_text()))
     except (OSError, ValueError, TypeError):
@@ -184,5 +166,4 @@ def read_checksum(path: Path) -> Checksum | None:
 
 
 def checksum_path(path: Path) -> Path:
-    """Return the path of the checksum file of a checkpoint."""
     return path.with_name(path.name + CHECKSUM_SUFFIX)

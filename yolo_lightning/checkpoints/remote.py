@@ -25,12 +25,10 @@ from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKSUM_SUFFIX, STE
 SCHEME = "://"
 LOCAL = f"file{SCHEME}"
 
-STEPS_KEPT = 3
-"""Number of `step-*.ckpt` that a mirror keeps."""
+STEPS_KEPT = 3  # number of `step-*.ckpt` that a mirror keeps
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is an address, such as `s3://bucket/x.ckpt`, and not a path."""
     return SCHEME in name
 
 
@@ -38,13 +36,8 @@ class RemoteFolder:
     """Folder of checkpoints in any storage that fsspec supports.
 
     All methods raise FileNotFoundError for a missing file, and ConnectionError for any other failure, because the
-    clients of the storages have exception types of their own.
-
-    Args:
-        address: Address of the folder, such as `s3://bucket/runs/ltdv2`.
-
-    Raises:
-        ValueError: If the protocol is unknown or its package is missing.
+    clients of the storages have exception types of their own. An `address`, such as `s3://bucket/runs/ltdv2`, with an
+    unknown protocol or without the package for it is a ValueError.
     """
 
     def __init__(self, address: str) -> None:
@@ -65,7 +58,6 @@ class RemoteFolder:
             raise ConnectionError(f"{self.address}: {type(error).__name__}: {error}") from error
 
     def folder(self, name: str) -> "RemoteFolder":
-        """Return the folder `name` in this one."""
         return RemoteFolder(f"{self.address}/{name}")
 
     def names(self) -> list[str]:
@@ -78,7 +70,6 @@ class RemoteFolder:
                 return []
 
     def complete(self) -> list[str]:
-        """Return the sorted names of all checkpoints with a checksum file."""
         names = self.names()
         return [name for name in matching(names, "*.ckpt") if f"{name}{CHECKSUM_SUFFIX}" in names]
 
@@ -99,11 +90,7 @@ class RemoteFolder:
             store.pipe_file(f"{self._root}/{checksum_path(path).name}", checksum)
 
     def download(self, name: str, target: Path) -> None:
-        """Copy a checkpoint to `target`, which is replaced only by an undamaged file.
-
-        Raises:
-            ValueError: If the checkpoint is damaged.
-        """
+        """Copy a checkpoint to `target`, which is replaced only by an undamaged file; a damaged one is a ValueError."""
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=target.parent, prefix=".fetching-") as folder:
             copy = Path(folder) / name
@@ -137,9 +124,6 @@ def mirror(paths: Iterable[Path], remote: RemoteFolder) -> None:
     """Copy checkpoints that a mirror does not contain, and delete all but the newest step checkpoints up to them.
 
     Step checkpoints with more steps than the copied one belong to another course of the run and are kept.
-
-    Raises:
-        OSError: If the storage fails; see `RemoteFolder`.
     """
     for path in paths:
         if not remote.holds(path):
@@ -153,11 +137,7 @@ def mirror(paths: Iterable[Path], remote: RemoteFolder) -> None:
 def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str, str]]:
     """Copy `best.ckpt` and the newest undamaged `step-*.ckpt` of a mirror into the checkpoint folder of a run.
 
-    Returns:
-        The checkpoint to resume, or None if the mirror contains none; and the reason why others cannot be used.
-
-    Raises:
-        OSError: If the storage fails, or the folder cannot be written.
+    Return the checkpoint to resume, or None if the mirror contains none, and the reason why others cannot be used.
     """
     names = remote.complete()
     fetched, damaged = None, dict[str, str]()
@@ -174,11 +154,7 @@ def fetch_run(remote: RemoteFolder, folder: Path) -> tuple[Path | None, dict[str
 
 
 def local_checkpoint(name: str) -> Path:
-    """Return the file of a path or address; a remote file is checked and copied into the user's cache folder.
-
-    Raises:
-        ValueError: If the address cannot be read, or its file is damaged.
-    """
+    """Return the file of a path or address; a remote file is checked and copied into the user's cache folder."""
     if name.startswith(LOCAL):
         return Path(name.removeprefix(LOCAL))
     if not is_address(name):

@@ -26,14 +26,8 @@ SECRET = re.compile(r"password|passwd|token|secret|api_?key|credential", re.IGNO
 def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactly: bool = False) -> Path | None:
     """Return the checkpoint to resume, or None for a new run.
 
-    Args:
-        base: Configured run folder.
-        ckpt_path: Option `ckpt_path`: a file, the address of one, `last` or `best`.
-        resume: Option `resume`.
-        exactly: Whether only `base` itself is searched, not `base-2` and so on.
-
-    Raises:
-        ValueError: If a requested checkpoint does not exist, is damaged, or is an average.
+    `ckpt_path` is a file, the address of one, `last` or `best`. With `exactly` only `base` itself, the configured run
+    folder, is searched, not `base-2` and so on.
     """
     if resume and ckpt_path is not None:
         raise ValueError("--resume finds the checkpoint itself; give either --resume or --ckpt_path")
@@ -51,17 +45,12 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
 
 
 def warn_of(damaged: Mapping[Any, str]) -> None:
-    """Log the checkpoints that are not used, with reasons."""
     for file, reason in damaged.items():
         rank_zero_warn(f"skipped {file}: {reason}")
 
 
 def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None:
-    """If there is no run, as on a new machine, download the newest run of the mirror; see `checkpoint_to_fit`.
-
-    Raises:
-        ValueError: If the mirror cannot be read, or the run folder cannot be written.
-    """
+    """If there is no run, as on a new machine, download the newest run of the mirror; see `checkpoint_to_fit`."""
     if run_files.has_checkpoint(base) if exactly else run_folder.runs(base):
         return
     names = [name for name in mirrored_runs(base, mirror) if name == base.absolute().name or not exactly]
@@ -77,11 +66,7 @@ def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None
 
 
 def mirrored_runs(base: Path, mirror: str) -> list[str]:
-    """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first.
-
-    Raises:
-        ValueError: If the mirror cannot be read.
-    """
+    """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first."""
     pattern, remote = run_folder.numbered(base), RemoteFolder(mirror)
     try:
         numbers = {name: int(match[1] or 1) for name in remote.names() if (match := pattern.fullmatch(name))}
@@ -120,9 +105,6 @@ def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None
 
     A fresh folder is used for a new run, a checkpoint from elsewhere, and a checkpoint that is not the newest of its
     run, whose later checkpoints are kept.
-
-    Raises:
-        ValueError: If the mirror cannot be read.
     """
     own = run_folder.run_of(checkpoint) if checkpoint is not None else None
     runs = [folder.resolve() for folder in run_folder.runs(base)]
@@ -135,13 +117,11 @@ def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None
 
 
 def content_of(checkpoint: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint; tensors have no values."""
     content: dict[str, Any] = torch.load(checkpoint, map_location="meta", weights_only=True)
     return content
 
 
 def epochs_done(content: dict[str, Any]) -> int:
-    """Return the number of completed epochs in a checkpoint."""
     progress = content.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
     return int(progress.get("current", {}).get("processed", 0))
 
@@ -185,7 +165,6 @@ def report_differences(saved: Mapping[str, Any], now: Mapping[str, Any], source:
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one dictionary with keys joined by dots."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

@@ -13,12 +13,7 @@ DEFAULT_RUN = "runs/yolo"
 
 
 def prepare(folder: Path) -> None:
-    """Create a run folder and check that it is writable.
-
-    Raises:
-        ValueError: If the folder is not writable.
-        OSError: If the disk is full, which can be temporary.
-    """
+    """Create a run folder and check that it is writable; a full disk, which can be temporary, raises an OSError."""
     try:
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{os.getpid()}"
@@ -67,17 +62,12 @@ def note_start(folder: Path) -> None:
     """Record that a fit starts in `folder`, which makes it the newest of all runs with the same name before the number.
 
     The record is a number and no time, because a clock can be set back.
-
-    Raises:
-        OSError: If the record cannot be written.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    stem = re.escape(re.sub(r"(-\d+)+$", "", folder.name))
-    siblings = [
-        path for path in folder.parent.iterdir() if re.fullmatch(rf"{stem}(-\d+)*", path.name) and path != folder
-    ]
-    newest = max(map(start_number, siblings), default=0)
+    siblings = re.compile(re.escape(re.sub(r"(-\d+)+$", "", folder.name)) + r"(-\d+)*")
+    others = (path for path in folder.parent.iterdir() if siblings.fullmatch(path.name) and path != folder)
+    newest = max(map(start_number, others), default=0)
     if start_number(folder) <= newest:
         with replacing(folder / STARTED) as temporary:
             temporary.write_text(f"{newest + 1}\n")
@@ -105,12 +95,7 @@ def runs(base: Path) -> list[Path]:
 def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, dict[Path, str]]:
     """Return the checkpoint of the newest run with the most steps, and the damaged newer checkpoints with reasons.
 
-    Args:
-        base: Configured run folder.
-        exactly: Consider only `base`, not `base-2`, ...
-
-    Raises:
-        ValueError: If no run exists, or the newest run has no intact checkpoint.
+    With `exactly` only `base` is searched, not `base-2`, ...
     """
     folders = [folder for folder in runs(base) if folder == base or not exactly]
     if not folders:
@@ -123,11 +108,7 @@ def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, di
 
 
 def checkpoint_to_evaluate(base: Path) -> Path:
-    """Return the best checkpoint of the newest run; without validation scores the one with the most steps.
-
-    Raises:
-        ValueError: If no run has an intact checkpoint.
-    """
+    """Return the best checkpoint of the newest run; without validation scores the one with the most steps."""
     folders = runs(base)
     if folders and (best := folders[0] / CHECKPOINTS / BEST_CHECKPOINT).is_file():
         return best

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, newest_checkpoint, read_checksum
 from yolo_lightning.supervision import is_supervised
-from yolo_lightning.supervision.supervised_fit import resume_words
+from yolo_lightning.supervision.job import resume_words
 from yolo_lightning.utils.distributed import launch_id
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.files import DISK_FULL

@@ -13,9 +13,7 @@ from yolo_lightning.utils.choices import check_choices
 
 Variant = Literal["yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x"]
 
-OWN_SETTINGS = "yolo_lightning"
-"""Key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported."""
-
+OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
 INPUT_CHANNELS = 3
 """Input channels of the first weight, as in published weights. `GrayConv2d` also accepts gray images."""
 
@@ -46,9 +44,6 @@ def build_graph(
         class_width: Channels of the hidden layers of the class head; None for the default of Ultralytics for this
             number of classes, or the width in `weights`.
         allow_pickle: See `load_weights`.
-
-    Raises:
-        ValueError: If a value is not allowed or `weights` cannot be used.
     """
     check_choices("model.variant", [variant], Variant)
     if not class_names:
@@ -69,23 +64,15 @@ def plain_graph(variant: str, classes: int) -> Any:
 
 
 def head_class_width(graph: Any) -> int:
-    """Return the number of channels of the hidden layers of the class head."""
     return int(graph.model[-1].cv3[0][-1].in_channels)
 
 
 def load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
     """Copy all weights whose shapes match from a file into the graph.
 
-    Rows of the classification head are copied for classes with the same name.
-
-    Args:
-        graph: The graph, changed in place.
-        path: Ultralytics `.pt` file or own `.ckpt` file.
-        allow_pickle: Open a `.pt` file that refers to any code. A `.pt` file is a pickle and can run code when it is
-            opened. By default only layers of PyTorch and Ultralytics are created, which suffices for YOLOv8.
-
-    Raises:
-        ValueError: If the file is missing, needs `allow_pickle`, is not a detection checkpoint, or nothing matches.
+    Rows of the classification head are copied for classes with the same name. `path` is an Ultralytics `.pt` file or an
+    own `.ckpt` file. A `.pt` file is a pickle and can run code when it is opened. Without `allow_pickle` only layers of
+    PyTorch and Ultralytics are created, which suffices for YOLOv8.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -108,11 +95,7 @@ def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
 
 
 def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any], Any]:
-    """Return the content of an Ultralytics `.pt` file, and its network in float32.
-
-    Raises:
-        ValueError: If the file needs `allow_pickle` or is not a checkpoint.
-    """
+    """Return the content of an Ultralytics `.pt` file, and its network in float32."""
     try:
         content, _ = torch_safe_load(str(file), safe_only=not allow_pickle)
         return content, (content.get("ema") or content["model"]).float()
@@ -147,7 +130,6 @@ def foreign_globals(file: Path) -> list[str]:
 
 
 def read_checkpoint(file: Path) -> Any:
-    """Return the (averaged) network in an own checkpoint, with its own classes."""
     checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     parameters = checkpoint["hyper_parameters"]
     names = tuple(parameters["class_names"])

@@ -46,9 +46,6 @@ def arrange(
         plan: Selects the algorithm of `gemm` convolutions.
         memory_format: Memory format of weights and activations. `auto` is channels_last for `gemm`, whose algorithms
             are faster with it, and contiguous for `native`.
-
-    Raises:
-        ValueError: If `convolution` or `memory_format` is unknown.
     """
     check_choices("model.conv_backend", [convolution], Convolution)
     check_choices("model.memory_format", [memory_format], MemoryFormat)
@@ -76,7 +73,6 @@ def restore(graph: Any) -> None:
 
 
 def blocks(graph: nn.Module) -> Iterator[Any]:
-    """Yield all blocks of convolution, batch normalisation and activation."""
     for module in graph.modules():
         parts = [getattr(module, name, None) for name in ("conv", "bn", "act")]
         if all(isinstance(part, kind) for part, kind in zip(parts, BLOCK_PARTS, strict=True)):
@@ -134,12 +130,7 @@ def choose_convolution(device: torch.device, timeout_s: float) -> Literal["gemm"
 def make_plan(algorithm: ConvAlgorithm, budget_s: float) -> Plan:
     """Return the plan for all `gemm` convolutions of a graph; its results are stored in the user's cache folder.
 
-    Args:
-        algorithm: Option `model.conv_algorithm`.
-        budget_s: Time limit in seconds for the measurements of `autotune`, >= 0.
-
-    Raises:
-        ValueError: If a value is not allowed.
+    `budget_s` is the time limit in seconds for the measurements of `autotune`, >= 0.
     """
     check_choices("model.conv_algorithm", [algorithm], ConvAlgorithm)
     if algorithm == "compiled":

@@ -19,35 +19,22 @@ class DetectionLoss:
     Ultralytics' criterion stores tensors on one device and is not a module; it is created at the first call and again
     after the graph has moved.
 
-    Args:
-        graph: The network; provides strides and number of classes. Its attribute `args` is set to the gains.
-        box: Gain of the box loss.
-        cls: Gain of the class loss.
-        dfl: Gain of the distribution focal loss.
-
-    Attributes:
-        class_weights: `(classes,)` floating point, factor of the class loss per class; None is 1.
-        target_scores: 0-d, sum of the scores that the last call assigned to anchors. The loss is divided by this sum,
-            or by 1 if it is smaller.
+    `box`, `cls` and `dfl` are the gains of the three losses; the attribute `args` of `graph` is set to them.
     """
 
     def __init__(self, graph: Any, box: float = 7.5, cls: float = 0.5, dfl: float = 1.5) -> None:
         graph.args = SimpleNamespace(box=box, cls=cls, dfl=dfl)
-        self.class_weights: Tensor | None = None
+        self.class_weights: Tensor | None = None  # `(classes,)`, factor of the class loss per class; None is 1
+        # Sum of the scores that the last call assigned to anchors; the loss is divided by it, or by 1 if it is smaller.
         self.target_scores = torch.zeros(())
         self._graph = graph
         self._criterion: Any = None
 
     def __call__(self, raw: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of one batch.
+        """Return the loss of one batch from `raw`, the output of the graph in training or evaluation mode.
 
-        Args:
-            raw: Output of the graph in training or evaluation mode.
-            batch: The targets, on the same device.
-
-        Returns:
-            The total as a 0-d tensor, gains applied and *summed* over the images as in YOLOv8, and the parts
-            `box_loss`, `cls_loss`, `dfl_loss` as detached 0-d tensors, gains applied, per image.
+        The total is a 0-d tensor, gains applied and *summed* over the images as in YOLOv8; the parts `box_loss`,
+        `cls_loss`, `dfl_loss` are detached 0-d tensors, gains applied, per image.
         """
         if self._criterion is None or self._criterion.device != batch.images.device:
             self._criterion = v8DetectionLoss(self._graph)
@@ -55,14 +42,9 @@ class DetectionLoss:
         weights = self.class_weights
         self._criterion.class_weights = None if weights is None else weights.to(batch.images.device).view(1, 1, -1)
         dtype = torch.get_default_dtype()  # the criterion creates tensors of it; float64 under precision 64-true
-        total, parts = self._criterion(
-            raw,
-            {
-                "batch_idx": batch.sample_index.to(dtype),
-                "cls": batch.labels.to(dtype).unsqueeze(1),
-                "bboxes": batch.boxes.to(dtype),
-            },
-        )
+        labels, boxes = batch.labels.to(dtype).unsqueeze(1), batch.boxes.to(dtype)
+        targets = {"batch_idx": batch.sample_index.to(dtype), "cls": labels, "bboxes": boxes}
+        total, parts = self._criterion(raw, targets)
         return torch.as_tensor(total).sum(), {name: parts[name] for name in LOSS_PARTS}
 
     @staticmethod
@@ -82,14 +64,8 @@ class DetectionLoss:
 def class_weights(class_counts: tuple[int, ...], power: float) -> Tensor | None:
     """Return the weights (1 / count)^power, scaled to mean 1, as Ultralytics' `cls_pw`.
 
-    A class without boxes gets the mean weight of the other classes.
-
-    Args:
-        class_counts: Number of training boxes of each class.
-        power: 0 to 1; 0 gives all classes the same weight.
-
-    Returns:
-        `(classes,)` float32; None if `power` or all counts are 0.
+    A class without boxes gets the mean weight of the other classes. `power` is 0 to 1. The result is `(classes,)`
+    float32; None if `power` or all counts are 0.
     """
     counts = np.array(class_counts, dtype=np.float32)
     present = counts > 0

@@ -23,9 +23,7 @@ USUAL_IMAGE_SIZE = 640
 
 SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
-SHOWN_THRESHOLD = 0.25
-"""Score threshold for drawn detections if the recorded threshold is meant for evaluation."""
-
+SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
 OF_DATA = ("image_size", "channels")
 OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic")
 OF_GRAPH = ("variant", "class_width")
@@ -34,34 +32,18 @@ OF_GRAPH = ("variant", "class_width")
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """Settings recorded in a file of weights.
+    """Settings recorded in a file of weights."""
 
-    Attributes:
-        image_size: Side of the square input, pixels; None if unknown.
-        channels: 1 for gray frames, 3 for RGB; None if unknown.
-        class_names: Index 0 first; empty if unknown.
-        single_class: Whether all classes of the data count as one.
-        score_threshold: Detections with a score above this are kept, 0 to 1.
-        iou_threshold: IoU above which the box with the lower score is suppressed, 0 to 1.
-        max_detections: Detections kept per frame.
-        class_agnostic: Whether boxes of different classes suppress each other.
-        letterbox: How a frame is placed in the input.
-        normalisation: How pixels are converted to the input.
-
-    Raises:
-        ValueError: If letterbox or normalisation are not those of this version.
-    """
-
-    image_size: int | None = None
-    channels: int | None = None
-    class_names: tuple[str, ...] = ()
-    single_class: bool = False
-    score_threshold: float = SCORING_THRESHOLD
-    iou_threshold: float = 0.7
-    max_detections: int = 300
-    class_agnostic: bool = False
-    letterbox: str = LETTERBOX
-    normalisation: str = NORMALISATION
+    image_size: int | None = None  # side of the square input, pixels; None if unknown
+    channels: int | None = None  # 1 for gray frames, 3 for RGB; None if unknown
+    class_names: tuple[str, ...] = ()  # index 0 first; empty if unknown
+    single_class: bool = False  # whether all classes of the data count as one
+    score_threshold: float = SCORING_THRESHOLD  # detections with a score above this are kept, 0 to 1
+    iou_threshold: float = 0.7  # IoU above which the box with the lower score is suppressed, 0 to 1
+    max_detections: int = 300  # kept per frame
+    class_agnostic: bool = False  # whether boxes of different classes suppress each other
+    letterbox: str = LETTERBOX  # how a frame is placed in the input
+    normalisation: str = NORMALISATION  # how pixels are converted to the input
 
     def __post_init__(self) -> None:
         for name, supported in (("letterbox", LETTERBOX), ("normalisation", NORMALISATION)):
@@ -75,17 +57,13 @@ class NetworkSettings:
         return cls(**known | {"class_names": tuple(map(str, known.get("class_names", ())))})
 
     def plain(self) -> dict[str, Any]:
-        """Return all values as plain Python, for files."""
         return asdict(self) | {"class_names": list(self.class_names)}
 
     def for_pictures(self, **given: Any) -> Self:
         """Return the settings for drawn detections: given values replace recorded ones, and differences are logged.
 
         A recorded score threshold for evaluation would draw hundreds of weak boxes and is replaced by
-        `SHOWN_THRESHOLD`. An unknown image size becomes `USUAL_IMAGE_SIZE`.
-
-        Args:
-            given: Values of the user by name; None keeps the recorded value.
+        `SHOWN_THRESHOLD`. An unknown image size becomes `USUAL_IMAGE_SIZE`. None keeps the recorded value.
         """
         wanted = {name: value for name, value in given.items() if value is not None}
         recorded = {name: getattr(self, name) for name in wanted}
@@ -119,12 +97,8 @@ def read_settings(file: Path, *, allow_pickle: bool = False) -> NetworkSettings:
 def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     """Return everything that a file of weights records, including the names of `NetworkSettings`.
 
-    Args:
-        file: Own `.ckpt` file, checked by `require_whole` before, or an Ultralytics `.pt` file.
-        allow_pickle: Open a `.pt` file that refers to any code.
-
-    Raises:
-        ValueError: If the file cannot be read.
+    An own `.ckpt` file must have been checked by `require_whole`; an Ultralytics `.pt` file may refer to any code with
+    `allow_pickle`.
     """
     if file.suffix == ".ckpt":
         return checkpoint_record(torch.load(file, map_location="meta", weights_only=True))

@@ -14,21 +14,15 @@ from torch import Tensor, nn
 
 from yolo_lightning.data.boxes import STRIDE
 
-PADDING_LEVEL = 114 / 255
-"""Gray level of the letterbox padding."""
+PADDING_LEVEL = 114 / 255  # gray level of the letterbox padding
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One augmented copy of an image.
+    """One augmented copy of an image."""
 
-    Attributes:
-        scale: Factor of both sides, > 0 and <= 1; sides are rounded down to whole pixels.
-        mirrored: Whether left and right are exchanged.
-    """
-
-    scale: float
-    mirrored: bool
+    scale: float  # factor of both sides, > 0 and <= 1; sides are rounded down to whole pixels
+    mirrored: bool  # whether left and right are exchanged
 
 
 VIEWS = tuple(View(scale, mirrored) for scale in (1.0, 0.83, 0.67) for mirrored in (False, True))
@@ -42,16 +36,12 @@ def tta_candidates(network: Callable[[Tensor], Any], images: Tensor, original: T
         network: Maps `(B, C, H, W)` floating-point images (0 to 1), sides multiples of 32, to a sequence whose first
             element is `(B, 4 + classes, anchors)`: xywh in input pixels and class scores.
         images: `(B, C, H, W)`, C = 1 or 3.
-        original: Candidates of the unchanged images, `(B, 4 + classes, A)`.
-
-    Returns:
-        `(B, 4 + classes, A + ...)`, `original` first.
+        original: Candidates of the unchanged images, `(B, 4 + classes, A)`, the first part of the result.
     """
     return torch.cat([original, *(view_candidates(network, images, view) for view in VIEWS[1:])], dim=-1)
 
 
 def view_candidates(network: Callable[[Tensor], Any], images: Tensor, view: View) -> Tensor:
-    """Return the candidates of one view, in pixels of the original input; see `tta_candidates`."""
     height, width = images.shape[-2:]
     scaled = (int(height * view.scale), int(width * view.scale))
     decoded: Tensor = network(apply_view(images, view))[0]
@@ -74,7 +64,7 @@ def to_original(decoded: Tensor, view: View, shape: tuple[int, int], gains: tupl
 
     Args:
         decoded: `(B, 4 + classes, anchors)`, xywh in pixels of the view and class scores.
-        view: The view.
+        view: The view of the candidates.
         shape: `(height, width)` of the original input, pixels.
         gains: Pixels of the view per pixel of the original input, along height and width.
     """

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from yolo_lightning.supervision.settings import JOB_VARIABLE, Job
+from yolo_lightning.supervision.job import JOB_VARIABLE, Job
 from yolo_lightning.supervision.supervisor import Supervisor
 
 if __name__ == "__main__":

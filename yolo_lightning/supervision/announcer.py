@@ -89,7 +89,6 @@ class Announcer:
             self.notifier.ping()
 
     def stalled(self, sentence: str, event: str = "stalled") -> None:
-        """Report a stall."""
         self.notifier.send(event, sentence)
         self._update(SupervisorState.STALLED, sentence)
 
@@ -129,7 +128,6 @@ class Announcer:
         self.notifier.close()
 
     def _report_recovery(self, what: str) -> None:
-        """Send one message after a successful restart."""
         if self._steps_lost is not None:
             level = self._status.fallback_level
             self.notifier.send("recovered", f"{what}, {self._steps_lost} steps lost, fallback level '{level}'")

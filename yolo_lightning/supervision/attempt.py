@@ -12,13 +12,12 @@ from yolo_lightning.supervision.evidence import Request, collect, keep, keep_dis
 from yolo_lightning.supervision.fallback import FallbackLevel
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase, parse
 from yolo_lightning.supervision.incident import Incident
+from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.kill import Killed, kill_tree
 from yolo_lightning.supervision.outcome import FAULTS, diagnose_exit, signal_name
-from yolo_lightning.supervision.output import Recorder
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.processes import is_same
-from yolo_lightning.supervision.run_disk import PROBE_S, RunDisk
-from yolo_lightning.supervision.settings import SuperviseSettings
+from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
 from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for
 from yolo_lightning.utils import run_files
@@ -62,12 +61,6 @@ class AttemptRunner:
         self._reader: HeartbeatReader
 
     def run(self, command: Sequence[str], level: FallbackLevel, restarts: int) -> Attempt:
-        """Run a trainer from start to end.
-
-        Raises:
-            OSError: If the trainer cannot be started.
-            DiskHangsError: If a stop signal arrives while the disk hangs.
-        """
         self.disk.ask(run_files.clear, self.run_folder)
         self.disk.ask(make_temporary_folder, self.token)
         self._incidents |= self.disk.ask(run_files.incident_names, self.run_folder)
@@ -97,7 +90,6 @@ class AttemptRunner:
         self.disk.post(keep, path, incident.report(outcome), replaces=str(path))
 
     def serve(self) -> None:
-        """Write and send what is queued; returns at once."""
         self.recorder.serve()
         self.disk.check_alarm()
         self.announcer.serve()

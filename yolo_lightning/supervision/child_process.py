@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from yolo_lightning.supervision.kill import kill_tree
 from yolo_lightning.supervision.outcome import signal_name
@@ -38,14 +37,8 @@ class Ended:
 class Child:
     """A running child process in a session of its own. The kernel kills it when this process dies.
 
-    This process must have no threads and no GPU context: `preexec_fn` makes `subprocess` fork.
-
-    Args:
-        command: Words of the command line.
-        environment: Variables to set in addition to those of this process.
-
-    Raises:
-        OSError: If the process cannot be started.
+    This process must have no threads and no GPU context: `preexec_fn` makes `subprocess` fork. `environment` contains
+    variables to set in addition to those of this process.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -74,16 +67,14 @@ class Child:
         self.process.poll()
         seconds = time.monotonic() - self._began_s
         with self._files:
-            out, err = map(last_lines, self._outputs)
+            for output in self._outputs:
+                output.seek(0)
+            out, err = (tuple(filter(None, map(str.strip, output)))[-LINES_KEPT:] for output in self._outputs)
         return Ended(code, seconds, out, err, killed.survivors)
 
 
 def run_child(command: Sequence[str], timeout_s: float) -> Ended:
-    """Run a command and return how it ended; it is killed after `timeout_s` seconds.
-
-    Raises:
-        OSError: If the process cannot be started.
-    """
+    """Run a command and return how it ended; it is killed after `timeout_s` seconds."""
     child = Child(command)
     try:
         with suppress(subprocess.TimeoutExpired):
@@ -91,9 +82,3 @@ def run_child(command: Sequence[str], timeout_s: float) -> Ended:
     finally:
         ended = child.end()
     return ended
-
-
-def last_lines(file: IO[str]) -> tuple[str, ...]:
-    """Return the last non-empty lines of a file that may still be written."""
-    file.seek(0)
-    return tuple(line.strip() for line in file if line.strip())[-LINES_KEPT:]

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from yolo_lightning.supervision.bounded import bounded
 from yolo_lightning.supervision.classify import Evidence, Frame, ProcessEvidence, parse_faulthandler, parse_py_spy
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
+from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.supervision.processes import (
     PROC,
     all_processes,

@@ -1,4 +1,4 @@
-"""Calls that may block forever, made in order by one child process, without blocking the caller.
+"""Calls that may block forever, in a forked child process: `Helper` makes calls in order, `bounded` makes one call.
 
 A thread would not do: a process cannot exit while one of its threads waits in the kernel for a disk. Each `Helper` has
 one child process; no second one is started while the first one has not answered.
@@ -6,46 +6,41 @@ one child process; no second one is started while the first one has not answered
 
 import contextlib
 import os
+import pickle
+import select
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from yolo_lightning.supervision.bounded import close_inherited
-
 Result = TypeVar("Result")
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST_WAITING_BYTES = 8 << 20
 MOST_WAITING_CALLS = 1000
 POLL_S = 0.01
+BLOCK_BYTES = 1 << 16
+MOST_LEFT = 8  # abandoned children that have not ended; at this number, `bounded` starts no further one
+_left: set[int] = set()
 
 
+@dataclass(eq=False)
 class Call(Generic[Result]):
-    """One queued call.
+    """One queued call."""
 
-    Attributes:
-        answered: Whether the call has returned or raised.
-        replaces: A queued call with the same non-empty text is replaced by this one.
-        appended: Content that grows while the call is queued; only of `Helper.append`.
-        succeeded: Whether the function returned.
-        value: Return value or error of the function.
-    """
-
-    def __init__(self, function: Callable[..., Result], arguments: tuple[Any, ...], replaces: str = "") -> None:
-        self.function, self.arguments, self.replaces = function, arguments, replaces
-        self.appended: bytearray | None = None
-        self.answered = self.succeeded = False
-        self.value: Any = OSError("the helper process has ended")
+    function: Callable[..., Result]
+    arguments: tuple[Any, ...]
+    replaces: str = ""  # a queued call with the same non-empty text is replaced by this one
+    appended: bytearray | None = None  # content that grows while the call is queued; only of `Helper.append`
+    answered: bool = False  # whether the call has returned or raised
+    succeeded: bool = False  # whether the function returned
+    value: Any = None  # return value or error of the function
 
     def result(self) -> Result:
-        """Return what the function returned.
-
-        Raises:
-            OSError: If the function raised an error, or the helper process died.
-        """
+        """Return what the function returned, or raise its error as an OSError, also if the helper process died."""
         if self.succeeded:
             return cast(Result, self.value)
         raise self.value
@@ -85,9 +80,7 @@ class Helper:
             last.appended += content
             self.serve()
         else:
-            call = Call(function, arguments)
-            call.appended = bytearray(content)
-            self._queue(call)
+            self._queue(Call(function, arguments, appended=bytearray(content)))
 
     def begin(self, function: Callable[..., Result], *arguments: Any) -> Call[Result]:
         """Queue a call for `wait`; it is never dropped."""
@@ -171,7 +164,7 @@ class Helper:
 def make_calls(connection: Connection) -> None:
     """Make the calls that arrive through a connection until it is closed; never returns."""
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the supervisor still writes
         close_inherited({connection.fileno()})
         while True:
@@ -187,13 +180,68 @@ def make_calls(connection: Connection) -> None:
         os._exit(0)
 
 
-def write_to_descriptor(descriptor: int, content: bytes) -> None:
-    """Write `content` to a file that is open in the helper, such as the standard output."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+def bounded(function: Callable[[], Result], timeout_s: float) -> Result | None:
+    """Return what `function` returns, or None if it fails or takes longer, or too many earlier children still hang.
+
+    Even reading /proc or a file system can block forever in the kernel, where no signal arrives, and a thread cannot
+    be abandoned. This process must have no threads and no GPU context, so that it can fork. The result of `function`
+    must be picklable.
+    """
+    _left.difference_update([child for child in _left if os.waitpid(child, os.WNOHANG)[0]])
+    if len(_left) >= MOST_LEFT:
+        return None
+    end, start = os.pipe()
+    child = os.fork()
+    if child == 0:
+        run_in_child(function, start)
+    os.close(start)
+    parts: list[bytes] = []
+    deadline_s = time.monotonic() + timeout_s
+    is_complete = False
+    try:
+        while (left_s := deadline_s - time.monotonic()) > 0 and select.select([end], [], [], left_s)[0]:
+            part = os.read(end, BLOCK_BYTES)
+            if not part:
+                is_complete = True
+                break
+            parts.append(part)
+    finally:
+        os.close(end)
+        kill_without_waiting(child)
+    return pickle.loads(b"".join(parts)) if is_complete and parts else None
 
 
-def append_to_file(path: Path, content: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(content)
+def run_in_child(function: Callable[[], Result], pipe: int) -> None:
+    """Send the result of `function`, or nothing if the function fails; never returns."""
+    try:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        close_inherited({pipe})
+        _left.clear()
+        content = pickle.dumps(function())
+        with os.fdopen(pipe, "wb") as file:
+            file.write(content)
+    finally:
+        os._exit(0)
+
+
+def close_inherited(kept: set[int]) -> None:
+    """Close all files but `kept` and the standard ones, in a child that may hang forever.
+
+    Such a child must hold neither the lock of a run folder nor a pipe whose end another process waits for.
+    """
+    begin = 3
+    for descriptor in sorted(kept):
+        os.closerange(begin, descriptor)
+        begin = descriptor + 1
+    os.closerange(begin, os.sysconf("SC_OPEN_MAX"))
+
+
+def kill_without_waiting(child: int) -> None:
+    """Kill a child; if it does not end within 0.1 s, a later call of `bounded` reads its exit code."""
+    os.kill(child, signal.SIGKILL)
+    for _ in range(50):
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return
+        time.sleep(0.002)
+    _left.add(child)

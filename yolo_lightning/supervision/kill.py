@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yolo_lightning.supervision.bounded import bounded
+from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.supervision.process_marks import SHARED_MEMORY, remove_files_of_dead_processes
 from yolo_lightning.supervision.processes import (
     GONE,

@@ -59,11 +59,7 @@ class NotifySettings:
             raise ValueError(f"supervision.notify.disk_free_share must be in [0, 1), got {self.disk_free_share}")
 
     def resolved(self) -> "NotifySettings":
-        """Return a copy in which environment variables are replaced by their values.
-
-        Raises:
-            ValueError: If a variable is not set or contains no valid address, or apprise is needed and not installed.
-        """
+        """Return a copy in which environment variables are replaced by their values."""
         found: dict[str, Any] = {}
         for name in ADDRESSES:
             if match := REFERENCE.fullmatch(getattr(self, name) or ""):

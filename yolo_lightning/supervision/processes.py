@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from yolo_lightning.supervision.bounded import bounded
+from yolo_lightning.supervision.helper_process import bounded
 
 PROC = Path("/proc")
 LOOK_TIMEOUT_S = 2.0

@@ -1,5 +1,7 @@
 """File access of the supervisor to the run folder, through a helper process, with an alarm for a disk that hangs."""
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +15,7 @@ POLL_S = 0.5
 PROBE_S = 5.0
 """A disk that needs longer for a small file counts as hung when a stall is diagnosed."""
 
-ALARM_S = 30.0
-"""A disk that has not responded for this time is reported, whatever the trainer does."""
-
+ALARM_S = 30.0  # a disk that has not responded for this time is reported, whatever the trainer does
 STOP_WAIT_S = 5.0
 """Longest wait for the disk after a stop signal, and at the end of the supervisor."""
 
@@ -27,11 +27,8 @@ class DiskHangsError(Exception):
 class RunDisk(Helper):
     """All file access of the supervisor to the run folder.
 
-    Args:
-        run: Run folder.
-        must_stop: Returns whether a stop signal has arrived.
-        report: Called with True and a sentence when the disk has not responded for `ALARM_S`, and with False and a
-            sentence when the disk responds again.
+    `must_stop` returns whether a stop signal has arrived. `report` is called with True and a sentence when the disk has
+    not responded for `ALARM_S`, and with False and a sentence when the disk responds again.
     """
 
     def __init__(self, run: Path, must_stop: Callable[[], bool], report: Callable[[bool, str], None]) -> None:
@@ -47,9 +44,7 @@ class RunDisk(Helper):
     def ask(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Return what a call returns, however long the disk takes. Not for use while a trainer must be watched.
 
-        Raises:
-            DiskHangsError: If a stop signal arrives while the disk hangs.
-            OSError: If the call raises an error.
+        Raises `DiskHangsError` if a stop signal arrives while the disk hangs.
         """
         call = self.begin(function, *arguments)
         while not self.wait(call, POLL_S):
@@ -76,3 +71,43 @@ class RunDisk(Helper):
             lost = f"; {dropped} entries of the log and of incident reports were dropped" if dropped else ""
             self._alarm_s, self.dropped = None, 0
             self._report(False, f"the disk of {self.run} responds again after {seconds:.0f} s{lost}")
+
+
+class Recorder:
+    """Writes output to the standard output and to the file `log`, each in a helper process.
+
+    A full or hung disk, or a terminal that is closed or stopped, blocks neither the supervisor nor the other output.
+    """
+
+    def __init__(self, log: Path, disk: Helper) -> None:
+        self._log, self._disk = log, disk
+        sys.stdout.flush()
+        self._terminal = Helper()
+
+    def record(self, content: bytes) -> None:
+        self._terminal.append(write_to_descriptor, 1, content=content)
+        self._disk.append(append_to_file, self._log, content=content)
+
+    def log(self, text: str) -> None:
+        self.record(f"supervisor: {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n".encode())
+
+    def serve(self) -> None:
+        """Write what is queued; returns at once."""
+        self._terminal.serve()
+        self._disk.serve()
+
+    def close(self, wait_s: float) -> None:
+        """Wait at most `wait_s` seconds until all is written to the standard output; the disk's helper stays open."""
+        self._terminal.close(wait_s)
+
+
+def write_to_descriptor(descriptor: int, content: bytes) -> None:
+    """Write `content` to a file that is open in the helper, such as the standard output."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def append_to_file(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(content)

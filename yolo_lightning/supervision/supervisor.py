@@ -7,33 +7,39 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from yolo_lightning.supervision import disk_space, live_heartbeat
+from yolo_lightning.supervision import live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.attempt import Attempt, AttemptRunner
 from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.fallback import FallbackState, decide, levels_below
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.supervision.helper_process import STOP_SIGNALS
 from yolo_lightning.supervision.incident import Incident
+from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.kill import kill_tree
-from yolo_lightning.supervision.outcome import error_of, is_recoverable, signal_name
-from yolo_lightning.supervision.output import Recorder
+from yolo_lightning.supervision.outcome import (
+    Space,
+    ended_by_full_disk,
+    error_of,
+    is_recoverable,
+    pause_for_space_s,
+    signal_name,
+    space_of,
+)
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, RunDisk
+from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
-from yolo_lightning.supervision.settings import Job
 from yolo_lightning.supervision.trainer import marker_of, remove_temporary_folder
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
 from yolo_lightning.utils.stop_signals import pasteable
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EARLY_ATTEMPTS = 2
 """Limit of attempts in a row that stall before data and network are set up: such a stall usually occurs again."""
 
-End = tuple[int, str]
-"""Exit code and reason of the end of a supervisor."""
+End = tuple[int, str]  # exit code and reason of the end of a supervisor
 
 
 class Supervisor:
@@ -52,7 +58,6 @@ class Supervisor:
         self.runner: AttemptRunner
 
     def run(self) -> int:
-        """Run the job to its end and return the exit code."""
         try:
             with run_lock(self.run_folder, self.token) as before:
                 self.disk = RunDisk(self.run_folder, lambda: bool(self.signals), self._report_disk)
@@ -158,15 +163,15 @@ class Supervisor:
             return of_signal(self.signals[0]), f"stopped by {signal_name(self.signals[0])}; {hint}"
         return None
 
-    def _full_disk(self, attempt: Attempt) -> disk_space.Space | None:
+    def _full_disk(self, attempt: Attempt) -> Space | None:
         """Return the space of the run folder's disk if a full disk has ended the trainer."""
         try:
-            space = self.disk.ask(disk_space.space_of, self.run_folder)
+            space = self.disk.ask(space_of, self.run_folder)
         except OSError:
             return None
-        return space if disk_space.ended_by_full_disk(attempt.code or 0, attempt.lines, space) else None
+        return space if ended_by_full_disk(attempt.code or 0, attempt.lines, space) else None
 
-    def _wait_for_space(self, incident: Incident, space: disk_space.Space, saved: bool, lost: int | None) -> End | None:
+    def _wait_for_space(self, incident: Incident, space: Space, saved: bool, lost: int | None) -> End | None:
         """Wait until the next attempt can write its files. An attempt that a full disk has ended does not count."""
         if saved:
             self._space_pauses = 0
@@ -180,14 +185,14 @@ class Supervisor:
         level = self.levels[self.state.level].name
         self.announcer.restarting(event, incident.sentence(), self.state, level, lost)
         while True:
-            pause_s = disk_space.pause_s(self._space_pauses, self.settings.pause_s, self.settings.max_pause_s)
+            pause_s = pause_for_space_s(self._space_pauses, self.settings.pause_s, self.settings.max_pause_s)
             self._space_pauses += 1
             self.recorder.log(f"waits {pause_s:g} s for space on the disk of {self.run_folder}: {space}")
             end = self._pause(max(pause_s, self.settings.poll_s))
             if end is not None:
                 return end
             try:
-                space = self.disk.ask(disk_space.space_of, self.run_folder)
+                space = self.disk.ask(space_of, self.run_folder)
             except OSError:
                 break
             if space.suffices:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-SUPERVISOR_FILE = "supervisor.json"
-
 
 class SupervisorState(StrEnum):
     """State of a running supervisor, or the way in which it ended."""
@@ -23,37 +21,22 @@ class SupervisorState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStatus:
-    """Content of the file, which is rewritten when the state changes.
-
-    Attributes:
-        state: State of the supervisor.
-        since_s: Start of the state, seconds since 1970.
-        attempts: Limit of failed attempts in a row.
-        process: Process id of the supervisor.
-        process_started_ticks: Start of that process, clock ticks since boot.
-        host: Host name of the supervisor.
-        sentence: Reason for the state; empty while training makes progress.
-        attempt: Number of the attempt since the last checkpoint, from 1.
-        restarts: Restarts since the run began.
-        fallback_level: Name of the fallback level.
-        trainer: Process id of the trainer; 0 if none runs.
-    """
+    """Content of the file, which is rewritten when the state changes."""
 
     state: SupervisorState
-    since_s: float
-    attempts: int
-    process: int
-    process_started_ticks: int
-    host: str
-    sentence: str = ""
-    attempt: int = 1
-    restarts: int = 0
+    since_s: float  # start of the state, seconds since 1970
+    attempts: int  # limit of failed attempts in a row
+    process: int  # process id of the supervisor
+    process_started_ticks: int  # start of that process, clock ticks since boot
+    host: str  # host name of the supervisor
+    sentence: str = ""  # reason for the state; empty while training makes progress
+    attempt: int = 1  # number of the attempt since the last checkpoint, from 1
+    restarts: int = 0  # since the run began
     fallback_level: str = ""
-    trainer: int = 0
+    trainer: int = 0  # process id of the trainer; 0 if none runs
 
     @classmethod
     def read(cls, path: Path) -> "SupervisorStatus | None":
-        """Return the content of a file, or None if the file is missing or damaged."""
         try:
             content = json.loads(path.read_text())
             return cls(**(content | {"state": SupervisorState(content["state"])}))

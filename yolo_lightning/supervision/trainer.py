@@ -2,23 +2,26 @@
 
 import ctypes
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 from yolo_lightning.supervision.heartbeat import HEARTBEAT_VARIABLE
-from yolo_lightning.supervision.output import Output
 
 MARKER_VARIABLE = "YOLO_LIGHTNING_MARKER"
 """Environment variable of a supervised trainer and of all processes that it starts."""
 
-RANK_VARIABLE = "LOCAL_RANK"
-"""Rank of the processes that Lightning's launcher starts, from 1."""
-
+RANK_VARIABLE = "LOCAL_RANK"  # rank of the processes that Lightning's launcher starts, from 1
+LINES_KEPT = 50
+BLOCK_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1
 SOCKET_PATH_BYTES = 107
 SOCKET_IN_FOLDER = "/pymp-12345678/listener-12345678"
@@ -32,7 +35,6 @@ def is_supervised() -> bool:
 
 
 def marker_of(token: str) -> str:
-    """Return the marker as `NAME=value`."""
     return f"{MARKER_VARIABLE}={token}"
 
 
@@ -50,7 +52,6 @@ def make_temporary_folder(token: str) -> None:
 
 
 def remove_temporary_folder(token: str) -> None:
-    """Delete the trainer's temporary folder; errors are ignored."""
     shutil.rmtree(temporary_folder(token), ignore_errors=True)
 
 
@@ -74,26 +75,59 @@ def end_with_parent(parent: int) -> Callable[[], None]:
 def end_with_launcher(launched: bool) -> None:
     """Let the kernel kill this rank when the process that has started it dies.
 
-    Otherwise the rank waits for dead ranks in a collective operation, or trains on without a supervisor.
-
-    Args:
-        launched: Whether torchrun's agent, not a supervised trainer, has started this process.
+    Otherwise the rank waits for dead ranks in a collective operation, or trains on without a supervisor. `launched` is
+    whether torchrun's agent, not a supervised trainer, has started this process.
     """
     if launched or (is_supervised() and os.environ.get(RANK_VARIABLE, "0") != "0"):
         end_with_parent(os.getppid())()
 
 
+class Output:
+    """Reads a pipe without waiting for its end, because an orphaned worker may hold the other end open.
+
+    `pipe` is standard output and error of the trainer; `record` is called with all content.
+    """
+
+    def __init__(self, pipe: IO[bytes], record: Callable[[bytes], None]) -> None:
+        self._descriptor = pipe.fileno()
+        os.set_blocking(self._descriptor, False)
+        self._record = record
+        self._is_open = True
+        self._rest = b""
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+
+    def pump(self, wait_s: float) -> None:
+        """Pass on what has arrived; wait at most `wait_s` seconds for the first byte."""
+        if not self._is_open:
+            time.sleep(wait_s)
+            return
+        while select.select([self._descriptor], [], [], wait_s)[0]:
+            try:
+                content = os.read(self._descriptor, BLOCK_BYTES)
+            except OSError:
+                content = b""
+            if not content:
+                self._is_open = False
+                return
+            *complete, rest = (self._rest + content).split(b"\n")
+            self._rest = rest[-BLOCK_BYTES:]
+            self._lines.extend(line.decode(errors="replace") for line in complete)
+            self._record(content)
+            if len(content) < BLOCK_BYTES:
+                return
+            wait_s = 0.0
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the last lines, oldest first; for a progress bar, only its last state."""
+        whole = [*self._lines, self._rest.decode(errors="replace")]
+        return tuple(line.rstrip("\r").rpartition("\r")[2] for line in whole if line.strip())
+
+
 class RunningTrainer:
     """A running trainer process.
 
-    Args:
-        command: Words of the command line.
-        record: Path of the heartbeat file that the trainer writes.
-        token: Value of the marker; the temporary folder of the token must exist.
-        log: Called with all output of the trainer.
-
-    Raises:
-        OSError: If the process cannot be started.
+    The trainer writes the heartbeat file `record`; `log` is called with all of its output. The temporary folder of
+    `token`, the value of the marker, must exist.
     """
 
     def __init__(self, command: Sequence[str], record: Path, token: str, log: Callable[[bytes], None]) -> None:
@@ -117,7 +151,6 @@ class RunningTrainer:
         self.output = Output(self.process.stdout, log)
 
     def close(self) -> None:
-        """Read the rest of the output and close the pipe."""
         self.output.pump(0.0)
         self.process.poll()
         assert self.process.stdout is not None

@@ -13,19 +13,14 @@ from yolo_lightning.data.boxes import STRIDE
 SIZE_STREAM = 4
 """Separates the random numbers of input sizes from those of sample order and augmentation, which use the same seed."""
 
-ONE_CLASS = "object"
-"""Class name of a network with `single_class`."""
+ONE_CLASS = "object"  # class name of a network with `single_class`
 
 
 def training_size(image_size: int, spread: float, seed: int, step: int) -> int:
     """Return the input size of one training step in pixels, drawn as Ultralytics does, from (seed, step) alone.
 
-    Args:
-        image_size: Configured size, pixels.
-        spread: Largest relative difference from `image_size` before rounding outwards to a multiple of the stride,
-            >= 0 and < 1; 0 returns `image_size`.
-        seed: Seed of the run.
-        step: Steps before this one since training began.
+    `spread` is the largest relative difference from `image_size` before rounding outwards to a multiple of the stride,
+    >= 0 and < 1; 0 returns `image_size`.
     """
     if not spread:
         return image_size
@@ -48,5 +43,4 @@ def resized(images: Tensor, size: int) -> Tensor:
 
 
 def as_one_class(batch: Batch) -> Batch:
-    """Return the batch with class 0 for all boxes."""
     return msgspec.structs.replace(batch, labels=torch.zeros_like(batch.labels))

@@ -5,16 +5,11 @@ from typing import Any
 
 from torch import nn
 
-Freeze = int | list[int | str]
-"""The first n layers; or a list of layer numbers and names of parts, such as `22.cv3`."""
+Freeze = int | list[int | str]  # the first n layers; or a list of layer numbers and names of parts, such as `22.cv3`
 
 
 def freeze_parts(graph: Any, freeze: Freeze) -> tuple[str, ...]:
-    """Disable the gradients of parts of a YOLOv8 graph, in place, and return the names of the parts.
-
-    Raises:
-        ValueError: If a part does not exist, or no trainable parameter is left.
-    """
+    """Disable the gradients of parts of a YOLOv8 graph, in place, and return the names of the parts."""
     layers = len(graph.model)
     if isinstance(freeze, bool) or (isinstance(freeze, int) and not 0 <= freeze < layers):
         raise ValueError(f"model.freeze must be a number of layers from 0 to {layers - 1} or a list, got {freeze}")

@@ -1,4 +1,4 @@
-"""Forward and backward pass of one batch, whose gradients are added entirely or not at all.
+"""Forward and backward pass of one batch, whose gradients are added entirely or not at all, and their accumulation.
 
 A non-finite loss, or an out-of-memory error within a batch, leaves gradients and running statistics unchanged.
 """
@@ -21,17 +21,11 @@ scores. Total and parts are divided by this sum, or by 1 if it is smaller."""
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Losses of one batch; with several ranks those of the global batch, equal in all ranks.
+    """Losses of one batch; with several ranks those of the global batch, equal in all ranks."""
 
-    Attributes:
-        total: 0-d, detached, summed over the images.
-        parts: 0-d each, detached, per image.
-        is_finite: Whether loss and running statistics are finite in all ranks; otherwise the batch was skipped.
-    """
-
-    total: Tensor
-    parts: dict[str, Tensor]
-    is_finite: bool
+    total: Tensor  # 0-d, detached, summed over the images
+    parts: dict[str, Tensor]  # 0-d each, detached, per image
+    is_finite: bool  # whether loss and running statistics are finite in all ranks; otherwise the batch was skipped
 
 
 class GuardedStep:
@@ -43,21 +37,14 @@ class GuardedStep:
     global batch in the same way. With several ranks an out-of-memory error is fatal, because the other ranks wait for
     the gradients of this one.
 
-    Args:
-        compute: Forward pass and loss.
-        backward: Backward pass.
-        max_oom_splits: Out-of-memory errors since training began that halve the batch; the next one is fatal.
-
-    Attributes:
-        images_at_once: Largest number of images per pass; None for the whole batch.
-        halvings: How often `images_at_once` was halved.
+    `max_oom_splits` out-of-memory errors since training began halve the batch; the next one is fatal.
     """
 
     def __init__(self, compute: Compute, backward: Callable[[Tensor], None], max_oom_splits: int = 1) -> None:
         check_range("model.max_oom_splits", max_oom_splits, ">= 0")
         self.compute, self.backward, self.max_oom_splits = compute, backward, max_oom_splits
-        self.images_at_once: int | None = None
-        self.halvings = 0
+        self.images_at_once: int | None = None  # largest number of images per pass; None for the whole batch
+        self.halvings = 0  # of `images_at_once`
         self._world_size = 1
         self._summed: Callable[[Tensor], Tensor]
         self._parameters: list[nn.Parameter] = []
@@ -74,10 +61,8 @@ class GuardedStep:
     def prepare(self, graph: nn.Module, world_size: int = 1, summed: Callable[[Tensor], Tensor] = torch.clone) -> None:
         """Register the tensors that a step changes; call it when they are on the device of the training.
 
-        Args:
-            graph: The network.
-            world_size: Number of ranks that share each batch; the backward pass averages gradients over them.
-            summed: Returns the sum of a floating-point tensor over all ranks, by a collective call.
+        The backward pass averages gradients over the `world_size` ranks that share each batch; `summed` returns the sum
+        of a floating-point tensor over all ranks, by a collective call.
         """
         self._world_size, self._summed = world_size, summed
         self._parameters = list(graph.parameters())
@@ -159,16 +144,12 @@ class GuardedStep:
         return bool(torch.stack([total.detach(), *(norm.to(total) for norm in norms)]).isfinite().all())
 
     def _add(self, earlier: list[Tensor | None]) -> None:
-        both = [
-            (before, parameter.grad)
-            for before, parameter in zip(earlier, self._parameters, strict=True)
-            if before is not None and parameter.grad is not None
-        ]
+        pairs = [(before, one) for before, one in zip(earlier, self._parameters, strict=True) if before is not None]
+        both = [(before, one.grad) for before, one in pairs if one.grad is not None]
         if both:
             torch._foreach_add_([before for before, _ in both], [gradient for _, gradient in both])
-        for before, parameter in zip(earlier, self._parameters, strict=True):
-            if before is not None:
-                parameter.grad = before
+        for before, parameter in pairs:
+            parameter.grad = before
 
     def _undo(self, earlier: list[Tensor | None]) -> None:
         for before, parameter in zip(earlier, self._parameters, strict=True):
@@ -193,3 +174,44 @@ class GuardedStep:
             f"out of memory with {at_once} of {images} images: from now on {self.images_at_once} images are computed "
             f"at once and their gradients summed ({str(failure).partition(chr(10))[0]})"
         )
+
+
+class Accumulation:
+    """Counts the steps since the last update and stores their summed gradients in checkpoints.
+
+    Checkpoints contain unscaled gradients, so that a run can be resumed with another precision.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0  # since the last update
+        self._loaded: dict[str, Tensor] = {}
+
+    def state_dict(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> dict[str, Any]:
+        """Return the number of steps and the gradients of `graph`, divided by the scale of `scaler`."""
+        scale = scale_of(scaler)
+        gradients = {name: parameter.grad for name, parameter in graph.named_parameters() if parameter.grad is not None}
+        return {
+            "steps": self.steps,
+            "gradients": {name: gradient if scale == 1.0 else gradient / scale for name, gradient in gradients.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the number of steps, and keep the gradients until `restore` is called."""
+        self.steps, self._loaded = state["steps"], state["gradients"]
+
+    def restore(self, graph: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Set the loaded gradients of all trainable parameters; call it when they are on their device."""
+        scale = scale_of(scaler)
+        for name, parameter in graph.named_parameters():
+            if name in self._loaded and parameter.requires_grad:
+                parameter.grad = self._loaded[name].to(parameter) * scale
+        self._loaded = {}
+
+    def reset(self, graph: nn.Module) -> None:
+        graph.zero_grad(set_to_none=True)
+        self.steps = 0
+
+
+def scale_of(scaler: torch.amp.GradScaler | None) -> float:
+    """Return the current loss scale: a power of two, so that dividing gradients by it is exact."""
+    return 1.0 if scaler is None else float(scaler.get_scale())

@@ -1,32 +1,31 @@
-"""Non-finite losses and gradients: count them, and decide when to restore a checkpoint and when to stop."""
+"""Non-finite losses and gradients: count them, restore the newest checkpoint with finite weights, or stop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
+from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
 from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.run_files import CHECKPOINTS
 
-NAMED_IMAGES = 64
-"""Largest number of images in one message: a nominal batch."""
+NAMED_IMAGES = 64  # largest number of images in one message: a nominal batch
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts since training began; part of a checkpoint.
+    """Counts since training began; part of a checkpoint."""
 
-    Attributes:
-        skipped: Skipped batches and updates.
-        losses_in_a_row: Consecutive batches with a non-finite loss.
-        gradients_in_a_row: Consecutive updates with a non-finite gradient.
-        rollbacks: Rollbacks to a checkpoint.
-    """
-
-    skipped: int = 0
-    losses_in_a_row: int = 0
-    gradients_in_a_row: int = 0
-    rollbacks: int = 0
+    skipped: int = 0  # batches and updates
+    losses_in_a_row: int = 0  # consecutive batches with a non-finite loss
+    gradients_in_a_row: int = 0  # consecutive updates with a non-finite gradient
+    rollbacks: int = 0  # to a checkpoint
 
 
 class NonFiniteGuard:
@@ -48,7 +47,6 @@ class NonFiniteGuard:
 
     @property
     def learning_rate_factor(self) -> float:
-        """Current factor of all learning rates."""
         return self.lr_factor**self.tally.rollbacks
 
     def state_dict(self) -> dict[str, int]:
@@ -58,17 +56,7 @@ class NonFiniteGuard:
         self.tally = Tally(**state)
 
     def check_loss(self, is_finite: bool, image_ids: Sequence[str], step: int, parts: Mapping[str, Any]) -> bool:
-        """Count the loss of one batch and return whether to restore a checkpoint.
-
-        Args:
-            is_finite: Whether the loss is finite.
-            image_ids: Ids of the images in the batch.
-            step: Steps begun since training began.
-            parts: Parts of the loss by name, for the log.
-
-        Raises:
-            ValueError: If training does not recover.
-        """
+        """Count the loss of one batch and return whether to restore a checkpoint; `parts` of the loss are logged."""
         if is_finite:
             self._images += image_ids
             self.tally.losses_in_a_row = 0
@@ -100,3 +88,39 @@ class NonFiniteGuard:
             tally.losses_in_a_row = tally.gradients_in_a_row = 0
             tally.rollbacks += 1
         return is_too_many
+
+
+def roll_back(trainer: Trainer, module: LightningModule) -> Path | None:
+    """Restore weights, running statistics, optimizer state and the weight average of EMA; return the checkpoint.
+
+    Position, schedules and order of the data continue, so that the batches since the checkpoint are not repeated.
+    Returns None, and changes nothing, if the run folder contains no checkpoint that can be used.
+    """
+    folder = Path(trainer.default_root_dir) / CHECKPOINTS
+    for path in sorted(folder.glob("*.ckpt"), key=training_age, reverse=True):
+        if training_age(path)[0] > steps_begun(trainer) or find_damage(path) is not None:
+            continue
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if is_good(checkpoint):
+            module.load_state_dict(checkpoint["state_dict"])
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                callback.on_load_checkpoint(trainer, module, checkpoint)  # EMA restores average and current weights
+            trainer.strategy.load_optimizer_state_dict(checkpoint)
+            return path
+    return None
+
+
+def is_good(checkpoint: dict[str, Any]) -> bool:
+    """Whether all values of a training checkpoint are finite, and no non-finite value preceded it directly."""
+    tally = checkpoint.get("nonfinite", {})
+    follows_nonfinite = tally.get("losses_in_a_row", 0) or tally.get("gradients_in_a_row", 0)
+    states = [checkpoint.get(name) for name in ("state_dict", "current_model_state", "optimizer_states")]
+    return bool(checkpoint.get("optimizer_states")) and not follows_nonfinite and all(map(all_finite, states))
+
+
+def all_finite(tree: Any) -> bool:
+    if isinstance(tree, Tensor):
+        return bool(tree.isfinite().all())
+    if isinstance(tree, dict | list):
+        return all(all_finite(branch) for branch in (tree.values() if isinstance(tree, dict) else tree))
+    return True

@@ -17,13 +17,7 @@ def check_choices(name: str, values: Iterable[str], choices: Any) -> None:
 
 
 def check_range(name: str, value: float, *limits: str) -> None:
-    """Raise a ValueError unless the value satisfies all limits; NaN satisfies none.
-
-    Args:
-        name: Full option name, such as `model.lr0`.
-        value: The value of the option.
-        limits: Comparisons such as `>= 0` or `< 1`.
-    """
+    """Raise a ValueError unless the value satisfies all limits, such as `>= 0` or `< 1`; NaN satisfies none."""
     for limit in limits:
         sign, bound = limit.split()
         if not COMPARISONS[sign](value, float(bound)):
@@ -31,11 +25,7 @@ def check_range(name: str, value: float, *limits: str) -> None:
 
 
 def chosen_device(name: str) -> torch.device:
-    """Return the device called `name` after a test allocation; `auto` is the accelerator if there is one, else the CPU.
-
-    Raises:
-        ValueError: If this machine has no such device.
-    """
+    """Return the device called `name` after a test allocation; `auto` is the accelerator, or the CPU without one."""
     available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
         return torch.device("cpu") if available is None else available

@@ -7,24 +7,15 @@ from enum import IntEnum
 class ExitCode(IntEnum):
     """Exit codes of the commands. A process that a signal N has stopped exits with 128 + N: see `of_signal`."""
 
-    FINISHED = 0
-    """The command has done all its work. For `fit`: all epochs are trained and `finished.json` exists."""
-    FAILED = 1
-    """An error that a restart cannot correct, or a negative result of a check."""
-    USAGE = 2
-    """Invalid command line, configuration or data."""
-    NOT_SAVED = 73
-    """All steps are trained, but the last checkpoint could not be written. `fit --resume` trains the last steps."""
-    DISK_FULL = 74
-    """A file that the fit needs could not be written because the disk or a quota is full."""
-    STALLED = 75
-    """`StallMonitor` ended an unsupervised fit that made no progress."""
-    GAVE_UP = 76
-    """Too many attempts in a row ended without a new checkpoint."""
-    NEEDS_REBOOT = 77
-    """A process survived SIGKILL, or the GPU does not respond."""
-    RUN_IN_USE = 78
-    """Another process trains in the run folder."""
+    FINISHED = 0  # the command has done all its work; for `fit`: all epochs are trained and `finished.json` exists
+    FAILED = 1  # an error that a restart cannot correct, or a negative result of a check
+    USAGE = 2  # invalid command line, configuration or data
+    NOT_SAVED = 73  # the last checkpoint could not be written; `fit --resume` trains the steps since the previous one
+    DISK_FULL = 74  # a file that the fit needs could not be written because the disk or a quota is full
+    STALLED = 75  # `StallMonitor` ended an unsupervised fit that made no progress
+    GAVE_UP = 76  # too many attempts in a row ended without a new checkpoint
+    NEEDS_REBOOT = 77  # a process survived SIGKILL, or the GPU does not respond
+    RUN_IN_USE = 78  # another process trains in the run folder
 
 
 def of_signal(number: int) -> int:
@@ -32,5 +23,4 @@ def of_signal(number: int) -> int:
     return 128 + number
 
 
-INTERRUPTED = of_signal(signal.SIGINT)
-"""Exit code after Ctrl-C."""
+INTERRUPTED = of_signal(signal.SIGINT)  # exit code after Ctrl-C

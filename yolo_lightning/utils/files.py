@@ -59,7 +59,6 @@ def write_json(path: Path, content: Any, *, indent: int | None = 2, allow_nan: b
 
 
 def flush(path: Path) -> None:
-    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -69,12 +68,7 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def sole_writer(lock: Path) -> Iterator[None]:
-    """Lock the file `lock` in the block; the kernel releases the lock when the process ends.
-
-    Raises:
-        ValueError: If another process holds the lock; the message contains its id.
-        OSError: If the file cannot be written.
-    """
+    """Lock the file `lock` in the block; the kernel releases the lock when the process ends."""
     with lock.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,12 +86,8 @@ def sole_writer(lock: Path) -> Iterator[None]:
 class PositionedFile:
     """File that any number of threads and processes read at given positions, without a shared file position.
 
-    Each process opens the file at its first read, also after a fork or unpickling.
-
-    Args:
-        path: The file.
-        size_bytes: Expected size.
-        modified_ns: Expected time of the last change; None accepts any.
+    Each process opens the file at its first read, also after a fork or unpickling, and checks that the file has the
+    expected size and time of the last change (None accepts any).
     """
 
     def __init__(self, path: Path, size_bytes: int, modified_ns: int | None = None) -> None:
@@ -110,12 +100,7 @@ class PositionedFile:
         return {**self.__dict__, "_opened": None}
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset`, or fewer at the end of the file.
-
-        Raises:
-            OSError: If the file cannot be read.
-            ValueError: If size or time of the file are not the expected ones.
-        """
+        """Return `length` bytes from `offset`, or fewer at the end of the file."""
         file = self._open()
         parts: list[bytes] = []
         while length and (part := os.pread(file.fileno(), length, offset)):
@@ -124,12 +109,7 @@ class PositionedFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer`, one dimension of bytes, from `offset`.
-
-        Raises:
-            OSError: If the file cannot be read or is too short.
-            ValueError: If size or time of the file are not the expected ones.
-        """
+        """Fill `buffer`, one dimension of bytes, from `offset`."""
         file = self._open()
         while len(buffer):
             count = os.preadv(file.fileno(), [buffer], offset)

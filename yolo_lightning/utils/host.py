@@ -7,9 +7,7 @@ import sys
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`, from `malloc.h`."""
 
-LARGEST_BYTES = 2**31 - 1
-"""Largest value of a `mallopt` parameter, a C `int`."""
-
+LARGEST_BYTES = 2**31 - 1  # largest value of a `mallopt` parameter, a C `int`
 USERS_SWITCHES = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
@@ -27,5 +25,4 @@ def keep_freed_memory() -> bool:
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

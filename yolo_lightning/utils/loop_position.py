@@ -16,7 +16,6 @@ def steps_begun(trainer: Trainer) -> int:
 
 
 def is_last_epoch(trainer: Trainer) -> bool:
-    """Whether the current epoch is the last one of the fit."""
     return trainer.max_epochs is not None and trainer.current_epoch == trainer.max_epochs - 1
 
 

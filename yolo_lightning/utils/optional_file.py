@@ -8,14 +8,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 
 class OptionalFile:
-    """Continues a run if a file cannot be written, with one warning until the file is written again.
-
-    Attributes:
-        failed: Whether the last attempt failed.
-    """
+    """Continues a run if a file cannot be written, with one warning until the file is written again."""
 
     def __init__(self) -> None:
-        self.failed = False
+        self.failed = False  # whether the last attempt failed
 
     @contextmanager
     def attempt(self, what: Path | str, then: str = "training continues") -> Iterator[None]:

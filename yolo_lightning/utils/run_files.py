@@ -42,9 +42,7 @@ SUPERVISOR_FILE = "supervisor.json"
 FINISHED_FILE = "finished.json"
 """Exists after a complete fit. Exit code 0 alone does not prove that a fit is complete."""
 
-LAUNCH = "launch"
-"""Contains the id of the torchrun launch that trained in the folder last."""
-
+LAUNCH = "launch"  # contains the id of the torchrun launch that trained in the folder last
 STARTED = "started"
 """Contains the number of the last fit in the folder: fits in a run folder and in its numbered siblings count up."""
 
@@ -131,11 +129,7 @@ def clear_leftovers(run: Path) -> None:
 
 
 def probe(run: Path) -> None:
-    """Write a small file to the disk of the run folder. The call blocks while the disk hangs.
-
-    Raises:
-        OSError: If the disk reports an error, for example because it is full.
-    """
+    """Write a small file to the disk of the run folder. The call blocks while the disk hangs."""
     path = run / PROBE_FILE
     try:
         path.write_bytes(b"probe")

@@ -16,9 +16,7 @@ from typing import Any
 
 ROOT = Path("/")
 BUSY_READINGS, BUSY_PAUSE_S = 5, 0.05
-PCI_CLASSES = ("0x03", "0x1200")
-"""Display controllers, and accelerators without display outputs such as AMD Instinct."""
-
+PCI_CLASSES = ("0x03", "0x1200")  # display controllers, and accelerators without display outputs such as AMD Instinct
 PCI_NAMES = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids")
 
 
@@ -63,7 +61,6 @@ class Capacity:
 
     @property
     def free_bytes(self) -> int:
-        """Unused part of the total."""
         return self.total_bytes - self.used_bytes
 
     @property
@@ -138,7 +135,6 @@ def _listed_name(root: Path, vendor: str, device: str) -> str:
 
 
 def amd_gpus(root: Path = ROOT) -> list[GpuReading]:
-    """Return readings of all GPUs of the amdgpu driver."""
     devices = [card / "device" for card in sorted((root / "sys/class/drm").glob("card[0-9]*")) if "-" not in card.name]
     return [_amd_gpu(device) for device in devices if PCI_VENDORS.get(text(device / "vendor")) is Vendor.AMD]
 
@@ -247,12 +243,10 @@ def disk(path: Path) -> Capacity | None:
 
 
 def processor_name(root: Path = ROOT) -> str:
-    """Return the product name of the processor, or an empty string."""
     return _fields(text(root / "proc/cpuinfo")).get("model name", "")
 
 
 def kernel_settings(root: Path = ROOT) -> KernelSettings:
-    """Return the settings of the running kernel."""
     kernel = root / "proc/sys/kernel"
     numa, restricted = integer(kernel / "numa_balancing"), integer(kernel / "dmesg_restrict")
     huge_pages = text(root / "sys/kernel/mm/transparent_hugepage/enabled")  # as in: always [madvise] never
@@ -273,7 +267,6 @@ def text(path: Path) -> str:
 
 
 def integer(path: Path) -> int | None:
-    """Return the integer that a file contains, or None."""
     try:
         return int(text(path))
     except ValueError:

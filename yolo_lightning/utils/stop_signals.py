@@ -16,9 +16,7 @@ from yolo_lightning.utils.exit_codes import of_signal
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Terminals, service managers and `timeout` send them to the whole process group."""
 
-STOPPABLE = frozenset({"fit", "validate", "test", "predict"})
-"""Subcommands that install the handler."""
-
+STOPPABLE = frozenset({"fit", "validate", "test", "predict"})  # subcommands that install the handler
 NOTICE = "the fit ends after the current step, or after the validation in progress, and saves a checkpoint"
 
 
@@ -31,19 +29,15 @@ class Stopped(SystemExit):
 
 
 class StopRequest:
-    """The stop signal that this process has received, if any.
-
-    Attributes:
-        number: First signal received, or None.
-        deferred: Whether the handler only records a signal, because the training loop reads `number` between steps.
-            Otherwise the handler raises `Stopped`.
-        agreed: Whether all ranks have agreed, after the same step, that one of them has received a signal.
-        installed: Whether the handler is installed.
-    """
+    """The stop signal that this process has received, if any."""
 
     def __init__(self) -> None:
-        self.number: int | None = None
-        self.deferred = self.agreed = self.installed = False
+        self.number: int | None = None  # first signal received
+        # Whether the handler only records a signal, because the training loop reads `number` between steps. Otherwise
+        # the handler raises `Stopped`.
+        self.deferred = False
+        self.agreed = False  # whether all ranks have agreed, after the same step, that one of them received a signal
+        self.installed = False  # whether the handler is installed
 
     def install(self) -> None:
         """Handle SIGINT and SIGTERM from now on, in the main thread; an ignored SIGINT (`fit &`) stays ignored."""

@@ -12,8 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
 
-RETRY_AFTER_S = 60.0
-"""Each attempt creates another file."""
+RETRY_AFTER_S = 60.0  # each attempt creates another file
 
 PROBE, PROBE_BYTES = ".probe", 1 << 16
 

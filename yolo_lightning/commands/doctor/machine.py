@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yolo_lightning.supervision.bounded import bounded
 from yolo_lightning.supervision.evidence import SECRET
+from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.utils import sensors
 from yolo_lightning.utils.host import available_cores
 from yolo_lightning.utils.sensors import Capacity, KernelSettings, PciGpu, Vendor

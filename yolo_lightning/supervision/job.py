@@ -1,14 +1,22 @@
-"""Settings of the supervisor, and the job that it runs."""
+"""Settings of the supervisor, the command lines of the attempts, and the start of the supervisor of a `fit`."""
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Self
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn, Self
 
 from yolo_lightning.supervision.notify import NotifySettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
 
-JOB_VARIABLE = "YOLO_LIGHTNING_JOB"
-"""Environment variable that contains the job of a supervisor."""
+JOB_VARIABLE = "YOLO_LIGHTNING_JOB"  # environment variable that contains the job of a supervisor
+RUN_FOLDER_OPTION = "--trainer.default_root_dir"
+START_OPTIONS = ("--resume", "--ckpt_path", RUN_FOLDER_OPTION)
+"""Options of the first attempt only; a restart begins at the newest checkpoint of its run folder."""
+
+GPU_SMOKE_TEST = "import torch; torch.ones(1, device='cuda').sum().item()"
 
 
 @dataclass(frozen=True)
@@ -59,32 +67,62 @@ class SuperviseSettings:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Command lines of a supervised run.
+    """Command lines of a supervised run, and settings of its supervisor."""
 
-    Attributes:
-        command: Words of the first start, program included.
-        restart_command: Words of a start that resumes from the newest checkpoint of the run folder.
-        workers: Configured loader workers.
-        settings: Settings of the supervisor.
-        smoke_test: Words of a program that uses the GPU, run after a GPU stall before the restart; empty for none.
-    """
-
-    command: tuple[str, ...]
-    restart_command: tuple[str, ...]
-    workers: int = 0
+    command: tuple[str, ...]  # words of the first start, program included
+    restart_command: tuple[str, ...]  # words of a start that resumes from the newest checkpoint of the run folder
+    workers: int = 0  # configured loader workers
     settings: SuperviseSettings = field(default_factory=SuperviseSettings)
-    smoke_test: tuple[str, ...] = ()
+    smoke_test: tuple[str, ...] = ()  # words of a program that uses the GPU, run after a GPU stall; empty for none
 
     def to_json(self) -> str:
-        """Return the job as JSON in one line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the job of `to_json`."""
         content = json.loads(text)
         phase_timeouts = PhaseTimeouts(**content["settings"].pop("phase_timeouts"))
         notify = NotifySettings(**content["settings"].pop("notify"))
         settings = SuperviseSettings(phase_timeouts=phase_timeouts, notify=notify, **content["settings"])
         words = {name: tuple(content[name]) for name in ("command", "restart_command", "smoke_test")}
         return cls(workers=content["workers"], settings=settings, **words)
+
+
+def job(words: Sequence[str], folder: Path, *, workers: int, settings: SuperviseSettings, on_gpu: bool) -> Job:
+    """Return the job of a supervisor for the fit with the command line `words`, from the subcommand on."""
+    program = (sys.executable, "-m", "yolo_lightning")
+    return Job(
+        command=(*program, *words, f"{RUN_FOLDER_OPTION}={folder}"),
+        restart_command=(*program, *resume_words(words, folder)),
+        workers=workers,
+        settings=settings,
+        smoke_test=(sys.executable, "-c", GPU_SMOKE_TEST) if on_gpu else (),
+    )
+
+
+def resume_words(words: Sequence[str], folder: Path) -> list[str]:
+    """Return the command line, from the subcommand on, that resumes the run in `folder`."""
+    kept: list[str] = []
+    skips_value = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if skips_value:
+            skips_value = False
+        elif name in START_OPTIONS:
+            skips_value = name != "--resume" and not equals
+        else:
+            kept.append(word)
+    return [*kept, f"{RUN_FOLDER_OPTION}={folder}", "--resume"]
+
+
+def become_supervisor(run: Path, job: Job) -> NoReturn:
+    """Replace this process by the supervisor of `job`. The process id stays, so signals and job control still work.
+
+    The memory of this process, which includes torch, is freed. The job is passed in an environment variable, because it
+    contains addresses for notifications, and all users can read a command line.
+    """
+    job = replace(job, settings=replace(job.settings, notify=job.settings.notify.resolved()))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    words = [sys.executable, "-m", "yolo_lightning.supervision", str(run.absolute())]
+    os.execve(sys.executable, words, os.environ | {JOB_VARIABLE: job.to_json()})
