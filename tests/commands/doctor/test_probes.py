@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from yolo_lightning.commands.doctor.child import Ended, run_child
 
 from tests.commands.doctor.machines import results
 from yolo_lightning.commands.doctor import probes
@@ -24,6 +23,7 @@ from yolo_lightning.commands.doctor.probes import (
     run_probes,
 )
 from yolo_lightning.conv import VendorFreeBatchNorm2d, probe_trial
+from yolo_lightning.supervision.child_process import Ended, run_child
 from yolo_lightning.supervision.processes import read_process
 
 ANSWER = '{"outcome": "works", "detail": "fine", "facts": {"device": "cuda"}}'
