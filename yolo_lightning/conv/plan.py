@@ -58,15 +58,12 @@ class Plan:
         self._seconds: dict[PlanKey, dict[str, float]] = {}  # shortest run of each timed candidate
 
     def forward(self, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        """Return the output, `problem.output_size` in `problem.memory_format`."""
         return self._compute(Operation.FORWARD, problem, (input, weight))[0]
 
     def input_gradient(self, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        """Return the input gradient, `problem.input_size` in `problem.memory_format`."""
         return self._compute(Operation.INPUT_GRADIENT, problem, (grad_output, weight))[0]
 
     def weight_gradient(self, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-        """Return the weight gradient, `problem.weight_size`, contiguous."""
         return self._compute(Operation.WEIGHT_GRADIENT, problem, (input, grad_output))[0]
 
     def gradients(self, input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:

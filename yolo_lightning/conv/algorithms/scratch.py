@@ -19,10 +19,6 @@ class Scratch:
     """Named buffers of one dtype and device, each as large as the largest request so far.
 
     All requests with one name share memory.
-
-    Args:
-        dtype: Data type of all buffers.
-        device: Device of all buffers.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:

@@ -73,13 +73,8 @@ def add_products_(total: Tensor, grads: Tensor, values: Tensor, samples: int) ->
     """Add `grads` transposed times `values` to `total`.
 
     On an accelerator, samples are multiplied separately and then summed: a single product with a small result and a
-    long inner dimension would use few compute units.
-
-    Args:
-        total: `(O, K)` in the accumulation dtype; changed in place.
-        grads: `(pixels, O)`.
-        values: `(pixels, K)`.
-        samples: Number of samples; must divide the number of pixels.
+    long inner dimension would use few compute units. `total` is `(O, K)` in the accumulation dtype, `grads` is
+    `(pixels, O)` and `values` is `(pixels, K)`.
     """
     if grads.device.type == "cpu" and total.dtype == grads.dtype:
         total.addmm_(grads.t(), values)
@@ -117,10 +112,9 @@ def tiles(samples: int, rows: int, rows_per_tile: int) -> Iterator[Tile]:
 
 
 def overlap(first: int, step: int, count: int, size: int) -> tuple[slice, slice]:
-    """Return which of the `count` positions `first, first + step, ...` are in `range(size)`.
+    """Return the slice of indices and the slice of positions of those `first + index * step` that are in `range(size)`.
 
-    Returns:
-        The slice of their indices in `range(count)`, and the slice of the positions.
+    The indices are in `range(count)`.
     """
     low = min(count, max(0, -(first // step)))
     high = max(low, min(count, -((first - size) // step)))

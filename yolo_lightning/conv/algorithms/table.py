@@ -137,15 +137,9 @@ def candidates(operation: Operation, problem: Problem, dtype: torch.dtype, devic
 def gradient_candidates(
     problem: Problem, dtype: torch.dtype, device_type: str, separately: Compute
 ) -> tuple[Candidate, ...]:
-    """Return the candidates for both gradients, the default first.
+    """Return the candidates for both gradients, the default first; `separately` computes them one after the other.
 
     The default is an algorithm that computes both at once if it is also the default for the weight gradient.
-
-    Args:
-        problem: The convolution.
-        dtype: Data type of the tensors.
-        device_type: Device type of the tensors.
-        separately: Computes the two gradients separately.
     """
     at_once = candidates(Operation.GRADIENTS, problem, dtype, device_type)
     separate = (Candidate(SEPARATE, separately),)

@@ -57,7 +57,6 @@ def _argument(value: Tensor | bool | None) -> ctypes.c_void_p | ctypes.c_bool:
 
 
 def forward(loops: Loops, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the output, `problem.output_size`, channels_last."""
     if _is_winograd(problem):
         output, _ = _winograd_loops(loops, input, winograd.transform_weight(weight), True, None, problem)
     else:
@@ -66,7 +65,6 @@ def forward(loops: Loops, input: Tensor, weight: Tensor, problem: Problem) -> Te
 
 
 def input_gradient(loops: Loops, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the input gradient, `problem.input_size`, channels_last."""
     if problem.stride == (1, 1):
         return forward(loops, grad_output, mirrored_weight(weight, 1), correlation(problem))
     sizes, matrix = _sizes(problem, TILE_ELEMENTS // prod(weight.shape[1:])), _matrix(weight)
@@ -77,7 +75,6 @@ def input_gradient(loops: Loops, grad_output: Tensor, weight: Tensor, problem: P
 
 
 def weight_gradient(loops: Loops, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """Return the weight gradient, `problem.weight_size`, contiguous."""
     if _is_winograd(problem):
         _, total = _winograd_loops(loops, input, None, False, grad_output, problem)
         return winograd.weight_gradient_of(total)

@@ -28,14 +28,9 @@ BUILD_TIMEOUT_S = 600.0
 
 
 def make_launcher(device: torch.device, build_folder: Path) -> Launcher:
-    """Return a launcher of the kernels for a GPU.
+    """Return a launcher of the kernels for a GPU with an index, or raise `BuildError`.
 
-    Args:
-        device: GPU with an index.
-        build_folder: Folder for builds with a toolkit; created if it is missing, may be shared between processes.
-
-    Raises:
-        BuildError: If neither the runtime compiler nor a toolkit can compile the kernels.
+    Builds with a toolkit are stored in `build_folder`, which several processes may share.
     """
     reasons = []
     for way in (lambda: RuntimeCompiled(device), lambda: LibraryLauncher(build_library(device, build_folder))):
@@ -66,14 +61,9 @@ def _text(name: str) -> str:
 
 
 class RuntimeCompiled:
-    """Launcher of kernels that NVRTC or HIPRTC compile on first launch.
+    """Launcher of kernels that NVRTC or HIPRTC compile on first launch, on a GPU with an index.
 
-    Args:
-        device: GPU with an index.
-
-    Raises:
-        BuildError: If torch has no runtime compiler or does not find it.
-        Exception: Any other error of torch.
+    Raises `BuildError` if torch has no runtime compiler or does not find it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,7 +73,6 @@ class RuntimeCompiled:
         self._kernel(next(iter(instances())))
 
     def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        """See `Launcher`."""
         with torch.cuda.device(self._device):
             self._kernel(name)(grid=grid, block=(THREADS, 1, 1), args=[*tensors, *numbers])
 
@@ -104,21 +93,13 @@ class RuntimeCompiled:
 
 
 class LibraryLauncher:
-    """Launcher of kernels in a shared library that exports `fused_launch`.
-
-    Args:
-        library: Path of the library.
-
-    Raises:
-        OSError: If the library cannot be loaded.
-    """
+    """Launcher of kernels in a shared library that exports `fused_launch`."""
 
     def __init__(self, library: Path) -> None:
         self._launch = ctypes.CDLL(str(library)).fused_launch
         self._launch.restype = ctypes.c_char_p
 
     def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        """See `Launcher`."""
         values = [*(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors), *map(ctypes.c_int, numbers)]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         device = tensors[0].device
@@ -134,15 +115,10 @@ class LibraryLauncher:
 
 
 def build_library(device: torch.device, build_folder: Path) -> Path:
-    """Return a library built with nvcc or hipcc; build it if there is no earlier build. One process builds at a time.
+    """Return a library built with nvcc or hipcc for this torch version, architecture and source text.
 
-    Args:
-        device: GPU with an index.
-        build_folder: Parent of one folder per torch version, architecture and source text.
-
-    Raises:
-        BuildError: If another process holds the build lock for too long, or on Windows.
-        Exception: Any error of `torch.utils.cpp_extension.load`.
+    Build the library if `build_folder` has no such build; one process builds at a time. May raise `BuildError` and any
+    error of `torch.utils.cpp_extension.load`.
     """
     # Imported here: the import searches for toolkits and logs warnings.
     from torch.utils import cpp_extension
@@ -172,8 +148,7 @@ def build_library(device: torch.device, build_folder: Path) -> Path:
 def file_lock(file: Path, timeout_s: float) -> Iterator[None]:
     """Hold an exclusive file lock, which the system releases when the process exits.
 
-    Raises:
-        BuildError: If another process holds the lock for `timeout_s`, or on Windows, which has no `fcntl`.
+    Raises `BuildError` if another process holds the lock for `timeout_s`, or on Windows, which has no `fcntl`.
     """
     if sys.platform == "win32":
         raise BuildError("building with a toolkit is supported on POSIX systems only")
