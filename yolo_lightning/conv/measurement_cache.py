@@ -1,4 +1,4 @@
-"""Cache file for measurements: timings of candidates (`autotune`) and results of probes (`probe`).
+"""Cache file for measurements: timings of candidates (`plan`) and results of probes (`probe`).
 
 The file is JSON, with one entry per environment. Several processes and devices may share one file.
 """

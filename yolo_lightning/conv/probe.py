@@ -26,9 +26,9 @@ from typing import IO, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.conv.autotune import run_seconds
 from yolo_lightning.conv.layer import swap_convs
 from yolo_lightning.conv.measurement_cache import MeasurementCache, describe_environment
+from yolo_lightning.conv.plan import run_seconds
 
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower"]
 
@@ -127,46 +127,36 @@ def probe_native(
 
 
 def _probe(device: torch.device, timeout_s: float, command: Sequence[str] | None) -> ProbeResult:
+    """Run the child process; its exit code is negative for a signal, and None after a timeout."""
     if command is None:
         limits = ["--device", str(device), "--timeout_s", str(timeout_s + GRACE_S)]
         command = [sys.executable, "-m", "yolo_lightning.conv.probe", *limits]
+    # PYTHONPATH: the package need not be installed.
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Files, not pipes: a pipe cannot be read to its end while a grandchild still has it open.
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
         try:
-            code = _run(command, timeout_s, out, err)
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=os.environ | {"PYTHONPATH": path},
+                start_new_session=True,  # a process group, which can be killed as a whole
+            )
         except OSError as error:
             return ProbeResult("crashed", f"cannot start the child process: {error}", may_pass=True)
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout_s)
+        finally:
+            code = child.returncode
+            if code is None:
+                # A process inside a driver call exits when the call returns.
+                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait(GRACE_S)
         return _judge(code, timeout_s, _lines(out), _lines(err))
-
-
-def _run(command: Sequence[str], timeout_s: float, out: IO[str], err: IO[str]) -> int | None:
-    """Return the exit code, negative for a signal, or None after a timeout."""
-    # PYTHONPATH: the package need not be installed. A new session is a process group, which can be killed as a whole.
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=err,
-        env=os.environ | {"PYTHONPATH": path},
-        start_new_session=True,
-    )
-    try:
-        return child.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if child.returncode is None:
-            _kill_group(child)
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill the process group and wait up to `GRACE_S`: a process inside a driver call exits when the call returns."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait(GRACE_S)
-    except (ProcessLookupError, subprocess.TimeoutExpired):
-        return
 
 
 def _lines(file: IO[str]) -> list[str]:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.scratch import scratch_of
-from yolo_lightning.conv.algorithms.shared import Tile, correlation, items_per_tile, tiles
+from yolo_lightning.conv.algorithms.shared import Tile, correlation, items_per_tile, scratch_of, tiles
 from yolo_lightning.conv.algorithms.winograd_transforms import KERNEL_TRANSFORM, OUTPUTS, PATCH_VALUES, Workspace
 
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.scratch import Scratch
-from yolo_lightning.conv.algorithms.shared import overlap
+from yolo_lightning.conv.algorithms.shared import Scratch, overlap
 
 OUTPUTS = 4
 """Outputs of a patch along one axis."""

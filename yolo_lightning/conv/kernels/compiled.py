@@ -23,7 +23,7 @@ from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels import compiled_launch
 from yolo_lightning.conv.kernels.compiled_launch import Loops
-from yolo_lightning.conv.kernels.fused_build import file_lock
+from yolo_lightning.conv.kernels.fused import file_lock
 from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels
 
 SOURCES = ("winograd.cpp", "windows.cpp")

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from yolo_lightning.conv.algorithms import winograd
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.scratch import scratch_of
-from yolo_lightning.conv.algorithms.shared import correlation, mirrored_weight
+from yolo_lightning.conv.algorithms.shared import correlation, mirrored_weight, scratch_of
 from yolo_lightning.conv.algorithms.winograd_transforms import OUTPUTS, PATCH_VALUES
 
 TILE_ELEMENTS = 1 << 18
