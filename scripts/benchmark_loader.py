@@ -38,14 +38,15 @@ def compare(
         repeats: Measurements of each kind; the median is reported.
     """
     from yolo_lightning.commands.benchmark_loader.command import (
+        measure_bound,
         measure_speeds,
         measure_start,
         sample_maker,
         speed_table,
         start_table,
+        time_first_batch,
         training_datasets,
     )
-    from yolo_lightning.commands.benchmark_loader.worker_start import measure_bound, time_first_batch
     from yolo_lightning.commands.command_line import wide_console
 
     ours = training_datasets(data)

@@ -12,7 +12,7 @@ from tests.test_parity import random_batch
 from yolo_lightning import module as module_file
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.conv import GemmConv2d
-from yolo_lightning.conv.recompute import BatchNormSiLU2d
+from yolo_lightning.conv.normalization import BatchNormSiLU2d
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.layers import FoldedGraph

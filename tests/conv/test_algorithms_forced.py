@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tests.conv.test_conv2d import CASES, Case, derivatives, lay_out, random
 from tests.conv.test_conv_dtypes import ROUNDING
 from yolo_lightning.conv import Plan, conv2d
-from yolo_lightning.conv.algorithms import native_depthwise, shared, table
+from yolo_lightning.conv.algorithms import depthwise, shared, table
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
 from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates
 from yolo_lightning.conv.plan import PlanKey
@@ -241,7 +241,7 @@ def test_native_depthwise_is_for_cuda_devices_and_even_padding() -> None:
         ("cuda", (2, 2)): "depthwise",
     }
     for cropping in ((-1, -1, 0, 0), (0, 0, -1, -1)):
-        assert not native_depthwise.accepts(replace(even, padding=cropping))
+        assert not depthwise.native_accepts(replace(even, padding=cropping))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from tests.conv.test_conv2d import CASES, Case, random
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
-from yolo_lightning.conv.kernels import fused_build, fused_launch
+from yolo_lightning.conv.kernels import fused, fused_launch
 from yolo_lightning.conv.kernels.fused_launch import Grid, Launcher
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -38,12 +38,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> "Guarded":
         pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("kernels")
     source, library = folder / "kernels.cpp", folder / "kernels.so"
-    kernels = fused_build.source(list(fused_launch.instances()))
+    kernels = fused.source(list(fused_launch.instances()))
     source.write_text(f'#include "kernel_emulation.h"\n{kernels}\nEMULATED_LAUNCH\n')
     flags = ["-std=c++17", "-O0", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{Path(__file__).parent}"]
     made = subprocess.run([COMPILER, *flags, source, "-o", library], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    return Guarded(fused_build.LibraryLauncher(library))
+    return Guarded(fused.LibraryLauncher(library))
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from yolo_lightning.conv.kernels import fused_build, fused_launch
-from yolo_lightning.conv.kernels.fused_build import BuildError
+from yolo_lightning.conv.kernels import fused, fused_launch
+from yolo_lightning.conv.kernels.fused import BuildError
 
 DEVICE = torch.device("cuda", 0)
 NVCC = shutil.which("nvcc")
-HOLD = "import sys; from pathlib import Path; from yolo_lightning.conv.kernels.fused_build import file_lock\n" + (
+HOLD = "import sys; from pathlib import Path; from yolo_lightning.conv.kernels.fused import file_lock\n" + (
     "with file_lock(Path(sys.argv[1]), 0.0):\n    print('held', flush=True)\n    sys.stdin.read()"
 )
 
@@ -47,13 +47,13 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_constants_equal_those_of_the_source() -> None:
-    text = fused_build.source([])
+    text = fused.source([])
     assert f"constexpr int THREADS = {fused_launch.THREADS};" in text
     assert f"constexpr int DEPTH = {fused_launch.DEPTH};" in text
 
 
 def test_kernels_use_no_vendor_specific_feature() -> None:
-    code = re.sub(r"//.*", "", fused_build.source([]))
+    code = re.sub(r"//.*", "", fused.source([]))
     for word in ("warp", "shfl", "ballot", "asm", "wmma", "atomic", "double", "#include", "__ldg"):
         assert word not in code
 
@@ -69,7 +69,7 @@ def test_the_runtime_compiler_compiles_each_kernel_once(monkeypatch: pytest.Monk
         return lambda **arguments: launches.append(arguments)
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", compile_kernel, raising=False)
-    launcher = fused_build.RuntimeCompiled(DEVICE)
+    launcher = fused.RuntimeCompiled(DEVICE)
     first, second, *_ = fused_launch.instances()
     tensor = torch.zeros(3)
     for name in (first, second, second):
@@ -84,7 +84,7 @@ def test_error_without_a_toolkit_contains_the_remedy(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", compile_kernel, raising=False)
     with pytest.raises(BuildError, match=r"ROCM_HOME .* any folder is sufficient"):
-        fused_build.RuntimeCompiled(DEVICE)
+        fused.RuntimeCompiled(DEVICE)
 
 
 def test_error_lists_the_reasons_of_both_compilers(
@@ -94,9 +94,9 @@ def test_error_lists_the_reasons_of_both_compilers(
         raise RuntimeError("Ninja is required")
 
     monkeypatch.delattr(torch.cuda, "_compile_kernel", raising=False)
-    monkeypatch.setattr(fused_build, "build_library", no_library)
+    monkeypatch.setattr(fused, "build_library", no_library)
     with pytest.raises(BuildError, match=r"has no torch\.cuda\._compile_kernel; toolkit: RuntimeError: Ninja"):
-        fused_build.make_launcher(DEVICE, tmp_path)
+        fused.make_launcher(DEVICE, tmp_path)
 
 
 def test_a_build_holds_a_lock_and_removes_a_stale_one(
@@ -109,14 +109,14 @@ def test_a_build_holds_a_lock_and_removes_a_stale_one(
     def load(name: str, sources: Sequence[str], build_directory: str, **_: object) -> None:
         folder = Path(build_directory)
         assert not (folder / "lock").exists()
-        with pytest.raises(BuildError), fused_build.file_lock(folder / "building", 0.0):
+        with pytest.raises(BuildError), fused.file_lock(folder / "building", 0.0):
             pass
-        assert Path(sources[0]).read_text(encoding="utf-8") == fused_build.library_source()
+        assert Path(sources[0]).read_text(encoding="utf-8") == fused.library_source()
         (folder / "lock").touch()
         folders.append(folder)
 
     monkeypatch.setattr(cpp_extension, "load", load)
-    libraries = [fused_build.build_library(DEVICE, tmp_path) for _ in range(2)]
+    libraries = [fused.build_library(DEVICE, tmp_path) for _ in range(2)]
     assert len(set(folders)) == 1
     assert libraries == [folder / f"{folder.name}.so" for folder in folders]
 
@@ -126,11 +126,11 @@ def test_a_build_holds_a_lock_and_removes_a_stale_one(
 def test_only_one_process_builds_and_a_killed_one_releases_the_lock(
     tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
-    with pytest.raises(BuildError, match="another process has held"), fused_build.file_lock(tmp_path / "building", 0.3):
+    with pytest.raises(BuildError, match="another process has held"), fused.file_lock(tmp_path / "building", 0.3):
         pass
     holder.kill()
     holder.wait()
-    with fused_build.file_lock(tmp_path / "building", 5.0):
+    with fused.file_lock(tmp_path / "building", 5.0):
         pass
 
 
@@ -145,7 +145,7 @@ def test_hipify_replaces_every_cuda_name(tmp_path: Path) -> None:
     from torch.utils.hipify.hipify_python import hipify
 
     file = tmp_path / "kernels.cu"
-    file.write_text(fused_build.library_source())
+    file.write_text(fused.library_source())
     results = hipify(str(tmp_path), output_directory=str(tmp_path), extra_files=[str(file)], is_pytorch_extension=True)
     text = Path(str(results[str(file)].hipified_path)).read_text()
     assert "hipLaunchKernel" in text
@@ -157,7 +157,7 @@ def test_hipify_replaces_every_cuda_name(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nvcc_compiles_without_spilling(architecture_name: str, tmp_path: Path) -> None:
     file = tmp_path / "kernels.cu"
-    file.write_text(fused_build.library_source())
+    file.write_text(fused.library_source())
     flags = ["-c", f"-arch={architecture_name}", "-Xptxas", "-v", "-Werror", "all-warnings"]
     made = subprocess.run([str(NVCC), *flags, file, "-o", tmp_path / "kernels.o"], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
@@ -176,7 +176,7 @@ def test_nvrtc_compiles_without_a_toolkit(monkeypatch: pytest.MonkeyPatch) -> No
     # Any folder is sufficient, because nothing is included.
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/nonexistent")
     for name in list(fused_launch.instances())[::7]:
-        binary, symbol = utils._nvrtc_compile(f'extern "C" {{}}\n{fused_build.source([name])}', name, "75")
+        binary, symbol = utils._nvrtc_compile(f'extern "C" {{}}\n{fused.source([name])}', name, "75")
         assert symbol == name
         assert len(binary) > 1000
 
@@ -195,9 +195,9 @@ def toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there, so the launch would succeed")
 @pytest.mark.slow
 def test_launch_of_a_built_library_reports_errors(architecture: None, toolkit: None, tmp_path: Path) -> None:
-    library = fused_build.build_library(DEVICE, tmp_path)
-    assert fused_build.build_library(DEVICE, tmp_path) == library
-    launcher = fused_build.LibraryLauncher(library)
+    library = fused.build_library(DEVICE, tmp_path)
+    assert fused.build_library(DEVICE, tmp_path) == library
+    launcher = fused.LibraryLauncher(library)
     name = next(iter(fused_launch.instances()))
     with pytest.raises(RuntimeError, match=f"cannot launch kernel {name}: .*(device|driver)"):
         launcher(name, (1, 1, 1), [torch.zeros(3)] * 3, [0] * 22)

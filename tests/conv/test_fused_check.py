@@ -17,7 +17,7 @@ from tests.conv.test_fused import nhwc, problem_of
 from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels import fused as _fused
-from yolo_lightning.conv.kernels import fused_build, fused_launch
+from yolo_lightning.conv.kernels import fused_launch
 from yolo_lightning.conv.kernels.fused_launch import Grid, Launcher
 from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels
 
@@ -186,7 +186,7 @@ def test_disabled_until_enabled(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_results_on_a_gpu_equal_those_of_a_cpu(tmp_path: Path) -> None:
-    fused = checked(lambda device: fused_build.make_launcher(device, tmp_path))
+    fused = checked(lambda device: _fused.make_launcher(device, tmp_path))
     device = torch.device("cuda", torch.cuda.current_device())
     assert fused.work_on(device)
     for _ in range(2):

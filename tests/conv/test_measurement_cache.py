@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tests.conv.test_plan import OTHER, PROBLEM, Table
-from yolo_lightning.conv import AutotunedPlan, autotune, measurement_cache
+from yolo_lightning.conv import AutotunedPlan, measurement_cache
+from yolo_lightning.conv import plan as plan_module
 from yolo_lightning.conv.measurement_cache import MeasurementCache, describe_environment, read_entries
 
 CPU = torch.device("cpu")
@@ -80,7 +81,9 @@ def test_a_changed_environment_is_timed_anew(
     field: str, table: Table, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.run(AutotunedPlan(100, file))
-    monkeypatch.setattr(autotune, "describe_environment", lambda device: describe_environment(device) | {field: "new"})
+    monkeypatch.setattr(
+        plan_module, "describe_environment", lambda device: describe_environment(device) | {field: "new"}
+    )
     plan = AutotunedPlan(1000, file)
     assert warnings_of(table, plan) == []
     assert plan.spent_s > 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conv.test_conv2d import random
-from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, Plan, autotune, conv2d
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, Plan, conv2d
 from yolo_lightning.conv import plan as plan_module
 from yolo_lightning.conv.algorithms import rows
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
@@ -38,7 +38,7 @@ class Table:
         self.failures: dict[str, RuntimeError] = {}
         self.may_refuse = False
         self.pause_s = 0.0
-        monkeypatch.setattr(autotune, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+        monkeypatch.setattr(plan_module, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
         monkeypatch.setattr(plan_module, "candidates", lambda *_: self.candidates())
 
     def candidates(self) -> tuple[Candidate, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from yolo_lightning.conv import probe, probe_trial
+from yolo_lightning.conv import probe
 from yolo_lightning.conv.measurement_cache import read_entries
 from yolo_lightning.conv.probe import ProbeResult, probe_native
 
@@ -243,8 +243,8 @@ def test_file_that_cannot_be_written_causes_a_warning(tmp_path: Path) -> None:
 
 
 def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_trial, "CASES", (probe_trial.Case(4, 6, 3, 1, 12),))
-    right = probe_trial.run_trial(CPU)
+    monkeypatch.setattr(probe, "CASES", (probe.Case(4, 6, 3, 1, 12),))
+    right = probe.run_trial(CPU)
     assert max(right.native_error, right.gemm_error) < 1e-4
     native = torch.nn.Conv2d._conv_forward
 
@@ -253,7 +253,7 @@ def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) ->
         return output.roll(1, dims=1) if input.dtype == torch.float32 else output
 
     monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", off_by_one_channel)
-    wrong = probe_trial.run_trial(CPU)
+    wrong = probe.run_trial(CPU)
     assert wrong.native_error > 0.5
     assert wrong.gemm_error == right.gemm_error
 
@@ -262,9 +262,9 @@ def test_trial_reports_a_failure_of_the_vendor_free_layers(monkeypatch: pytest.M
     def fail(*arguments: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("no BLAS")
 
-    monkeypatch.setattr(probe_trial, "CASES", (probe_trial.Case(4, 6, 3, 1, 12),))
+    monkeypatch.setattr(probe, "CASES", (probe.Case(4, 6, 3, 1, 12),))
     monkeypatch.setattr("yolo_lightning.conv.layer.conv2d", fail)
-    trial = probe_trial.run_trial(CPU)
+    trial = probe.run_trial(CPU)
     assert trial.gemm_failure == "RuntimeError: no BLAS"
     assert trial.native_error < 1e-4
     assert trial.gemm_ms == float("inf")
@@ -272,16 +272,16 @@ def test_trial_reports_a_failure_of_the_vendor_free_layers(monkeypatch: pytest.M
 
 def test_help_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        probe_trial.main(["--help"])
+        probe.main(["--help"])
     assert end.value.code == 0
     assert "--device" in capsys.readouterr().out
 
 
 def test_orphaned_child_exits_after_the_time_limit() -> None:
     code = (
-        "import sys, time; from yolo_lightning.conv import probe_trial;"
-        "probe_trial.run_trial = lambda device: time.sleep(600);"
-        "probe_trial.main(['--device', 'cpu', '--timeout_s', '0.3'])"
+        "import sys, time; from yolo_lightning.conv import probe;"
+        "probe.run_trial = lambda device: time.sleep(600);"
+        "probe.main(['--device', 'cpu', '--timeout_s', '0.3'])"
     )
     root = str(Path(probe.__file__).parents[2])
     end = subprocess.run(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conv.test_batch_norm import OPTIONS, random
-from yolo_lightning.conv.recompute import BatchNormSiLU2d
+from yolo_lightning.conv.normalization import BatchNormSiLU2d
 
 
 def twins(options: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[BatchNormSiLU2d, nn.Sequential]:

@@ -10,7 +10,7 @@ from torch.nn.functional import conv2d as native
 
 from yolo_lightning.conv import conv2d
 from yolo_lightning.conv.algorithms import winograd
-from yolo_lightning.conv.algorithms.scratch import MOST_PREPARED, Scratch, scratch_of
+from yolo_lightning.conv.algorithms.shared import MOST_PREPARED, Scratch, scratch_of
 
 SHAPES = [(2, 32, 40, 24), (1, 48, 9, 70), (3, 32, 8, 8), (2, 32, 40, 24), (1, 32, 100, 100)]
 

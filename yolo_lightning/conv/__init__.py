@@ -6,17 +6,15 @@
 Convolutions are lowered to matrix products, forward and backward. A plan selects the algorithm: `DEFAULT_PLAN` uses a
 table, `AutotunedPlan` measures the candidates (autotuning). The package depends on torch only.
 
-Reading order: `functional` (conv2d and its derivatives) -> `plan` / `autotune` (selection of an algorithm) ->
+Reading order: `functional` (conv2d and its derivatives) -> `plan` (selection of an algorithm) ->
 `algorithms/table` (candidates) -> `algorithms/*` (PyTorch operations) and `kernels/*` (optional C++ and CUDA/HIP code).
 """
 
-from yolo_lightning.conv.autotune import AutotunedPlan
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.kernels import disable_compiled_kernels, enable_compiled_kernels
-from yolo_lightning.conv.layer import GemmConv2d
+from yolo_lightning.conv.layer import GemmConv2d, swap_convs, unswap_convs
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
-from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan, PlannedConvolution
-from yolo_lightning.conv.swap import swap_convs, unswap_convs
+from yolo_lightning.conv.plan import DEFAULT_PLAN, AutotunedPlan, Plan, PlannedConvolution
 
 __all__ = [
     "DEFAULT_PLAN",

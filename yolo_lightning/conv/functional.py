@@ -192,11 +192,7 @@ class _Gradients(Function):
     def backward(
         ctx: Any, along_input: MaybeTensor, along_weight: MaybeTensor
     ) -> tuple[MaybeTensor, MaybeTensor, MaybeTensor, None, None]:
-        """Compute the vector-Jacobian product.
-
-        `along_input` and `along_weight` are the gradients of the two outputs, the input gradient and the weight
-        gradient; either may be None.
-        """
+        """Return the vector-Jacobian product; either of the gradients of the two outputs may be None."""
         input, grad_output, weight = ctx.saved_tensors
         needs_input, needs_grad_output, needs_weight = ctx.needs_input_grad[:3]
         by_input = by_grad_output = by_weight = None

@@ -1,4 +1,4 @@
-"""Cache file for measurements: timings of candidates (`autotune`) and results of probes (`probe`).
+"""Cache file for measurements: timings of candidates (`plan`) and results of probes (`probe`).
 
 The file is JSON, with one entry per environment. Several processes and devices may share one file.
 """
@@ -55,12 +55,7 @@ class MeasurementCache:
 
 
 def read_entries(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the measurements in a cache file by environment; empty if there is no file.
-
-    Raises:
-        ValueError: If the content is not a cache.
-        OSError: If the file cannot be read.
-    """
+    """Return the measurements in a cache file by environment; empty if there is no file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

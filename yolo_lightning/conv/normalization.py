@@ -1,9 +1,11 @@
-"""`torch.nn.BatchNorm2d` that never dispatches to cuDNN or MIOpen."""
+"""`torch.nn.BatchNorm2d` that never dispatches to cuDNN or MIOpen, also combined with SiLU to save memory."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
 
 
 class VendorFreeBatchNorm2d(nn.BatchNorm2d):
@@ -15,12 +17,7 @@ class VendorFreeBatchNorm2d(nn.BatchNorm2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise `(N, C, H, W)` over N, H and W; the result has the shape and dtype of the input.
-
-        Raises:
-            ValueError: If the input is not 4-D, its channel count differs from `num_features`, or it has one value per
-                channel in training.
-        """
+        """Normalise `(N, C, H, W)` over N, H and W; the result has the shape and dtype of the input."""
         self._check_input_dim(input)
         # torch.native_batch_norm does not check the channel count.
         if input.size(1) != self.num_features:
@@ -39,7 +36,6 @@ class VendorFreeBatchNorm2d(nn.BatchNorm2d):
         return self._normalise(input, self.weight, self.bias, *running, uses_batch, momentum, self.eps)
 
     def _normalise(self, *arguments: Any) -> Tensor:
-        """Return the output of `torch.native_batch_norm` for its arguments."""
         return torch.native_batch_norm(*arguments)[0]
 
     def _scale(self, input: Tensor) -> Tensor:
@@ -54,3 +50,91 @@ class VendorFreeBatchNorm2d(nn.BatchNorm2d):
             return 0.0 if self.momentum is None else self.momentum
         self.num_batches_tracked.add_(1)
         return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+
+class BatchNormSiLU2d(VendorFreeBatchNorm2d):
+    """`torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`, which saves less memory for the backward pass.
+
+    A convolution, its batch normalisation and its SiLU save three activations: the input of each. The input of the SiLU
+    is a per-channel affine function of the input of the normalisation, so this layer does not save it and recomputes it
+    in the backward pass. The SiLU is computed in place in the forward pass; the saved allocation compensates for the
+    recomputation.
+
+    Constructor, state_dict and statistics are those of `torch.nn.BatchNorm2d`. All kernels are ATen's, with either
+    convolution backend. Derivatives of any order are supported; higher ones save what autograd saves.
+    """
+
+    def _scale(self, input: Tensor) -> Tensor:
+        return F.silu(super()._scale(input))
+
+    def _normalise(self, *arguments: Any) -> Tensor:
+        output: Tensor = _BatchNormSiLU.apply(*arguments)
+        return output
+
+
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class _BatchNormSiLU(Function):
+    """Saves the input, the parameters and two values per channel: mean and 1 / deviation, or mean and variance."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        uses_batch: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        output, first, second = torch.native_batch_norm(
+            input, weight, bias, running_mean, running_var, uses_batch, momentum, eps
+        )
+        if not uses_batch:
+            assert running_mean is not None
+            assert running_var is not None
+            # Copies, because a training step before the backward pass changes the running statistics in place.
+            first, second = running_mean.clone(), running_var.clone()
+        ctx.uses_batch, ctx.eps = uses_batch, eps
+        ctx.save_for_backward(input, weight, bias, first, second)
+        return F.silu(output, inplace=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        # With create_graph=True, autograd differentiates the native operators.
+        gradients = _gradients_with_graph if torch.is_grad_enabled() else _gradients
+        return *gradients(ctx, grad_output), None, None, None, None, None
+
+
+def _gradients(ctx: Any, grad_output: Tensor) -> _Gradients:
+    input, weight, bias, first, second = ctx.saved_tensors
+    # Recompute the affine function from the saved statistics, without a second reduction over the batch.
+    variance, eps = (second.pow(-2), 0.0) if ctx.uses_batch else (second, ctx.eps)
+    normalised, _, _ = torch.native_batch_norm(input, weight, bias, first, variance, False, 0.0, eps)
+    grad_normalised = torch.ops.aten.silu_backward.grad_input(grad_output, normalised, grad_input=normalised)
+    gradients: _Gradients = torch.ops.aten.native_batch_norm_backward(
+        grad_normalised,
+        input,
+        weight,
+        None if ctx.uses_batch else first,
+        None if ctx.uses_batch else second,
+        first if ctx.uses_batch else None,
+        second if ctx.uses_batch else None,
+        ctx.uses_batch,
+        ctx.eps,
+        list(ctx.needs_input_grad[:3]),
+    )
+    return gradients
+
+
+def _gradients_with_graph(ctx: Any, grad_output: Tensor) -> _Gradients:
+    input, weight, bias, first, second = ctx.saved_tensors
+    mean, variance = (None, None) if ctx.uses_batch else (first, second)
+    normalised, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)
+    wanted = [tensor for tensor, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False) if needed]
+    found = iter(torch.autograd.grad(F.silu(normalised), wanted, grad_output, create_graph=True))
+    by_input, by_weight, by_bias = (next(found) if needed else None for needed in ctx.needs_input_grad[:3])
+    return by_input, by_weight, by_bias

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, Plan, enable_compiled_kernels, swap_convs, unswap_convs
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
+from yolo_lightning.conv.normalization import BatchNormSiLU2d
 from yolo_lightning.conv.probe import probe_native
-from yolo_lightning.conv.recompute import BatchNormSiLU2d
 from yolo_lightning.utils.choices import check_choices, check_range
 from yolo_lightning.utils.files import cache_folder
 

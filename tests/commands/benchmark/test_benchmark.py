@@ -12,13 +12,11 @@ from jsonargparse import auto_cli
 from rich.console import Console
 
 from yolo_lightning.commands.benchmark.baselines import UnfoldConv2d, Variant
-from yolo_lightning.commands.benchmark.benchmark_settings import BenchmarkSettings
 from yolo_lightning.commands.benchmark.command import benchmark
-from yolo_lightning.commands.benchmark.comparison import Result
-from yolo_lightning.commands.benchmark.network import STAGES
-from yolo_lightning.commands.benchmark.run import BenchmarkReport, new_report, run, write_json
+from yolo_lightning.commands.benchmark.comparison import Result, Spread
+from yolo_lightning.commands.benchmark.passes import STAGES
+from yolo_lightning.commands.benchmark.run import BenchmarkReport, BenchmarkSettings, new_report, run, write_json
 from yolo_lightning.commands.benchmark.tables import show
-from yolo_lightning.commands.benchmark.timing import Spread
 
 TINY: dict[str, Any] = {
     "device": "cpu",
@@ -49,7 +47,6 @@ def report(saved: list[str]) -> BenchmarkReport:
         device=torch.device("cpu"),
         threads=None,
         sections=("layers", "graph", "step", "stability"),
-        layers="six",
         skip=(),
         conv_algorithm="autotune",
         conv_algorithm_budget_s=0.05,
@@ -58,7 +55,6 @@ def report(saved: list[str]) -> BenchmarkReport:
         image_size=64,
         repeats=2,
         stability_steps=10,
-        tf32=False,
         vendor_search=False,
         profile=False,
         frames=100,
@@ -72,7 +68,6 @@ def report(saved: list[str]) -> BenchmarkReport:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(UnfoldConv2d, "_conv_forward", broken)
-        patch.setattr("yolo_lightning.commands.benchmark.run.CPU_GEMM_SIZES", (64, 128))
         patch.setattr("yolo_lightning.commands.benchmark.run.write_json", save)
         report = new_report(settings)
         run(report)
@@ -96,7 +91,7 @@ def test_json_contains_the_measurements(report: BenchmarkReport, tmp_path: Path)
     write_json(report, path)
     content = json.loads(path.read_text())
     assert list(content) == [
-        "format", "environment", "settings", "gemm_ceiling", "layers", "graph", "step", "stability", "plan",
+        "format", "environment", "settings", "layers", "graph", "step", "stability", "plan",
     ]  # fmt: skip
     assert content["settings"]["device"] == "cpu"
     for section in (content["graph"], content["step"], *(layer["results"] for layer in content["layers"])):
@@ -142,13 +137,11 @@ def test_tables_contain_titles_failures_and_units(report: BenchmarkReport) -> No
         assert expected in text
 
 
-def test_rate_of_a_layer_relative_to_the_ceiling(report: BenchmarkReport) -> None:
+def test_rate_of_a_layer(report: BenchmarkReport) -> None:
     row, *_ = [line for line in part(report, "0: 3 to 16").splitlines() if line.startswith("native ")]
     first = report.layers[0]
     assert first.results[0].total is not None
-    assert report.gemm_ceiling is not None
-    gflops = first.operations / first.results[0].total.median_s / 1e9
-    assert row.split()[-5:-3] == [f"{gflops:,.1f}", f"{gflops / report.gemm_ceiling.gflops:.0%}"]
+    assert row.split()[-4] == f"{first.operations / first.results[0].total.median_s / 1e9:,.1f}"
 
 
 def test_estimate_counts_a_smaller_last_batch_as_a_step(report: BenchmarkReport) -> None:
@@ -170,7 +163,6 @@ def tables(report: BenchmarkReport, width: int) -> str:
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yolo_lightning.commands.benchmark.run.CPU_GEMM_SIZES", (64,))
     output = tmp_path / "out.json"
     options = ["--device=cpu", "--image_size=64", "--batch_size=1", "--repeats=1", "--profile=false", "--threads=1"]
     choice = ["--sections=graph", "--skip=[native,slow,unfold]", "--precision=bf16-mixed", f"--json={output}"]
@@ -185,7 +177,6 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
 
 
 def test_failed_stability_run_exits_with_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yolo_lightning.commands.benchmark.run.CPU_GEMM_SIZES", (64,))
     monkeypatch.setattr(torch.Tensor, "backward", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
     with pytest.raises(SystemExit) as exit:
         benchmark(**TINY | {"sections": "stability", "stability_steps": 10})
@@ -210,7 +201,6 @@ def test_number_of_threads_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
         ("threads", 0, ">= 1"),
         ("sections", (), "layers, graph, step, stability"),
         ("sections", ("graf",), "layers, graph, step, stability"),
-        ("layers", "seven", "six, all"),
         ("skip", "vendor", "native, slow, unfold, gemm"),
         ("skip", ("native", "slow", "unfold", "gemm"), "at least one implementation"),
         ("batch_size", 0, ">= 1, got 0"),
@@ -242,7 +232,6 @@ def test_stability_images_have_at_most_160_pixels_on_a_cpu(
 ) -> None:
     seen: list[int] = []
     benchmark_run = "yolo_lightning.commands.benchmark.run"
-    monkeypatch.setattr(f"{benchmark_run}.CPU_GEMM_SIZES", (64,))
     monkeypatch.setattr(f"{benchmark_run}.run_stability", lambda *_, image_size, **__: seen.append(image_size) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         benchmark(**TINY | {"image_size": image_size, "sections": "stability"})

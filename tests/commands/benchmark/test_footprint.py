@@ -4,13 +4,11 @@ import functools
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from yolo_lightning.commands.benchmark.baselines import Variant
-from yolo_lightning.commands.benchmark.footprint import measure_footprint
-from yolo_lightning.commands.benchmark.layer_benchmark import Layer, find_layers, layer_pass
-from yolo_lightning.commands.benchmark.network import make_module
-from yolo_lightning.commands.benchmark.timing import Pass
+from yolo_lightning.commands.benchmark.comparison import Pass, measure_footprint
+from yolo_lightning.commands.benchmark.passes import Layer, find_layers, layer_pass, make_module
 from yolo_lightning.conv import Plan
 
 CPU = torch.device("cpu")
@@ -20,7 +18,7 @@ AUTOCAST = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16, enable
 
 @pytest.fixture(scope="module")
 def layers() -> dict[str, Layer]:
-    found = find_layers(make_module(0).graph, 64, 3, "all")
+    found = find_layers(make_module(0).graph, 64, 3)
     return {layer.name: layer for layer in found}
 
 
@@ -56,15 +54,6 @@ def test_bytes_saved_during_the_backward_pass_are_not_counted() -> None:
     assert footprint.saved_bytes <= 1000 * FLOAT_BYTES
 
 
-def test_peak_is_the_largest_sum_of_live_allocations() -> None:
-    def forward(_: None) -> Tensor:
-        torch.zeros(1 << 20)  # freed at once
-        return torch.ones(1 << 18).add(1)  # two tensors of a quarter of it
-
-    footprint = measure_footprint(Pass((("forward", forward),), ()), CPU, profiled=True)
-    assert footprint.peak_bytes == (1 << 20) * FLOAT_BYTES
-
-
 def test_views_are_not_counted_as_launches() -> None:
     one, two = torch.ones(4, 6), torch.ones(4, 6)
 
@@ -86,11 +75,7 @@ def test_unfold_saves_nine_times_the_input(layers: dict[str, Layer]) -> None:
     assert saved == {Variant.NATIVE: input_bytes, Variant.GEMM: input_bytes, Variant.UNFOLD: 9 * input_bytes}
 
 
-def test_all_layers_are_those_of_the_network(layers: dict[str, Layer]) -> None:
-    graph = make_module(0).graph
-    # The head's fixed projection takes part in inference only.
-    expected = [name for name, part in graph.named_modules() if isinstance(part, nn.Conv2d) and "dfl" not in name]
-    assert sum(layer.count for layer in layers.values()) == len(expected) == 63
+def test_only_the_first_layer_needs_no_input_gradient(layers: dict[str, Layer]) -> None:
     assert [name for name, layer in layers.items() if not layer.needs_input_gradient] == ["model.0.conv"]
 
 
@@ -100,8 +85,8 @@ def test_operations_of_two_layers(layers: dict[str, Layer]) -> None:
     assert layers["model.1.conv"].operations == 3 * 3 * (2 * 9 * 16 * 32 * 16 * 16)
 
 
-def test_selection_of_six_layers_and_their_counts() -> None:
-    found = find_layers(make_module(0).graph, 640, 1, "six")
+def test_selection_of_six_layers() -> None:
+    found = find_layers(make_module(0).graph, 640, 1)
     assert [layer.label for layer in found] == [
         "3 to 16, 3x3, stride 2, 640 px",
         "16 to 32, 3x3, stride 2, 320 px",
@@ -110,4 +95,3 @@ def test_selection_of_six_layers_and_their_counts() -> None:
         "64 to 64, 3x3, stride 1, 40 px",
         "384 to 256, 1x1, stride 1, 20 px",
     ]
-    assert [layer.count for layer in found] == [1, 1, 2, 4, 10, 3]

@@ -9,8 +9,8 @@ import torch
 
 from yolo_lightning.commands.benchmark import stability
 from yolo_lightning.commands.benchmark.baselines import Variant
+from yolo_lightning.commands.benchmark.comparison import Pass
 from yolo_lightning.commands.benchmark.stability import Stability, growth, run_stability
-from yolo_lightning.commands.benchmark.timing import Pass
 from yolo_lightning.conv import Plan
 
 CPU = torch.device("cpu")

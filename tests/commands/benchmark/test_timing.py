@@ -1,17 +1,15 @@
 """Order of the rounds, statistics, the time of the stages, and the comparison of variants."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yolo_lightning.commands.benchmark import comparison, timing
+from yolo_lightning.commands.benchmark import comparison
 from yolo_lightning.commands.benchmark.baselines import Variant
-from yolo_lightning.commands.benchmark.comparison import Result, compare, ratio, reference
-from yolo_lightning.commands.benchmark.timing import Pass, Spread, rounds
+from yolo_lightning.commands.benchmark.comparison import Pass, Result, Spread, compare, ratio, reference, rounds
 
 CPU = torch.device("cpu")
 
@@ -22,7 +20,7 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
         self.seen: list[Variant] = []
-        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(comparison.time, "perf_counter", lambda: self.now_s)
 
     def work(self, variant: Variant, forward_s: float, backward_s: float) -> Callable[[], Pass]:
         def forward(_: None) -> None:
@@ -35,13 +33,8 @@ class Watch:
         return lambda: Pass((("forward", forward), ("backward", backward)), ())
 
 
-@contextmanager
-def no_switches(variant: Variant) -> Iterator[None]:
-    yield
-
-
 def run(passes: dict[Variant, Callable[[], Pass]], repeats: int = 3) -> list[Result]:
-    return compare(passes, no_switches, CPU, repeats=repeats, footprints=False, profiled=False)
+    return compare(passes, CPU, repeats=repeats, footprints=False, profiled=False)
 
 
 @given(st.integers(1, 6), st.integers(0, 12))

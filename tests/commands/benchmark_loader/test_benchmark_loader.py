@@ -10,16 +10,17 @@ import cv2
 import pytest
 import torch
 
-from yolo_lightning.commands.benchmark.timing import Spread
+from yolo_lightning.commands.benchmark.comparison import Spread
 from yolo_lightning.commands.benchmark_loader.command import (
+    WorkerStart,
     benchmark_loader,
     largest_mib,
     measure_speeds,
+    memory_of,
     single_thread,
     speed_table,
     training_datasets,
 )
-from yolo_lightning.commands.benchmark_loader.worker_start import WorkerStart, memory_of
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 

@@ -4,15 +4,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from yolo_lightning.commands.benchmark.benchmark_settings import Implementation
 from yolo_lightning.conv import Plan, swap_convs
 from yolo_lightning.model.layers import arrange
+
+Implementation = Literal["native", "slow", "unfold", "gemm"]
 
 
 class Variant(StrEnum):
@@ -74,21 +75,13 @@ def variants(skip: tuple[Implementation, ...]) -> tuple[Variant, ...]:
     return tuple(variant for variant in Variant if variant.implementation not in skip)
 
 
-def convert_graph(graph: nn.Module, variant: Variant, plan: Plan) -> None:
-    """Convert the convolutions of a YOLOv8 graph to `variant` in place; `plan` is used by the gemm variants."""
-    recompute = variant is Variant.GEMM_RECOMPUTE
-    arrange(graph, "gemm" if variant.implementation == "gemm" else "native", recompute, plan)
-    _finish(graph, variant)
-
-
-def convert_layer(layer: nn.Conv2d, variant: Variant, plan: Plan) -> None:
-    """Convert one convolution to `variant` in place; `plan` is used by the gemm variants."""
-    if variant.implementation == "gemm":
-        swap_convs(layer, plan=plan)
-    _finish(layer, variant)
-
-
-def _finish(module: nn.Module, variant: Variant) -> None:
+def convert(module: nn.Module, variant: Variant, plan: Plan) -> None:
+    """Convert one convolution or a YOLOv8 graph to `variant` in place; `plan` is used by the gemm variants."""
+    is_gemm = variant.implementation == "gemm"
+    if not isinstance(module, nn.Conv2d):
+        arrange(module, "gemm" if is_gemm else "native", variant is Variant.GEMM_RECOMPUTE, plan)
+    elif is_gemm:
+        swap_convs(module, plan=plan)
     if variant is Variant.UNFOLD:
         for submodule in module.modules():
             if isinstance(submodule, nn.Conv2d):
@@ -98,7 +91,10 @@ def _finish(module: nn.Module, variant: Variant) -> None:
 
 @contextmanager
 def libraries(variant: Variant, device: torch.device, vendor_search: bool) -> Iterator[None]:
-    """Disable the vendor library for `slow` and enable it for all others; the backward pass must run inside, too."""
+    """Disable the vendor library for `slow` and enable it, without TF32, for all others.
+
+    The backward pass must run inside the context, too.
+    """
     enabled = variant is not Variant.SLOW
     if device.type == "cpu":
         with warnings.catch_warnings():
@@ -108,22 +104,10 @@ def libraries(variant: Variant, device: torch.device, vendor_search: bool) -> It
                 yield
         return
     cudnn = torch.backends.cudnn
-    before = cudnn.enabled, cudnn.benchmark
-    # Not cudnn.flags(): that context also sets TF32, which `numerics` controls.
-    cudnn.enabled, cudnn.benchmark = enabled, vendor_search
+    before = cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32
+    # Not cudnn.flags(): that context also sets the float32 precision of all CUDA libraries.
+    cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32 = enabled, vendor_search, False
     try:
         yield
     finally:
-        cudnn.enabled, cudnn.benchmark = before
-
-
-@contextmanager
-def numerics(tf32: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in matrix products and convolutions inside the context."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+        cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32 = before

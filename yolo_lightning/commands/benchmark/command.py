@@ -5,16 +5,16 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from yolo_lightning.commands.benchmark.baselines import DESCRIPTIONS, variants
-from yolo_lightning.commands.benchmark.benchmark_settings import (
+from yolo_lightning.commands.benchmark.baselines import DESCRIPTIONS, Implementation, variants
+from yolo_lightning.commands.benchmark.run import (
+    BenchmarkReport,
     BenchmarkSettings,
     ConvAlgorithm,
-    Implementation,
-    Layers,
     Precision,
     Section,
+    new_report,
+    run,
 )
-from yolo_lightning.commands.benchmark.run import BenchmarkReport, new_report, run
 from yolo_lightning.commands.benchmark.tables import show
 from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.utils.choices import chosen_device
@@ -25,13 +25,11 @@ def benchmark(
     device: str = "auto",
     threads: int | None = None,
     sections: Section | tuple[Section, ...] = ("layers", "graph", "step", "stability"),
-    layers: Layers = "six",
     skip: Implementation | tuple[Implementation, ...] = (),
     batch_size: int = 4,
     image_size: int = 640,
     repeats: int = 7,
     precision: Precision = "32-true",
-    tf32: bool = False,
     vendor_search: bool = False,
     conv_algorithm: ConvAlgorithm = "table",
     conv_algorithm_budget_s: float = 60.0,
@@ -43,7 +41,7 @@ def benchmark(
 ) -> None:
     """Compare the convolutions of yolo_lightning.conv (gemm) with native PyTorch convolutions and two more baselines.
 
-    Runs YOLOv8n on random images, forward and backward: single layers, the whole network and a whole training step.
+    Runs YOLOv8n on random images, forward and backward: six layers, the whole network and a whole training step.
     All variants run in one process and take turns. The stability section then trains twice from one seed: the losses
     must be finite and equal bit for bit, and the memory use must not grow. Otherwise the exit code is 1.
 
@@ -53,14 +51,12 @@ def benchmark(
         device: auto, cpu, cuda, cuda:1, ...; auto selects the accelerator if there is one.
         threads: Number of PyTorch's CPU threads; null keeps PyTorch's default.
         sections: One section, or several as [layers,graph,step,stability].
-        layers: six is a selection of layers and NOT a training speed; all are the distinct convolutions of YOLOv8n.
         skip: Implementations to skip, one, or several as [native,slow]. A vendor kernel that hangs cannot be
             interrupted; skip native in this case.
         batch_size: Images per step.
         image_size: Side of the square input in pixels, a multiple of 32.
         repeats: Number of rounds. Every round measures each variant once; the order rotates and the median is reported.
         precision: 32-true, or bf16-mixed for bfloat16 under autocast.
-        tf32: Allow TF32 in float32 matrix products and convolutions on NVIDIA GPUs that support TF32.
         vendor_search: Let cuDNN or MIOpen search for the fastest kernel first, which can take very long with MIOpen.
         conv_algorithm: Algorithm choice of gemm. table uses a table; autotune measures candidates during the warm-up
             (autotuning); compiled uses the table and optional compiled kernels: CUDA/HIP on a GPU, C++ on a CPU.
@@ -68,7 +64,7 @@ def benchmark(
         stability_steps: Steps of each of the two trainings, >= 10; on a CPU, their images have at most 160 px.
         frames: Frames per epoch for the estimate of the training time; the default is the size of LTDv2.
         epochs: Number of epochs for the estimate of the training time.
-        profile: Run torch.profiler, which counts launches and measures the peak memory of a CPU.
+        profile: Run torch.profiler, which counts launches.
         json: Output file for all results; rewritten after every section.
 
     Raises:
@@ -96,10 +92,9 @@ def benchmark(
 
 def _show_settings(report: BenchmarkReport, console: Console) -> None:
     settings, environment = report.settings, report.environment
-    tf32 = f", TF32 {'on' if settings.tf32 else 'off'}" if settings.device.type == "cuda" else ""
     console.print(f"{environment['device']} ({settings.device}), driver {environment['driver']}")
     console.print(f"torch {environment['torch']}, {torch.get_num_threads()} threads; {environment['date']}")
-    console.print(f"YOLOv8n, batch {settings.batch_size}, {settings.image_size} px, {settings.precision}{tf32}")
+    console.print(f"YOLOv8n, batch {settings.batch_size}, {settings.image_size} px, {settings.precision}")
     console.print(f"{settings.repeats} rounds: {', '.join(settings.sections)}")
     shown = variants(settings.skip)
     for variant in filter(shown.__contains__, DESCRIPTIONS):

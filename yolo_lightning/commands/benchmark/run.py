@@ -1,5 +1,7 @@
-"""Runs the sections of a benchmark one after the other."""
+"""Options, sections and report of the benchmark."""
 
+import math
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -7,45 +9,88 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import msgspec
 import torch
-from torch.utils.benchmark import Timer
 
-from yolo_lightning.commands.benchmark.baselines import Variant, libraries, numerics, variants
-from yolo_lightning.commands.benchmark.benchmark_settings import BenchmarkSettings
-from yolo_lightning.commands.benchmark.comparison import Result, compare
-from yolo_lightning.commands.benchmark.layer_benchmark import Layer, find_layers, layer_pass
-from yolo_lightning.commands.benchmark.network import (
+from yolo_lightning.commands.benchmark.baselines import Implementation, Variant, variants
+from yolo_lightning.commands.benchmark.comparison import Pass, Result, compare
+from yolo_lightning.commands.benchmark.passes import (
+    Layer,
+    find_layers,
     graph_pass,
+    layer_pass,
     make_module,
     step_pass,
     synthetic_batch,
     variant_module,
 )
 from yolo_lightning.commands.benchmark.stability import Stability, run_stability
-from yolo_lightning.commands.benchmark.timing import Pass
 from yolo_lightning.conv import AutotunedPlan, Plan, PlannedConvolution, enable_compiled_kernels
 from yolo_lightning.conv.measurement_cache import describe_environment
-from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.data.boxes import STRIDE, check_image_size
+from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.files import cache_folder, replacing
+
+Section = Literal["layers", "graph", "step", "stability"]
+Precision = Literal["32-true", "bf16-mixed"]
+ConvAlgorithm = Literal["table", "autotune", "compiled"]
 
 SEED = 0
 CPU_STABILITY_PIXELS = 160
-CPU_GEMM_SIZES = (512, 1024, 2048)
-ACCELERATOR_GEMM_SIZES = (1024, 2048, 4096, 8192)
+MIN_STABILITY_STEPS = 10
 
-FORMAT = 3
+FORMAT = 4
 """Version of the JSON form; increases when the meaning of a key changes or a key is removed."""
 
 
-@dataclass(frozen=True)
-class GemmCeiling:
-    """Highest measured rate of a square matrix product, in 1e9 operations per second, with its side and data type."""
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkSettings:
+    """Options of `benchmark`, which documents them; `ValueError` if a value is not allowed."""
 
-    gflops: float
-    size: int
-    dtype: str
+    device: torch.device
+    threads: int | None
+    sections: tuple[Section, ...]
+    skip: tuple[Implementation, ...]
+    batch_size: int
+    image_size: int
+    repeats: int
+    precision: Precision
+    vendor_search: bool
+    conv_algorithm: ConvAlgorithm
+    conv_algorithm_budget_s: float
+    stability_steps: int
+    frames: int
+    epochs: int
+    profile: bool
+    json: Path | None
+
+    def __post_init__(self) -> None:
+        check_choices("sections", self.sections, Section)
+        check_choices("skip", self.skip, Implementation)
+        check_choices("conv_algorithm", (self.conv_algorithm,), ConvAlgorithm)
+        check_choices("precision", (self.precision,), Precision)
+        check_image_size("image_size", self.image_size, least=2 * STRIDE)
+        if not self.sections:
+            raise ValueError(f"sections must contain at least one of {', '.join(get_args(Section))}, got none")
+        if set(self.skip) == set(get_args(Implementation)):
+            raise ValueError("skip must leave at least one implementation to measure, got all of them")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be >= 1 or null, got {self.threads}")
+        for name in ("batch_size", "repeats", "frames", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if not 0 < self.conv_algorithm_budget_s < math.inf:
+            raise ValueError(f"conv_algorithm_budget_s must be finite and > 0, got {self.conv_algorithm_budget_s}")
+        if self.stability_steps < MIN_STABILITY_STEPS:
+            raise ValueError(f"stability_steps must be >= {MIN_STABILITY_STEPS}, got {self.stability_steps}")
+        if self.json is not None:
+            # Checked before the measurements, which take minutes.
+            if self.json.is_dir():
+                raise ValueError(f"json must be a file, got the folder {self.json}")
+            if not self.json.parent.is_dir() or not os.access(self.json.parent, os.W_OK):
+                raise ValueError(f"json must be in an existing writable folder, got {self.json}")
 
 
 @dataclass(kw_only=True)
@@ -55,7 +100,6 @@ class BenchmarkReport:
     format: int = FORMAT  # version of the JSON form
     environment: dict[str, str]  # device type and name, driver and torch version, and the date (ISO 8601)
     settings: BenchmarkSettings  # options of the benchmark
-    gemm_ceiling: GemmCeiling | None = None  # highest rate of a matrix product, or None before it is measured
     layers: list[Layer] = field(default_factory=list)  # results for single layers
     graph: list[Result] = field(default_factory=list)  # results for the whole network, forward and backward
     step: list[Result] = field(default_factory=list)  # results for a whole training step
@@ -87,8 +131,7 @@ def run(report: BenchmarkReport) -> None:
     current: AbstractContextManager[object] = nullcontext()
     if settings.device.type == "cuda":
         current = torch.cuda.device(settings.device)
-    with numerics(settings.tf32), current:
-        report.gemm_ceiling = sections.measure_gemm_ceiling()
+    with current:
         for section in settings.sections:
             getattr(sections, section)()
             report.plan = sections.plan.describe()
@@ -107,7 +150,6 @@ class _Sections:
         self.settings = report.settings
         self.report = report
         self.variants = variants(self.settings.skip)
-        self.dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
         if self.settings.conv_algorithm == "compiled":
             enable_compiled_kernels(cache_folder() / "kernels")
         # New plans: no timings from a cache file, none written.
@@ -116,26 +158,15 @@ class _Sections:
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context of the precision, for the forward pass and the loss."""
-        mixed = self.dtype is torch.bfloat16
+        mixed = self.settings.precision == "bf16-mixed"
         return torch.autocast(self.settings.device.type, dtype=torch.bfloat16, enabled=mixed)
-
-    def measure_gemm_ceiling(self) -> GemmCeiling:
-        """Return the highest rate over square matrix products of several sizes, from the shortest run of each size."""
-        _log("matrix products")
-        device, rates = self.settings.device, {}
-        for size in CPU_GEMM_SIZES if device.type == "cpu" else ACCELERATOR_GEMM_SIZES:
-            left, right = (torch.randn(size, size, device=device, dtype=self.dtype) for _ in range(2))
-            timer = Timer("left @ right", globals={"left": left, "right": right}, num_threads=torch.get_num_threads())
-            rates[2 * size**3 / min(timer.blocked_autorange().times) / 1e9] = size
-        return GemmCeiling(max(rates), rates[max(rates)], str(self.dtype).removeprefix("torch."))
 
     def layers(self) -> None:
         """Measure every layer alone, without the variant that concerns activations."""
         settings = self.settings
         graph = make_module(SEED).graph
-        layers = find_layers(graph, settings.image_size, settings.batch_size, settings.layers)
-        for position, layer in enumerate(layers, start=1):
-            _log(f"layer {position} of {len(layers)}: {layer.label}")
+        for layer in find_layers(graph, settings.image_size, settings.batch_size):
+            _log(f"layer {layer.label}")
             arguments = (self.plan, settings.device, settings.batch_size, self.autocast)
             passes: dict[Variant, Callable[[], Pass]] = {
                 variant: partial(layer_pass, layer, graph, variant, *arguments)
@@ -148,9 +179,8 @@ class _Sections:
     def graph(self) -> None:
         """Measure the network, forward and backward."""
         _log("whole network")
-        self.report.graph = self._compare(
-            self._network_passes(partial(graph_pass, autocast=self.autocast)), footprints=True
-        )
+        passes = self._network_passes(partial(graph_pass, autocast=self.autocast))
+        self.report.graph = self._compare(passes, footprints=True)
 
     def step(self) -> None:
         """Measure a training step; memory and launches are close to those of the network and not measured again."""
@@ -179,7 +209,7 @@ class _Sections:
     def _network_passes(self, make: Callable[..., Pass]) -> dict[Variant, Callable[[], Pass]]:
         settings = self.settings
         plain = make_module(SEED)
-        batch = synthetic_batch(settings.batch_size, settings.image_size, len(CLASS_NAMES), SEED).to(settings.device)
+        batch = synthetic_batch(settings.batch_size, settings.image_size, SEED).to(settings.device)
 
         def prepare(variant: Variant) -> Pass:
             return make(variant_module(plain, variant, self.plan, settings.device), batch)
@@ -190,9 +220,9 @@ class _Sections:
         settings = self.settings
         return compare(
             passes,
-            partial(libraries, device=settings.device, vendor_search=settings.vendor_search),
             settings.device,
             repeats=settings.repeats,
             footprints=footprints,
             profiled=settings.profile,
+            vendor_search=settings.vendor_search,
         )

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from yolo_lightning.commands.benchmark.baselines import Variant
-from yolo_lightning.commands.benchmark.network import Autocast, make_module, step_pass, synthetic_batch, variant_module
+from yolo_lightning.commands.benchmark.passes import Autocast, make_module, step_pass, synthetic_batch, variant_module
 from yolo_lightning.conv import Plan
-from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.supervision.processes import read_process
 
 SEED = 1
@@ -65,7 +64,7 @@ def run_stability(
     def train() -> list[float]:
         module = variant_module(make_module(SEED), variant, plan, device)
         seeds = range(SEED, SEED + BATCHES)
-        batches = [synthetic_batch(batch_size, image_size, len(CLASS_NAMES), seed).to(device) for seed in seeds]
+        batches = [synthetic_batch(batch_size, image_size, seed).to(device) for seed in seeds]
         one_pass = step_pass(module, batches, autocast)
         losses = []
         for _ in range(steps):
@@ -103,12 +102,8 @@ def run_stability(
 def growth(memory: list[int], warm_up: int) -> int | None:
     """Return the growth of the memory use after the warm-up, bytes, or None if there are fewer than two values.
 
-    Compares the minimum of the last tenth of the steps with the minimum of the first tenth, so that memory that is
-    freed again does not count.
-
-    Args:
-        memory: Bytes in use after each step.
-        warm_up: Number of steps to skip.
+    `memory` contains the bytes in use after each step, `warm_up` is a number of steps. Compares the minimum of the last
+    tenth of the steps with the minimum of the first tenth, so that memory that is freed again does not count.
     """
     settled = memory[warm_up:]
     if len(settled) < 2:

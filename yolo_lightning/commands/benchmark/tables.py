@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from yolo_lightning.commands.benchmark.comparison import Result
-from yolo_lightning.commands.benchmark.layer_benchmark import Layer
-from yolo_lightning.commands.benchmark.network import STAGES
+from yolo_lightning.commands.benchmark.passes import STAGES, Layer
 from yolo_lightning.commands.benchmark.run import BenchmarkReport
 from yolo_lightning.commands.benchmark.stability import Stability
 
@@ -20,11 +19,12 @@ TIMES_NOTE = "Median times in ms; x native: ratio to the faster native layout."
 
 def show(report: BenchmarkReport, console: Console) -> None:
     """Print all sections that were measured."""
-    if (ceiling := report.gemm_ceiling) is not None:
-        size = f"{ceiling.size} x {ceiling.size}, {ceiling.dtype}"
-        console.print(f"GEMM ceiling: {ceiling.gflops:,.0f} GFLOP/s (fastest square product, {size})", highlight=False)
     if report.layers:
-        _show_layers(report, console)
+        _print_title(console, "Six layers, NOT a training speed", TIMES_NOTE)
+    for layer in report.layers:
+        name = layer.name.removeprefix("model.").removesuffix(".conv")
+        console.print(Text(f"\n{name}: {layer.label}; {layer.operations / 1e9:.2f} GFLOP", "bold"))
+        _print_tables(console, layer.results, _times(layer.results), _footprints(report, layer.results, layer))
     if report.graph:
         _print_title(console, "Whole network, forward and backward", TIMES_NOTE)
         _print_tables(console, report.graph, _times(report.graph), _footprints(report, report.graph))
@@ -40,25 +40,6 @@ def show(report: BenchmarkReport, console: Console) -> None:
         _show_stability(report.stability, console)
     elif "stability" in report.settings.sections:
         console.print("\nno stability run: skip contains gemm", highlight=False)
-
-
-def _show_layers(report: BenchmarkReport, console: Console) -> None:
-    six = report.settings.layers == "six"
-    title = "Six layers, NOT a training speed" if six else f"All {len(report.layers)} convolution shapes of YOLOv8n"
-    _print_title(console, title, TIMES_NOTE)
-    for layer in report.layers:
-        name = layer.name.removeprefix("model.").removesuffix(".conv")
-        operations = f"{layer.operations / 1e9:.2f} GFLOP; {layer.count} in the network"
-        console.print(Text(f"\n{name}: {layer.label}; {operations}", "bold"))
-        _print_tables(console, layer.results, _times(layer.results), _footprints(report, layer.results, layer))
-    rows = []
-    for position, first in enumerate(report.layers[0].results):
-        totals = [(1 if six else layer.count, layer.results[position].total) for layer in report.layers]
-        sums = [count * total.median_s for count, total in totals if total is not None]
-        rows.append([first.variant.value, _ms(sum(sums) if len(sums) == len(totals) else None)])
-    count = sum(layer.count for layer in report.layers)
-    console.print(Text(f"\nsum over {'six layers' if six else f'all {count} convolutions'}", "bold"))
-    console.print(_table(["variant", "total ms"], rows))
 
 
 def _show_step(report: BenchmarkReport, console: Console) -> None:
@@ -143,14 +124,12 @@ def _times(results: list[Result]) -> Table:
 
 
 def _footprints(report: BenchmarkReport, results: list[Result], layer: Layer | None = None) -> Table:
-    """Return a table of memory and launches; for a layer also of its rate and its part of the GEMM ceiling."""
+    """Return a table of memory and launches; for a layer also of its rate."""
     rows = []
     for result in results:
         cells = []
         if layer is not None:
-            gflops = layer.operations / result.total.median_s / 1e9 if result.total else None
-            ceiling = report.gemm_ceiling.gflops if report.gemm_ceiling else math.nan
-            cells += [_number(gflops, 1), "-" if gflops is None else f"{gflops / ceiling:.0%}"]
+            cells.append(_number(layer.operations / result.total.median_s / 1e9 if result.total else None, 1))
         if result.footprint is None:
             cells += ["-"] * 3
         else:
@@ -159,7 +138,7 @@ def _footprints(report: BenchmarkReport, results: list[Result], layer: Layer | N
             cells.append(_number(result.footprint.launches, 0))
         rows.append([result.variant.value, *cells])
     launches = "operators" if report.settings.device.type == "cpu" else "launches"
-    return _table(["variant", *(["GFLOP/s", "of GEMM"] if layer else []), "saved MiB", "peak MiB", launches], rows)
+    return _table(["variant", *(["GFLOP/s"] if layer else []), "saved MiB", "peak MiB", launches], rows)
 
 
 def _ratio_headings(results: list[Result]) -> list[str]:

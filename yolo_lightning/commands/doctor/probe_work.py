@@ -115,7 +115,7 @@ def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
 def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
     """Compare forward and backward of BatchNorm, or of our convolution with BatchNorm, with float64 on the CPU."""
     from yolo_lightning.conv import swap_convs
-    from yolo_lightning.conv.probe_trial import largest_error, make_layers
+    from yolo_lightning.conv.probe import largest_error, make_layers
 
     layers, inputs = make_layers()
     references: list[Any] = [*layers]

@@ -1,4 +1,4 @@
-"""Depthwise convolution: one multiply-add over the whole image per kernel tap, without a loop over groups."""
+"""Depthwise convolution: one multiply-add over the whole image per kernel tap, or ATen's kernel for CUDA and ROCm."""
 
 import torch
 from torch import Tensor
@@ -42,6 +42,26 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
         for column in range(problem.kernel[1])
     ]
     return torch.stack(products, -1).to(input.dtype).view(problem.weight_size)
+
+
+def native_forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    """Return the output, contiguous, by ATen's kernel for CUDA and ROCm devices, which needs no vendor library.
+
+    Half types accumulate in float32. Raises `RuntimeError` if the tensors are too large for 32-bit indices, or this torch
+    build has no such operator. The backward kernels are accessible only through `aten::convolution_backward`, which may
+    dispatch to the vendor library.
+    """
+    top, _, left, _ = problem.padding
+    output: Tensor = torch.ops.aten._conv_depthwise2d(
+        input, weight, problem.kernel, None, problem.stride, (top, left), problem.dilation
+    )
+    return output
+
+
+def native_accepts(problem: Problem) -> bool:
+    """Return whether the padding is >= 0 and equal on opposite sides, as ATen's operator requires."""
+    top, bottom, left, right = problem.padding
+    return top == bottom >= 0 and left == right >= 0
 
 
 def _taps(weight: Tensor, problem: Problem) -> Tensor:

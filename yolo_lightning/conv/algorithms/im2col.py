@@ -14,7 +14,6 @@ from yolo_lightning.conv.algorithms.shared import accumulation_dtype, crop, item
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the output, `problem.output_size`."""
     matrices = _matrices(weight, problem)
     output = input.new_empty(_grouped_output(problem))
     for samples, columns in _column_tiles(input, problem):

@@ -24,7 +24,6 @@ from yolo_lightning.conv.algorithms.shared import (
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the output, `problem.output_size`."""
     matrix = _matrix(weight)
     samples, outputs, height, width = problem.output_size
     output = input.new_empty(samples * height * width, outputs)

@@ -8,12 +8,10 @@ from yolo_lightning.conv.algorithms.shared import accumulation_dtype, add_produc
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the output, `problem.output_size`."""
     return _mix_channels(input, _matrices(weight, problem), problem).view(problem.output_size)
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the input gradient, `problem.input_size`."""
     return _mix_channels(grad_output, _matrices(weight, problem).transpose(1, 2), problem).view(problem.input_size)
 
 

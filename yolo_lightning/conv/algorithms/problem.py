@@ -71,11 +71,7 @@ def make_problem(
     groups: int,
     memory_format: torch.memory_format | None = None,
 ) -> Problem:
-    """Check the arguments of `conv2d` for a batched input and return the problem.
-
-    Raises:
-        ValueError: If an argument is not allowed.
-    """
+    """Check the arguments of `conv2d` for a batched input and return the problem."""
     _check_tensors(input, weight, bias)
     stride_pair = _pair("stride", stride, minimum=1)
     dilation_pair = _pair("dilation", dilation, minimum=1)

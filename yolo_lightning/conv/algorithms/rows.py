@@ -16,7 +16,6 @@ from yolo_lightning.conv.algorithms.shared import crop, items_per_tile, pad, tap
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the output, `problem.output_size`."""
     matrices = _matrices(weight)
     samples, outputs, height, width = problem.output_size
     output = input.new_empty(samples, outputs, height * width)
@@ -51,7 +50,6 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Ten
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """Return the weight gradient, `problem.weight_size`."""
     samples, outputs, height, width = problem.output_size
     kernel_height, kernel_width = problem.kernel
     channels = problem.input_size[1]

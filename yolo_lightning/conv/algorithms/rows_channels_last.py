@@ -9,16 +9,15 @@ is read by some of the taps only, and its gradient is a convolution of the outpu
 scatter operation. The lowered output gradient is also used for the weight gradient.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.row_lowering import RowLowering
-from yolo_lightning.conv.algorithms.shared import Tile, items_per_tile, tiles
+from yolo_lightning.conv.algorithms.shared import Tile, items_per_tile, overlap, tiles
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class Remainder:
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the output, `problem.output_size`."""
     samples, outputs, height, width = problem.output_size
     matrices = weight.permute(2, 3, 1, 0).reshape(problem.kernel[0], -1, outputs)
     output = input.new_empty(samples, height * width, outputs)
@@ -52,7 +50,6 @@ def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """Return the weight gradient, `problem.weight_size`."""
     samples, outputs, height, width = problem.output_size
     grads = grad_output.permute(0, 2, 3, 1).reshape(samples, height * width, outputs)
     total = input.new_zeros(problem.kernel[0], problem.kernel[1] * problem.input_size[1], outputs)
@@ -64,7 +61,6 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the input gradient, `problem.input_size`."""
     return _gradients(None, grad_output, weight, problem)[0]
 
 
@@ -131,13 +127,8 @@ def _remainder_gradients(
 ) -> None:
     """Write the gradients of the input positions of one remainder and of the taps that read them.
 
-    Args:
-        grad_output: `(N, O, output height, output width)`.
-        taps: The weight, `(kernel height, kernel width, O, C)`.
-        remainders: Remainders of the rows and of the columns.
-        target: Receives the input gradient, `(N, rows, columns, C)`, any strides.
-        seen: The input at these positions, or None to skip the weight gradient.
-        grad_weight: Receives the weight gradient, `(kernel height, kernel width, O, C)`.
+    `taps` and `grad_weight` are `(kernel height, kernel width, O, C)`. `target (N, rows, columns, C)`, of any strides,
+    receives the input gradient. `seen` is the input at these positions, or None to skip the weight gradient.
     """
     rows, columns = remainders
     # Sorted by their columns in the output gradient.
@@ -196,3 +187,71 @@ def _add_products_(total: Tensor, lowered: Tensor, values: Tensor) -> None:
         total.addmm_(lowered[0].t(), values[0])
     else:
         total += torch.bmm(lowered.transpose(1, 2), values).sum(0)
+
+
+class RowLowering:
+    """Copies rows of images, once per horizontal tap, into a buffer that every call overwrites.
+
+    `images` is `(N, height, width, C)`, `width` that of the result. `first_columns` are the image columns of the first
+    pixel of the result, for each tap; `column_step` is the distance between two pixels of the result in image columns.
+    """
+
+    def __init__(self, images: Tensor, width: int, first_columns: Sequence[int], column_step: int) -> None:
+        self.images = images
+        self.width = width
+        self.taps = len(first_columns)
+        self.depth = self.taps * images.size(3)
+        self.copies = _copies(images, width, first_columns, column_step)
+        self.buffer = images.new_empty(0)
+        self.views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def rows(self, samples: slice, first_row: int, row_step: int, count: int) -> Tensor:
+        """Return `count` rows, every `row_step`-th, `(samples, count * width, taps * C)`; zero outside the image."""
+        shape = samples.stop - samples.start, count
+        if shape not in self.views:
+            self.views[shape] = self._view(*shape)
+        lowered, flat = self.views[shape]
+        inside, source_rows = overlap(first_row, row_step, count, self.images.size(1))
+        if inside.start > 0:
+            lowered[:, : inside.start].zero_()
+        if inside.stop < count:
+            lowered[:, inside.stop :].zero_()
+        for columns, taps, source in self.copies:
+            lowered[:, inside, columns, taps].copy_(source[samples, source_rows])
+        return flat
+
+    def _view(self, samples: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return the buffer as `(samples, count, width, taps, C)` and as one matrix per sample."""
+        elements = samples * count * self.width * self.depth
+        if self.buffer.numel() < elements:
+            # Columns outside the image are never written and stay zero.
+            self.buffer = self.images.new_zeros(elements)
+            self.views.clear()
+        flat = self.buffer[:elements].view(samples, count * self.width, self.depth)
+        return flat.view(samples, count, self.width, self.taps, -1), flat
+
+
+def _copies(
+    images: Tensor, width: int, first_columns: Sequence[int], column_step: int
+) -> list[tuple[slice, slice, Tensor]]:
+    """Return the copies: columns and taps of the result, and their source pixels `(N, height, columns, taps, C)`.
+
+    If the taps of a pixel are adjacent in the image, all channels of all taps are copied as one contiguous run.
+    """
+    taps, size = len(first_columns), images.size(2)
+    inside = [overlap(first, column_step, width, size) for first in first_columns]
+    adjacent = all(second - first == 1 for first, second in pairwise(first_columns))
+    low, high = max(columns.start for columns, _ in inside), min(columns.stop for columns, _ in inside)
+    if not adjacent or low >= high:
+        return [
+            (columns, slice(tap, tap + 1), images[:, :, source].unsqueeze(3))
+            for tap, (columns, source) in enumerate(inside)
+        ]
+    first = first_columns[0] + low * column_step
+    runs = images[:, :, first : first + (high - low - 1) * column_step + taps].unfold(2, taps, column_step)
+    found = [(slice(low, high), slice(0, taps), runs.transpose(3, 4))]
+    for columns in (*range(low), *range(high, width)):
+        reached, source = overlap(first_columns[0] + columns * column_step, 1, taps, size)
+        if reached.start < reached.stop:
+            found.append((slice(columns, columns + 1), reached, images[:, :, source].unsqueeze(2)))
+    return found

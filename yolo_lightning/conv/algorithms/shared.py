@@ -1,8 +1,11 @@
-"""Helpers of several algorithms: padding, pixels of a kernel tap, tiles, accumulation, mirrored weights."""
+"""Helpers of several algorithms: padding, kernel taps, tiles, accumulation, mirrored weights, scratch memory."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,10 @@ from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 CPU_TILE_ELEMENTS = 1 << 18
 # Limit of the scratch memory on an accelerator (256 MiB in float32); smaller tiles have no advantage there.
 ACCELERATOR_TILE_ELEMENTS = 1 << 26
+# Largest number of cached objects; a network has a few dozen layer shapes, but images may have many sizes.
+MOST_PREPARED = 256
+
+PreparedT = TypeVar("PreparedT")
 
 
 def have_data(tensors: Tensors) -> bool:
@@ -73,13 +80,8 @@ def add_products_(total: Tensor, grads: Tensor, values: Tensor, samples: int) ->
     """Add `grads` transposed times `values` to `total`.
 
     On an accelerator, samples are multiplied separately and then summed: a single product with a small result and a
-    long inner dimension would use few compute units.
-
-    Args:
-        total: `(O, K)` in the accumulation dtype; changed in place.
-        grads: `(pixels, O)`.
-        values: `(pixels, K)`.
-        samples: Number of samples; must divide the number of pixels.
+    long inner dimension would use few compute units. `total` is `(O, K)` in the accumulation dtype, `grads` is
+    `(pixels, O)` and `values` is `(pixels, K)`.
     """
     if grads.device.type == "cpu" and total.dtype == grads.dtype:
         total.addmm_(grads.t(), values)
@@ -117,10 +119,9 @@ def tiles(samples: int, rows: int, rows_per_tile: int) -> Iterator[Tile]:
 
 
 def overlap(first: int, step: int, count: int, size: int) -> tuple[slice, slice]:
-    """Return which of the `count` positions `first, first + step, ...` are in `range(size)`.
+    """Return the slice of indices and the slice of positions of those `first + index * step` that are in `range(size)`.
 
-    Returns:
-        The slice of their indices in `range(count)`, and the slice of the positions.
+    The indices are in `range(count)`.
     """
     low = min(count, max(0, -(first // step)))
     high = max(low, min(count, -((first - size) // step)))
@@ -149,3 +150,54 @@ def mirrored_weight(weight: Tensor, groups: int) -> Tensor:
     outputs, channels, height, width = weight.shape
     grouped = weight.flip(2, 3).reshape(groups, outputs // groups, channels, height, width)
     return grouped.transpose(1, 2).reshape(groups * channels, outputs // groups, height, width)
+
+
+class Scratch:
+    """Named buffers of one dtype and device, each as large as the largest request so far.
+
+    All requests with one name share memory.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self._buffers: dict[str, Tensor] = {}
+        self._prepared: dict[Hashable, Any] = {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """Return a contiguous tensor with undefined content."""
+        size = prod(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            self._prepared.clear()  # cached objects would keep the smaller buffer alive
+            with torch.inference_mode(False):  # an inference tensor cannot be written in training
+                buffer = torch.empty(size, dtype=self._dtype, device=self._device)
+            self._buffers[name] = buffer
+        with torch.inference_mode(False):
+            return buffer[:size].view(shape)
+
+    def prepared(self, key: Hashable, make: Callable[[], PreparedT]) -> PreparedT:
+        """Return the cached result of `make` for this key; a buffer that grows clears the cache."""
+        found: PreparedT | None = self._prepared.get(key)
+        if found is None:
+            with torch.inference_mode(False):
+                found = make()
+            if len(self._prepared) >= MOST_PREPARED:
+                self._prepared.clear()
+            self._prepared[key] = found
+        return found
+
+
+_of_thread = threading.local()
+
+
+def scratch_of(like: Tensor) -> Scratch:
+    """Return the scratch memory of this thread for the dtype of `like`.
+
+    The memory is new, not shared, for accelerators, whose streams run asynchronously, and for tensor subclasses.
+    """
+    if like.device.type != "cpu" or type(like) not in (Tensor, nn.Parameter):
+        return Scratch(like.dtype, like.device)
+    by_dtype: dict[torch.dtype, Scratch] = _of_thread.__dict__.setdefault("by_dtype", {})
+    if like.dtype not in by_dtype:
+        by_dtype[like.dtype] = Scratch(like.dtype, like.device)
+    return by_dtype[like.dtype]

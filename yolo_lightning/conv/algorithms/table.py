@@ -8,7 +8,7 @@ input gradient of stride 1 by the forward function with a mirrored weight.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from yolo_lightning.conv.algorithms import (
     depthwise,
     im2col,
     im2col_channels_last,
-    native_depthwise,
     pointwise,
     rows,
     rows_channels_last,
@@ -57,17 +56,18 @@ class _Algorithm:
     """A row of the table; `serves` is called with problems in one of `layouts` (values of `Problem.channels_last`)."""
 
     name: str
-    module: ModuleType
+    module: ModuleType | SimpleNamespace
     layouts: tuple[bool, ...]
     serves: Callable[[Problem, torch.dtype, str], bool]
     may_refuse: bool = False
 
 
 _NCHW, _NHWC = False, True
+_NATIVE_DEPTHWISE = SimpleNamespace(forward=depthwise.native_forward)
 
 
 def _serves_native_depthwise(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
-    return device_type == "cuda" and problem.is_depthwise and native_depthwise.accepts(problem)
+    return device_type == "cuda" and problem.is_depthwise and depthwise.native_accepts(problem)
 
 
 def _serves_rows(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
@@ -97,7 +97,7 @@ WINOGRAD_CHANNELS = 32
 """With fewer input or output channels the matrix products are too small to compensate for the transforms."""
 
 _TABLE = (
-    _Algorithm("native depthwise", native_depthwise, (_NCHW,), _serves_native_depthwise, may_refuse=True),
+    _Algorithm("native depthwise", _NATIVE_DEPTHWISE, (_NCHW,), _serves_native_depthwise, may_refuse=True),
     _Algorithm("pointwise", pointwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_pointwise),
     _Algorithm("depthwise", depthwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_depthwise),
     _Algorithm("fused", fused, (_NHWC,), _serves_fused, may_refuse=True),
@@ -137,15 +137,9 @@ def candidates(operation: Operation, problem: Problem, dtype: torch.dtype, devic
 def gradient_candidates(
     problem: Problem, dtype: torch.dtype, device_type: str, separately: Compute
 ) -> tuple[Candidate, ...]:
-    """Return the candidates for both gradients, the default first.
+    """Return the candidates for both gradients, the default first; `separately` computes them one after the other.
 
     The default is an algorithm that computes both at once if it is also the default for the weight gradient.
-
-    Args:
-        problem: The convolution.
-        dtype: Data type of the tensors.
-        device_type: Device type of the tensors.
-        separately: Computes the two gradients separately.
     """
     at_once = candidates(Operation.GRADIENTS, problem, dtype, device_type)
     separate = (Candidate(SEPARATE, separately),)

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.scratch import scratch_of
-from yolo_lightning.conv.algorithms.shared import Tile, correlation, items_per_tile, tiles
+from yolo_lightning.conv.algorithms.shared import Tile, correlation, items_per_tile, scratch_of, tiles
 from yolo_lightning.conv.algorithms.winograd_transforms import KERNEL_TRANSFORM, OUTPUTS, PATCH_VALUES, Workspace
 
 
@@ -29,13 +28,11 @@ def accepts(problem: Problem) -> bool:
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the output, `problem.output_size`."""
     output, _ = _convolve(input, transform_weight(weight).transpose(1, 2), None, problem)
     return output
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """Return the weight gradient, `problem.weight_size`."""
     _, total = _convolve(input, None, grad_output, problem)
     return weight_gradient_of(total)
 
@@ -74,17 +71,10 @@ def _transform(like: Tensor, mirrored: bool) -> Tensor:
 def _convolve(
     input: Tensor, matrices: Tensor | None, grad_output: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor]:
-    """Compute the output, the gradient of the transformed weight, or both.
+    """Return the output and the gradient of the transformed weight, `(36, C, O)`.
 
-    Args:
-        input: `(N, C, H, W)`.
-        matrices: The transformed weight, `(36, C, O)`, any strides, or None to skip the output.
-        grad_output: `(N, O, output height, output width)`, or None to skip the gradient.
-        problem: The convolution.
-
-    Returns:
-        The output, `problem.output_size`, and the gradient of the transformed weight, `(36, C, O)`; a skipped result is
-        an empty tensor.
+    `matrices` is the transformed weight, `(36, C, O)`, of any strides. Without `matrices` the output, and without
+    `grad_output` the gradient, is an empty tensor.
     """
     images = input.permute(0, 2, 3, 1)
     samples, outputs, height, width = problem.output_size

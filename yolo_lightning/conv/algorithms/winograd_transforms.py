@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.scratch import Scratch
-from yolo_lightning.conv.algorithms.shared import overlap
+from yolo_lightning.conv.algorithms.shared import Scratch, overlap
 
 OUTPUTS = 4
 """Outputs of a patch along one axis."""
@@ -55,12 +54,7 @@ KERNEL_TRANSFORM = [
 class Workspace:
     """Transforms of tiles of one shape, as prepared steps on scratch memory.
 
-    Args:
-        scratch: Scratch memory.
-        shape: Samples, rows and columns of patches in a tile.
-        width: Columns of the images.
-        channels: Channels of the images.
-        problem: The convolution.
+    `shape` is the number of samples, rows and columns of patches in a tile, `width` the number of columns of an image.
     """
 
     def __init__(
@@ -92,9 +86,7 @@ class Workspace:
     def transform_input(self, images: Tensor, first_row: int) -> Tensor:
         """Return the transformed input `(36, patches, C)`; the next call overwrites the tensor.
 
-        Args:
-            images: `(count, height, width, C)`, the samples of the tile.
-            first_row: First output row of the tile, a multiple of 4.
+        `images (count, height, width, C)` are the samples of the tile; its first output row is a multiple of 4.
         """
         height = self._band.size(1)
         rows, source_rows = overlap(first_row - self._top, 1, height, images.size(1))

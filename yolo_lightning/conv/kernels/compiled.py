@@ -23,7 +23,7 @@ from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels import compiled_launch
 from yolo_lightning.conv.kernels.compiled_launch import Loops
-from yolo_lightning.conv.kernels.fused_build import file_lock
+from yolo_lightning.conv.kernels.fused import file_lock
 from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels
 
 SOURCES = ("winograd.cpp", "windows.cpp")
@@ -64,13 +64,10 @@ def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
 
 
 def build(build_folder: Path) -> Loops:
-    """Return the compiled loops; compile them if there is no earlier build. One process compiles at a time.
+    """Return the compiled loops; compile them if `build_folder` has no build for these sources, compiler and CPU.
 
-    Args:
-        build_folder: Parent of one folder per source text, compiler and CPU; created if it is missing.
-
-    Raises:
-        BuildError: If there is no compiler, the compiler fails, or the BLAS library of torch has no `sgemm_`.
+    One process compiles at a time. Raises `BuildError` if there is no compiler, the compiler fails, or the BLAS library
+    of torch has no `sgemm_`.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from yolo_lightning.conv.algorithms import winograd
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.scratch import scratch_of
-from yolo_lightning.conv.algorithms.shared import correlation, mirrored_weight
+from yolo_lightning.conv.algorithms.shared import correlation, mirrored_weight, scratch_of
 from yolo_lightning.conv.algorithms.winograd_transforms import OUTPUTS, PATCH_VALUES
 
 TILE_ELEMENTS = 1 << 18
@@ -57,7 +56,6 @@ def _argument(value: Tensor | bool | None) -> ctypes.c_void_p | ctypes.c_bool:
 
 
 def forward(loops: Loops, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the output, `problem.output_size`, channels_last."""
     if _is_winograd(problem):
         output, _ = _winograd_loops(loops, input, winograd.transform_weight(weight), True, None, problem)
     else:
@@ -66,7 +64,6 @@ def forward(loops: Loops, input: Tensor, weight: Tensor, problem: Problem) -> Te
 
 
 def input_gradient(loops: Loops, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the input gradient, `problem.input_size`, channels_last."""
     if problem.stride == (1, 1):
         return forward(loops, grad_output, mirrored_weight(weight, 1), correlation(problem))
     sizes, matrix = _sizes(problem, TILE_ELEMENTS // prod(weight.shape[1:])), _matrix(weight)
@@ -77,7 +74,6 @@ def input_gradient(loops: Loops, grad_output: Tensor, weight: Tensor, problem: P
 
 
 def weight_gradient(loops: Loops, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """Return the weight gradient, `problem.weight_size`, contiguous."""
     if _is_winograd(problem):
         _, total = _winograd_loops(loops, input, None, False, grad_output, problem)
         return winograd.weight_gradient_of(total)

@@ -6,7 +6,7 @@
 // atomics and includes no headers, so that NVRTC, HIPRTC, nvcc, hipcc and, with an emulation of a few keywords, any
 // C++17 compiler compile it.
 //
-// fused_build.py places this file after fused_windows.cuh. The macros at the end define the kernels.
+// fused.py places this file after fused_windows.cuh. The macros at the end define the kernels.
 
 constexpr int THREADS = 256;
 // Terms of each sum that are in shared memory at once; four adjacent ones are loaded together.

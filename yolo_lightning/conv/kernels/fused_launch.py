@@ -34,11 +34,7 @@ class Launcher(Protocol):
     """Launches a kernel of `instances` on the current stream of the device of the tensors."""
 
     def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        """Launch `grid` blocks; the arguments are the addresses of the tensors, followed by the numbers.
-
-        Raises:
-            RuntimeError: If the kernel cannot be compiled or launched.
-        """
+        """Launch `grid` blocks; the arguments are the addresses of the tensors, followed by the numbers."""
 
 
 class KernelTile(NamedTuple):
@@ -110,7 +106,6 @@ class _Spacing(NamedTuple):
 
 
 def forward(launch: Launcher, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-    """Return the output, `problem.output_size`, channels_last."""
     samples, outputs, height, width = problem.output_size
     matrix = weight.permute(2, 3, 1, 0).contiguous()
     output = input.new_empty(samples, height, width, outputs)
@@ -167,15 +162,10 @@ def weight_gradient(launch: Launcher, input: Tensor, grad_output: Tensor, proble
 def _correlate(
     launch: Launcher, image: Tensor, matrix: Tensor, result: Tensor, windows: _Windows, places: tuple[int, ...]
 ) -> None:
-    """Write the products of windows and matrix to places of the result.
+    """Write the products of the windows of `image` and the contiguous `matrix` to places of the contiguous `result`.
 
-    Args:
-        launch: Launches the kernel.
-        image: `(N, height, width, C)`.
-        matrix: `(tap rows, tap columns, C, columns)`, contiguous.
-        result: `(N, height, width, columns)`, contiguous.
-        windows: Windows of the image, one per place.
-        places: Row step, first row, column step and first column of the places in the result.
+    The matrix is `(tap rows, tap columns, C, columns)`. `windows` has one window per place; `places` are row step,
+    first row, column step and first column of the places.
     """
     samples, height, width, columns = result.shape
     rows = samples * windows.place_rows * windows.place_columns

@@ -28,11 +28,8 @@ class OptionalKernels:
     The first result for every problem is compared with that of the reference. After a wrong result or a failed call the
     kernels are disabled in this process, and the reference computes their problems.
 
-    Args:
-        name: Name of the kernels in warnings.
-        launches: Module or namespace with a function for each supported `table.Operation`, which takes the compiled
-            kernels as first argument.
-        reference: Module or namespace with functions of the same names and results, without this argument.
+    `launches` is a module with a function for each supported `table.Operation`, which takes the compiled kernels as
+    first argument; `reference` is a module with functions of the same names and results, without this argument.
     """
 
     def __init__(self, name: str, launches: Any, reference: Any) -> None:
@@ -44,11 +41,7 @@ class OptionalKernels:
         self._lock = threading.Lock()
 
     def enable(self, build: Callable[[torch.device], Any]) -> None:
-        """Enable the kernels, also after an earlier failure.
-
-        Args:
-            build: Compiles the kernels for a device; called once per device, on first use. May raise `BuildError`.
-        """
+        """Enable the kernels, also after an earlier failure; `build` is called on first use, once per device."""
         with self._lock:
             self._build, self._kernels, self._checked = build, {}, set()
 
@@ -66,15 +59,12 @@ class OptionalKernels:
         return self._kernels_for(device) is not None
 
     def forward(self, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        """Return the output, `problem.output_size`."""
         return self._compute("forward", (input, weight), problem)[0]
 
     def input_gradient(self, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        """Return the input gradient, `problem.input_size`."""
         return self._compute("input_gradient", (grad_output, weight), problem)[0]
 
     def weight_gradient(self, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-        """Return the weight gradient, `problem.weight_size`."""
         return self._compute("weight_gradient", (input, grad_output), problem)[0]
 
     def gradients(self, input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
