@@ -14,23 +14,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from yolo_lightning.checkpoints.checkpoint_file import (
-    NotSavedError,
-    link_checkpoint,
-    remove_checkpoint,
-    superseded,
-)
+from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
 from yolo_lightning.checkpoints.remote import RemoteFolder, mirror, to_mirror
+from yolo_lightning.utils import run_files
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import remove_leftovers
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
-from yolo_lightning.utils.run_files import (
-    BEST_CHECKPOINT,
-    CHECKPOINTS,
-    LAST_CHECKPOINT,
-    STEP_CHECKPOINT,
-    STEP_CHECKPOINTS,
-)
 from yolo_lightning.utils.stop_signals import request
 
 FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -47,7 +36,7 @@ MIRROR_ERROR_TIMEOUT_S = 15.0
 
 
 def checkpoint_folder(trainer: Trainer) -> Path:
-    return Path(trainer.default_root_dir) / CHECKPOINTS
+    return Path(trainer.default_root_dir) / run_files.CHECKPOINTS
 
 
 @contextmanager
@@ -80,7 +69,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def __init__(self, monitor: str = "val/map_50", mode: Literal["max", "min"] = "max") -> None:
         super().__init__(
-            filename=Path(BEST_CHECKPOINT).stem,
+            filename=Path(run_files.BEST_CHECKPOINT).stem,
             monitor=monitor,
             mode=mode,
             save_top_k=1,
@@ -95,7 +84,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score, also if the run folder was renamed."""
-        best = str(Path(self.dirpath or "") / BEST_CHECKPOINT)
+        best = str(Path(self.dirpath or "") / run_files.BEST_CHECKPOINT)
         moved: dict[str, Any] = {"dirpath": self.dirpath}
         if state_dict["best_model_path"]:
             score = state_dict["best_model_score"]
@@ -113,7 +102,7 @@ class BestCheckpoint(ModelCheckpoint):
             super()._update_best_and_save(current, trainer, monitor_candidates)
         except OSError as error:
             vars(self).update(before)
-            rank_zero_warn(f"could not save {BEST_CHECKPOINT} ({error.strerror}); training continues")
+            rank_zero_warn(f"could not save {run_files.BEST_CHECKPOINT} ({error.strerror}); training continues")
 
 
 class EpochCheckpoint(ModelCheckpoint):
@@ -215,13 +204,13 @@ class LastCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer, pauses_s: Sequence[float] = ()) -> None:
         """Save; after a failure again after each of `pauses_s`, which must be equal in all ranks."""
-        path = checkpoint_folder(trainer) / STEP_CHECKPOINT.format(steps=steps_begun(trainer))
+        path = checkpoint_folder(trainer) / run_files.STEP_CHECKPOINT.format(steps=steps_begun(trainer))
         for pause_s in (*pauses_s, None):
             self._failure = self._try_to_save(trainer, path)
             if self._failure is None:
                 return
-            last = "no further attempt" if pauses_s else "training continues"
-            then = last if pause_s is None else f"next attempt in {pause_s:g} s"
+            then = "no further attempt" if pauses_s else "training continues"
+            then = then if pause_s is None else f"next attempt in {pause_s:g} s"
             rank_zero_warn(f"could not save {path} ({self._failure.strerror}); {then}, older checkpoints are kept")
             if pause_s is not None:
                 time.sleep(pause_s)
@@ -231,8 +220,8 @@ class LastCheckpoint(Checkpoint):
             with failing_together(trainer):
                 trainer.save_checkpoint(path, weights_only=False)
             if trainer.is_global_zero:
-                link_checkpoint(path, path.with_name(LAST_CHECKPOINT))
-                for old in superseded(path.parent.glob(STEP_CHECKPOINTS), path, self.keep):
+                link_checkpoint(path, path.with_name(run_files.LAST_CHECKPOINT))
+                for old in superseded(path.parent.glob(run_files.STEP_CHECKPOINTS), path, self.keep):
                     remove_checkpoint(old)
         except OSError as error:
             return error
@@ -259,7 +248,7 @@ class CheckpointMirror(Checkpoint):
         if stage != "fit" or not trainer.is_global_zero:
             return
         run = Path(trainer.default_root_dir).absolute()
-        self._folder, self._remote = run / CHECKPOINTS, self._mirror.folder(run.name)
+        self._folder, self._remote = run / run_files.CHECKPOINTS, self._mirror.folder(run.name)
         self._tried: dict[Path, bytes] = {}
         self._failed = False
         self._ending = threading.Event()
@@ -288,9 +277,8 @@ class CheckpointMirror(Checkpoint):
             mirror(found, self._remote)
         except OSError as error:
             if not self._failed:
-                rank_zero_warn(
-                    f"could not copy {', '.join(path.name for path in found)} to {error}; training continues"
-                )
+                names = ", ".join(path.name for path in found)
+                rank_zero_warn(f"could not copy {names} to {error}; training continues")
             self._failed = True
         else:
             self._failed = False

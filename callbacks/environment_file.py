@@ -56,6 +56,7 @@ class EnvironmentFile(Callback):
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return start time, machine, device and versions; no command line and no variables, which may contain secrets."""
+    hip, cuda = torch.version.hip, torch.version.cuda
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
@@ -65,13 +66,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "processors": os.cpu_count(),
         "torch": str(torch.__version__),
-        "torch built for": (
-            f"ROCm {torch.version.hip}"
-            if torch.version.hip
-            else f"CUDA {torch.version.cuda}"
-            if torch.version.cuda
-            else "CPU"
-        ),
+        "torch built for": f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "CPU",
         "torch threads": torch.get_num_threads(),
         **{name: found.version for name in PACKAGES for found in distributions(name=name)},
     }
