@@ -67,7 +67,7 @@ class MetricsFile(Callback):
         """Drop the rows behind the resumed step, and an incomplete last row."""
         self._started_s = time.monotonic()
         self._row_step, self._rewritten_up_to = self._steps, self._steps
-        if self._path(trainer).is_file():
+        if (Path(trainer.default_root_dir) / METRICS).is_file():
             self._flush(trainer)
 
     @rank_zero_only
@@ -75,24 +75,22 @@ class MetricsFile(Callback):
         self._steps = steps_begun(trainer)
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if interval and (self._steps % interval == 0 or trainer.is_last_batch):
-            self._write_training(trainer)
+            self._write(trainer, ("train/", "lr/"))
 
     @rank_zero_only
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the training metrics of an epoch that `max_steps` ended before its last batch."""
         if trainer.log_every_n_steps and self._row_step < self._steps:  # type: ignore[attr-defined]
-            self._write_training(trainer)
+            self._write(trainer, ("train/", "lr/"))
 
     @rank_zero_only
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             self._write(trainer, ("val/",))
 
-    def _write_training(self, trainer: Trainer) -> None:
-        self._row_step = self._steps
-        self._write(trainer, ("train/", "lr/"))
-
     def _write(self, trainer: Trainer, prefixes: tuple[str, ...]) -> None:
+        if "train/" in prefixes:
+            self._row_step = self._steps
         row = {"epoch": trainer.current_epoch, "step": self._steps, "time_s": f"{self._elapsed_s():.1f}"}
         metrics = trainer.callback_metrics.items()
         row |= {name: f"{float(value):.6g}" for name, value in metrics if name.startswith(prefixes)}
@@ -100,7 +98,7 @@ class MetricsFile(Callback):
         self._flush(trainer)
 
     def _flush(self, trainer: Trainer) -> None:
-        path = self._path(trainer)
+        path = Path(trainer.default_root_dir) / METRICS
         with self._file.attempt(path):
             if self._rewritten_up_to is None:
                 append_rows(path, self._unwritten)
@@ -112,10 +110,6 @@ class MetricsFile(Callback):
 
     def _elapsed_s(self) -> float:
         return self._trained_s + (0.0 if self._started_s is None else time.monotonic() - self._started_s)
-
-    @staticmethod
-    def _path(trainer: Trainer) -> Path:
-        return Path(trainer.default_root_dir) / METRICS
 
 
 def read_rows(path: Path, up_to: float = math.inf) -> list[dict[str, str]]:
@@ -227,15 +221,10 @@ class ResultsFile(Callback):
         with self._file.attempt(path, "it is tried again after the next epoch"):
             if finished:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_results(path, finished)
+                with replacing(path) as temporary, temporary.open("w", newline="") as file:
+                    writer = csv.DictWriter(file, RESULTS_COLUMNS, lineterminator="\n")
+                    writer.writeheader()
+                    for epoch, row in finished.items():  # six digits, as in Ultralytics' file
+                        writer.writerow({"epoch": epoch, **{name: f"{value:.6g}" for name, value in row.items()}})
             else:
                 path.unlink(missing_ok=True)
-
-
-def write_results(path: Path, rows: dict[int, dict[str, float]]) -> None:
-    """Write the file atomically; numbers have six digits, as in Ultralytics' file."""
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, RESULTS_COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for epoch, row in rows.items():
-            writer.writerow({"epoch": epoch, **{name: f"{value:.6g}" for name, value in row.items()}})

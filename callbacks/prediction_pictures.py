@@ -45,12 +45,12 @@ class PredictionPictures(Callback):
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
-        self._collect(trainer.num_test_batches, batch, batch_idx, outputs["preds"], outputs["targets"])
+        self._collect((batch_idx + 1) / sum(trainer.num_test_batches), batch, outputs["preds"], outputs["targets"])
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
-        self._collect(trainer.num_predict_batches, batch, batch_idx, outputs, None)
+        self._collect((batch_idx + 1) / sum(trainer.num_predict_batches), batch, outputs, None)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._draw(trainer, pl_module, "test")
@@ -58,21 +58,12 @@ class PredictionPictures(Callback):
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._draw(trainer, pl_module, "predict")
 
-    def _collect(
-        self,
-        batches: list[int | float],
-        batch: Batch,
-        batch_idx: int,
-        predictions: list[Prediction],
-        targets: list[Target] | None,
-    ) -> None:
-        due = round(self.frames * (batch_idx + 1) / max(1, int(sum(batches))))
-        for number, position in enumerate(batch.readable_positions()[: max(0, due - len(self._pictures))]):
-            self._pictures.append(
-                LabelledImage(
-                    original_frame(batch, position), predictions[number], targets[number] if targets else None
-                )
-            )
+    def _collect(self, seen: float, batch: Batch, predictions: list[Prediction], targets: list[Target] | None) -> None:
+        """Add frames of a batch, with which the share `seen` of all batches is processed."""
+        due = round(self.frames * seen) - len(self._pictures)
+        for number, position in enumerate(batch.readable_positions()[: max(0, due)]):
+            target = targets[number] if targets else None
+            self._pictures.append(LabelledImage(original_frame(batch, position), predictions[number], target))
 
     def _draw(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not self._pictures or not trainer.is_global_zero:
