@@ -4,41 +4,28 @@ from collections.abc import Sequence
 
 from lightning.pytorch import Callback
 
-from yolo_lightning.callbacks.checkpoint import BestCheckpoint, LastCheckpoint
-from yolo_lightning.callbacks.ema import EMA
-from yolo_lightning.callbacks.environment_file import EnvironmentFile
-from yolo_lightning.callbacks.frame_gallery import FrameGallery
-from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
-from yolo_lightning.callbacks.mean_ap import FinalValidation, MeanAP
-from yolo_lightning.callbacks.metrics_file import MetricsFile
-from yolo_lightning.callbacks.prediction_pictures import PredictionPictures
-from yolo_lightning.callbacks.random_state import RandomState
-from yolo_lightning.callbacks.results_file import ResultsFile
-from yolo_lightning.callbacks.stall_monitor import StallMonitor
-from yolo_lightning.callbacks.status_file import StatusFile
-from yolo_lightning.callbacks.stop_on_signal import StopOnSignal
-from yolo_lightning.callbacks.submission_writer import SubmissionWriter
+from yolo_lightning import callbacks
 
-REQUIRED: tuple[type[Callback], ...] = (HeartbeatFile, StopOnSignal)
+REQUIRED: tuple[type[Callback], ...] = (callbacks.HeartbeatFile, callbacks.StopOnSignal)
 """Callbacks of every fit, in front of all others: the supervisor and a stop by signal need them."""
 
 DEFAULTS: tuple[type[Callback], ...] = (
-    EMA,
-    MeanAP,
-    FinalValidation,
-    MetricsFile,
-    ResultsFile,
-    RandomState,
-    StallMonitor,
-    FrameGallery,
-    PredictionPictures,
-    SubmissionWriter,
-    BestCheckpoint,
-    LastCheckpoint,
+    callbacks.EMA,
+    callbacks.MeanAP,
+    callbacks.FinalValidation,
+    callbacks.MetricsFile,
+    callbacks.ResultsFile,
+    callbacks.RandomState,
+    callbacks.StallMonitor,
+    callbacks.FrameGallery,
+    callbacks.PredictionPictures,
+    callbacks.SubmissionWriter,
+    callbacks.BestCheckpoint,
+    callbacks.LastCheckpoint,
 )
 """Callbacks of every subcommand, unless `default_callbacks` is false."""
 
-FIT_DEFAULTS: tuple[type[Callback], ...] = (StatusFile, EnvironmentFile)
+FIT_DEFAULTS: tuple[type[Callback], ...] = (callbacks.StatusFile, callbacks.EnvironmentFile)
 """Callbacks of `fit` besides `DEFAULTS`, unless `default_callbacks` is false."""
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.checkpoints.run_folder import note_start
 from yolo_lightning.data.batch import Batch
@@ -16,6 +15,7 @@ from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
 from yolo_lightning.utils.distributed import rank_suffix
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.loop_position import steps_begun
+from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, STARTED
 
 
@@ -26,7 +26,7 @@ class HeartbeatCheckpointIO(CheckpointIO):
         self.inner, self.heartbeat = inner, heartbeat
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        before = self.heartbeat.phase
+        before = self.heartbeat.writer.phase if self.heartbeat.writer is not None else Phase.SETUP
         self.heartbeat.beat(Phase.SAVE)
         try:
             self.inner.save_checkpoint(checkpoint, path, storage_options)
@@ -60,11 +60,6 @@ class HeartbeatFile(Callback):
         self._owned = False
         self._any_batch = False
 
-    @property
-    def phase(self) -> Phase:
-        """Last recorded phase."""
-        return self.writer.phase if self.writer is not None else Phase.SETUP
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
@@ -72,20 +67,14 @@ class HeartbeatFile(Callback):
         self.writer, self._any_batch = heartbeat.open_from_environment(), False
         if self.writer is None:
             path = folder / f"{HEARTBEAT_FILE}{rank_suffix(trainer.global_rank)}"
-            try:
+            with OptionalFile().attempt(path, "stalls are not detected"):
                 folder.mkdir(parents=True, exist_ok=True)
                 self.writer, self._owned = HeartbeatWriter(path), True
-            except OSError as error:
-                rank_zero_warn(f"could not write {path} ({error.strerror}); stalls are not detected")
         if trainer.is_global_zero:
-            try:
+            with OptionalFile().attempt(folder / FINISHED_FILE):
                 (folder / FINISHED_FILE).unlink(missing_ok=True)
-            except OSError as error:
-                rank_zero_warn(f"could not remove {folder / FINISHED_FILE} ({error.strerror})")
-            try:
+            with OptionalFile().attempt(folder / STARTED):
                 note_start(folder)
-            except OSError as error:
-                rank_zero_warn(f"could not write {folder / STARTED} ({error.strerror}); training continues")
         self.beat(Phase.SETUP)
         if not isinstance(trainer.strategy.checkpoint_io, HeartbeatCheckpointIO):
             trainer.strategy.checkpoint_io = HeartbeatCheckpointIO(trainer.strategy.checkpoint_io, self)
@@ -118,21 +107,15 @@ class HeartbeatFile(Callback):
         self._beat_validation(trainer, Phase.VALIDATE)
 
     def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         self._record_samples(batch)
-        self._beat_validation(trainer, Phase.VALIDATE, batch_idx)
+        self._beat_validation(trainer, Phase.VALIDATE, batch=batch_idx)
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
-        self._beat_validation(trainer, Phase.VALIDATE, batch_idx + 1)
+        self._beat_validation(trainer, Phase.VALIDATE, batch=batch_idx + 1)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._beat_validation(trainer, Phase.METRICS)
@@ -149,16 +132,10 @@ class HeartbeatFile(Callback):
         if self.writer is None or not trainer.is_global_zero:
             return
         path = Path(trainer.default_root_dir) / FINISHED_FILE
-        report = {
-            "process": os.getpid(),
-            "epochs": trainer.current_epoch,
-            "steps": self.writer.step,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
-        try:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        report = {"process": os.getpid(), "epochs": trainer.current_epoch, "steps": self.writer.step, "time": moment}
+        with OptionalFile().attempt(path, "a supervisor will restart this run once more"):
             write_json(path, report, indent=None)
-        except OSError as error:
-            rank_zero_warn(f"could not write {path} ({error.strerror}); a supervisor will restart this run once more")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.beat(Phase.EXIT)
@@ -170,13 +147,13 @@ class HeartbeatFile(Callback):
             self.writer.close()
             self.writer, self._owned = None, False
 
-    def beat(self, phase: Phase, epoch: int | None = None, step: int | None = None, batch: int | None = None) -> None:
+    def beat(self, phase: Phase, **position: int) -> None:
         """Record the start of `phase`; see `HeartbeatWriter.beat`."""
         if self.writer is not None:
-            self.writer.beat(phase, epoch, step, batch)
+            self.writer.beat(phase, **position)
 
-    def _beat_validation(self, trainer: Trainer, phase: Phase, batch: int | None = None) -> None:
-        self.beat(Phase.SANITY if trainer.sanity_checking else phase, batch=batch)
+    def _beat_validation(self, trainer: Trainer, phase: Phase, **position: int) -> None:
+        self.beat(Phase.SANITY if trainer.sanity_checking else phase, **position)
 
     def _record_samples(self, batch: Any) -> None:
         if self.writer is not None and isinstance(batch, Batch):

@@ -81,8 +81,8 @@ class MeanAP(Callback):
     ) -> tuple[DriftScores, dict[str, float]]:
         assert self._metric is not None
         class_names = pl_module.hparams["class_names"]
-        collected: Collected = self._metric.compute()
-        scores, ultralytics = drift_scores(collected.matches), ultralytics_scores(collected.ultralytics)
+        found: Collected = self._metric.compute()
+        scores, ultralytics = drift_scores(found.matches), ultralytics_scores(found.ultralytics)
         named = named_scores(scores, class_names) | named_ultralytics_scores(ultralytics, class_names)
         logged = {f"{stage}/{name}": value for name, value in named.items()}
         shown = f"{stage}/map_50"
@@ -93,12 +93,7 @@ class MeanAP(Callback):
         if trainer.state.fn == "fit":
             self._trained = {"epoch": trainer.current_epoch, "steps": steps_begun(trainer)}
         record = EvaluationRecord(
-            stage,
-            tuple(class_names),
-            collected.image_ids,
-            collected.matches,
-            collected.ultralytics,
-            **self._trained,
+            stage, tuple(class_names), found.image_ids, found.matches, found.ultralytics, **self._trained
         )
         self._recorded = ultralytics if write_record(trainer, record) else None
         if trainer.state.fn != "fit":

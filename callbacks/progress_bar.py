@@ -4,88 +4,35 @@ import time
 from datetime import datetime, timedelta
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 
-from yolo_lightning.callbacks.status_file import BLOCK_STEPS, StepPace, fit_plan
+from yolo_lightning.callbacks.status_file import BLOCK_STEPS, FitTimer, fit_plan, is_validation_of_fit
 from yolo_lightning.utils.choices import check_range
 
 ESTIMATING = "estimating"
 
 
-class FinishEstimate(Callback):
+class FinishEstimate(FitTimer):
     """Estimates the finish time of a fit from the typical duration of a step and the duration of the last validation.
 
     There is no estimate until `BLOCK_STEPS` steps of this process, or one epoch, and one validation have been timed.
-    The first step of a process is not timed, because it includes the start of workers and compilation. A checkpoint
-    contains the duration of the last validation.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches = 0
-        """Finished batches of the current epoch."""
-        self._validation_s: float | None = None
-        self._pace = StepPace()
-        self._timed_steps = 0
-        self._since_s: float | None = None
-        """End of the last step plus the duration of the validations since; None before the first step."""
-        self._validation_began_s: float | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"validation_s": self._validation_s}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._validation_s = state_dict["validation_s"]
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.batches = 0
-        super().on_train_epoch_start(trainer, pl_module)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
-    ) -> None:
-        """Time the step, including the wait for its batch."""
-        now_s = time.monotonic()
-        if self._since_s is not None:
-            self._pace.add(0.0, now_s - self._since_s)
-            self._timed_steps += 1
-        self._since_s = now_s
-        self.batches = batch_idx + 1
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and trainer.state.fn == "fit":
-            self._validation_began_s = time.monotonic()
-        super().on_validation_start(trainer, pl_module)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Time the validation, and subtract its duration from that of the next step."""
-        if self._validation_began_s is not None:
-            self._validation_s = time.monotonic() - self._validation_began_s
-            self._validation_began_s = None
-            if self._since_s is not None:
-                self._since_s += self._validation_s
-        super().on_validation_end(trainer, pl_module)
 
     def finish_time(self, trainer: Trainer) -> str:
         """Return the time at which the fit will be finished, or "estimating"."""
-        left_s = self._left_s(trainer)
-        return ESTIMATING if left_s is None else describe_time(datetime.now() + timedelta(seconds=left_s))
-
-    def _left_s(self, trainer: Trainer) -> float | None:
         plan, epoch = fit_plan(trainer), trainer.current_epoch
-        typical = self._pace.typical()
-        if plan.epochs is None or typical is None or self._timed_steps < min(BLOCK_STEPS, plan.batches_per_epoch):
-            return None
-        steps = max(0, plan.batches_per_epoch - self.batches)
+        typical = self.pace.typical()
+        if plan.epochs is None or typical is None or self.pace.timed_steps < min(BLOCK_STEPS, plan.batches_per_epoch):
+            return ESTIMATING
+        steps = max(0, plan.batches_per_epoch - self.batch)
         validations = plan.validations_left(epoch, steps) + plan.validations_after(epoch)
-        if validations and self._validation_s is None:
-            return None
+        if validations and self.validation_s is None:
+            return ESTIMATING
         steps += max(0, plan.epochs - epoch - 1) * plan.batches_per_epoch
-        return steps * typical[0] + validations * (self._validation_s or 0.0)
+        left_s = steps * typical[0] + validations * (self.validation_s or 0.0)
+        return describe_time(datetime.now() + timedelta(seconds=left_s))
 
 
 class RunProgressBar(FinishEstimate, RichProgressBar):
@@ -113,7 +60,7 @@ class ProgressLines(FinishEstimate):
         self._printed_s: float | None = None
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         now_s = time.monotonic()
@@ -130,7 +77,7 @@ class ProgressLines(FinishEstimate):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
-        if not trainer.sanity_checking and trainer.state.fn == "fit":
+        if is_validation_of_fit(trainer):
             shown = {name: trainer.callback_metrics.get(f"val/{name}") for name in ("map_50", "map")}
             scores = ", ".join(f"{name} {float(value):.4f}" for name, value in shown.items() if value is not None)
             rank_zero_info(f"epoch {trainer.current_epoch + 1} validated: {scores}")

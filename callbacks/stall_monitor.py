@@ -30,13 +30,7 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTim
 from yolo_lightning.supervision.watch import Health, Look, Watch
 from yolo_lightning.utils.distributed import launch_id, rank_suffix, restarts
 from yolo_lightning.utils.exit_codes import ExitCode
-from yolo_lightning.utils.run_files import (
-    INCIDENT_FILE,
-    STACKS_FILE,
-    has_checkpoint,
-    incident_folder,
-    incident_names,
-)
+from yolo_lightning.utils.run_files import INCIDENT_FILE, STACKS_FILE, has_checkpoint, incident_folder, incident_names
 
 GRACE_S = 20.0
 """Seconds after the timeout of the thread at which `last_resort` ends the process."""
@@ -89,12 +83,9 @@ class StallMonitor(Callback):
         self._thread.start()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._disarm()
+        self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._disarm()
-
-    def _disarm(self) -> None:
         if self._stop is not None:
             self._stop.set()
             self._thread.join()  # the thread writes to `last_resort`
@@ -115,13 +106,13 @@ class StallMonitor(Callback):
         workers = {child.name: child.pid for child in multiprocessing.active_children()}
         diagnosis = Diagnosis(StallClass.UNKNOWN, f"the timeout is {look.timeout_s:g} s")
         incident = Incident(folder, look.phase, look.heartbeat, diagnosis, look.waited_s)
-        further = {"workers": workers, "launch": launch_id(), "attempt": restarts()}
         where = f"stacks in {folder}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / STACKS_FILE).open("w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
-            report = incident.report(f"the process ended itself with exit code {ExitCode.STALLED}", **further)
+            outcome = f"the process ended itself with exit code {ExitCode.STALLED}"
+            report = incident.report(outcome, workers=workers, launch=launch_id(), attempt=restarts())
             (folder / INCIDENT_FILE).write_text(report)
         except OSError as error:
             where = f"could not write {folder} ({error.strerror})"

@@ -36,10 +36,12 @@ class StepPace:
         self._blocks: deque[tuple[float, float]] = deque(maxlen=BLOCKS)
         self._fetch_s = self._step_s = 0.0
         self._steps = 0
+        self.timed_steps = 0
 
     def add(self, fetch_s: float, step_s: float) -> None:
         """Add a step with the seconds of the wait for its batch and of its computation."""
         self._fetch_s, self._step_s, self._steps = self._fetch_s + fetch_s, self._step_s + step_s, self._steps + 1
+        self.timed_steps += 1
         if self._steps == BLOCK_STEPS:
             self._blocks.append((self._fetch_s / BLOCK_STEPS, self._step_s / BLOCK_STEPS))
             self._fetch_s, self._step_s, self._steps = 0.0, 0.0, 0
@@ -56,7 +58,62 @@ class StepPace:
         return statistics.median(totals), statistics.median(shares)
 
 
-class StatusFile(Callback):
+class FitTimer(Callback):
+    """Times the steps and validations of a fit; a checkpoint contains the duration of the last validation.
+
+    The first step of a process is not timed, because it starts workers and compiles kernels.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pace = StepPace()
+        self.batch = 0
+        """Trained batches of the current epoch."""
+        self.validation_s: float | None = None
+        self._waiting_since_s = self._step_began_s = self._validation_began_s = 0.0
+        self._any_batch = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validation_s": self.validation_s}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.validation_s = state_dict["validation_s"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.pace, self._any_batch = StepPace(), False
+        self.batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        super().on_train_start(trainer, pl_module)
+        self._waiting_since_s = time.monotonic()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.batch = 0
+        super().on_train_epoch_start(trainer, pl_module)
+        self._waiting_since_s = time.monotonic()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._step_began_s = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now_s = time.monotonic()
+        if self._any_batch:
+            self.pace.add(self._step_began_s - self._waiting_since_s, now_s - self._step_began_s)
+        self._any_batch, self.batch, self._waiting_since_s = True, batch_idx + 1, now_s
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_began_s = time.monotonic()
+        super().on_validation_start(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._waiting_since_s = time.monotonic()
+        if is_validation_of_fit(trainer):
+            self.validation_s = self._waiting_since_s - self._validation_began_s
+        super().on_validation_end(trainer, pl_module)
+
+
+class StatusFile(FitTimer):
     """Writes `status.json` in the run folder every few seconds during a fit, and at its end.
 
     A full disk causes one warning and does not end the fit. Measurements are stored in checkpoints, so that the
@@ -69,76 +126,55 @@ class StatusFile(Callback):
     def __init__(self, interval_s: float = 10.0) -> None:
         if not interval_s >= 1:
             raise ValueError(f"StatusFile.interval_s must be >= 1, got {interval_s}")
+        super().__init__()
         self.interval_s = interval_s
-        self._pace = StepPace()
         self._trained_s = 0.0
-        self._validation_s: float | None = None
         self._scores: deque[Scores] = deque(maxlen=SCORES_KEPT)
         self._best_map_50: float | None = None
         self._began_s: float | None = None
-        self._waiting_since_s = self._step_began_s = self._validation_began_s = 0.0
-        self._epoch = self._batch = self._step = 0
-        self._any_batch = False
+        self._epoch = self._step = 0
         self._written_at_s = -math.inf
         self._file = OptionalFile()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "trained_s": self._elapsed_s(),
-            "validation_s": self._validation_s,
-            "scores": [(one.epoch, dict(one.values)) for one in self._scores],
-            "best_map_50": self._best_map_50,
-        }
+        scores = [(one.epoch, dict(one.values)) for one in self._scores]
+        further = {"trained_s": self._elapsed_s(), "scores": scores, "best_map_50": self._best_map_50}
+        return super().state_dict() | further
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._trained_s, self._validation_s = state_dict["trained_s"], state_dict["validation_s"]
+        super().load_state_dict(state_dict)
+        self._trained_s = state_dict["trained_s"]
         self._scores.extend(Scores(epoch, dict(values)) for epoch, values in state_dict["scores"])
         self._best_map_50 = state_dict["best_map_50"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._began_s = self._waiting_since_s = time.monotonic()
-        self._pace, self._any_batch = StepPace(), False
+        super().on_train_start(trainer, pl_module)
+        self._began_s = time.monotonic()
         self._epoch, self._step = trainer.current_epoch, steps_begun(trainer)
-        self._batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         self._write(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._epoch, self._batch = trainer.current_epoch, 0
-        self._waiting_since_s = time.monotonic()
+        super().on_train_epoch_start(trainer, pl_module)
+        self._epoch = trainer.current_epoch
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._step_began_s = time.monotonic()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Measure a step; the first step of a process is left out, because it starts workers and compiles kernels."""
-        now_s = time.monotonic()
-        if self._any_batch:
-            self._pace.add(self._step_began_s - self._waiting_since_s, now_s - self._step_began_s)
-        self._any_batch, self._epoch, self._batch = True, trainer.current_epoch, batch_idx + 1
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+        super().on_train_batch_end(trainer, *arguments)
         self._step = steps_begun(trainer)
         self._write_if_due(trainer)
-        self._waiting_since_s = time.monotonic()
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validation_began_s = time.monotonic()
-
-    def on_validation_batch_end(self, trainer: Trainer, *arguments: Any, **named: Any) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if not trainer.sanity_checking:
             self._write_if_due(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._waiting_since_s = time.monotonic()
-        if trainer.sanity_checking or trainer.state.fn != "fit":
+        super().on_validation_end(trainer, pl_module)
+        if not is_validation_of_fit(trainer):
             return
-        self._validation_s = self._waiting_since_s - self._validation_began_s
         values = finite({name: trainer.callback_metrics.get(name) for name in (MAP_50, MAP)})
         if values:
             self._scores.append(Scores(trainer.current_epoch, values))
-        map_50 = values.get(MAP_50)
-        if map_50 is not None:
-            self._best_map_50 = map_50 if self._best_map_50 is None else max(map_50, self._best_map_50)
+        if (map_50 := values.get(MAP_50)) is not None:
+            self._best_map_50 = max(map_50, map_50 if self._best_map_50 is None else self._best_map_50)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._write(trainer)
@@ -162,12 +198,10 @@ class StatusFile(Callback):
             write_status(self._status(trainer), path)
 
     def _status(self, trainer: Trainer) -> Status:
-        step_s, fetch_share = self._pace.typical() or (None, None)
-        logged = {
-            name: value
-            for name, value in trainer.callback_metrics.items()
-            if not name.endswith(("_step", "_epoch"))  # a value with two names has a plain name, too
-        }
+        step_s, fetch_share = self.pace.typical() or (None, None)
+        # A value with two names has a plain name, too.
+        named = trainer.callback_metrics.items()
+        logged = {name: value for name, value in named if not name.endswith(("_step", "_epoch"))}
         return Status(
             **asdict(fit_plan(trainer)),
             written_s=time.time(),
@@ -178,17 +212,21 @@ class StatusFile(Callback):
             device=str(trainer.strategy.root_device),
             workers=getattr(trainer.train_dataloader, "num_workers", 0),
             epoch=self._epoch,
-            batch=self._batch,
+            batch=self.batch,
             step=self._step,
             step_s=step_s,
             fetch_share=fetch_share,
             trained_s=self._elapsed_s(),
-            validation_s=self._validation_s,
+            validation_s=self.validation_s,
             losses=finite({name: logged[name] for name in logged if name.startswith("train/") and "loss" in name}),
             learning_rates=finite({name: logged[name] for name in logged if name.startswith("lr/")}),
             scores=tuple(self._scores),
             best_map_50=self._best_map_50,
         )
+
+
+def is_validation_of_fit(trainer: Trainer) -> bool:
+    return not trainer.sanity_checking and trainer.state.fn == "fit"
 
 
 def fit_plan(trainer: Trainer) -> FitPlan:

@@ -36,26 +36,19 @@ class SubmissionWriter(Callback):
         if gathered is None:
             return
         predictions = [prediction for share in gathered for prediction in unpack(share)]
-        folder = Path(trainer.default_root_dir)
+        path = Path(trainer.default_root_dir) / PREDICTIONS
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        write = write_challenge if data.is_ltdv2 else write_results
-        rank_zero_info(write(predictions, data, folder))
-
-
-def write_challenge(predictions: Sequence[Prediction], data: Any, folder: Path) -> str:
-    """Write the submission file and its zip; return the line for the log."""
-    content = build_submission(predictions, data.predict_image_ids)
-    for name in (PREDICTIONS, PREDICTIONS_ARCHIVE):
-        write_submission(content.items(), folder / name)
-    boxes = sum(len(entry["labels"]) for entry in content.values())
-    return f"submission: {len(content):,} images, {boxes:,} boxes in {folder / PREDICTIONS} and its zip"
-
-
-def write_results(predictions: Sequence[Prediction], data: Any, folder: Path) -> str:
-    """Write COCO's list of results; return the line for the log."""
-    results = coco_results(predictions, data.predict_original_ids, data.category_ids)
-    write_coco_results(results, folder / PREDICTIONS)
-    return f"predictions: {len(data.predict_image_ids):,} images, {len(results):,} boxes in {folder / PREDICTIONS}"
+        images = f"{len(data.predict_image_ids):,} images"
+        if data.is_ltdv2:
+            content = build_submission(predictions, data.predict_image_ids)
+            for target in (path, path.with_name(PREDICTIONS_ARCHIVE)):
+                write_submission(content.items(), target)
+            boxes = sum(len(entry["labels"]) for entry in content.values())
+            rank_zero_info(f"submission: {images}, {boxes:,} boxes in {path} and its zip")
+        else:
+            results = coco_results(predictions, data.predict_original_ids, data.category_ids)
+            write_coco_results(results, path)
+            rank_zero_info(f"predictions: {images}, {len(results):,} boxes in {path}")
 
 
 def pack(predictions: Sequence[Prediction]) -> dict[str, Any]:

@@ -163,12 +163,9 @@ class YOLOModule(LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=TRAINING_ARGUMENTS)
-        for name, value in (
-            ("score_threshold", score_threshold),
-            ("iou_threshold", iou_threshold),
-            ("class_weight_power", class_weight_power),
-        ):
-            check_range(f"model.{name}", value, ">= 0", "<= 1")
+        check_range("model.score_threshold", score_threshold, ">= 0", "<= 1")
+        check_range("model.iou_threshold", iou_threshold, ">= 0", "<= 1")
+        check_range("model.class_weight_power", class_weight_power, ">= 0", "<= 1")
         check_range("model.multi_scale", multi_scale, ">= 0", "< 1")
         check_range("model.max_detections", max_detections, ">= 1")
         check_range("model.probe_timeout_s", probe_timeout_s, "> 0")
@@ -221,7 +218,8 @@ class YOLOModule(LightningModule):
         self._steps = steps_begun(self.trainer)
         settings = self._apply_settings(batch_idx)
         self._input_record = input_record(batch.images.shape[1], max(batch.images.shape[-2:]))
-        batch = self._relabelled(batch)
+        if self.hparams["single_class"]:
+            batch = as_one_class(batch)
         losses = self._guarded_step.run(batch)
         must_roll_back = self._guard.check_loss(losses.is_finite, batch.image_ids, self._steps, losses.parts)
         if losses.is_finite:
@@ -372,9 +370,6 @@ class YOLOModule(LightningModule):
         restored = f"restored weights, optimizer and average of {path}" if path else "no checkpoint can be restored"
         rank_zero_warn(f"{restored}; from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}")
 
-    def _relabelled(self, batch: Batch) -> Batch:
-        return as_one_class(batch) if self.hparams["single_class"] else batch
-
     def _network_input(self, images: Tensor) -> Tensor:
         return network_input(images, next(self.graph.parameters()).dtype)
 
@@ -382,7 +377,8 @@ class YOLOModule(LightningModule):
         return (self._folded_graph or self.graph)(self._network_input(images))
 
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:
-        batch = self._relabelled(batch)
+        if self.hparams["single_class"]:
+            batch = as_one_class(batch)
         raw = self._infer(batch.images)
         _, parts = self.detection_loss(raw, batch)
         self.log_dict({f"{stage}/{name}": part for name, part in parts.items()}, batch_size=len(batch), sync_dist=True)

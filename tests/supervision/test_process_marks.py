@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.supervision import process_marks
-from yolo_lightning.supervision.kill import OURS_IN_SHARED_MEMORY
-from yolo_lightning.supervision.process_marks import mark_of, mark_process, marked_files, remove_files_of_dead_processes
+from yolo_lightning.supervision import kill
+from yolo_lightning.supervision.kill import (
+    OURS_IN_SHARED_MEMORY,
+    mark_of,
+    mark_process,
+    marked_files,
+    remove_files_of_dead_processes,
+)
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -19,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TRAINER = """
 import sys
 from multiprocessing import get_context, util
-from yolo_lightning.supervision.process_marks import mark_process
+from yolo_lightning.supervision.kill import mark_process
 mark_process()
 lock = get_context("spawn").Lock()
 print(lock._semlock.name, util.get_temp_dir(), flush=True)
@@ -117,7 +122,7 @@ def test_mark_is_short_and_known_to_the_one_who_kills(monkeypatch: pytest.Monkey
     mark = mark_of(os.getpid())
     assert mark is not None
     assert len(mark) <= 40
-    assert process_marks.MARKED.fullmatch(f"sem.{mark}-abcd_012")
+    assert kill.MARKED.fullmatch(f"sem.{mark}-abcd_012")
     assert OURS_IN_SHARED_MEMORY.fullmatch(f"sem.{mark}-abcd_012")
 
 
@@ -128,7 +133,7 @@ def test_folder_of_sockets_is_one_in_which_sockets_can_be_made(tmp_path: Path, m
     monkeypatch.delenv(MARKER_VARIABLE, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
     mark = f"yolo-test-{os.getpid()}"  # the folder with the mark of this process may contain sockets of other tests
-    monkeypatch.setattr(process_marks, "mark_of", lambda _: mark)
+    monkeypatch.setattr(kill, "mark_of", lambda _: mark)
     mark_process()
     assert config["tempdir"] == f"/tmp/{mark}"
     assert config["semprefix"] == f"/{mark}"

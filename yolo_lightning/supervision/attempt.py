@@ -8,7 +8,7 @@ from pathlib import Path
 from yolo_lightning.supervision import live_heartbeat
 from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
-from yolo_lightning.supervision.evidence import Request, collect, keep, keep_disk_usage
+from yolo_lightning.supervision.evidence import Request, collect, keep
 from yolo_lightning.supervision.fallback import FallbackLevel
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase, parse
 from yolo_lightning.supervision.incident import Incident
@@ -169,7 +169,6 @@ class AttemptRunner:
         if self._disk_hung:
             sentence = f"{silent}; {classify(collect(request, self._keep)).sentence}"
             incident = replace(incident, diagnosis=replace(diagnosis, sentence=sentence))
-        self.disk.post(keep_disk_usage, folder / "disk.txt", self.run_folder)
         self.keep_incident(incident, f"kill in {self.settings.kill_after_s:g} s unless it recovers")
         return incident
 

@@ -13,28 +13,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from yolo_lightning.supervision import processes
 from yolo_lightning.supervision.classify import Evidence, Frame, ProcessEvidence, parse_faulthandler, parse_py_spy
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import bounded
-from yolo_lightning.supervision.processes import (
-    PROC,
-    all_processes,
-    catches,
-    command_line_now,
-    environment_now,
-    read_process,
-    tree,
-    wait_channel,
-)
+from yolo_lightning.supervision.processes import PROC, read_process
 from yolo_lightning.utils.run_files import STACKS_FILE, stacks_path
 from yolo_lightning.utils.sensors import evicted_ms
 
 GPU_DEVICES = re.compile(r"/dev/(kfd|dri/|nvidia)")
 KERNEL_LINES = re.compile(
-    r"amdgpu|kfd|nvrm|xid|workqueue|hung_task|blocked for more than|out of memory|oom|segfault", re.I
+    "amdgpu|kfd|nvrm|xid|workqueue|hung_task|blocked for more than|out of memory|oom|segfault", re.I
 )
 SYSTEM_FILES = ("meminfo", "pressure/memory", "pressure/io", "pressure/cpu", "loadavg", "vmstat")
 ENVIRONMENT = re.compile(r"(OMP|MKL|HSA|HIP|ROC|GPU|CUDA|NVIDIA|PYTORCH|TORCH|MIOPEN|AMD|MALLOC)_\w+|LANG|TMPDIR")
@@ -64,17 +57,9 @@ class Request:
 
 def keep(path: Path, text: str) -> None:
     """Write a file of the incident; a failure is ignored, so that the other evidence is still collected."""
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    except OSError:
-        return
-
-
-def keep_disk_usage(path: Path, run: Path) -> None:
-    """Write the free space of the run folder's disk."""
-    usage = shutil.disk_usage(run)
-    keep(path, f"== {run}: {usage.free:,} of {usage.total:,} bytes free\n")
 
 
 def collect(request: Request, keep: Keep = keep) -> Evidence:
@@ -90,8 +75,8 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
     }.items():
         keep(request.folder / name, text)
     by_faulthandler = stacks_by_signal(request, keep)
-    descendants = [one.pid for one in tree(trainer_id) if one.pid != trainer_id]
-    zombies = [one.pid for one in all_processes() if one.parent == trainer_id and one.is_gone]
+    descendants = [one.pid for one in processes.tree(trainer_id) if one.pid != trainer_id]
+    zombies = [one.pid for one in processes.all_processes() if one.parent == trainer_id and one.is_gone]
     looks = [look_at(pid, request, keep) for pid in [trainer_id, *descendants, *zombies][:PROCESSES_LOOKED_AT]]
     time.sleep(request.resample_s)
     later_stack = parse_py_spy(bounded(lambda: py_spy(trainer_id, ()), limit_s) or "")
@@ -124,9 +109,9 @@ def system_state() -> str:
 
 def allowed_environment(pid: int) -> str:
     """Return the environment variables that configure libraries and GPU, one per line."""
-    lines = environment_now(pid)
-    kept = [line for line in lines if ENVIRONMENT.fullmatch(name := line.partition("=")[0]) and not SECRET.search(name)]
-    return "\n".join(sorted(kept)) + "\n"
+    named = ((line.partition("=")[0], line) for line in processes.environment_now(pid))
+    kept = sorted(line for name, line in named if ENVIRONMENT.fullmatch(name) and not SECRET.search(name))
+    return "\n".join(kept) + "\n"
 
 
 def kernel_lines() -> tuple[str, ...]:
@@ -145,7 +130,7 @@ def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
     heartbeat = request.heartbeat
     if heartbeat is None or heartbeat.process != request.trainer or not heartbeat.stacks_signal:
         return ()
-    if not catches(request.trainer, heartbeat.stacks_signal):  # Lightning removes the handler after a fit
+    if not processes.catches(request.trainer, heartbeat.stacks_signal):  # Lightning removes the handler after a fit
         return ()
     path = stacks_path(request.heartbeat_path)
 
@@ -175,9 +160,9 @@ def look_at(pid: int, request: Request, keep: Keep) -> ProcessEvidence:
     process = read_process(pid)
     return ProcessEvidence(
         pid=pid,
-        command=bounded(lambda: command_line_now(pid), limit_s) or "",
+        command=bounded(lambda: processes.command_line_now(pid), limit_s) or "",
         state=process.state if process else "X",
-        wait_channel=" ".join((wait_channel(pid), bounded(lambda: gpu_call(pid), limit_s) or "")).strip(),
+        wait_channel=" ".join((processes.wait_channel(pid), bounded(lambda: gpu_call(pid), limit_s) or "")).strip(),
         stack=parse_py_spy(text),
     )
 

@@ -93,13 +93,9 @@ class NoHeartbeat(StrEnum):
 
 
 class HeartbeatWriter:
-    """Writes the heartbeat file of this process. A lock prevents a second writer.
+    """Writes the heartbeat file of this process; an existing file is overwritten.
 
-    Args:
-        path: The file, which is overwritten.
-
-    Raises:
-        OSError: If the file cannot be written, or another process has locked it (`BlockingIOError`).
+    Raises an OSError if the file cannot be written, or if another process has locked it (`BlockingIOError`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -157,10 +153,7 @@ class HeartbeatWriter:
     def arm_stacks(self) -> None:
         """Write the stacks of all threads into `stacks_path` on `STACKS_SIGNAL`.
 
-        The file is opened now, because a hung process cannot open a file.
-
-        Raises:
-            OSError: If the file cannot be opened.
+        The file is opened now, because a hung process cannot open a file; this can raise an OSError.
         """
         self._stacks = stacks_path(self.path).open("wb", buffering=0)
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
@@ -173,9 +166,10 @@ class HeartbeatWriter:
         faulthandler.unregister(STACKS_SIGNAL)
         self._stacks.close()
         self._stacks = None
+        path = stacks_path(self.path)
         with suppress(OSError):
-            if stacks_path(self.path).stat().st_size == 0:
-                stacks_path(self.path).unlink()
+            if path.stat().st_size == 0:
+                path.unlink()
 
     def close(self) -> None:
         """Close the file; the last content remains."""

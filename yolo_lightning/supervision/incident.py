@@ -79,12 +79,7 @@ class IncidentReport:
 
 
 def read_incident(path: Path) -> IncidentReport:
-    """Return the content of an incident report of the supervisor or of `StallMonitor`.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If the file contains no JSON object.
-    """
+    """Return the content of an incident report; raise an OSError or a ValueError if `read_report` does."""
     report = read_report(path)
     try:
         time_s = datetime.fromisoformat(report["time"]).timestamp()
@@ -118,12 +113,7 @@ def loader_stalls(run: Path, launch: str) -> int:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Return the entries of an incident report.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If the file contains no JSON object.
-    """
+    """Return the entries of an incident report; raise an OSError or a ValueError if they cannot be read."""
     report = json.loads(path.read_text())
     if not isinstance(report, dict):
         raise ValueError(f"must contain a JSON object, got {type(report).__name__}")

@@ -1,15 +1,27 @@
-"""End of a trainer with all its descendants, without leftovers in shared memory."""
+"""End of a trainer with all its descendants, and deletion of the files that ended processes leave behind.
 
+After SIGKILL to a whole process group, which includes multiprocessing's resource tracker, no process unlinks the
+semaphores in /dev/shm and the folder of sockets in the temporary folder. Their usual names (`sem.mp-<random>`,
+`pymp-<random>`) do not contain their owner; `mark_process` chooses names that do. The mark of a process consists of its
+id, its start time, and a checksum of boot and PID namespace, because /dev/shm and temporary folders may be shared with
+containers and machines in which the same id belongs to another process.
+"""
+
+import multiprocessing.process
+import multiprocessing.util
 import os
 import re
+import shutil
 import signal
+import tempfile
 import time
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from yolo_lightning.supervision.helper_process import bounded
-from yolo_lightning.supervision.process_marks import SHARED_MEMORY, remove_files_of_dead_processes
 from yolo_lightning.supervision.processes import (
     GONE,
     LOOK_TIMEOUT_S,
@@ -23,6 +35,12 @@ from yolo_lightning.supervision.processes import (
     tree,
     wait_channel,
 )
+from yolo_lightning.supervision.trainer import SOCKET_PATH_BYTES, is_supervised
+
+SHARED_MEMORY = Path("/dev/shm")
+SOCKET = "/listener-12345678"
+MARKED = re.compile(r"(?:sem\.)?yolo-(?P<space>[0-9a-f]{8})-(?P<pid>[0-9a-f]+)-(?P<ticks>[0-9a-f]+)(?:-\w{8})?")
+"""Names of semaphores and folders with a mark."""
 
 OURS_IN_SHARED_MEMORY = re.compile(r"(sem\.mp-|sem\.yolo-|torch_|psm_|wnsm_|sem\.loky-).+")
 """Names chosen by multiprocessing, torch and `mark_process`. Other files in /dev/shm are never deleted."""
@@ -49,15 +67,13 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
     """End `leader`, its descendants, its session and all processes with `marker`.
 
     The processes are listed before the first kill, because a child of a dead parent is no descendant. The resource
-    tracker is killed last: after the end of all other processes it unlinks their semaphores and ends.
-
-    Args:
-        leader: Session leader; can have ended already. None if only the marker is known.
-        marker: `NAME=value` in the environment, which finds processes that left the session.
-        wait_s: Seconds to wait for the processes, for the resource tracker, and for processes that were found last.
+    tracker is killed last: after the end of all other processes it unlinks their semaphores and ends. `leader` can have
+    ended already; `marker` (`NAME=value` in the environment) finds processes that left the session. `wait_s` is the
+    time limit in seconds for the processes, for the resource tracker, and for processes that were found last, each.
     """
     members = snapshot(leader, marker)
-    files = shared_memory_of(members)
+    pids = [process.pid for process in members]
+    files = bounded(lambda: mapped_now(pids), LOOK_TIMEOUT_S) or []
     others = [process for process in members if not is_resource_tracker(process.pid)]
     end(others)
     wait_until_gone(others, wait_s)
@@ -88,10 +104,8 @@ def end(processes: Iterable[Process]) -> None:
     alive = [process for process in processes if is_same(process)]
     for number in (signal.SIGKILL, signal.SIGCONT):
         for process in alive:
-            try:
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, number)
-            except (ProcessLookupError, PermissionError):
-                continue
 
 
 def wait_until_gone(processes: Iterable[Process], wait_s: float) -> list[Process]:
@@ -111,12 +125,6 @@ def where_it_is(process: Process) -> str:
         where = wait_channel(thread.pid) or "an unknown place"
         return f"{process.name}, a thread in state {thread.state}, waits in {where}"
     return f"{process.name}, state {now.state}, waits in {wait_channel(process.pid) or 'an unknown place'}"
-
-
-def shared_memory_of(processes: Iterable[Process]) -> list[Path]:
-    """Return the files in /dev/shm that processes have mapped. The names of the files do not contain their owner."""
-    pids = [process.pid for process in processes]
-    return bounded(lambda: mapped_now(pids), LOOK_TIMEOUT_S) or []
 
 
 def mapped_now(pids: Iterable[int]) -> list[Path]:
@@ -140,12 +148,77 @@ def mapped_now(pids: Iterable[int]) -> list[Path]:
 
 def remove_shared_memory(dead: Iterable[int], mapped: Iterable[Path]) -> tuple[Path, ...]:
     """Delete the files of ended processes in /dev/shm: mapped files, and files with the process id or mark as name."""
-    left = [*mapped, *(path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))]
+    of_torch = (path for pid in dead for path in SHARED_MEMORY.glob(f"torch_{pid}_*"))
+    return (*remove([*mapped, *of_torch]), *remove_files_of_dead_processes())
+
+
+def remove(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Delete this user's files and folders; return those that were deleted by this call."""
     removed = []
-    for path in left:
+    for path in paths:
+        with suppress(OSError):  # deleted by another process meanwhile
+            if path.lstat().st_uid == os.geteuid():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                removed.append(path)
+    return tuple(removed)
+
+
+def mark_process() -> None:
+    """Make multiprocessing use the mark of this process in the names of semaphores and of the folder of its sockets.
+
+    Workers inherit these settings. CPython keeps the prefix of semaphores there so that programs can change it
+    (https://github.com/python/cpython/issues/63677). The folder replaces the one that multiprocessing makes in each
+    worker. A supervised trainer needs no such folder, because its supervisor removes all its temporary files. Without
+    /proc nothing is changed.
+    """
+    mark = mark_of(os.getpid())
+    if mark is None:
+        return
+    config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    config["semprefix"] = f"/{mark}"
+    if is_supervised() or config.get("tempdir") is not None:
+        return
+    folder = Path(tempfile.gettempdir()) / mark
+    if len(os.fsencode(f"{folder}{SOCKET}")) > SOCKET_PATH_BYTES:
+        folder = Path("/tmp") / mark
+    folder.mkdir(mode=0o700, exist_ok=True)
+    # As for multiprocessing's own folder: last of all finalizers of this process, not of a worker.
+    multiprocessing.util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-100)
+    config["tempdir"] = str(folder)
+
+
+def mark_of(pid: int) -> str | None:
+    """Return the mark of a living process, at most 40 characters; None without /proc."""
+    process, space = read_process(pid), name_space()
+    return None if process is None or space is None else f"yolo-{space}-{pid:x}-{process.started_ticks:x}"
+
+
+def name_space() -> str | None:
+    """Return a checksum of the boot and the PID namespace in which process ids of this process are valid."""
+    try:
+        boot, space = (PROC / "sys/kernel/random/boot_id").read_text(), os.readlink(PROC / "self/ns/pid")
+        return f"{zlib.crc32((boot + space).encode()):08x}"
+    except OSError:
+        return None
+
+
+def remove_files_of_dead_processes() -> tuple[Path, ...]:
+    """Delete this user's semaphores and folders whose mark names a process that has ended; return what was deleted."""
+    return remove(marked_files())
+
+
+def marked_files() -> Iterator[Path]:
+    """Yield the files and folders whose mark names a process of this boot and PID namespace that has ended."""
+    space = name_space()
+    for folder in {SHARED_MEMORY, Path(tempfile.gettempdir()), Path("/tmp")}:
         try:
-            path.unlink()
-        except OSError:  # deleted already, or owned by another user
+            names = os.listdir(folder)
+        except OSError:
             continue
-        removed.append(path)
-    return (*removed, *remove_files_of_dead_processes())
+        for name in names:
+            found = MARKED.fullmatch(name)
+            if found is None or found["space"] != space:
+                continue
+            process = read_process(int(found["pid"], 16))
+            if process is None or process.is_gone or process.started_ticks != int(found["ticks"], 16):
+                yield folder / name

@@ -31,11 +31,9 @@ START = (
 class LastResort:
     """Ends the calling process if `still_running` is not called within the time granted by the last call.
 
-    Args:
-        limit_s: Seconds granted until the first call, without the time in which the process is suspended.
-        run: Run folder, in which an incident with the stacks is stored.
-        heartbeat: Heartbeat file of the calling process, which must have called `arm_stacks`.
-        suffix: Suffix of the incident's name.
+    `limit_s` seconds are granted until the first call, without the time in which the process is suspended. An incident
+    with the stacks is stored in the run folder `run`, under a name with `suffix`. `heartbeat` is the heartbeat file of
+    the calling process, whose writer must have called `arm_stacks`.
     """
 
     def __init__(self, limit_s: float, run: Path, heartbeat: Path, suffix: str = "") -> None:

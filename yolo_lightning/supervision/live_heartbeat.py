@@ -27,11 +27,7 @@ def folders(token: str) -> tuple[Path, ...]:
 
 
 def make(token: str) -> Path:
-    """Create the folder of the heartbeat file after a check for free space, and return the path of the file.
-
-    Raises:
-        OSError: If no folder has enough space.
-    """
+    """Create the folder of the heartbeat file, and return the path of the file; raise an OSError without free space."""
     remove(token)
     last = OSError("no folder for the heartbeat file")
     for folder in folders(token):

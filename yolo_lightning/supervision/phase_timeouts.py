@@ -42,10 +42,9 @@ class PhaseTimeouts:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise ValueError(
-                    f"supervision.phase_timeouts.{field.name} must be > 0, got {getattr(self, field.name)}"
-                )
+            seconds = getattr(self, field.name)
+            if not seconds > 0:
+                raise ValueError(f"supervision.phase_timeouts.{field.name} must be > 0, got {seconds}")
 
     def of(self, phase: Phase) -> float:
         """Return the timeout of a phase in seconds."""
@@ -54,17 +53,11 @@ class PhaseTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveTimeouts:
-    """Timeout of each phase: the configured minimum, or a multiple of the longest completed duration if that is longer.
+    """Timeout of each phase: the configured minimum, or a multiple of the longest duration if that is longer."""
 
-    Attributes:
-        minimum: Configured timeouts.
-        longest_s: Longest completed duration of each phase without a stall, seconds.
-        factor: Multiple of the longest duration; 5 as in the learned timeouts of nvidia-resiliency-ext.
-    """
-
-    minimum: PhaseTimeouts
-    longest_s: dict[Phase, float]
-    factor: float = 5.0
+    minimum: PhaseTimeouts  # configured timeouts
+    longest_s: dict[Phase, float]  # longest completed duration of each phase without a stall, seconds
+    factor: float = 5.0  # multiple of the longest duration, as in the learned timeouts of nvidia-resiliency-ext
 
     def seconds(self, phase: Phase) -> float:
         """Return the timeout of a phase."""
@@ -89,9 +82,8 @@ class AdaptiveTimeouts:
     def to_json(self) -> str:
         """Return the content of the file that `read` reads."""
         longest = {phase.name.lower(): seconds for phase, seconds in sorted(self.longest_s.items())}
-        return (
-            json.dumps({"minimum": asdict(self.minimum), "factor": self.factor, "longest_s": longest}, indent=2) + "\n"
-        )
+        content = {"minimum": asdict(self.minimum), "factor": self.factor, "longest_s": longest}
+        return json.dumps(content, indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Self | None:

@@ -83,11 +83,8 @@ def tree(leader: int, processes: Iterable[Process] | None = None) -> list[Proces
     """
     table = list(all_processes() if processes is None else processes)
     members = {process.pid for process in table if process.pid == leader or process.session == leader}
-    grown = True
-    while grown:
-        below = {process.pid for process in table if process.parent in members} - members
+    while below := {process.pid for process in table if process.parent in members} - members:
         members |= below
-        grown = bool(below)
     return [process for process in table if process.pid in members and not process.is_gone]
 
 

@@ -71,11 +71,7 @@ class Status(FitPlan):
 
 
 def write_status(status: Status, path: Path) -> None:
-    """Replace the status file atomically, without fsync: a busy disk must not delay training.
-
-    Raises:
-        OSError: If the file cannot be written; the old file remains.
-    """
+    """Replace the status file atomically, without fsync: a busy disk must not delay training."""
     with replacing(path, durable=False) as temporary:
         temporary.write_text(json.dumps(asdict(status), allow_nan=False) + "\n")
 

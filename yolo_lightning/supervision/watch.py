@@ -47,12 +47,8 @@ class Watch:
     this clock, because network file systems and changes of the wall clock falsify them. Before the first heartbeat the
     phase is `IMPORT`. A heartbeat that cannot be read for the largest timeout of all phases is a stall.
 
-    Args:
-        read: Returns the heartbeat.
-        excuse: Returns the reason why the trainer is allowed to stop at the moment, or None.
-        timeouts: Timeout of each phase.
-        poll_s: Seconds between two looks.
-        clock: Monotonic clock, seconds.
+    `excuse` returns the reason why the trainer is allowed to stop at the moment, or None; `poll_s` is the time between
+    two looks, in seconds.
     """
 
     def __init__(
