@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def hang(*words: str, phase: str = "step", kind: StallClass = UNKNOWN) -> tuple[
 def levels_taken(run: Run) -> list[str]:
     """Check the fallback levels of row 26."""
     taken = [line.text.split(", ")[1] for line in run.lines if line.text.startswith("train loader:")]
-    expected = ["4 spawn workers", "2 workers by spawn", "no workers"]
+    expected = ["4 spawn workers", "2 spawn workers", "no workers"]
     return [] if taken == expected else [f"the fallback levels were {taken} instead of {expected}"]
 
 
@@ -164,7 +165,15 @@ def notified_once_of_full_disk(run: Run) -> list[str]:
     return [] if count == 1 else [f"{count} notifications of the full disk instead of one"]
 
 
-OWN_DISK: dict[str, Any] = {"prepare": own_disk_and_webhook, "clean_up": clean_up, "unavailable": do.cannot_mount}
+def needs_apprise() -> str:
+    """Return why notifications cannot be sent, an empty string if they can."""
+    return "" if find_spec("apprise") else "needs the package apprise"
+
+
+OWN_DISK: dict[str, Any] = {
+    **{"prepare": own_disk_and_webhook, "clean_up": clean_up},
+    "unavailable": lambda: needs_apprise() or do.cannot_mount(),
+}
 
 
 def replace_by_text(path: Path) -> None:
@@ -359,10 +368,10 @@ CASES: tuple[Case, ...] = (
          timeouts_s=FETCH, workers=2, fallback_level=1, small_shared_memory=True, unavailable=do.cannot_unshare),
     Case("39a", "notifications: a webhook that never answers, a ping that answers 500; the trainer is killed", (),
          (at_step(8, KILL),), KILLED, prepare=deaf_webhook_and_failing_ping, log=("webhook", "ping"),
-         clean_up=clean_up),
+         clean_up=clean_up, unavailable=needs_apprise),
     Case("39b", "notifications: a host name that does not exist; the trainer is killed", (),
          (at_step(8, KILL),), KILLED, log=("webhook",),
-         config={"supervision.notify.webhook": "http://notify.invalid/hook"}),
+         config={"supervision.notify.webhook": "http://notify.invalid/hook"}, unavailable=needs_apprise),
     Case("40a", "trainer: SIGKILL to its process group, with workers and resource tracker", (),
          (at_step(8, send(SIGKILL, TRAINER_GROUP)),), KILLED, workers=2),
     Case("40b", "SIGKILL to supervisor, trainer, workers and resource tracker at once; then fit --resume", (),
