@@ -54,11 +54,7 @@ def main() -> int:
     if options.json:
         print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
     else:
-        for verdict in verdicts:
-            if verdict.kills:
-                print(matrix.kills_table(verdict))
-        print(matrix.table(verdicts))
-        print(matrix.summary(verdicts))
+        print(matrix.table(verdicts), matrix.summary(verdicts), sep="\n")
     if options.write:
         matrix.write_page(options.write, verdicts, time.monotonic() - begin_s)
     return int(any(verdict.wrong for verdict in verdicts))

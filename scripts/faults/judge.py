@@ -43,11 +43,7 @@ class FinalState:
 
     @classmethod
     def read(cls, run_folder: Path, *, best: bool = True) -> "FinalState":
-        """Read the final state of a run, with or without the best checkpoint.
-
-        Raises:
-            OSError: If a file is missing.
-        """
+        """Read the final state of a run, with or without the best checkpoint; raise OSError if a file is missing."""
         last = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)
         found = dict(tensors({name: last[name] for name in STATES}, "last"))
         if best:
@@ -107,9 +103,7 @@ class Verdict:
     wrong: tuple[str, ...] = ()  # what failed; empty for a pass
     skipped: str = ""  # why the case was not run; empty if it was
     took_s: float = 0.0
-    kills: tuple[tuple[str, str, int, int], ...] = ()  # in a soak: trigger, phase, epoch and step of each kill
     lost_each: tuple[int, ...] = ()  # repeated steps of each restart
-    recovered_each_s: tuple[float, ...] = ()  # time to the next step of each restart
 
 
 def judge(run: Run, expected: FinalState | None) -> Verdict:
@@ -156,7 +150,6 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
         codes=tuple(run.codes),
         wrong=tuple(wrong),
         lost_each=tuple(lost),
-        recovered_each_s=tuple(recovered),
     )
 
 

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from common import markdown_table
 from faults import traces
 from faults.judge import FinalState, Verdict, judge
 from faults.run import EPOCHS, FAULTS, ROOT_VARIABLE, STEPS_PER_EPOCH, TRAIN_FRAMES, VALID_FRAMES, Case, Run
-from faults.soak import KILLS
 from yolo_lightning.data.synthetic import draw_dataset
 
 COLUMNS = ("row", "fault", "noticed (s)", "reported", "steps lost", "next step (s)", "left behind", "exit", "verdict")
@@ -83,21 +81,15 @@ def run_case(case: Case, root: Path, expected: FinalState, keep: bool) -> Verdic
         (run.folder / "output.txt").write_text(run.output())
     else:
         shutil.rmtree(run.folder, ignore_errors=True)
-    return replace(verdict, kills=tuple(run.notes.get(KILLS, ())), took_s=time.monotonic() - begin_s)
+    return replace(verdict, took_s=time.monotonic() - begin_s)
 
 
 def run_cases(
     cases: Sequence[Case], root: Path, *, at_a_time: int, keep: bool, done: Callable[[Verdict], None], epochs: int
 ) -> list[Verdict]:
-    """Run all cases, the longest first, and return their verdicts in the given order. Ctrl-C ends all runs.
+    """Run `at_a_time` cases side by side, the longest first, and return their verdicts in the given order.
 
-    Args:
-        cases: The cases.
-        root: Folder of all cases; must exist.
-        at_a_time: Number of cases that run side by side.
-        keep: Whether the files of failed cases are kept.
-        done: Called with each verdict.
-        epochs: Number of epochs that the cases train.
+    Calls `done` with each verdict. Ctrl-C ends all runs.
     """
     prepare(root)
     expected = reference(root, epochs)
@@ -142,15 +134,6 @@ def line(verdict: Verdict) -> str:
     """Return a verdict in one line."""
     values = [f"{name} {value}" for name, value in zip(COLUMNS, cells(verdict), strict=True)]
     return f"{'; '.join(values)}; took {verdict.took_s:.0f} s"
-
-
-def kills_table(verdict: Verdict) -> str:
-    """Return a table of the kills of a soak and their costs."""
-    rows = []
-    costs = zip_longest(verdict.lost_each[: len(verdict.kills)], verdict.recovered_each_s[: len(verdict.kills)])
-    for number, (kill, cost) in enumerate(zip_longest(verdict.kills, costs, fillvalue=(None, None)), 1):
-        rows.append((str(number), *map(str, kill), *map(format_number, cost)))
-    return markdown_table(("kill", "trigger", "phase", "epoch", "step", "steps lost", "next step (s)"), rows)
 
 
 def table(verdicts: Sequence[Verdict]) -> str:

@@ -186,7 +186,7 @@ def halve(path: Path) -> None:
 
 def damaged(damage: do.Damage, newest: int | None = 1) -> tuple[Any, ...]:
     """Return the action that damages checkpoints, then kills the trainer."""
-    return (at_step(12, do.pause_trainer, do.damage_checkpoints(damage, newest=newest), KILL),)
+    return (at_step(12, do.pause_trainer, do.damage_checkpoints(damage, newest), KILL),)
 
 
 def disk_full(begin: int, end: int, size_bytes: int = 1, *, of_supervisor: bool = False) -> tuple[Any, ...]:
