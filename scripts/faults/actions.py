@@ -206,13 +206,6 @@ def cannot_mount() -> str:
         return frozen.stderr.strip()
 
 
-def own_disk(run: Run) -> None:
-    """Give the run folder its own file system."""
-    run.run_folder.mkdir()
-    if error := mount(run.folder / "disk.img", run.run_folder, DISK_BYTES):
-        raise OSError(error)
-
-
 def unmount(folder: Path) -> None:
     """Thaw and unmount a file system."""
     subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
@@ -252,11 +245,20 @@ def damage_checkpoints(run: Run, damage: Damage, newest: int | None = 1) -> None
     paths = sorted(folder.glob("step-*.ckpt"))
     for path in paths[-newest:] if newest else [*paths, *folder.glob("best.ckpt")]:
         damage(path)
-    run.notes["damaged"] = {path.name: path.read_bytes()[:64] for path in folder.glob("*.ckpt")}
+    run.notes["damaged"] = checkpoints(run)
+
+
+def checkpoints(run: Run) -> dict[str, bytes]:
+    """Return the first bytes of every checkpoint by file name."""
+    return {path.name: path.read_bytes()[:64] for path in (run.run_folder / "checkpoints").glob("*.ckpt")}
 
 
 def empty(path: Path) -> None:
     os.truncate(path, 0)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
 
 
 def flip_bit(path: Path) -> None:

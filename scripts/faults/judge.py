@@ -25,8 +25,7 @@ REPORTED = re.compile(
 )
 RESTARTED = re.compile(r"^supervisor: \S+(?: \S+)? restart in ")
 SLACK_S = 5.0
-RECOVERY_LIMIT_S = 20.0
-"""Limit from the restart to the next step, on an idle machine."""
+RECOVERY_LIMIT_S = 20.0  # from the restart to the next step, on an idle machine
 BEFORE_TRAINING = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY, Phase.FIRST_BATCH})
 STATES = ("state_dict", "current_model_state", "optimizer_states", "accumulation")
 """Compared parts of `last.ckpt`: averaged weights, weights, optimizer, accumulated gradients."""
@@ -108,9 +107,7 @@ class Verdict:
 
 def judge(run: Run, expected: FinalState | None) -> Verdict:
     """Return the verdict on a finished run, and delete what the run has left behind."""
-    case, incidents = run.case, run.incidents()
-    left = leftovers(run)
-    noticed = noticed_s(run)
+    case, incidents, left, noticed = run.case, run.incidents(), leftovers(run), noticed_s(run)
     wrong = [f"did not end within {case.limit_s:g} s"] if run.hung else []
     if tuple(run.codes) != case.codes:
         wrong.append(f"exit codes {run.codes} instead of {list(case.codes)}")

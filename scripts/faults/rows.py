@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from faults import actions as do
-from faults.actions import at_step, in_phase, send
+from faults.actions import at_step, halve, in_phase, send
 from faults.run import Case, Report, Run, put
 from faults.soak import RANDOM_CASES
 from yolo_lightning.supervision.classify import StallClass
@@ -92,10 +92,7 @@ def one_trainer_and_second_refused(run: Run) -> list[str]:
 
 
 def checkpoints_untouched(run: Run) -> list[str]:
-    """Check that damaged checkpoints were not changed."""
-    folder = run.run_folder / "checkpoints"
-    now = {path.name: path.read_bytes()[:64] for path in folder.glob("*.ckpt")}
-    return [] if now == run.notes["damaged"] else ["damaged checkpoints were changed"]
+    return [] if do.checkpoints(run) == run.notes["damaged"] else ["damaged checkpoints were changed"]
 
 
 def trained_three_epochs(run: Run) -> list[str]:
@@ -133,7 +130,10 @@ def serve(run: Run, code: int) -> str:
 
 
 def own_disk_and_webhook(run: Run) -> None:
-    do.own_disk(run)
+    """Give the run folder its own file system, and record the messages of the supervisor."""
+    run.run_folder.mkdir()
+    if error := do.mount(run.folder / "disk.img", run.run_folder, do.DISK_BYTES):
+        raise OSError(error)
     put(run.configuration, "supervision.notify.webhook", serve(run, 200))
 
 
@@ -174,14 +174,6 @@ OWN_DISK: dict[str, Any] = {
     **{"prepare": own_disk_and_webhook, "clean_up": clean_up},
     "unavailable": lambda: needs_apprise() or do.cannot_mount(),
 }
-
-
-def replace_by_text(path: Path) -> None:
-    path.write_text("this is not a checkpoint\n")
-
-
-def halve(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
 
 
 def damaged(damage: do.Damage, newest: int | None = 1) -> tuple[Any, ...]:
@@ -273,8 +265,8 @@ CASES: tuple[Case, ...] = (
          lost_steps=10, log=("skipped", "bytes instead of")),
     Case("21c", "newest checkpoint with one wrong bit", (), damaged(do.flip_bit), KILLED,
          lost_steps=10, log=("skipped", "checksum")),
-    Case("21d", "newest checkpoint replaced by a text file", (), damaged(replace_by_text), KILLED,
-         lost_steps=10, log=("skipped",)),
+    Case("21d", "newest checkpoint replaced by a text file", (),
+         damaged(lambda path: path.write_text("not a checkpoint")), KILLED, lost_steps=10, log=("skipped",)),
     Case("21e", "clock set back by a day, then four kills: all older checkpoints have later dates", (),
          (at_step(17, do.pause_trainer, date_checkpoints_ahead, KILL), *(at_step(step, KILL) for step in (22, 27, 29))),
          KILLED * 4),
@@ -414,11 +406,7 @@ QUICK = Case("quick", "rows 4, 17 and 12 in one run: worker stopped, trainer kil
 
 
 def chosen(names: str) -> tuple[Case, ...]:
-    """Return the cases whose row or name is in a list such as `1,2,7b`; all for an empty list.
-
-    Raises:
-        ValueError: If a name is unknown.
-    """
+    """Return the cases whose row or name is in a list such as `1,2,7b`, all cases for an empty list."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if wanted == [QUICK.name]:
         return (QUICK,)
