@@ -18,8 +18,7 @@ from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, drift_scores, name
 from yolo_lightning.evaluation.matching import Matches, match
 
 CLASS_NAMES = ("person", "bicycle", "motorcycle", "vehicle")
-CLASS_SHARES = torch.tensor([0.850, 0.043, 0.005, 0.102])
-"""Shares of the classes in LTDv2's 6,868,067 boxes."""
+CLASS_SHARES = torch.tensor([0.850, 0.043, 0.005, 0.102])  # of LTDv2's 6,868,067 boxes
 FRAME = torch.tensor([384.0, 288.0])
 BATCH = 8
 COMPARED = ("map", "map_50", "map_75", "mar_1", "mar_10", "mar_100")

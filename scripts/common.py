@@ -8,11 +8,7 @@ from pathlib import Path
 
 
 def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-    """Run a command with further environment variables and its output in `log`.
-
-    Raises:
-        SystemExit: If the command fails.
-    """
+    """Run a command with further environment variables and its output in `log`; raise SystemExit if it fails."""
     print(f"running; log in {log}", flush=True)
     with log.open("w") as file:
         ended = subprocess.run(command, env={**os.environ, **environment}, stdout=file, stderr=subprocess.STDOUT)

@@ -25,9 +25,7 @@ from comparison.training import ARMS, Run, train
 
 from yolo_lightning.data.datamodule import DetectionDataModule
 
-TURN_EPOCHS = 3
-"""The first epoch allocates and compiles and is not counted."""
-TURNS = "turns.json"
+TURN_EPOCHS = 3  # the first allocates and compiles and is not counted
 
 
 def main() -> None:
@@ -97,8 +95,8 @@ def make_run(
     arguments: argparse.Namespace, arm: str, seed: int, folder: Path, data: Path, words: list[str], epochs: int = 0
 ) -> Run:
     """Return a training with the settings of the command line; 0 epochs mean those of the command line."""
-    same = ("image_size", "batch_size", "nominal_batch", "workers", "threads", "device")
-    settings = {name: getattr(arguments, name) for name in same}
+    names = ("image_size", "batch_size", "nominal_batch", "workers", "threads", "device")
+    settings = {name: getattr(arguments, name) for name in names}
     return Run(arm, seed, str(folder), str(data), words, epochs=epochs or arguments.epochs, **settings)  # type: ignore[arg-type]
 
 
@@ -106,7 +104,7 @@ def take_turns(
     arguments: argparse.Namespace, module: DetectionDataModule, converted: Path, config: str
 ) -> dict[str, list[Result]]:
     """Return the speeds of each arm in alternating short trainings, including those of earlier calls."""
-    path: Path = arguments.work / TURNS
+    path: Path = arguments.work / "turns.json"
     turns: dict[str, list[Result]] = json.loads(path.read_text()) if path.is_file() else {}
     if arguments.turns:
         data = short_list(converted, module.class_names, arguments.turn_images)

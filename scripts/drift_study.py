@@ -54,7 +54,6 @@ SETTINGS = {
     "data.loader.num_workers": "0",
 }
 SUMMARY = ("map_50", "cov", "balanced", "seen", "unseen")
-CONDITIONS = ("epochs", "frames", "test_frames", "width", "image_size", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -115,21 +114,14 @@ def parse_arguments() -> argparse.Namespace:
 def conditions(options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that determines an outcome besides its arm."""
     shares = {str(month): share for month, share in MONTH_SHARES.items()}
-    given = {name: getattr(options, name) for name in CONDITIONS}
-    return given | {"shares": shares, "on": DRIFT_ON, "off": DRIFT_OFF}
+    names = ("epochs", "frames", "test_frames", "width", "image_size", "batch_size")
+    return {name: getattr(options, name) for name in names} | {"shares": shares, "on": DRIFT_ON, "off": DRIFT_OFF}
 
 
 def draw(data: Path, options: argparse.Namespace) -> None:
     """Draw the dataset and write the training file without winter."""
-    draw_dataset(
-        data,
-        train_frames=options.frames,
-        valid_frames=options.test_frames,
-        test_frames=8,
-        width=options.width,
-        height=options.width * 3 // 4,
-        progress=True,
-    )
+    frames = {"train_frames": options.frames, "valid_frames": options.test_frames, "test_frames": 8}
+    draw_dataset(data, **frames, width=options.width, height=options.width * 3 // 4, progress=True)
     content = json.loads((data / "Train.json").read_text())
     content["images"] = warm_frames(content["images"])
     kept = {image["id"] for image in content["images"]}
@@ -143,20 +135,16 @@ def draw(data: Path, options: argparse.Namespace) -> None:
 
 def warm_frames(images: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the frames of the first clips of each month, as many as `MONTH_SHARES` defines."""
-    clips: dict[int, dict[str, None]] = {}
+    clips: dict[int, dict[Path, None]] = {}
     for image in images:
-        clips.setdefault(month_of(image), {})[clip_of(image)] = None
+        clips.setdefault(month_of(image), {})[Path(image["file_name"]).parent] = None
     chosen = {clip for month, own in clips.items() for clip in [*own][: ceil(MONTH_SHARES.get(month, 0.0) * len(own))]}
-    return [image for image in images if clip_of(image) in chosen]
+    return [image for image in images if Path(image["file_name"]).parent in chosen]
 
 
 def month_of(image: dict[str, Any]) -> int:
     """Return the month as YYYYMM, the first digits of the id."""
     return int(str(image["id"])[:6])
-
-
-def clip_of(image: dict[str, Any]) -> str:
-    return str(Path(image["file_name"]).parent)
 
 
 def outcome(arm: Arm, data: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -217,8 +205,7 @@ def by_month(scores: dict[str, float]) -> dict[str, float]:
 
 def mean(values: Iterable[float]) -> float:
     """Return the mean, NaN without values."""
-    listed = list(values)
-    return statistics.fmean(listed) if listed else nan
+    return statistics.fmean(listed) if (listed := list(values)) else nan
 
 
 def markdown(outcomes: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:

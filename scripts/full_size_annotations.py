@@ -22,29 +22,19 @@ from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import MONTHS, REFERENCE_HEIGHT, REFERENCE_WIDTH, Month, weather_at
 from yolo_lightning.utils.files import replacing
 
-IMAGES, BOXES = 329_299, 2_900_000
-"""Images and boxes (rounded) of the real Train.json."""
-
+IMAGES, BOXES = 329_299, 2_900_000  # of the real Train.json, the number of boxes rounded
 CLIP_FRAMES = 120
-
-CLASS_SHARES = (0.852, 0.043, 0.005, 0.100)
-"""Fractions of all boxes, in the order of `CLASS_NAMES`."""
-
+CLASS_SHARES = (0.852, 0.043, 0.005, 0.100)  # fractions of all boxes, in the order of `CLASS_NAMES`
 SEPTEMBER = Month(2020, 9, 15.0, 17.0, 6.7, 19.6, 520.0, 3.7)
 """Ninth month, of which the real dataset has only a few clips: every 500th clip here."""
 SEPTEMBER_EVERY = 500
-
 DAYS, CLIPS_PER_DAY, CLIP_SPACING_MINUTES = 28, 22, 62
 LARGEST = len(MONTHS) * DAYS * CLIPS_PER_DAY * CLIP_FRAMES
 """Maximum number of frames without two simultaneous clips."""
 
 
 def write_full_size(path: Path, images: int = IMAGES, boxes: int = BOXES, seed: int = 0) -> None:
-    """Write an annotation file of the given size; equal arguments give equal bytes.
-
-    Raises:
-        ValueError: If a number is out of range.
-    """
+    """Write an annotation file of the given size, equal bytes for equal arguments; raise ValueError out of range."""
     if not 1 <= images <= LARGEST:
         raise ValueError(f"images must be from 1 to {LARGEST:,}, got {images}")
     if boxes < 0:
@@ -77,9 +67,7 @@ def boxes_per_image(clips: list[Clip], boxes: int, seed: int) -> npt.NDArray[np.
     rng = np.random.default_rng([seed, 5001])
     crowds = rng.gamma(1.2, size=len(clips)) * (rng.random(len(clips)) > 0.04)
     crowds[0] = max(crowds[0], 0.1)  # a file of one clip must not be empty
-    weights = np.concatenate(
-        [crowd * rng.gamma(20, size=clip.frames) for crowd, clip in zip(crowds, clips, strict=True)]
-    )
+    weights = np.concatenate([crowd * rng.gamma(20, size=one.frames) for crowd, one in zip(crowds, clips, strict=True)])
     ends = np.floor(np.cumsum(weights) / weights.sum() * boxes + 0.5).astype(np.int64)
     ends[-1] = boxes
     return np.asarray(np.diff(ends, prepend=0))
@@ -128,11 +116,8 @@ def write_array(file: BinaryIO, key: str, entries: Iterable[dict[str, Any]], end
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the file and print its size; exit code 2 if an argument is invalid."""
-    parser = argparse.ArgumentParser(
-        description="Write an annotation file as large as the real Train.json, without frames.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("path", type=Path, metavar="PATH", help="JSON file to write; its folder is created")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, help="JSON file to write; its folder is created")
     parser.add_argument("--images", type=int, default=IMAGES, help="number of images")
     parser.add_argument("--boxes", type=int, default=BOXES, help="number of annotations")
     parser.add_argument("--seed", type=int, default=0, help="random seed")

@@ -66,14 +66,9 @@ def main() -> int:
 
 
 def run_study(study: Study, log: Callable[[str], None]) -> int:
-    """Run the arms that have no result yet, and write the table after each.
+    """Run the arms that have no result yet, and write the table after each; `log` is called with each line.
 
-    Args:
-        study: Options.
-        log: Called with each line of the log.
-
-    Returns:
-        Exit code: 0 if every arm has a result, 1 otherwise, 130 after Ctrl-C.
+    Returns the exit code: 0 if every arm has a result, 1 otherwise, 130 after Ctrl-C.
 
     Raises:
         ValueError: If an option is invalid, no GPU exists, or the folder cannot be written.
@@ -100,11 +95,7 @@ def run_study(study: Study, log: Callable[[str], None]) -> int:
 
 
 def choose_device(device: str) -> tuple[str, str]:
-    """Return the device and its name; the CPU only for `device` cpu.
-
-    Raises:
-        ValueError: If the device does not exist or does not work.
-    """
+    """Return the device and its name, the CPU only for `device` cpu; raise ValueError if the device does not work."""
     result = run_probe(Probe.DEVICE, device, ANSWER_S)
     if not result.works:
         raise ValueError(f"--device {device} cannot be used: it {result.outcome}, {result.detail}")
@@ -131,8 +122,7 @@ def run_arms(study: Study, device: str, title: str, log: Callable[[str], None]) 
     results: list[ArmResult] = []
     for number, arm in enumerate(study.arms, 1):
         prefix = f"arm {number} of {len(study.arms)}, {arm}"
-        kept = read_result(study, arm, title)
-        if kept is not None:
+        if (kept := read_result(study, arm, title)) is not None:
             log(f"{prefix}: already finished, {kept.end}")
             results.append(kept)
             write_table(study, results, title)

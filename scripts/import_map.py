@@ -59,21 +59,14 @@ def imported_names(path: Path) -> set[str]:
 
 
 def imports(files: Mapping[str, Path], prefix: str = "") -> Imports:
-    """Return which of `files` each of them imports.
-
-    Args:
-        files: Source file by dotted name.
-        prefix: Put before a dotted name that is imported, for scripts that import their neighbours by bare names.
-    """
+    """Return which of `files` each of them imports; scripts import their neighbours by names without `prefix`."""
     found = {}
     for name, path in files.items():
         targets = set()
         for imported in imported_names(path):
-            for candidate in (imported, imported.rpartition(".")[0]):
-                known = next((one for one in (candidate, prefix + candidate) if one in files), None)
-                if known is not None:
-                    targets.add(known)
-                    break
+            parent = imported.rpartition(".")[0]
+            candidates = (imported, prefix + imported, parent, prefix + parent)
+            targets |= {next((one for one in candidates if one in files), name)}
         found[name] = frozenset(targets - {name})
     return found
 
@@ -93,15 +86,8 @@ def arrows(found: Imports) -> dict[str, set[str]]:
 
 
 def floor_of(room: str) -> int:
-    """Return the floor of a room, 0 for the lowest.
-
-    Raises:
-        ValueError: If the room is on no floor.
-    """
-    for floor, rooms in enumerate(FLOORS):
-        if room in rooms:
-            return floor
-    raise ValueError(f"room must be one of {', '.join(sum(FLOORS, ()))}, got {room!r}")
+    """Return the floor of a room, 0 for the lowest; raise KeyError if `FLOORS` does not contain the room."""
+    return {one: floor for floor, rooms in enumerate(FLOORS) for one in rooms}[room]
 
 
 def circles(found: Imports) -> list[tuple[str, ...]]:

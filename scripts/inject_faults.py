@@ -38,27 +38,17 @@ def main() -> int:
         return 0
     begin_s = time.monotonic()
     cases = (soak(options.soak, options.seed),) if options.soak else chosen(options.rows)
+    epochs = SOAK_EPOCHS if options.soak else EPOCHS
     root = Path(tempfile.mkdtemp(prefix="faults-", dir=options.work))
     try:
-        verdicts = matrix.run_cases(
-            cases,
-            root,
-            at_a_time=options.at_a_time,
-            keep=options.keep,
-            done=lambda verdict: print(matrix.line(verdict), file=sys.stderr, flush=True),
-            epochs=SOAK_EPOCHS if options.soak else EPOCHS,
-        )
+        verdicts = matrix.run_cases(cases, root, at_a_time=options.at_a_time, keep=options.keep, epochs=epochs)
     finally:
         if not options.keep:
             shutil.rmtree(root, ignore_errors=True)
     if options.json:
         print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
     else:
-        for verdict in verdicts:
-            if verdict.kills:
-                print(matrix.kills_table(verdict))
         print(matrix.table(verdicts))
-        print(matrix.summary(verdicts))
     if options.write:
         matrix.write_page(options.write, verdicts, time.monotonic() - begin_s)
     return int(any(verdict.wrong for verdict in verdicts))

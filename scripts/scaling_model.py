@@ -14,8 +14,7 @@ from jsonargparse import ArgumentParser
 from yolo_lightning.data.sampling.sampler import GlobalBatches
 
 GPUS = (1, 8, 16, 64, 256, 1024)
-EPOCH_FRAMES = 329_299
-"""Training frames of LTDv2."""
+EPOCH_FRAMES = 329_299  # training frames of LTDv2
 COLUMNS = (
     *("GPUs", "averaging", "small messages", "efficiency"),
     *("images/s", "decided by", "steps in an epoch", "workers needed"),

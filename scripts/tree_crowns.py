@@ -23,11 +23,8 @@ PICTURES = {
     "val": ("2019_YELL_2_541000_4977000_image_crop",),
 }
 FOLDER = "deepforest/data"
-TILE, STEP = 320, 160
-"""Side of a tile and step between training tiles, pixels."""
-LEAST_SHARE = 0.4
-"""Share of the area of a box that a tile must show."""
-
+TILE, STEP = 320, 160  # side of a tile and step between training tiles, pixels
+LEAST_SHARE = 0.4  # share of the area of a box that a tile must show
 Boxes = npt.NDArray[np.float64]
 
 

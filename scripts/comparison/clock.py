@@ -13,14 +13,22 @@ CLOCK = "clock.json"
 MIB = 2**20
 
 
-class Clock:
+def now_s() -> tuple[float, float]:
+    """Return wall time and processor time in seconds, after the GPU has finished its work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter(), time.process_time()
+
+
+class EpochClock(Callback):
     """Images and seconds of the training part of each epoch, from loading the first batch to the last update."""
 
     def __init__(self) -> None:
         self.epochs: list[dict[str, float]] = []
+        self._images = 0
 
     def begin(self) -> None:
-        self._begun_s = now_s()
+        self._images, self._begun_s = 0, now_s()
 
     def end(self, images: int) -> None:
         wall_s, processor_s = (after - before for after, before in zip(now_s(), self._begun_s, strict=True))
@@ -34,39 +42,23 @@ class Clock:
             content["peak_gpu_memory_mib"] = torch.cuda.max_memory_allocated() / MIB
         (folder / CLOCK).write_text(json.dumps(content) + "\n")
 
-
-def now_s() -> tuple[float, float]:
-    """Return wall time and processor time in seconds, after the GPU has finished its work."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter(), time.process_time()
-
-
-class EpochClock(Callback):
-    """The clock as a Lightning callback."""
-
-    def __init__(self) -> None:
-        self._clock = Clock()
-        self._images = 0
-
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._images = 0
-        self._clock.begin()
+        self.begin()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._images += len(batch)
         if trainer.is_last_batch:  # Lightning validates before the hook of the end of an epoch
-            self._clock.end(self._images)
+            self.end(self._images)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._clock.write(Path(trainer.default_root_dir))
+        self.write(Path(trainer.default_root_dir))
 
 
 def time_ultralytics(model: Any, threads: int) -> None:
     """Add the clock to a model of Ultralytics, and set the number of threads, which Ultralytics changes on a CPU."""
-    clock = Clock()
+    clock = EpochClock()
     model.add_callback("on_train_start", lambda trainer: torch.set_num_threads(threads))
     model.add_callback("on_train_epoch_start", lambda trainer: clock.begin())
     model.add_callback("on_train_epoch_end", lambda trainer: clock.end(len(trainer.train_loader.dataset)))

@@ -20,23 +20,14 @@ LTDV2_CONFIG, OTHER_CONFIG = "configs/ltdv2.yaml", "configs/yolo.yaml"
 
 @dataclass(frozen=True)
 class Dataset:
-    """Location and kind of a dataset.
+    """Location and kind of a dataset."""
 
-    Attributes:
-        options: Options of `DetectionDataModule` by name.
-        config: Configuration file of this project for this kind of data.
-    """
-
-    options: dict[str, str]
-    config: str
+    options: dict[str, str]  # options of `DetectionDataModule` by name
+    config: str  # configuration file of this project for this kind of data
 
     @classmethod
     def find(cls, root: Path | None, data: Path | None, train_file: str, valid_file: str) -> "Dataset":
-        """Return the dataset that the command line names.
-
-        Raises:
-            ValueError: If neither or both of `root` and `data` are given, or the kind of `data` is unknown.
-        """
+        """Return the dataset that the command line names; raise ValueError if the options are ambiguous."""
         if root is not None and data is None:
             return cls({"format": LTDV2, "root": str(root)}, LTDV2_CONFIG)
         if data is None or root is not None:
@@ -59,11 +50,7 @@ class Dataset:
 
 
 def convert(module: DetectionDataModule, target: Path) -> Path:
-    """Write YOLO text labels and links to the images, unless they exist; return the `data.yaml`.
-
-    Raises:
-        ValueError: If the images are not in a folder.
-    """
+    """Write YOLO text labels and links to the images, unless they exist; return the `data.yaml`."""
     indexes = {name: module.open(split).index for name, split in SPLITS.items()}
     head = "# " + " ".join(index.fingerprint for index in indexes.values()) + "\n"
     description = target / "data.yaml"

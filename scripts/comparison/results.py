@@ -42,13 +42,8 @@ def measure(run: Run, data: DetectionDataModule) -> Result:
     folder = Path(run.folder)
     ours = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT
     weights = folder / "weights" / "last.pt" if run.arm == "ultralytics" else ours
-    trainer = Trainer(
-        accelerator="cpu",
-        callbacks=[callbacks.MeanAP()],
-        logger=False,
-        enable_progress_bar=False,
-        default_root_dir=folder / "scoring",
-    )
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "default_root_dir": folder / "scoring"}
+    trainer = Trainer(accelerator="cpu", callbacks=[callbacks.MeanAP()], **quiet)
     (scores,) = trainer.validate(YOLOModule(weights=str(weights), class_names=data.class_names), data, verbose=False)
     names = ("map_50", "map", "ultralytics_map_50", "ultralytics_map")
     result = {"arm": run.arm, "seed": run.seed, **{name: scores[f"val/{name}"] for name in names}}

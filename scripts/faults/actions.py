@@ -1,6 +1,6 @@
 """Faults done to a running fit from outside: signals, limits, full and frozen disks, damaged files, other settings.
 
-An action is a trigger with effects, for example `at_step(8, to_trainer(signal.SIGKILL))`.
+An action is a trigger with effects, for example `at_step(8, send(signal.SIGKILL, "trainer"))`.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from faults.hangs import record_fired
 from faults.run import Action, Run, put
@@ -21,6 +21,7 @@ from yolo_lightning.supervision.heartbeat import Phase
 
 Effect = Callable[[Run], None]
 Damage = Callable[[Path], object]
+P = ParamSpec("P")
 
 TRAINING = frozenset({Phase.STEP, Phase.FETCH})
 DISK_TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze", "fallocate")
@@ -28,35 +29,32 @@ DISK_BYTES = 1 << 30
 """Size of the sparse file of a file system; several checkpoints fit."""
 
 
+def effect(function: Callable[Concatenate[Run, P], None]) -> Callable[P, Effect]:
+    """Turn a function of a run and arguments into a function of the arguments that returns an effect."""
+    return lambda *arguments, **options: lambda run: function(run, *arguments, **options)
+
+
 def when(condition: Callable[[Run], bool], *effects: Effect) -> Action:
     """Return an action that has all effects as soon as `condition` holds."""
 
     def action(run: Run) -> bool:
-        if not condition(run):
-            return False
-        for effect in effects:
-            effect(run)
-        return True
+        holds = condition(run)
+        for have in effects if holds else ():
+            have(run)
+        return holds
 
     return action
 
 
+def in_phase(phase: Phase | frozenset[Phase], *effects: Effect, step: int = 0) -> Action:
+    """Trigger when a trainer without a fault so far is in a phase, from `step` on."""
+    phases = {phase} if isinstance(phase, Phase) else phase
+    return when(lambda run: bool(run.fresh and run.fresh.step >= step and run.fresh.phase in phases), *effects)
+
+
 def at_step(step: int, *effects: Effect) -> Action:
     """Trigger when a trainer without a fault so far has trained `step` steps."""
-
-    def condition(run: Run) -> bool:
-        return run.fresh is not None and run.fresh.step >= step and run.fresh.phase in TRAINING
-
-    return when(condition, *effects)
-
-
-def in_phase(phase: Phase, *effects: Effect, step: int = 0) -> Action:
-    """Trigger when a trainer without a fault so far is in `phase`, from `step` on."""
-
-    def condition(run: Run) -> bool:
-        return run.fresh is not None and run.fresh.phase is phase and run.fresh.step >= step
-
-    return when(condition, *effects)
+    return in_phase(TRAINING, *effects, step=step)
 
 
 def when_printed(text: str, *effects: Effect) -> Action:
@@ -83,13 +81,10 @@ def while_saving(least_bytes: int, *effects: Effect) -> Action:
     """Trigger when the temporary file of a checkpoint has `least_bytes` bytes."""
 
     def condition(run: Run) -> bool:
-        if run.fresh is None:
-            return False
-        try:
-            paths = (run.run_folder / "checkpoints").glob(".writing-*.ckpt.part")
-            return any(path.stat().st_size >= least_bytes for path in list(paths))
-        except OSError:
-            return False
+        with contextlib.suppress(OSError):
+            paths = list((run.run_folder / "checkpoints").glob(".writing-*.ckpt.part"))
+            return run.fresh is not None and any(path.stat().st_size >= least_bytes for path in paths)
+        return False
 
     return when(condition, *effects)
 
@@ -116,15 +111,12 @@ TARGETS: dict[str, Callable[[Run, signal.Signals], None]] = {
 }
 
 
-def send(number: signal.Signals, *targets: str) -> Effect:
-    """Return an effect that sends a signal to `TARGETS`, as a fault of the trainer."""
-
-    def effect(run: Run) -> None:
-        run.begin_fault(f"{number.name} to {', '.join(targets)}")
-        for target in targets:
-            TARGETS[target](run, number)
-
-    return effect
+@effect
+def send(run: Run, number: signal.Signals, *targets: str) -> None:
+    """Send a signal to `TARGETS`, as a fault of the trainer."""
+    run.begin_fault(f"{number.name} to {', '.join(targets)}")
+    for target in targets:
+        TARGETS[target](run, number)
 
 
 def pause_trainer(run: Run) -> None:
@@ -143,28 +135,22 @@ def stop_remembered_workers(run: Run) -> None:
         os.kill(pid, signal.SIGSTOP)
 
 
-def to_all(number: signal.Signals) -> Effect:
+@effect
+def to_all(run: Run, number: signal.Signals) -> None:
     """Send a signal to supervisor, trainer and workers, as if the machine were suspended. This is no fault."""
-
-    def effect(run: Run) -> None:
-        for pid in run.notes.setdefault("all", [run.process.pid, run.trainer, *workers(run)]):
-            os.kill(pid, number)
-
-    return effect
+    for pid in run.notes.setdefault("all", [run.process.pid, run.trainer, *workers(run)]):
+        os.kill(pid, number)
 
 
 # Disks and shared memory.
 
 
-def limit_files(size_bytes: int | None, *, of_supervisor: bool = False) -> Effect:
+@effect
+def limit_files(run: Run, size_bytes: int | None, *, of_supervisor: bool = False) -> None:
     """Limit the size of the files of one process, which simulates a full disk; None removes the limit."""
-
-    def effect(run: Run) -> None:
-        for pid in supervisor_and_helpers(run) if of_supervisor else [run.trainer]:
-            hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
-
-    return effect
+    for pid in supervisor_and_helpers(run) if of_supervisor else [run.trainer]:
+        hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
 
 
 def supervisor_and_helpers(run: Run) -> list[int]:
@@ -220,34 +206,24 @@ def cannot_mount() -> str:
         return frozen.stderr.strip()
 
 
-def own_disk(run: Run) -> None:
-    """Give the run folder its own file system."""
-    run.run_folder.mkdir()
-    if error := mount(run.folder / "disk.img", run.run_folder, DISK_BYTES):
-        raise OSError(error)
-
-
 def unmount(folder: Path) -> None:
     """Thaw and unmount a file system."""
     subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
     subprocess.run(["umount", "--lazy", folder], capture_output=True, check=False)
 
 
-def freeze_disk(seconds: float) -> Effect:
+@effect
+def freeze_disk(run: Run, seconds: float) -> None:
     """Freeze the disk of the run folder. Another process thaws the disk, even if this process is killed."""
-
-    def effect(run: Run) -> None:
-        run.begin_fault("disk frozen")
-        thaw = f"sleep {seconds}; fsfreeze -u '{run.run_folder}'"
-        subprocess.Popen(["sh", "-c", thaw], stderr=subprocess.DEVNULL, start_new_session=True)
-        subprocess.run(["fsfreeze", "-f", run.run_folder], check=True)
-        run.notes["thawed_s"] = time.monotonic() + seconds
-
-    return effect
+    run.begin_fault("disk frozen")
+    thaw = f"sleep {seconds}; fsfreeze -u '{run.run_folder}'"
+    subprocess.Popen(["sh", "-c", thaw], stderr=subprocess.DEVNULL, start_new_session=True)
+    subprocess.run(["fsfreeze", "-f", run.run_folder], check=True)
+    run.notes["thawed_s"] = time.monotonic() + seconds
 
 
 def fill_disk(run: Run) -> None:
-    """Fill the disk of the run folder."""
+    """Fill the disk of the run folder, most of it at once."""
     free_bytes = shutil.disk_usage(run.run_folder).free
     subprocess.run(["fallocate", "-l", str(free_bytes * 9 // 10), run.run_folder / "filler"], check=True)
     fill(run.run_folder / "rest")
@@ -262,21 +238,27 @@ def free_disk(run: Run) -> None:
 # Files and settings.
 
 
-def damage_checkpoints(damage: Damage, *, newest: int | None = 1) -> Effect:
+@effect
+def damage_checkpoints(run: Run, damage: Damage, newest: int | None = 1) -> None:
     """Damage the newest checkpoints, or all including the best. `last.ckpt` is another name of the newest."""
+    folder = run.run_folder / "checkpoints"
+    paths = sorted(folder.glob("step-*.ckpt"))
+    for path in paths[-newest:] if newest else [*paths, *folder.glob("best.ckpt")]:
+        damage(path)
+    run.notes["damaged"] = checkpoints(run)
 
-    def effect(run: Run) -> None:
-        folder = run.run_folder / "checkpoints"
-        paths = sorted(folder.glob("step-*.ckpt"))
-        for path in paths[-newest:] if newest else [*paths, *folder.glob("best.ckpt")]:
-            damage(path)
-        run.notes["damaged"] = {path.name: path.read_bytes()[:64] for path in folder.glob("*.ckpt")}
 
-    return effect
+def checkpoints(run: Run) -> dict[str, bytes]:
+    """Return the first bytes of every checkpoint by file name."""
+    return {path.name: path.read_bytes()[:64] for path in (run.run_folder / "checkpoints").glob("*.ckpt")}
 
 
 def empty(path: Path) -> None:
     os.truncate(path, 0)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
 
 
 def flip_bit(path: Path) -> None:
@@ -287,14 +269,11 @@ def flip_bit(path: Path) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-def damage_heartbeat(damage: Damage) -> Effect:
+@effect
+def damage_heartbeat(run: Run, damage: Damage) -> None:
     """Damage the heartbeat file."""
-
-    def effect(run: Run) -> None:
-        run.begin_fault("heartbeat file damaged")
-        damage(run.heartbeat_file())
-
-    return effect
+    run.begin_fault("heartbeat file damaged")
+    damage(run.heartbeat_file())
 
 
 def replace_by_folder(path: Path) -> None:
@@ -310,25 +289,19 @@ def replace_by_copy(path: Path) -> None:
     path.write_bytes(content)
 
 
-def edit(**values: Any) -> Effect:
+@effect
+def edit(run: Run, /, **values: Any) -> None:
     """Change the configuration file; double underscores in the names are dots of the keys."""
-
-    def effect(run: Run) -> None:
-        for name, value in values.items():
-            text = value.format(root=run.root) if isinstance(value, str) else value
-            put(run.configuration, name.replace("__", "."), text)
-        run.write_configuration()
-
-    return effect
+    for name, value in values.items():
+        text = value.format(root=run.root) if isinstance(value, str) else value
+        put(run.configuration, name.replace("__", "."), text)
+    run.write_configuration()
 
 
-def write_number(name: str, number: Callable[[Run], float]) -> Effect:
+@effect
+def write_number(run: Run, name: str, number: Callable[[Run], float]) -> None:
     """Write a number into a file that `fakes/sitecustomize.py` reads."""
-
-    def effect(run: Run) -> None:
-        (run.folder / name).write_text(str(number(run)))
-
-    return effect
+    (run.folder / name).write_text(str(number(run)))
 
 
 def start_second(run: Run) -> None:

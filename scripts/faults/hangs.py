@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Self
@@ -28,14 +29,9 @@ POISON = "poison"
 """Kind of fault that makes the pixels of a batch NaN. Needs the network, so `Injector` does it."""
 
 
-def library() -> ctypes.CDLL:
-    """Return `hang.c`, called without the interpreter lock."""
-    return ctypes.CDLL(os.environ[LIBRARY_VARIABLE])
-
-
-def library_with_lock() -> ctypes.PyDLL:
-    """Return `hang.c`, called with the interpreter lock held."""
-    return ctypes.PyDLL(os.environ[LIBRARY_VARIABLE])
+def library(*, with_lock: bool = False) -> ctypes.CDLL:
+    """Return `hang.c`, whose functions are called with or without the interpreter lock."""
+    return (ctypes.PyDLL if with_lock else ctypes.CDLL)(os.environ[LIBRARY_VARIABLE])
 
 
 def sleep() -> None:
@@ -54,10 +50,6 @@ def compute() -> None:
         pass
 
 
-def backtrack() -> None:
-    re.match(r"(a?){40}a{40}", "a" * 40)
-
-
 def c_call() -> None:
     library().c_call()
 
@@ -68,7 +60,7 @@ def synchronize() -> None:
 
 
 def c_call_with_lock() -> None:
-    library_with_lock().c_call()
+    library(with_lock=True).c_call()
 
 
 def d_state() -> None:
@@ -76,28 +68,12 @@ def d_state() -> None:
 
 
 def d_state_with_lock() -> None:
-    library_with_lock().d_state()
-
-
-def slow() -> None:
-    time.sleep(5)
-
-
-def half_a_second() -> None:
-    time.sleep(0.5)
+    library(with_lock=True).d_state()
 
 
 def segfault() -> None:
     faulthandler.disable()
     ctypes.string_at(0)
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def exit_3() -> None:
-    os._exit(3)
 
 
 def needs_space() -> None:
@@ -122,10 +98,6 @@ def memory() -> None:
         leaked.append(bytearray(1 << 20))
 
 
-def sleep_at_exit() -> None:
-    atexit.register(sleep)
-
-
 def stuck_child_at_exit() -> None:
     """Start a child that stays in state D; multiprocessing waits for the child when the interpreter ends."""
     child = get_context("spawn").Process(target=d_state_without_sigterm, daemon=True)
@@ -144,13 +116,19 @@ def d_state_without_sigterm() -> None:
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    function.__name__: function
-    for function in (
-        *(sleep, lock, compute, backtrack, c_call, synchronize, c_call_with_lock, d_state, d_state_with_lock),
-        *(slow, half_a_second, segfault, os.abort, kill, exit_3, needs_space, error, memory),
-        *(sleep_at_exit, stuck_child_at_exit),
-    )
+    "abort": os.abort,
+    "backtrack": partial(re.match, r"(a?){40}a{40}", "a" * 40),
+    "exit_3": partial(os._exit, 3),
+    "half_a_second": partial(time.sleep, 0.5),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "sleep_at_exit": partial(atexit.register, sleep),
+    "slow": partial(time.sleep, 5),
 }
+for function in (
+    *(sleep, lock, compute, c_call, synchronize, c_call_with_lock, d_state, d_state_with_lock),
+    *(segfault, needs_space, error, memory, stuck_child_at_exit),
+):
+    KINDS[function.__name__] = function
 
 
 class Place(StrEnum):
@@ -172,19 +150,12 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InsideFault:
-    """One fault, written `KIND @ PLACE [NUMBER] [always]` in a configuration.
+    """One fault, written `KIND @ PLACE [NUMBER] [always]` in a configuration."""
 
-    Attributes:
-        kind: Name of one of `KINDS`, or `poison`.
-        place: Point at which the fault is called.
-        number: Occurrence of the place.
-        always: Whether the fault repeats in every attempt; otherwise it happens once per run.
-    """
-
-    kind: str
+    kind: str  # name of one of `KINDS`, or `poison`
     place: Place
-    number: int = 0
-    always: bool = False
+    number: int = 0  # occurrence of the place
+    always: bool = False  # whether the fault repeats in every attempt; otherwise it happens once per run
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -237,14 +208,7 @@ def record_fired(folder: Path, fault: str) -> None:
 
 
 class FaultySource:
-    """Frame source that calls the faults of a frame before it reads the frame.
-
-    Args:
-        source: Frame source that reads.
-        names: File names of the split, in its order.
-        place: `FRAME` or `VALIDATION_FRAME`.
-        faults: Faults of the run.
-    """
+    """Frame source that calls the faults of a frame before `source` reads it; `names` are the files of the split."""
 
     def __init__(self, source: Any, names: list[str], place: Place, faults: InsideFaults) -> None:
         self.source, self.names, self.place, self.faults = source, names, place, faults

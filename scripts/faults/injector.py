@@ -11,12 +11,7 @@ from faults.hangs import KINDS, POISON, FaultySource, InsideFault, InsideFaults,
 
 
 class Injector(Callback):
-    """Calls faults from the hooks of the trainer, from its loaders and from its checkpoint writer.
-
-    Args:
-        faults: Texts of `InsideFault`.
-        folder: Folder that records which faults have happened.
-    """
+    """Calls faults from the hooks of the trainer, from its loaders and from its checkpoint writer."""
 
     def __init__(self, faults: list[str], folder: str) -> None:
         self.faults = InsideFaults(tuple(map(InsideFault.parse, faults)), Path(folder))

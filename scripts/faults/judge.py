@@ -25,8 +25,7 @@ REPORTED = re.compile(
 )
 RESTARTED = re.compile(r"^supervisor: \S+(?: \S+)? restart in ")
 SLACK_S = 5.0
-RECOVERY_LIMIT_S = 20.0
-"""Limit from the restart to the next step, on an idle machine."""
+RECOVERY_LIMIT_S = 20.0  # from the restart to the next step, on an idle machine
 BEFORE_TRAINING = frozenset({Phase.IMPORT, Phase.SETUP, Phase.INDEX, Phase.SANITY, Phase.FIRST_BATCH})
 STATES = ("state_dict", "current_model_state", "optimizer_states", "accumulation")
 """Compared parts of `last.ckpt`: averaged weights, weights, optimizer, accumulated gradients."""
@@ -43,11 +42,7 @@ class FinalState:
 
     @classmethod
     def read(cls, run_folder: Path, *, best: bool = True) -> "FinalState":
-        """Read the final state of a run, with or without the best checkpoint.
-
-        Raises:
-            OSError: If a file is missing.
-        """
+        """Read the final state of a run, with or without the best checkpoint; raise OSError if a file is missing."""
         last = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)
         found = dict(tensors({name: last[name] for name in STATES}, "last"))
         if best:
@@ -107,16 +102,12 @@ class Verdict:
     wrong: tuple[str, ...] = ()  # what failed; empty for a pass
     skipped: str = ""  # why the case was not run; empty if it was
     took_s: float = 0.0
-    kills: tuple[tuple[str, str, int, int], ...] = ()  # in a soak: trigger, phase, epoch and step of each kill
     lost_each: tuple[int, ...] = ()  # repeated steps of each restart
-    recovered_each_s: tuple[float, ...] = ()  # time to the next step of each restart
 
 
 def judge(run: Run, expected: FinalState | None) -> Verdict:
     """Return the verdict on a finished run, and delete what the run has left behind."""
-    case, incidents = run.case, run.incidents()
-    left = leftovers(run)
-    noticed = noticed_s(run)
+    case, incidents, left, noticed = run.case, run.incidents(), leftovers(run), noticed_s(run)
     wrong = [f"did not end within {case.limit_s:g} s"] if run.hung else []
     if tuple(run.codes) != case.codes:
         wrong.append(f"exit codes {run.codes} instead of {list(case.codes)}")
@@ -156,7 +147,6 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
         codes=tuple(run.codes),
         wrong=tuple(wrong),
         lost_each=tuple(lost),
-        recovered_each_s=tuple(recovered),
     )
 
 

@@ -2,12 +2,12 @@
 
 import shutil
 import subprocess
+import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from common import markdown_table
 from faults import traces
 from faults.judge import FinalState, Verdict, judge
 from faults.run import EPOCHS, FAULTS, ROOT_VARIABLE, STEPS_PER_EPOCH, TRAIN_FRAMES, VALID_FRAMES, Case, Run
-from faults.soak import KILLS
 from yolo_lightning.data.synthetic import draw_dataset
 
 COLUMNS = ("row", "fault", "noticed (s)", "reported", "steps lost", "next step (s)", "left behind", "exit", "verdict")
@@ -50,11 +49,7 @@ def prepare(root: Path) -> None:
 
 
 def reference(root: Path, epochs: int) -> FinalState:
-    """Return the final state of an uninterrupted run without a supervisor.
-
-    Raises:
-        RuntimeError: If that run fails.
-    """
+    """Return the final state of an uninterrupted run without a supervisor; raise RuntimeError if that run fails."""
     run = Run(Case("reference", "none", config={"supervision.enabled": False, "trainer.max_epochs": epochs}), root)
     run.carry_out()
     verdict = judge(run, None)
@@ -83,22 +78,11 @@ def run_case(case: Case, root: Path, expected: FinalState, keep: bool) -> Verdic
         (run.folder / "output.txt").write_text(run.output())
     else:
         shutil.rmtree(run.folder, ignore_errors=True)
-    return replace(verdict, kills=tuple(run.notes.get(KILLS, ())), took_s=time.monotonic() - begin_s)
+    return replace(verdict, took_s=time.monotonic() - begin_s)
 
 
-def run_cases(
-    cases: Sequence[Case], root: Path, *, at_a_time: int, keep: bool, done: Callable[[Verdict], None], epochs: int
-) -> list[Verdict]:
-    """Run all cases, the longest first, and return their verdicts in the given order. Ctrl-C ends all runs.
-
-    Args:
-        cases: The cases.
-        root: Folder of all cases; must exist.
-        at_a_time: Number of cases that run side by side.
-        keep: Whether the files of failed cases are kept.
-        done: Called with each verdict.
-        epochs: Number of epochs that the cases train.
-    """
+def run_cases(cases: Sequence[Case], root: Path, *, at_a_time: int, keep: bool, epochs: int) -> list[Verdict]:
+    """Run `at_a_time` cases side by side, the longest first; print the verdicts and return them in the given order."""
     prepare(root)
     expected = reference(root, epochs)
     found: dict[str, Verdict] = {}
@@ -109,8 +93,8 @@ def run_cases(
             for future in as_completed(waiting):
                 verdict = future.result()
                 found[verdict.name] = verdict
-                done(verdict)
-        except BaseException:
+                print(line(verdict), file=sys.stderr, flush=True)
+        except BaseException:  # also Ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             while traces.end_marked(ROOT_VARIABLE, str(root)):
                 time.sleep(0.5)  # a process may have been starting
@@ -144,30 +128,17 @@ def line(verdict: Verdict) -> str:
     return f"{'; '.join(values)}; took {verdict.took_s:.0f} s"
 
 
-def kills_table(verdict: Verdict) -> str:
-    """Return a table of the kills of a soak and their costs."""
-    rows = []
-    costs = zip_longest(verdict.lost_each[: len(verdict.kills)], verdict.recovered_each_s[: len(verdict.kills)])
-    for number, (kill, cost) in enumerate(zip_longest(verdict.kills, costs, fillvalue=(None, None)), 1):
-        rows.append((str(number), *map(str, kill), *map(format_number, cost)))
-    return markdown_table(("kill", "trigger", "phase", "epoch", "step", "steps lost", "next step (s)"), rows)
-
-
 def table(verdicts: Sequence[Verdict]) -> str:
-    """Return the result table in Markdown."""
-    return markdown_table(COLUMNS, map(cells, verdicts))
-
-
-def summary(verdicts: Sequence[Verdict]) -> str:
-    """Return the number of passed cases and the names of the others."""
+    """Return the result table in Markdown, the number of passed cases and the names of the others."""
     failed = [verdict.name for verdict in verdicts if verdict.wrong]
     skipped = [verdict.name for verdict in verdicts if verdict.skipped]
     text = f"{len(verdicts) - len(failed) - len(skipped)} of {len(verdicts)} passed"
     text += f", failed: {', '.join(failed)}" if failed else ""
-    return text + (f", skipped: {', '.join(skipped)}" if skipped else "")
+    text += f", skipped: {', '.join(skipped)}" if skipped else ""
+    return f"{markdown_table(COLUMNS, map(cells, verdicts))}\n\n{text}"
 
 
 def write_page(path: Path, verdicts: Sequence[Verdict], took_s: float) -> None:
     """Write the page of the documentation."""
     head = PAGE.format(path=path, steps=EPOCHS * STEPS_PER_EPOCH)
-    path.write_text(f"{head}{table(verdicts)}\n\n{summary(verdicts)}, in {took_s / 60:.0f} minutes.\n")
+    path.write_text(f"{head}{table(verdicts)}, in {took_s / 60:.0f} minutes.\n")

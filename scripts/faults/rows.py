@@ -8,11 +8,12 @@ import threading
 import time
 from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from faults import actions as do
-from faults.actions import at_step, in_phase, send
+from faults.actions import at_step, halve, in_phase, send
 from faults.run import Case, Report, Run, put
 from faults.soak import RANDOM_CASES
 from yolo_lightning.supervision.classify import StallClass
@@ -53,7 +54,7 @@ def hang(*words: str, phase: str = "step", kind: StallClass = UNKNOWN) -> tuple[
 def levels_taken(run: Run) -> list[str]:
     """Check the fallback levels of row 26."""
     taken = [line.text.split(", ")[1] for line in run.lines if line.text.startswith("train loader:")]
-    expected = ["4 spawn workers", "2 workers by spawn", "no workers"]
+    expected = ["4 spawn workers", "2 spawn workers", "no workers"]
     return [] if taken == expected else [f"the fallback levels were {taken} instead of {expected}"]
 
 
@@ -91,10 +92,7 @@ def one_trainer_and_second_refused(run: Run) -> list[str]:
 
 
 def checkpoints_untouched(run: Run) -> list[str]:
-    """Check that damaged checkpoints were not changed."""
-    folder = run.run_folder / "checkpoints"
-    now = {path.name: path.read_bytes()[:64] for path in folder.glob("*.ckpt")}
-    return [] if now == run.notes["damaged"] else ["damaged checkpoints were changed"]
+    return [] if do.checkpoints(run) == run.notes["damaged"] else ["damaged checkpoints were changed"]
 
 
 def trained_three_epochs(run: Run) -> list[str]:
@@ -132,7 +130,10 @@ def serve(run: Run, code: int) -> str:
 
 
 def own_disk_and_webhook(run: Run) -> None:
-    do.own_disk(run)
+    """Give the run folder its own file system, and record the messages of the supervisor."""
+    run.run_folder.mkdir()
+    if error := do.mount(run.folder / "disk.img", run.run_folder, do.DISK_BYTES):
+        raise OSError(error)
     put(run.configuration, "supervision.notify.webhook", serve(run, 200))
 
 
@@ -164,20 +165,20 @@ def notified_once_of_full_disk(run: Run) -> list[str]:
     return [] if count == 1 else [f"{count} notifications of the full disk instead of one"]
 
 
-OWN_DISK: dict[str, Any] = {"prepare": own_disk_and_webhook, "clean_up": clean_up, "unavailable": do.cannot_mount}
+def needs_apprise() -> str:
+    """Return why notifications cannot be sent, an empty string if they can."""
+    return "" if find_spec("apprise") else "needs the package apprise"
 
 
-def replace_by_text(path: Path) -> None:
-    path.write_text("this is not a checkpoint\n")
-
-
-def halve(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
+OWN_DISK: dict[str, Any] = {
+    **{"prepare": own_disk_and_webhook, "clean_up": clean_up},
+    "unavailable": lambda: needs_apprise() or do.cannot_mount(),
+}
 
 
 def damaged(damage: do.Damage, newest: int | None = 1) -> tuple[Any, ...]:
     """Return the action that damages checkpoints, then kills the trainer."""
-    return (at_step(12, do.pause_trainer, do.damage_checkpoints(damage, newest=newest), KILL),)
+    return (at_step(12, do.pause_trainer, do.damage_checkpoints(damage, newest), KILL),)
 
 
 def disk_full(begin: int, end: int, size_bytes: int = 1, *, of_supervisor: bool = False) -> tuple[Any, ...]:
@@ -264,8 +265,8 @@ CASES: tuple[Case, ...] = (
          lost_steps=10, log=("skipped", "bytes instead of")),
     Case("21c", "newest checkpoint with one wrong bit", (), damaged(do.flip_bit), KILLED,
          lost_steps=10, log=("skipped", "checksum")),
-    Case("21d", "newest checkpoint replaced by a text file", (), damaged(replace_by_text), KILLED,
-         lost_steps=10, log=("skipped",)),
+    Case("21d", "newest checkpoint replaced by a text file", (),
+         damaged(lambda path: path.write_text("not a checkpoint")), KILLED, lost_steps=10, log=("skipped",)),
     Case("21e", "clock set back by a day, then four kills: all older checkpoints have later dates", (),
          (at_step(17, do.pause_trainer, date_checkpoints_ahead, KILL), *(at_step(step, KILL) for step in (22, 27, 29))),
          KILLED * 4),
@@ -359,10 +360,10 @@ CASES: tuple[Case, ...] = (
          timeouts_s=FETCH, workers=2, fallback_level=1, small_shared_memory=True, unavailable=do.cannot_unshare),
     Case("39a", "notifications: a webhook that never answers, a ping that answers 500; the trainer is killed", (),
          (at_step(8, KILL),), KILLED, prepare=deaf_webhook_and_failing_ping, log=("webhook", "ping"),
-         clean_up=clean_up),
+         clean_up=clean_up, unavailable=needs_apprise),
     Case("39b", "notifications: a host name that does not exist; the trainer is killed", (),
          (at_step(8, KILL),), KILLED, log=("webhook",),
-         config={"supervision.notify.webhook": "http://notify.invalid/hook"}),
+         config={"supervision.notify.webhook": "http://notify.invalid/hook"}, unavailable=needs_apprise),
     Case("40a", "trainer: SIGKILL to its process group, with workers and resource tracker", (),
          (at_step(8, send(SIGKILL, TRAINER_GROUP)),), KILLED, workers=2),
     Case("40b", "SIGKILL to supervisor, trainer, workers and resource tracker at once; then fit --resume", (),
@@ -405,11 +406,7 @@ QUICK = Case("quick", "rows 4, 17 and 12 in one run: worker stopped, trainer kil
 
 
 def chosen(names: str) -> tuple[Case, ...]:
-    """Return the cases whose row or name is in a list such as `1,2,7b`; all for an empty list.
-
-    Raises:
-        ValueError: If a name is unknown.
-    """
+    """Return the cases whose row or name is in a list such as `1,2,7b`, all cases for an empty list."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if wanted == [QUICK.name]:
         return (QUICK,)

@@ -32,8 +32,7 @@ STEPS_PER_EPOCH = TRAIN_FRAMES // BATCH
 MARK_VARIABLE = "FAULTS_CASE"
 ROOT_VARIABLE = "FAULTS_ROOT"
 POLL_S = 0.004
-LONG_S = 90.0
-"""Phase timeout that no case reaches."""
+LONG_S = 90.0  # phase timeout that no case reaches
 PROCESS_STARTS = frozenset({"import_s", "setup_s", "first_batch_s", "validate_s", "exit_s"})
 """Timeouts of phases in which processes start or end. They are longer on a busy machine."""
 RESUMED = re.compile(r"^run folder: .*, checkpoint: (.*\.ckpt)$")
@@ -108,17 +107,7 @@ class Line:
 
 
 class Run:
-    """All commands of a case, one after another, in one run folder.
-
-    Args:
-        case: The case.
-        root: Folder of all cases, with the datasets.
-
-    Attributes:
-        busyness: Largest number of runnable processes per core, at least 1. Time limits are multiplied by it.
-        hit: Process ids of trainers to which a fault has been done.
-        notes: Values that actions and checks share.
-    """
+    """All commands of a case, one after another, in one run folder below `root`, which contains the datasets."""
 
     def __init__(self, case: Case, root: Path) -> None:
         self.case, self.root = case, root
@@ -136,10 +125,10 @@ class Run:
         self.lines: list[Line] = []
         self.beats: list[Beat] = []
         self.record: Heartbeat | None = None
-        self.hit: set[int] = set()
-        self.notes: dict[str, Any] = {}
+        self.hit: set[int] = set()  # process ids of trainers to which a fault has been done
+        self.notes: dict[str, Any] = {}  # values that actions and checks share
         self.hung = False
-        self.busyness = 1.0
+        self.busyness = 1.0  # largest number of runnable processes per core; time limits are multiplied by it
         self.process: subprocess.Popen[bytes]
 
     def carry_out(self) -> None:
@@ -235,11 +224,10 @@ class Run:
     def heartbeat_file(self) -> Path:
         """Return the file that the trainer writes, in the /dev/shm of the supervisor, or its copy without one."""
         holder = read_holder(self.run_folder / LOCK_FILE)
-        if holder is not None:
-            for folder in live_heartbeat.folders(holder.marker):
-                path = Path(f"/proc/{self.process.pid}/root{folder}") / HEARTBEAT_FILE
-                if path.is_file():
-                    return path
+        for folder in live_heartbeat.folders(holder.marker) if holder is not None else ():
+            path = Path(f"/proc/{self.process.pid}/root{folder}") / HEARTBEAT_FILE
+            if path.is_file():
+                return path
         return self.run_folder / HEARTBEAT_FILE
 
     def _watch(self, actions: "list[Action]") -> None:

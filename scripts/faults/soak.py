@@ -4,16 +4,14 @@ import random
 import signal
 import time
 
-from faults.actions import at_step, edit, in_phase, send, while_saving
-from faults.run import STEPS_PER_EPOCH, Action, Case, Report, Run
+from faults.actions import TRAINING, at_step, edit, in_phase, send, while_saving
+from faults.run import STEPS_PER_EPOCH, Action, Case, Report
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
 
 SOAK_EPOCHS = 4
 CHECKPOINT_BYTES = 36_000_000
 LARGEST_PAUSE_S = 0.1
-KILLS = "kills"
-"""Note of a run: trigger, phase, epoch and step of each kill."""
 HANGS = ("sleep", "lock", "compute", "c_call", "c_call_with_lock", "d_state")
 DEATHS = ("kill", "segfault", "abort", "exit_3")
 TRIGGERS = ("step", "save", "validation", "end of an epoch", "soon after the previous kill")
@@ -38,23 +36,13 @@ def soak(kills: int, seed: int) -> Case:
 
 def kill(trigger: str, step: int, generator: random.Random) -> Action:
     """Return one kill, not before `step`."""
-    begin = step // STEPS_PER_EPOCH * STEPS_PER_EPOCH
     pause_s = generator.uniform(0, LARGEST_PAUSE_S)  # at a moment that this script does not choose
-
-    def note(run: Run) -> None:
-        assert run.record is not None
-        phase = run.record.phase.name.lower().replace("_", " ")
-        run.notes.setdefault(KILLS, []).append((trigger, phase, run.record.epoch, run.record.step))
-
-    effects = (edit(data__loader__num_workers=generator.choice((0, 0, 1, 2))), note, send(signal.SIGKILL, "trainer"))
+    effects = (edit(data__loader__num_workers=generator.choice((0, 0, 1, 2))), send(signal.SIGKILL, "trainer"))
     if trigger == "save":
         return while_saving(generator.randrange(CHECKPOINT_BYTES), *effects)
-    delayed = (lambda run: time.sleep(pause_s), *effects)
-    if trigger == "validation":
-        return in_phase(Phase.VALIDATE, *delayed, step=begin)
-    if trigger == "end of an epoch":
-        return in_phase(Phase.EPOCH_END, *delayed, step=begin)
-    return at_step(0 if trigger == TRIGGERS[-1] else step, *delayed)
+    first_step = {"step": step, TRIGGERS[-1]: 0}.get(trigger, step // STEPS_PER_EPOCH * STEPS_PER_EPOCH)
+    phase = {"validation": Phase.VALIDATE, "end of an epoch": Phase.EPOCH_END}.get(trigger, TRAINING)
+    return in_phase(phase, lambda run: time.sleep(pause_s), *effects, step=first_step)
 
 
 def random_case(seed: int) -> Case:

@@ -1,6 +1,1 @@
-"""Parts of `scripts/hang_study.py`.
-
-arm         child process of an arm; can hang
-watch       watches an arm from outside
-conclusion  result table and its conclusions (pure functions)
-"""
+"""Parts of `scripts/hang_study.py`: an arm and its watch, each in its own process, and the result table."""

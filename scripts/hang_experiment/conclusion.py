@@ -15,10 +15,8 @@ from common import markdown_table
 ARMS = tuple(f"{start}-{copy}" for start in ("fork", "spawn") for copy in ("pinned", "pageable", "staged"))
 """Start method of the workers and copy mode of the batches. Staged batches are pageable and smaller than the size from
 which the ROCm runtime registers memory."""
-GROWS_SHARE = 1e-4
-"""Share of the time for which queues must be stopped to count as growth: 0.36 s in an hour."""
-STALL_SHARE = 0.5
-"""Share of a stall for which queues must be stopped to explain the stall."""
+GROWS_SHARE = 1e-4  # share of the time for which queues must be stopped to count as growth: 0.36 s in an hour
+STALL_SHARE = 0.5  # share of a stall for which queues must be stopped to explain the stall
 HEAD = (
     *("arm", "end", "hours", "steps", "worker starts", "evicted ms", "per step", "per start"),
     *("step p50 ms", "step p99 ms", "kernel lines"),
@@ -86,12 +84,10 @@ def conclude(results: Sequence[ArmResult]) -> list[str]:
 
 def _judge_prediction(by_arm: dict[str, ArmResult]) -> list[str]:
     sentences = []
-    grows = {name: result.grows for name, result in by_arm.items()}
     expected = {"spawn-pinned": False, "fork-pinned": True, "spawn-pageable": True}
-    found = {name: grows.get(name) for name in expected}
-    wrong = [
-        f"{name} {'grows' if grown else 'does not grow'}" for name, grown in found.items() if grown != expected[name]
-    ]
+    found = {name: by_arm[name].grows if name in by_arm else None for name in expected}
+    texts = {True: "grows", False: "does not grow"}
+    wrong = [f"{name} {texts[grown]}" for name, grown in found.items() if grown not in (None, expected[name])]
     if found == expected:
         sentences.append(
             "As predicted: forks and pageable batches stop the queues, spawned workers with pinned batches do not. "
@@ -102,13 +98,12 @@ def _judge_prediction(by_arm: dict[str, ArmResult]) -> list[str]:
     if found["spawn-pinned"] is not False:
         return sentences
     if found["fork-pinned"]:
-        forked = by_arm["fork-pinned"]
-        per_start = forked.evicted_per(forked.worker_starts)
+        per_start = by_arm["fork-pinned"].evicted_per(by_arm["fork-pinned"].worker_starts)
         sentences.append(f"Each start of forked workers stops the queues for {per_start} ms.")
     if found["spawn-pageable"]:
-        pageable = by_arm["spawn-pageable"]
-        sentences.append(f"Each pageable batch stops the queues for {pageable.evicted_per(pageable.steps)} ms.")
-        if (staged := grows.get("spawn-staged")) is not None:
+        per_batch = by_arm["spawn-pageable"].evicted_per(by_arm["spawn-pageable"].steps)
+        sentences.append(f"Each pageable batch stops the queues for {per_batch} ms.")
+        if "spawn-staged" in by_arm and (staged := by_arm["spawn-staged"].grows) is not None:
             sentences.append(f"GPU_PINNED_MIN_XFER_SIZE {'does not help' if staged else 'prevents this'}.")
     return sentences
 

@@ -35,14 +35,7 @@ class StudyLimits:
 
 
 class ArmWatch:
-    """Watch over one arm.
-
-    Args:
-        pid: Process id of the arm.
-        steps: File to which the arm appends its steps; need not exist yet.
-        table: Empty CSV file.
-        limits: Intervals and time limits.
-    """
+    """Watch over the arm with the process id `pid`, which appends its steps to the file `steps`."""
 
     def __init__(self, pid: int, steps: Path, table: TextIO, limits: StudyLimits) -> None:
         self.limits, self._pid, self._steps, self._file = limits, pid, steps, table
@@ -56,19 +49,13 @@ class ArmWatch:
         self._stalled_s = 0.0
 
     def until_end(self, poll: Callable[[], int | None]) -> End:
-        """Watch until the process ends or hangs.
-
-        Args:
-            poll: Returns the exit code of the process, None while it runs.
-        """
-        next_s = self._began_s
-        count = 0
+        """Watch until the process hangs or ends; `poll` returns its exit code, None while it runs."""
+        next_s, count = self._began_s, 0
         while True:
             code = poll()
             now_s = time.monotonic()
-            if len(read_steps(self._steps)) > count:
-                count = len(read_steps(self._steps))
-                self._last_step_s = now_s
+            if (found := len(read_steps(self._steps))) > count:
+                count, self._last_step_s = found, now_s
                 self._first_step_s = self._first_step_s or now_s
             limit_s = self.limits.stall_s if count else self.limits.start_s
             hangs = code is None and now_s - self._last_step_s > limit_s
@@ -88,9 +75,8 @@ class ArmWatch:
         evicted = bounded(lambda: sensors.evicted_ms(self._pid), READ_S)
         if evicted is not None:
             self._evicted.append((now_s, evicted))
-        lines = new_kernel_lines(self._seen)
+        self.kernel_lines += (lines := new_kernel_lines(self._seen))
         self._seen.update(lines)
-        self.kernel_lines += lines
         gpus = bounded(sensors.amd_gpus, READ_S) or []
         steps = read_steps(self._steps)
         p50, p99 = percentiles(steps["seconds"][self._sampled :])

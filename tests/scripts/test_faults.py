@@ -75,7 +75,7 @@ def test_matrix(rows: str, tmp_path: Path) -> None:
 def test_twenty_kills_at_random_moments_of_one_run(tmp_path: Path) -> None:
     (verdict,) = inject(tmp_path, "--soak", "20")
     assert verdict["wrong"] == []
-    assert len(verdict["kills"]) == 20
+    assert len(verdict["lost_each"]) == 20
 
 
 def test_groups_contain_every_row() -> None:
