@@ -11,7 +11,7 @@ from math import ceil, log2
 from common import markdown_table
 from jsonargparse import ArgumentParser
 
-from yolo_lightning.data.sampling.sampler import GlobalBatches
+from yolo_lightning.data.sampling.resumable_loader import GlobalBatches
 
 GPUS = (1, 8, 16, 64, 256, 1024)
 EPOCH_FRAMES = 329_299  # training frames of LTDv2

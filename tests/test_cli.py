@@ -134,7 +134,7 @@ class TestCheckpointAndFlags:
         self, trained: Run, caplog: pytest.LogCaptureFixture, damage: str
     ) -> None:
         (RUN / "config.yaml").write_text(damage)
-        with pytest.warns(UserWarning, match="config.yaml is damaged .*in the checkpoint is compared"):
+        with pytest.warns(UserWarning, match="config.yaml cannot be read .*compared with those in the checkpoint"):
             trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
         assert "changed since the checkpoint: trainer.max_epochs was 1, now 2 (used)" in caplog.text
         assert saved(last_checkpoint())["steps"] == 2
@@ -208,7 +208,7 @@ class TestCheckpointAndFlags:
         checkpoint["hyper_parameters"]["class_names"] = ["person", "car"]
         torch.save(checkpoint, "other.ckpt")
         text = fails(trained, capsys, "fit", "--ckpt_path", "other.ckpt", *ONE_STEP)
-        assert "model.class_names ['person', 'car']" in text
+        assert "model.class_names must be ['person', 'car'], as in the checkpoint" in text
 
     def test_changed_training_data_is_refused(
         self, trained: Run, look_alike: Path, capsys: pytest.CaptureFixture[str]

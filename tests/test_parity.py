@@ -17,11 +17,13 @@ from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.training.optimizers import (
+    parameter_groups,
+)
 from yolo_lightning.training.recipe import (
     Group,
     Recipe,
     decay_factor,
-    parameter_groups,
     scaled_weight_decay,
     settings_at,
 )

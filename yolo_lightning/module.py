@@ -32,14 +32,16 @@ from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, r
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
 from yolo_lightning.training.guarded_step import Accumulation, GuardedStep
 from yolo_lightning.training.nonfinite import NonFiniteGuard, roll_back
-from yolo_lightning.training.recipe import (
+from yolo_lightning.training.optimizers import (
     OptimizerChoice,
-    OptimizerSettings,
-    Recipe,
     apply_settings,
     check_same_optimizer,
     optimizer_maker,
     parameter_groups,
+)
+from yolo_lightning.training.recipe import (
+    OptimizerSettings,
+    Recipe,
     scaled_weight_decay,
     settings_at,
 )

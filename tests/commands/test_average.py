@@ -49,7 +49,7 @@ def test_average_is_taken_by_other_commands_but_not_by_training(
     torch.testing.assert_close(weight(Path("runs/yolo-2/checkpoints/last.ckpt")), weight(AVERAGE), rtol=0, atol=0.02)
 
     text = fails(lambda: run("fit", *SHORT, "--ckpt_path", str(AVERAGE)), capsys)
-    assert "is an average of several, which training cannot continue from" in text
+    assert "is an average, which has no optimizer state and cannot be resumed" in text
     assert f"--model.weights {AVERAGE}" in text
 
 

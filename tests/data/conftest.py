@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from yolo_lightning.data.dataset import LabelledFrames
-from yolo_lightning.data.index.annotation_index import open_index
+from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.storage.frames import FolderFrames
 
 CATEGORIES = [

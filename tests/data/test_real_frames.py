@@ -13,7 +13,7 @@ from tests.helpers.annotations import assert_boxes_of_the_json
 from yolo_lightning.data.batch import Batch, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.frame_checks import BadFrames, check_frames
-from yolo_lightning.data.index.annotation_index import open_index
+from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.frames import FolderFrames
 

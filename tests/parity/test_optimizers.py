@@ -14,12 +14,14 @@ from ultralytics.engine.trainer import BaseTrainer
 
 from tests.parity.training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.training.recipe import (
+from yolo_lightning.training.optimizers import (
     OptimizerName,
-    Recipe,
     check_same_optimizer,
     optimizer_maker,
     parameter_groups,
+)
+from yolo_lightning.training.recipe import (
+    Recipe,
 )
 
 pytestmark = pytest.mark.whole_run

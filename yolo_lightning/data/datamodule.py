@@ -22,10 +22,10 @@ from yolo_lightning.data.formats.frame_checks import (
     needed_channels,
     quarantined_positions,
 )
-from yolo_lightning.data.index.annotation_index import SplitIndex, default_index_root
+from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.loader import LoaderSettings, describe
-from yolo_lightning.data.sampling.sampler import (
+from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
     FileOrderBatches,
     GlobalBatches,

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
-from yolo_lightning.data.index.annotation_index import SplitIndex
+from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.storage.frames import Channels, FrameError, ImageFiles, Storage
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation

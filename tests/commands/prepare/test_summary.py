@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from yolo_lightning.commands.prepare.summary import MonthlyCounts, monthly_counts, save_picture, table
-from yolo_lightning.data.index.annotation_index import SplitIndex, open_index
+from yolo_lightning.data.index.split_index import SplitIndex, open_index
 
 Coco = Callable[..., dict[str, Any]]
 WriteJson = Callable[..., Path]

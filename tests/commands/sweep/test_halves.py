@@ -6,7 +6,7 @@ import numpy as np
 
 from yolo_lightning.commands.sweep.candidates import first_half
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.index.annotation_index import SplitIndex
+from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.synthetic import draw_dataset
 
 

@@ -9,7 +9,7 @@ import pytest
 from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.coco import image_folder, read_coco
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.data.index.annotation_index import open_index
+from yolo_lightning.data.index.split_index import open_index
 
 WriteJson = Callable[..., Path]
 

@@ -11,7 +11,7 @@ import pytest
 from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.yolo import YoloSplit, image_ids, label_file
 from yolo_lightning.data.formats.yolo_description import read_description
-from yolo_lightning.data.index.annotation_index import SplitIndex, open_packed
+from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 
 YoloSet = Callable[..., Path]
 BOX = "0 0.5 0.5 0.25 0.5\n"

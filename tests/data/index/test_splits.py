@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from yolo_lightning.data.index.annotation_index import SplitIndex, open_index
+from yolo_lightning.data.index.split_index import SplitIndex, open_index
 from yolo_lightning.data.index.splits import choose_clips, clip_months, describe_split, hold_out, subset
 
 CLIPS_OF_MONTH = {"202005": 10, "202006": 4, "202101": 1}

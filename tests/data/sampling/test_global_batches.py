@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from yolo_lightning.data.dataset import SampleKey
-from yolo_lightning.data.sampling.sampler import EpochBatchSampler, FileOrderBatches, GlobalBatches, ResumableLoader
+from yolo_lightning.data.sampling.resumable_loader import (
+    EpochBatchSampler,
+    FileOrderBatches,
+    GlobalBatches,
+    ResumableLoader,
+)
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder
 
 PLACES = {"batch_size": st.integers(1, 5), "processes": st.integers(1, 5), "extra": st.integers(0, 40)}

@@ -15,9 +15,9 @@ import pytest
 
 from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.dataset import LabelledFrames, SampleKey, TrainingDataset
-from yolo_lightning.data.index.annotation_index import open_index
+from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.loader import prepare_worker
-from yolo_lightning.data.sampling.sampler import EpochBatchSampler, ResumableLoader
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling, occurrences
 from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
 from yolo_lightning.data.storage.frames import FolderFrames
@@ -179,7 +179,7 @@ import os, pickle, signal, sys
 from itertools import chain, repeat
 
 from yolo_lightning.data.batch import collate
-from yolo_lightning.data.sampling.sampler import ResumableLoader
+from yolo_lightning.data.sampling.resumable_loader import ResumableLoader
 
 with open(sys.argv[1], "rb") as file:
     dataset, keys, arguments, state, batches = pickle.load(file)

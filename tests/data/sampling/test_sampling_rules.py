@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yolo_lightning.data.index.annotation_index import SplitIndex
+from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.sampling.sampling_rules import (
     SampledOrder,
     Sampling,

@@ -12,7 +12,7 @@ from yolo_lightning.data.batch import collate
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
-from yolo_lightning.data.index.annotation_index import open_packed
+from yolo_lightning.data.index.split_index import open_packed
 from yolo_lightning.data.storage.frames import Channels, ImageFiles
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.mosaic import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip

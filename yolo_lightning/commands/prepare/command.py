@@ -11,7 +11,7 @@ import rich
 from yolo_lightning.commands.console import counter, gigabytes, name_some
 from yolo_lightning.commands.prepare.summary import monthly_counts, save_picture, table
 from yolo_lightning.data.formats.frame_checks import check_depth
-from yolo_lightning.data.index.annotation_index import default_index_root, open_index
+from yolo_lightning.data.index.split_index import default_index_root, open_index
 from yolo_lightning.data.storage.choose_storage import STORE, open_original
 from yolo_lightning.data.storage.frames import FolderFrames
 from yolo_lightning.data.storage.packing import (

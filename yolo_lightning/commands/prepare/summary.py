@@ -14,7 +14,7 @@ from rich.table import Table
 
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.formats.recording import TEMPERATURE
-from yolo_lightning.data.index.annotation_index import SplitIndex
+from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.utils.files import replacing
 
 COLOURS = ("#2a6f97", "#e9a03b", "#c1443c", "#5b8c5a")  # One per class

@@ -19,7 +19,7 @@ from yolo_lightning.data.batch import Batch, Prediction, Target, collate, target
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
-from yolo_lightning.data.index.annotation_index import SplitIndex
+from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.postprocess import predictions

@@ -8,7 +8,7 @@ from typing import ClassVar
 from yolo_lightning.data.formats.coco import image_folder, read_coco
 from yolo_lightning.data.formats.ltdv2 import CATEGORY_IDS, CLASS_NAMES
 from yolo_lightning.data.formats.yolo import YoloFormat
-from yolo_lightning.data.index.annotation_index import SplitIndex, open_index
+from yolo_lightning.data.index.split_index import SplitIndex, open_index
 from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
 from yolo_lightning.data.storage.frames import Channels, ImageFiles, Storage

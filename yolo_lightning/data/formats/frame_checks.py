@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_warn
 
-from yolo_lightning.data.index.annotation_index import SplitIndex
+from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.frames import EIGHT_BITS, BitDepthError, Channels, FrameError, Storage
 

@@ -16,7 +16,7 @@ from yolo_lightning.data.formats.annotations import Annotations, encoded, still_
 from yolo_lightning.data.formats.frame_checks import named
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
 from yolo_lightning.data.formats.yolo_labels import NO_LABELS, Labels, read_labels
-from yolo_lightning.data.index.annotation_index import SplitIndex, open_packed
+from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameError, ImageFiles, Storage, decode_frame

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.index.annotation_index import SplitIndex
+from yolo_lightning.data.index.split_index import SplitIndex
 
 Split = Literal["train", "valid", "test", "predict"]
 

@@ -16,7 +16,7 @@ import pytest
 
 from yolo_lightning.data.formats.recording import WEATHER
 from yolo_lightning.data.index import index_folder
-from yolo_lightning.data.index.annotation_index import ARRAYS, SplitIndex, open_index
+from yolo_lightning.data.index.split_index import ARRAYS, SplitIndex, open_index
 
 Coco = Callable[..., dict[str, Any]]
 WriteJson = Callable[..., Path]
