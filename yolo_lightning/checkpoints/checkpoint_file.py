@@ -19,14 +19,12 @@ from yolo_lightning.utils.run_files import CHECKSUM_SUFFIX
 STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
 """File name of a step checkpoint; equals `run_files.STEP_CHECKPOINT`, as a test verifies."""
 
+INPUT = "input"  # checkpoint key of the preprocessing of the training images, see `network_settings`
+CONFIGURATION = "config"  # checkpoint key of the configuration of the run, without secrets
+
 
 class NotSavedError(OSError):
     """Training is finished, but the last checkpoint could not be written."""
-
-
-INPUT = "input"  # checkpoint key of the preprocessing of the training images, see `network_settings`
-CONFIGURATION = "config"
-"""Checkpoint key of the configuration of the run, without secrets."""
 
 
 @dataclass(frozen=True, slots=True)

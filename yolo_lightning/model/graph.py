@@ -36,14 +36,9 @@ def build_graph(
     In training mode the graph maps `(B, 1 or 3, H, W)` float images (0 to 1) to raw predictions for `loss`, in
     evaluation mode to raw predictions and decoded boxes for `postprocess`.
 
-    Args:
-        variant: Size of the network.
-        class_names: Names of the classes, index 0 first.
-        convolution: See `arrange`.
-        weights: File with initial weights, see `load_weights`; None for random weights.
-        class_width: Channels of the hidden layers of the class head; None for the default of Ultralytics for this
-            number of classes, or the width in `weights`.
-        allow_pickle: See `load_weights`.
+    `weights` is a file with initial weights, see `load_weights`; None for random weights. `class_width` is the number
+    of channels of the hidden layers of the class head; None for the default of Ultralytics for this number of classes,
+    or the width in `weights`.
     """
     check_choices("model.variant", [variant], Variant)
     if not class_names:

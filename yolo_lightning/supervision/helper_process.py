@@ -6,8 +6,6 @@ one child process; no second one is started while the first one has not answered
 
 import contextlib
 import os
-import pickle
-import select
 import signal
 import time
 from collections import deque
@@ -22,7 +20,6 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST_WAITING_BYTES = 8 << 20
 MOST_WAITING_CALLS = 1000
 POLL_S = 0.01
-BLOCK_BYTES = 1 << 16
 MOST_LEFT = 8  # abandoned children that have not ended; at this number, `bounded` starts no further one
 _left: set[int] = set()
 
@@ -137,9 +134,8 @@ class Helper:
 
     def _start(self) -> None:
         self._connection, other = Pipe()
-        self._child = os.fork()
-        if self._child == 0:
-            make_calls(other)
+        # Ctrl-C reaches the whole group, and the supervisor still writes.
+        self._child = fork(lambda: make_calls(other), other.fileno(), signal.SIG_IGN)
         other.close()
 
     def _send(self) -> None:
@@ -162,20 +158,33 @@ class Helper:
 
 
 def make_calls(connection: Connection) -> None:
-    """Make the calls that arrive through a connection until it is closed; never returns."""
+    """Make the calls that arrive through a connection until it is closed."""
+    while True:
+        function, arguments = connection.recv()
+        try:
+            answer = True, function(*arguments)
+        except OSError as error:
+            answer = False, error
+        except Exception as error:
+            answer = False, OSError(repr(error))
+        connection.send(answer)
+
+
+def fork(work: Callable[[], None], descriptor: int, handler: signal.Handlers) -> int:
+    """Return the id of a child process that calls `work` and exits; `handler` is its reaction to stop signals.
+
+    Of the open files the child keeps `descriptor` and the standard ones. A child that may hang forever must hold
+    neither the lock of a run folder nor a pipe whose end another process waits for.
+    """
+    if child := os.fork():
+        return child
     try:
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the supervisor still writes
-        close_inherited({connection.fileno()})
-        while True:
-            function, arguments = connection.recv()
-            try:
-                answer = True, function(*arguments)
-            except OSError as error:
-                answer = False, error
-            except Exception as error:
-                answer = False, OSError(repr(error))
-            connection.send(answer)
+            signal.signal(number, handler)
+        os.closerange(3, descriptor)
+        os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+        _left.clear()
+        work()
     finally:
         os._exit(0)
 
@@ -190,51 +199,16 @@ def bounded(function: Callable[[], Result], timeout_s: float) -> Result | None:
     _left.difference_update([child for child in _left if os.waitpid(child, os.WNOHANG)[0]])
     if len(_left) >= MOST_LEFT:
         return None
-    end, start = os.pipe()
-    child = os.fork()
-    if child == 0:
-        run_in_child(function, start)
-    os.close(start)
-    parts: list[bytes] = []
-    deadline_s = time.monotonic() + timeout_s
-    is_complete = False
+    end, start = Pipe(duplex=False)
+    child = fork(lambda: start.send(function()), start.fileno(), signal.SIG_DFL)
+    start.close()
     try:
-        while (left_s := deadline_s - time.monotonic()) > 0 and select.select([end], [], [], left_s)[0]:
-            part = os.read(end, BLOCK_BYTES)
-            if not part:
-                is_complete = True
-                break
-            parts.append(part)
+        return cast(Result, end.recv()) if end.poll(timeout_s) else None
+    except (EOFError, OSError):  # the function failed
+        return None
     finally:
-        os.close(end)
+        end.close()
         kill_without_waiting(child)
-    return pickle.loads(b"".join(parts)) if is_complete and parts else None
-
-
-def run_in_child(function: Callable[[], Result], pipe: int) -> None:
-    """Send the result of `function`, or nothing if the function fails; never returns."""
-    try:
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        close_inherited({pipe})
-        _left.clear()
-        content = pickle.dumps(function())
-        with os.fdopen(pipe, "wb") as file:
-            file.write(content)
-    finally:
-        os._exit(0)
-
-
-def close_inherited(kept: set[int]) -> None:
-    """Close all files but `kept` and the standard ones, in a child that may hang forever.
-
-    Such a child must hold neither the lock of a run folder nor a pipe whose end another process waits for.
-    """
-    begin = 3
-    for descriptor in sorted(kept):
-        os.closerange(begin, descriptor)
-        begin = descriptor + 1
-    os.closerange(begin, os.sysconf("SC_OPEN_MAX"))
 
 
 def kill_without_waiting(child: int) -> None:

@@ -24,7 +24,7 @@ class SuperviseSettings:
     """Time limits and retries of the supervisor.
 
     Attributes:
-        floors: Smallest timeout of each phase, seconds.
+        phase_timeouts: Smallest timeout of each phase, seconds.
         factor: The timeout of a phase is at least this multiple of its longest duration in the run.
         poll_s: Seconds between two checks of the heartbeat.
         kill_after_s: Seconds from the detection of a stall to the kill; the trainer may still recover.
