@@ -26,7 +26,8 @@ from yolo_lightning.model.layers import (
 )
 from yolo_lightning.model.loss import DetectionLoss, class_weights
 from yolo_lightning.model.network_settings import input_record
-from yolo_lightning.model.postprocess import predictions, tta_candidates
+from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.model.tta import tta_candidates
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
 from yolo_lightning.training.guarded_step import Accumulation, GuardedStep

@@ -17,11 +17,11 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.layers import FoldedGraph
-from yolo_lightning.model.postprocess import (
+from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.model.tta import (
     VIEWS,
     View,
     apply_view,
-    predictions,
     to_original,
     tta_candidates,
     view_candidates,

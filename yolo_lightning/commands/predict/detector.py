@@ -13,7 +13,8 @@ from yolo_lightning.data.transforms.mosaic import Labelled, letterbox
 from yolo_lightning.model.graph import network_input, read_network
 from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange, choose_convolution
 from yolo_lightning.model.network_settings import NetworkSettings
-from yolo_lightning.model.postprocess import predictions, tta_candidates
+from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.model.tta import tta_candidates
 
 PROBE_TIMEOUT_S = 60.0
 

@@ -22,7 +22,8 @@ from yolo_lightning.data.formats.frame_checks import quarantined_positions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
 from yolo_lightning.model.graph import network_input
-from yolo_lightning.model.postprocess import predictions, tta_candidates
+from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.model.tta import tta_candidates
 from yolo_lightning.training.device_transforms import as_one_class
 
 

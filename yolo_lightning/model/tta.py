@@ -1,0 +1,74 @@
+"""Test-time augmentation: the detections of six scaled and mirrored views of each image."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from yolo_lightning.data.boxes import STRIDE
+
+PADDING_LEVEL = 114 / 255  # gray level of the letterbox padding
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One augmented copy of an image."""
+
+    scale: float  # factor of both sides, > 0 and <= 1; sides are rounded down to whole pixels
+    mirrored: bool  # whether left and right are exchanged
+
+
+VIEWS = tuple(View(scale, mirrored) for scale in (1.0, 0.83, 0.67) for mirrored in (False, True))
+"""The unchanged image first. Together the views have 4.3 times its pixels."""
+
+
+def tta_candidates(network: Callable[[Tensor], Any], images: Tensor, original: Tensor) -> Tensor:
+    """Return the candidates of scaled and mirrored copies of each image (test-time augmentation), for one suppression.
+
+    Scales and merging are those of Ultralytics' `DetectionModel._predict_augment` (8.4). Ultralytics mirrors the middle
+    scale only and drops the coarsest and finest cells of the outer scales. Here every scale is used with and without
+    mirroring and no cell is dropped, so that a mirrored image gives exactly the mirrored result.
+
+    Args:
+        network: Maps `(B, C, H, W)` floating-point images (0 to 1), sides multiples of 32, to a sequence whose first
+            element is `(B, 4 + classes, anchors)`: xywh in input pixels and class scores.
+        images: `(B, C, H, W)`, C = 1 or 3.
+        original: Candidates of the unchanged images, `(B, 4 + classes, A)`, the first part of the result.
+    """
+    return torch.cat([original, *(view_candidates(network, images, view) for view in VIEWS[1:])], dim=-1)
+
+
+def view_candidates(network: Callable[[Tensor], Any], images: Tensor, view: View) -> Tensor:
+    height, width = images.shape[-2:]
+    scaled = (int(height * view.scale), int(width * view.scale))
+    decoded: Tensor = network(apply_view(images, view))[0]
+    return to_original(decoded, view, (height, width), (scaled[0] / height, scaled[1] / width))
+
+
+def apply_view(images: Tensor, view: View) -> Tensor:
+    """Scale and mirror images `(B, C, H, W)`, and pad them on the right and bottom to multiples of the stride."""
+    if view.mirrored:
+        images = images.flip(-1)
+    if view.scale != 1:
+        sides = [int(side * view.scale) for side in images.shape[-2:]]
+        images = nn.functional.interpolate(images, size=sides, mode="bilinear", align_corners=False)
+    below, right = (-side % STRIDE for side in images.shape[-2:])
+    return nn.functional.pad(images, (0, right, 0, below), value=PADDING_LEVEL)
+
+
+def to_original(decoded: Tensor, view: View, shape: tuple[int, int], gains: tuple[float, float]) -> Tensor:
+    """Convert the candidates of a view to pixels of the original input.
+
+    Args:
+        decoded: `(B, 4 + classes, anchors)`, xywh in pixels of the view and class scores.
+        view: The view of the candidates.
+        shape: `(height, width)` of the original input, pixels.
+        gains: Pixels of the view per pixel of the original input, along height and width.
+    """
+    vertical, horizontal = gains
+    x, y, width, height = decoded[:, :4].chunk(4, dim=1)
+    x = x / horizontal
+    x = shape[1] - x if view.mirrored else x
+    return torch.cat([x, y / vertical, width / horizontal, height / vertical, decoded[:, 4:]], dim=1)
