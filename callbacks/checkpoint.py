@@ -206,26 +206,22 @@ class LastCheckpoint(Checkpoint):
         """Save; after a failure again after each of `pauses_s`, which must be equal in all ranks."""
         path = checkpoint_folder(trainer) / run_files.STEP_CHECKPOINT.format(steps=steps_begun(trainer))
         for pause_s in (*pauses_s, None):
-            self._failure = self._try_to_save(trainer, path)
-            if self._failure is None:
+            try:
+                with failing_together(trainer):
+                    trainer.save_checkpoint(path, weights_only=False)
+                if trainer.is_global_zero:
+                    link_checkpoint(path, path.with_name(run_files.LAST_CHECKPOINT))
+                    for old in superseded(path.parent.glob(run_files.STEP_CHECKPOINTS), path, self.keep):
+                        remove_checkpoint(old)
+                self._failure = None
                 return
+            except OSError as error:
+                self._failure = error
             then = "no further attempt" if pauses_s else "training continues"
             then = then if pause_s is None else f"next attempt in {pause_s:g} s"
             rank_zero_warn(f"could not save {path} ({self._failure.strerror}); {then}, older checkpoints are kept")
             if pause_s is not None:
                 time.sleep(pause_s)
-
-    def _try_to_save(self, trainer: Trainer, path: Path) -> OSError | None:
-        try:
-            with failing_together(trainer):
-                trainer.save_checkpoint(path, weights_only=False)
-            if trainer.is_global_zero:
-                link_checkpoint(path, path.with_name(run_files.LAST_CHECKPOINT))
-                for old in superseded(path.parent.glob(run_files.STEP_CHECKPOINTS), path, self.keep):
-                    remove_checkpoint(old)
-        except OSError as error:
-            return error
-        return None
 
 
 class CheckpointMirror(Checkpoint):

@@ -34,10 +34,7 @@ def with_default_callbacks(
 ) -> list[Callback]:
     """Return the callbacks of a run: the required and the default ones in the order above, then the others.
 
-    Args:
-        configured: Callbacks of `trainer.callbacks`. One of a default's class, or of a subclass, replaces the default.
-        is_fit: Whether the subcommand is `fit`.
-        use_defaults: False for the required and the configured callbacks only.
+    A configured callback of a default's class, or of a subclass, replaces the default.
     """
     kinds = (*REQUIRED, *(FIT_DEFAULTS if use_defaults else ())) if is_fit else ()
     kinds += DEFAULTS if use_defaults else ()

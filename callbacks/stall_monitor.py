@@ -59,7 +59,6 @@ class StallMonitor(Callback):
             raise ValueError(f"StallMonitor.timeout_s must be > 0, got {timeout_s}")
         self.timeout_s = timeout_s
         self._stop: threading.Event | None = None
-        self._suffix, self._has_others = "", False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or is_supervised():
@@ -121,9 +120,8 @@ class StallMonitor(Callback):
         print(f"\nstalled: {incident.sentence()}; {where}; {hint}", file=sys.stderr, flush=True)
         if self._has_others:
             time.sleep(OTHERS_REPORT_S)
-        for process in workers.values():
-            if process is not None:
-                os.kill(process, signal.SIGKILL)
+        for process in filter(None, workers.values()):
+            os.kill(process, signal.SIGKILL)
         os._exit(ExitCode.STALLED)
 
 

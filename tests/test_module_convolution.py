@@ -93,7 +93,7 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append((device, timeout_s))
         return "gemm"
 
-    monkeypatch.setattr(module_file, "choose_convolution", choose)
+    monkeypatch.setattr(module_file.layers, "choose_convolution", choose)
     return asked
 
 

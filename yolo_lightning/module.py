@@ -14,16 +14,9 @@ from torch.nn.utils import clip_grad_norm_
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model import layers
 from yolo_lightning.model.graph import Variant, build_graph, head_class_width, network_input
-from yolo_lightning.model.layers import (
-    ConvAlgorithm,
-    Convolution,
-    FoldedGraph,
-    MemoryFormat,
-    arrange,
-    choose_convolution,
-    make_plan,
-)
+from yolo_lightning.model.layers import ConvAlgorithm, Convolution, FoldedGraph, MemoryFormat
 from yolo_lightning.model.loss import DetectionLoss, class_weights
 from yolo_lightning.model.network_settings import input_record
 from yolo_lightning.model.postprocess import predictions
@@ -178,9 +171,9 @@ class YOLOModule(LightningModule):
         self._make_optimizer = optimizer_maker(optimizer, self.recipe)
         self._class_weight_power, self._multi_scale, self._tta = class_weight_power, multi_scale, tta
         self._arrange = partial(
-            arrange,
+            layers.arrange,
             activation_checkpointing=activation_checkpointing,
-            plan=make_plan(conv_algorithm, conv_algorithm_budget_s),
+            plan=layers.make_plan(conv_algorithm, conv_algorithm_budget_s),
             memory_format=memory_format,
         )
         names = (ONE_CLASS,) if single_class else tuple(class_names)
@@ -208,7 +201,7 @@ class YOLOModule(LightningModule):
         if self.hparams["conv_backend"] == "auto":
             chosen: Convolution = "native"
             if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
-                chosen = choose_convolution(strategy.root_device, self.hparams["probe_timeout_s"])
+                chosen = layers.choose_convolution(strategy.root_device, self.hparams["probe_timeout_s"])
             self._arrange(self.graph, strategy.broadcast(chosen))
 
     def forward(self, images: Tensor) -> Any:

@@ -69,11 +69,6 @@ class Frame:
     def __str__(self) -> str:
         return f"{self.function} ({self.place})"
 
-    @property
-    def location(self) -> tuple[str, str]:
-        """Function and file. The line is left out, because it changes within a loop."""
-        return self.function, self.place.rpartition(":")[0]
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessEvidence:
@@ -167,10 +162,8 @@ def loader_stall(evidence: Evidence) -> Diagnosis | None:
     else:
         culprit = busy[0] if busy else trainer
         suspect = sample_of(culprit)
-        if busy:
-            sentence += f"; worker process {culprit.pid} ({culprit.described_state}) has not delivered the batch"
-        else:
-            sentence += "; it has no workers"
+        slow = f"worker process {culprit.pid} ({culprit.described_state}) has not delivered the batch"
+        sentence += f"; {slow}" if busy else "; it has no workers"
         sentence += f"; it is in {culprit.function}"
         if busy and culprit.state == "D" and culprit.wait_channel:
             sentence += f", in the kernel in {culprit.wait_channel}"
@@ -210,7 +203,9 @@ def livelock(evidence: Evidence) -> Diagnosis | None:
     trainer = evidence.trainer
     if trainer.state != "R" or not trainer.stack or not trainer.later_stack:
         return None
-    if trainer.stack[0].location != trainer.later_stack[0].location:
+    before, after = trainer.stack[0], trainer.later_stack[0]
+    # The line is not compared, because it changes within a loop.
+    if (before.function, before.place.rpartition(":")[0]) != (after.function, after.place.rpartition(":")[0]):
         return None
     sentence = f"the trainer (process {trainer.pid}) computes without end in {trainer.function}"
     return Diagnosis(StallClass.LIVELOCK, sentence)

@@ -145,10 +145,10 @@ def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
                 break
         return path.read_text(errors="replace")[before:]
 
-    text = bounded(ask, request.part_timeout_s)
-    if text is not None:
+    text = bounded(ask, request.part_timeout_s) or ""
+    if text:
         keep(request.folder / STACKS_FILE, text)
-    return parse_faulthandler(text or "")
+    return parse_faulthandler(text)
 
 
 def look_at(pid: int, request: Request, keep: Keep) -> ProcessEvidence:

@@ -86,14 +86,9 @@ def read_incident(path: Path) -> IncidentReport:
     except (KeyError, TypeError, ValueError):
         time_s = path.stat().st_mtime
     step = report.get("step")
-    return IncidentReport(
-        time_s=time_s,
-        kind=str(report.get("class", StallClass.UNKNOWN)),
-        sentence=str(report.get("sentence", "")),
-        outcome=str(report.get("outcome", "")),
-        step=float(step) if isinstance(step, int | float) and not isinstance(step, bool) else None,
-        folder=path.parent.name,
-    )
+    step = float(step) if isinstance(step, int | float) and not isinstance(step, bool) else None
+    kind, sentence, outcome = (str(report.get(name, "")) for name in ("class", "sentence", "outcome"))
+    return IncidentReport(time_s, kind or StallClass.UNKNOWN, sentence, outcome, step, path.parent.name)
 
 
 def loader_stalls(run: Path, launch: str) -> int:

@@ -158,7 +158,8 @@ def remove(paths: Iterable[Path]) -> tuple[Path, ...]:
     for path in paths:
         with suppress(OSError):  # deleted by another process meanwhile
             if path.lstat().st_uid == os.geteuid():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                delete = shutil.rmtree if path.is_dir() else os.unlink
+                delete(path)
                 removed.append(path)
     return tuple(removed)
 

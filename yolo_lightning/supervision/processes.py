@@ -71,7 +71,6 @@ def started_ticks(pid: int) -> int:
 
 
 def all_processes() -> list[Process]:
-    """Return all visible processes."""
     found = (read_process(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
     return [process for process in found if process is not None]
 
@@ -121,20 +120,13 @@ def environment_now(pid: int) -> list[str]:
 
 
 def marked(marker: str) -> list[Process]:
-    """Return the living processes with `marker` (`NAME=value`) in their environment, except this one and its parent."""
-    pids = bounded(lambda: marked_now(marker), LOOK_TIMEOUT_S)
+    """Return the living processes with `marker` (`NAME=value`) in their environment, except this process."""
+    ids = [process.pid for process in all_processes() if process.pid != os.getpid()]
+    pids = bounded(lambda: [pid for pid in ids if marker in environment_now(pid)], LOOK_TIMEOUT_S)
     if pids is None:  # a read has blocked: read each process in its own child
-        ids = [process.pid for process in all_processes() if process.pid != os.getpid()]
         pids = [pid for pid in ids if bounded(lambda pid=pid: marker in environment_now(pid), 0.2)]  # type: ignore[misc]
     found = (read_process(pid) for pid in pids)
     return [process for process in found if process is not None and not process.is_gone]
-
-
-def marked_now(marker: str) -> list[int]:
-    """Return the ids of the processes with `marker`, except this process and its parent; can block forever."""
-    own = {os.getpid(), os.getppid()}
-    pids = (process.pid for process in all_processes() if process.pid not in own)
-    return [pid for pid in pids if marker in environment_now(pid)]
 
 
 def tracer(pid: int) -> int:
