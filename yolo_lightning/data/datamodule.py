@@ -119,11 +119,8 @@ class DetectionDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         check_image_size("data.image_size", image_size)
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("image_cache_mib", image_cache_mib, 0),
-            ("seed", seed, 0),
-        ):
+        limits = {"batch_size": (batch_size, 1), "image_cache_mib": (image_cache_mib, 0), "seed": (seed, 0)}
+        for name, (value, least) in limits.items():
             if value < least:
                 raise ValueError(f"data.{name} must be >= {least}, got {value}")
         if channels not in (None, *get_args(Channels)):

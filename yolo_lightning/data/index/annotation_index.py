@@ -13,9 +13,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.annotations import Annotations, BoxCounts
+from yolo_lightning.data.formats.annotations import WEATHER, Annotations, BoxCounts
 from yolo_lightning.data.formats.ltdv2 import read_annotations
-from yolo_lightning.data.formats.recording import WEATHER
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.utils.files import cache_folder
 
@@ -191,7 +190,7 @@ class SplitIndex:
         return self._all("positions_in_clip")
 
     def weather(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return `(N,)` float32 per measurement of `recording.WEATHER`, NaN if unknown."""
+        """Return `(N,)` float32 per measurement of `annotations.WEATHER`, NaN if unknown."""
         rows = self._arrays["weather"]
         return dict(zip(WEATHER, rows if self._positions is None else rows[:, self._positions], strict=True))
 
