@@ -125,6 +125,7 @@ class DetectionDataModule(LightningDataModule):
                 raise ValueError(f"data.{name} must be >= {least}, got {value}")
         if channels not in (None, *get_args(Channels)):
             raise ValueError(f"data.channels must be 1, 3 or null, got {channels}")
+        self.index_root = Path(index_root).expanduser() if index_root else default_index_root()
         self.dataset_format = choose_format(
             format,
             None if root is None else Path(root).expanduser(),
@@ -133,7 +134,7 @@ class DetectionDataModule(LightningDataModule):
             Shares(train_fraction, valid_fraction, valid_share),
             storage,
             store,
-            Path(index_root).expanduser() if index_root else default_index_root(),
+            self.index_root,
         )
         self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:
