@@ -78,17 +78,8 @@ def still_images(
 ) -> Annotations:
     """Group boxes by image, clip them and drop those without area; clips, months and weather are unknown.
 
-    Args:
-        image_ids: `(N,)` unique ids, UTF-8.
-        text_ids: N flags, whether the id is text in the annotation file.
-        file_names: N names, absolute or relative to the folder of the frames.
-        shapes: `(N, 2)` height and width in pixels.
-        owner: `(M,)` position of the image of each box.
-        boxes: `(M, 4)` xyxy, pixels of the frame, possibly outside of the frame.
-        labels: `(M,)` class index from 0.
-        class_names: Class names, index 0 first.
-        category_ids: Number of each class in the annotation files, index 0 first.
-        notes: See `Annotations`.
+    The boxes `(M, 4)`, xyxy in pixels of the frame, may be outside of the frame and in any order; `owner` `(M,)` is the
+    position of the image of each box. File names may be absolute. Other arguments are as in `Annotations`.
     """
     limits = shapes[owner][:, [1, 0, 1, 0]].astype(np.float32)
     clipped = np.clip(boxes, 0, limits)
