@@ -119,15 +119,13 @@ class DetectionDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         check_image_size("data.image_size", image_size)
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("image_cache_mib", image_cache_mib, 0),
-            ("seed", seed, 0),
-        ):
+        limits = {"batch_size": (batch_size, 1), "image_cache_mib": (image_cache_mib, 0), "seed": (seed, 0)}
+        for name, (value, least) in limits.items():
             if value < least:
                 raise ValueError(f"data.{name} must be >= {least}, got {value}")
         if channels not in (None, *get_args(Channels)):
             raise ValueError(f"data.channels must be 1, 3 or null, got {channels}")
+        self.index_root = Path(index_root).expanduser() if index_root else default_index_root()
         self.dataset_format = choose_format(
             format,
             None if root is None else Path(root).expanduser(),
@@ -136,7 +134,7 @@ class DetectionDataModule(LightningDataModule):
             Shares(train_fraction, valid_fraction, valid_share),
             storage,
             store,
-            Path(index_root).expanduser() if index_root else default_index_root(),
+            self.index_root,
         )
         self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:

@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from yolo_lightning.data.formats.recording import WEATHER, are_ltdv2_ids, clips, months, positions_in_clip, weather
+from yolo_lightning.data.formats.annotations import WEATHER
+from yolo_lightning.data.formats.ltdv2 import are_ltdv2_ids, clips, months, positions_in_clip, weather
 
 
 def texts(*values: str) -> np.ndarray[Any, np.dtype[np.bytes_]]:

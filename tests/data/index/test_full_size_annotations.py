@@ -11,7 +11,7 @@ import pytest
 
 from scripts.full_size_annotations import CLASS_SHARES, CLIP_FRAMES, LARGEST, main, plan, write_full_size
 from yolo_lightning.commands.prepare.summary import monthly_counts
-from yolo_lightning.data.formats.recording import WEATHER
+from yolo_lightning.data.formats.annotations import WEATHER
 from yolo_lightning.data.index.split_index import open_index
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from yolo_lightning.data.formats.recording import WEATHER
+from yolo_lightning.data.formats.annotations import WEATHER
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.split_index import ARRAYS, SplitIndex, open_index
 

@@ -36,11 +36,8 @@ class InferenceNetwork(nn.Module):
     """Network from `(B, channels, H, W)` float32 images in [0, 1] to `(B, 4 + classes, anchors)` predictions.
 
     A prediction is xywh in input pixels and one score per class. Batch normalization is folded into the convolutions.
-    H and W are multiples of 32.
-
-    Args:
-        graph: Result of `plain_network`; modified in place.
-        channels: 3, or 1 for gray images, which are treated as three equal channels.
+    H and W are multiples of 32. The graph, a result of `plain_network`, is modified in place. With one channel, gray
+    images are treated as three equal channels.
     """
 
     def __init__(self, graph: Any, channels: int = 3) -> None:

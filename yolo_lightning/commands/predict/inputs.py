@@ -34,9 +34,8 @@ class InputImage:
 def find_files(sources: Sequence[str]) -> list[Path]:
     """Return the image and video files of `sources` without duplicates, in the given order.
 
-    Args:
-        sources: Files, glob patterns such as `frames/**/*.jpg`, or folders, which are searched recursively. The files
-            of a folder or pattern are sorted by name.
+    Sources are files, glob patterns such as `frames/**/*.jpg`, or folders, which are searched recursively. The files of
+    a folder or pattern are sorted by name.
     """
     files: dict[Path, None] = {}
     for source in sources:

@@ -12,8 +12,8 @@ from matplotlib.ticker import StrMethodFormatter
 from rich import box
 from rich.table import Table
 
+from yolo_lightning.data.formats.annotations import TEMPERATURE
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.data.formats.recording import TEMPERATURE
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.utils.files import replacing
 

@@ -10,7 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.formats.annotation_file import ImageEntry
-from yolo_lightning.data.formats.recording import WEATHER
+
+WEATHER = (
+    "Temperature",
+    "Humidity",
+    "Precipitation",
+    "Dew Point",
+    "Wind Direction",
+    "Wind Speed",
+    "Sun Radiation Intensity",
+    "Min of sunshine latest 10 min",
+)
+"""LTDv2's names of the weather measurements in the `meta` of a frame."""
+
+TEMPERATURE = WEATHER[0]  # Degrees Celsius
 
 MINIMUM_BOX_SIDE = 1e-3  # Pixels. A box with a shorter side after clipping is dropped.
 LARGEST_SIDE = 1 << 16  # Pixels. A larger width or height is refused as damaged.
@@ -43,7 +56,7 @@ class Annotations:
     clips: npt.NDArray[np.int32]  # `(N,)` int32, number of the frame's clip, from 0
     clip_names: npt.NDArray[np.bytes_]  # `(C,)` bytes, UTF-8, folder of each clip
     positions_in_clip: npt.NDArray[np.int32]  # `(N,)` int32, rank in the clip, from 0
-    weather: npt.NDArray[np.float32]  # `(8, N)` float32, rows as `recording.WEATHER`, NaN if unknown
+    weather: npt.NDArray[np.float32]  # `(8, N)` float32, rows as `WEATHER`, NaN if unknown
     counts: BoxCounts  # Numbers of boxes that were kept, clipped and dropped
     class_names: tuple[str, ...]  # Class names, index 0 first
     category_ids: tuple[int, ...]  # Number of each class in the annotation files, index 0 first
@@ -65,17 +78,8 @@ def still_images(
 ) -> Annotations:
     """Group boxes by image, clip them and drop those without area; clips, months and weather are unknown.
 
-    Args:
-        image_ids: `(N,)` unique ids, UTF-8.
-        text_ids: N flags, whether the id is text in the annotation file.
-        file_names: N names, absolute or relative to the folder of the frames.
-        shapes: `(N, 2)` height and width in pixels.
-        owner: `(M,)` position of the image of each box.
-        boxes: `(M, 4)` xyxy, pixels of the frame, possibly outside of the frame.
-        labels: `(M,)` class index from 0.
-        class_names: Class names, index 0 first.
-        category_ids: Number of each class in the annotation files, index 0 first.
-        notes: See `Annotations`.
+    The boxes `(M, 4)`, xyxy in pixels of the frame, may be outside of the frame and in any order; `owner` `(M,)` is the
+    position of the image of each box. File names may be absolute. Other arguments are as in `Annotations`.
     """
     limits = shapes[owner][:, [1, 0, 1, 0]].astype(np.float32)
     clipped = np.clip(boxes, 0, limits)

@@ -13,9 +13,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.annotations import Annotations, BoxCounts
+from yolo_lightning.data.formats.annotations import WEATHER, Annotations, BoxCounts
 from yolo_lightning.data.formats.ltdv2 import read_annotations
-from yolo_lightning.data.formats.recording import WEATHER
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.utils.files import cache_folder
 
@@ -34,16 +33,12 @@ class SplitIndex:
 
     Pickles as its two attributes; a spawned worker maps the same pages again. Methods that return arrays of all frames
     of a file return the mapped pages, read-only; arrays of a part are copies. Pass the index to a worker instead of
-    these arrays. While the arrays are mapped, no other run deletes the folder.
-
-    Attributes:
-        folder: Folder of the arrays.
-        clips_in_use: One bit per clip of the file, packed by `numpy.packbits`; None uses all frames of the file. Frames
-            of a part are numbered from 0 in file order; clips keep their numbers, and `counts` describe the file.
+    these arrays. While the arrays are mapped, no other run deletes the folder. Frames of a part are numbered from 0 in
+    file order; clips keep their numbers, and `counts` describe the file.
     """
 
     folder: Path
-    clips_in_use: bytes | None = None
+    clips_in_use: bytes | None = None  # one bit per clip of the file (`numpy.packbits`); None uses all its frames
 
     def of_clips(self, clips: npt.NDArray[np.integer[Any]]) -> Self:
         """Return the part of the file that consists of the clips with these numbers."""
@@ -191,7 +186,7 @@ class SplitIndex:
         return self._all("positions_in_clip")
 
     def weather(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return `(N,)` float32 per measurement of `recording.WEATHER`, NaN if unknown."""
+        """Return `(N,)` float32 per measurement of `annotations.WEATHER`, NaN if unknown."""
         rows = self._arrays["weather"]
         return dict(zip(WEATHER, rows if self._positions is None else rows[:, self._positions], strict=True))
 

@@ -1,1 +1,1 @@
-"""Sources of pixels: folder, zip archive, packed shards, litdata; cache of decoded images."""
+"""Sources of pixels: folder, zip archive, packed shards, litdata."""
