@@ -15,15 +15,18 @@ Hooks and the callbacks that act in them::
     teardown, on_exception     StallMonitor stops; EMA swaps back; CheckpointMirror copies the last checkpoint
 """
 
-from yolo_lightning.callbacks.checkpoint import BestCheckpoint, CheckpointMirror, EpochCheckpoint, LastCheckpoint
+from yolo_lightning.callbacks.checkpoint import BestCheckpoint, EpochCheckpoint, LastCheckpoint
+from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
 from yolo_lightning.callbacks.ema import EMA
+from yolo_lightning.callbacks.environment_file import EnvironmentFile
+from yolo_lightning.callbacks.frame_gallery import FrameGallery
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.callbacks.mean_ap import FinalValidation, MeanAP
-from yolo_lightning.callbacks.metrics_file import MetricsFile, ResultsFile
-from yolo_lightning.callbacks.prediction_pictures import FrameGallery, PredictionPictures
+from yolo_lightning.callbacks.metrics_file import MetricsFile
+from yolo_lightning.callbacks.prediction_pictures import PredictionPictures
 from yolo_lightning.callbacks.progress_bar import ProgressLines, RunProgressBar
 from yolo_lightning.callbacks.random_state import RandomState
-from yolo_lightning.callbacks.run_config import EnvironmentFile
+from yolo_lightning.callbacks.results_file import ResultsFile
 from yolo_lightning.callbacks.stall_monitor import StallMonitor
 from yolo_lightning.callbacks.status_file import StatusFile
 from yolo_lightning.callbacks.stop_on_signal import StopOnSignal, StoppableTrainer

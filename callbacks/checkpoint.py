@@ -1,6 +1,5 @@
-"""Checkpoints during a fit: the best, the newest, those of whole epochs, and copies in remote storage."""
+"""Checkpoints during a fit: the best, the newest, and those of whole epochs."""
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import NotSavedError, link_checkpoint, remove_checkpoint, superseded
-from yolo_lightning.checkpoints.remote import RemoteFolder, mirror, to_mirror
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import remove_leftovers
@@ -27,12 +25,6 @@ FINAL_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 STOP_PAUSES_S = (1.0, 2.0, 4.0)
 """Seconds before each further attempt after a stop signal: schedulers and the supervisor send SIGKILL after 20 s."""
-
-MIRROR_POLL_S = 2.0
-MIRROR_END_TIMEOUT_S = 45.0
-"""Time limit of the last copy at the end of a fit; below the phase timeout for ending a process."""
-MIRROR_ERROR_TIMEOUT_S = 15.0
-"""Time limit of the last copy after an error or a signal; below the grace period of a supervisor."""
 
 
 def checkpoint_folder(trainer: Trainer) -> Path:
@@ -222,68 +214,3 @@ class LastCheckpoint(Checkpoint):
             rank_zero_warn(f"could not save {path} ({self._failure.strerror}); {then}, older checkpoints are kept")
             if pause_s is not None:
                 time.sleep(pause_s)
-
-
-class CheckpointMirror(Checkpoint):
-    """Copies the newest `step-*.ckpt` and `best.ckpt` of the run folder to a remote folder when they are complete.
-
-    A thread of the first rank copies during training; checkpoints that are saved faster than they can be copied are
-    skipped. An unavailable storage is logged once and tried again with the next checkpoint; it never ends the fit. As
-    a `Checkpoint` the callback runs after the callbacks that save on a signal.
-
-    Args:
-        address: Folder in any storage that fsspec supports, such as `s3://bucket/runs`. Checkpoints are copied into a
-            folder in it that has the name of the run.
-    """
-
-    def __init__(self, address: str) -> None:
-        self._mirror = RemoteFolder(address)
-        self._thread: threading.Thread | None = None
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or not trainer.is_global_zero:
-            return
-        run = Path(trainer.default_root_dir).absolute()
-        self._folder, self._remote = run / run_files.CHECKPOINTS, self._mirror.folder(run.name)
-        self._tried: dict[Path, bytes] = {}
-        self._failed = False
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="checkpoint mirror", daemon=True)
-        self._thread.start()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._finish(MIRROR_ERROR_TIMEOUT_S)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._finish(MIRROR_END_TIMEOUT_S)
-
-    def _watch(self) -> None:
-        while not self._ending.wait(MIRROR_POLL_S):
-            self._copy()
-        if self._failed:
-            self._tried = {}
-        self._copy()
-
-    def _copy(self) -> None:
-        found = to_mirror(self._folder)
-        if found.items() <= self._tried.items():  # fewer while a checkpoint is being written
-            return
-        self._tried = found
-        try:
-            mirror(found, self._remote)
-        except OSError as error:
-            if not self._failed:
-                names = ", ".join(path.name for path in found)
-                rank_zero_warn(f"could not copy {names} to {error}; training continues")
-            self._failed = True
-        else:
-            self._failed = False
-
-    def _finish(self, timeout_s: float) -> None:
-        if self._thread is None:
-            return
-        self._ending.set()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            rank_zero_warn(f"copying to {self._remote.address} takes longer than {timeout_s:g} s: cancelled")
-        self._thread = None

@@ -12,9 +12,10 @@ Reading order: `functional` (conv2d and its derivatives) -> `plan` (selection of
 
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.kernels import disable_compiled_kernels, enable_compiled_kernels
-from yolo_lightning.conv.layer import GemmConv2d, swap_convs, unswap_convs
+from yolo_lightning.conv.layer import GemmConv2d
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, AutotunedPlan, Plan, PlannedConvolution
+from yolo_lightning.conv.swap import swap_convs, unswap_convs
 
 __all__ = [
     "DEFAULT_PLAN",

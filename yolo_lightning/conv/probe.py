@@ -26,9 +26,9 @@ from typing import IO, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.conv.layer import swap_convs
 from yolo_lightning.conv.measurement_cache import MeasurementCache, describe_environment
 from yolo_lightning.conv.plan import run_seconds
+from yolo_lightning.conv.swap import swap_convs
 
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower"]
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from yolo_lightning.commands.benchmark import stability
-from yolo_lightning.commands.benchmark.baselines import Variant
 from yolo_lightning.commands.benchmark.comparison import Pass
 from yolo_lightning.commands.benchmark.stability import Stability, growth, run_stability
 from yolo_lightning.conv import Plan
@@ -19,7 +18,7 @@ STEPS = 10
 
 
 def run(steps: int = STEPS) -> Stability:
-    return run_stability(Variant.GEMM, Plan(), CPU, AUTOCAST, steps=steps, image_size=64, batch_size=1)
+    return run_stability(Plan(), CPU, AUTOCAST, steps=steps, image_size=64, batch_size=1)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from tests.commands.doctor.machines import GIB, H200, NAVI, PLAIN, ROCM, results, with_disk
-from yolo_lightning.commands.doctor.advice import Value, recommended_commands, recommended_options
+from yolo_lightning.commands.doctor.command import Value, recommended_commands, recommended_options
 from yolo_lightning.commands.doctor.machine import SHARED_MEMORY, MachineFacts
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
 from yolo_lightning.data.loader import LoaderSettings

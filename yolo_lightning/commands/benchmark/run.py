@@ -4,7 +4,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -26,7 +26,7 @@ from yolo_lightning.commands.benchmark.passes import (
     synthetic_batch,
     variant_module,
 )
-from yolo_lightning.commands.benchmark.stability import Stability, run_stability
+from yolo_lightning.commands.benchmark.stability import VARIANT, Stability, run_stability
 from yolo_lightning.conv import AutotunedPlan, Plan, PlannedConvolution, enable_compiled_kernels
 from yolo_lightning.conv.measurement_cache import describe_environment
 from yolo_lightning.data.boxes import STRIDE, check_image_size
@@ -128,10 +128,7 @@ def run(report: BenchmarkReport) -> None:
     settings = report.settings
     sections = _Sections(report)
     # Events are recorded on the stream of the current device.
-    current: AbstractContextManager[object] = nullcontext()
-    if settings.device.type == "cuda":
-        current = torch.cuda.device(settings.device)
-    with current:
+    with torch.cuda.device(settings.device) if settings.device.type == "cuda" else nullcontext():
         for section in settings.sections:
             getattr(sections, section)()
             report.plan = sections.plan.describe()
@@ -189,15 +186,14 @@ class _Sections:
         self.report.step = self._compare(passes, footprints=False)
 
     def stability(self) -> None:
-        """Train twice with gemm in channels_last, the default layout, unless gemm is skipped."""
+        """Train twice with gemm, unless gemm is skipped."""
         settings = self.settings
-        if Variant.GEMM_NHWC not in self.variants:
+        if VARIANT not in self.variants:
             return
         on_cpu = settings.device.type == "cpu"
         image_size = min(settings.image_size, CPU_STABILITY_PIXELS) if on_cpu else settings.image_size
         _log(f"2 x {settings.stability_steps} steps at {image_size} px")
         self.report.stability = run_stability(
-            Variant.GEMM_NHWC,
             self.plan,
             settings.device,
             self.autocast,

@@ -11,7 +11,7 @@ from rich.text import Text
 from yolo_lightning.commands.benchmark.comparison import Result
 from yolo_lightning.commands.benchmark.passes import STAGES, Layer
 from yolo_lightning.commands.benchmark.run import BenchmarkReport
-from yolo_lightning.commands.benchmark.stability import Stability
+from yolo_lightning.commands.benchmark.stability import VARIANT, Stability
 
 MIB = 2**20
 TIMES_NOTE = "Median times in ms; x native: ratio to the faster native layout."
@@ -68,18 +68,16 @@ def _show_step(report: BenchmarkReport, console: Console) -> None:
 
 
 def _show_stability(stability: Stability, console: Console) -> None:
-    note = f"{stability.variant.value}, {stability.image_size} px, 2 x {stability.steps} steps from one seed"
+    note = f"{VARIANT.value}, {stability.image_size} px, 2 x {stability.steps} steps from one seed"
     _print_title(console, f"Stability: {'passed' if stability.passed else 'FAILED'}", note)
     if stability.failure is not None:
         console.print(Text(f"error: {stability.failure}"))
         return
-    difference = (
-        f"no: from step {stability.first_difference} on, by up to {stability.largest_difference:.1e} of the loss"
-    )
+    difference = f"from step {stability.first_difference} on, by up to {stability.largest_difference:.1e} of the loss"
     growth, allowed = stability.growth_bytes, stability.allowed_growth_bytes / MIB
     for name, value in (
         ("losses finite", "yes" if stability.finite else "NO"),
-        ("losses equal", "bit for bit" if stability.equal else difference),
+        ("losses equal", "bit for bit" if stability.equal else f"no: {difference}"),
         ("memory growth", "-" if growth is None else f"{growth / MIB:+.1f} MiB (up to {allowed:.0f} MiB is allowed)"),
         ("loss per image", f"{stability.first_loss:.3f} first, {stability.last_loss:.3f} last"),
     ):
@@ -113,13 +111,8 @@ def _times(results: list[Result]) -> Table:
     rows = []
     for result in results:
         stages = [result.stages.get(stage) for stage in ("forward", "backward")]
-        rows.append(
-            [
-                result.variant.value,
-                *(_ms(stage.median_s if stage else None) for stage in stages),
-                *_total(result, results),
-            ]
-        )
+        medians = [_ms(stage.median_s if stage else None) for stage in stages]
+        rows.append([result.variant.value, *medians, *_total(result, results)])
     return _table(["variant", "forward", "backward", "total", "min-max", *_ratio_headings(results)], rows)
 
 

@@ -32,8 +32,7 @@ ALL_EPOCHS = 2**31
 
 FIRST_BATCH_LIMIT_S = 300.0
 
-MakeSample = Callable[[int], object]
-"""Function that makes training sample number n."""
+MakeSample = Callable[[int], object]  # makes training sample number n
 
 
 @dataclass(frozen=True)
@@ -99,11 +98,7 @@ def benchmark_loader(
 
 
 def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
-    """Return a training dataset for each available storage of the frames, with mosaic in every sample.
-
-    Raises:
-        ValueError: If no storage is available; the message lists the reason for each.
-    """
+    """Return a training dataset for each available storage of the frames, with mosaic in every sample."""
     settings = replace(data.augmentation, mosaic=1.0)
     datasets: dict[str, TrainingDataset] = {}
     problems = []
@@ -112,8 +107,8 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
             frames = data.open("train", storage)
         except ValueError as error:
             problems.append(f"{storage}: {error}")
-            continue
-        datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
+        else:
+            datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
     if not datasets:
         raise ValueError("; ".join(problems))
     return datasets

@@ -96,13 +96,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> MachineFacts:
-    """Return the facts about this machine.
-
-    Args:
-        run: Parent folder of run folders; it need not exist.
-        data: Dataset folder, or None.
-        root: Folder that contains proc, sys, dev and opt; tests pass another one.
-    """
+    """Return the facts about this machine; `run` need not exist, `root` contains proc, sys, dev and opt."""
     shared, kfd, torchvision = root / "dev/shm", root / "dev/kfd", find_build("torchvision")
     packages = {} if torchvision is None else {"torchvision": torchvision.version}
     for name in PACKAGES:
@@ -140,11 +134,8 @@ def inspect_machine(run: Path, data: Path | None, root: Path = sensors.ROOT) -> 
 
 def disk(path: Path) -> Capacity | None:
     """Return the usage of the file system of the nearest existing parent of `path`; None if it does not answer."""
-
-    def usage() -> Capacity | None:
-        return sensors.disk(next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()))
-
-    return bounded(usage, ANSWER_S)
+    folders = (path.absolute(), *path.absolute().parents)
+    return bounded(lambda: sensors.disk(next(folder for folder in folders if folder.exists())), ANSWER_S)
 
 
 def find_build(package: str) -> TorchBuild | None:

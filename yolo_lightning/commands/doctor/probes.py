@@ -81,11 +81,8 @@ class ProbeOutcome:
 def run_probes(device: str, timeout_s: float) -> list[ProbeOutcome]:
     """Run all probes one after another; after a hang of the GPU, no further probe uses the GPU.
 
-    The title of the running probe is printed to stderr, which keeps stdout free for JSON.
-
-    Args:
-        device: Device name of torch, or auto for the GPU that torch finds, else the CPU.
-        timeout_s: Time limit of each probe in seconds, process start included.
+    The title of the running probe is printed to stderr, which keeps stdout free for JSON. The time limit of each probe
+    includes the process start.
     """
     results: list[ProbeOutcome] = []
     stop = ""

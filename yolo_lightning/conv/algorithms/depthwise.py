@@ -48,8 +48,8 @@ def native_forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     """Return the output, contiguous, by ATen's kernel for CUDA and ROCm devices, which needs no vendor library.
 
     Half types accumulate in float32. Raises `RuntimeError` if the tensors are too large for 32-bit indices, or this
-    torch build has no such operator. The backward kernels are accessible only through
-    `aten::convolution_backward`, which may dispatch to the vendor library.
+        torch build has no such operator. The backward kernels are accessible only through `aten::convolution_backward`,
+    which may dispatch to the vendor library.
     """
     top, _, left, _ = problem.padding
     output: Tensor = torch.ops.aten._conv_depthwise2d(

@@ -1,0 +1,82 @@
+"""Copies of the checkpoints in remote storage."""
+
+import threading
+from pathlib import Path
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import rank_zero_warn
+
+from yolo_lightning.checkpoints.remote import RemoteFolder, mirror, to_mirror
+from yolo_lightning.utils import run_files
+
+POLL_S = 2.0
+END_TIMEOUT_S = 45.0
+"""Time limit of the last copy at the end of a fit; below the phase timeout for ending a process."""
+ERROR_TIMEOUT_S = 15.0
+"""Time limit of the last copy after an error or a signal; below the grace period of a supervisor."""
+
+
+class CheckpointMirror(Checkpoint):
+    """Copies the newest `step-*.ckpt` and `best.ckpt` of the run folder to a remote folder when they are complete.
+
+    A thread of the first rank copies during training; checkpoints that are saved faster than they can be copied are
+    skipped. An unavailable storage is logged once and tried again with the next checkpoint; it never ends the fit. As
+    a `Checkpoint` the callback runs after the callbacks that save on a signal.
+
+    Args:
+        address: Folder in any storage that fsspec supports, such as `s3://bucket/runs`. Checkpoints are copied into a
+            folder in it that has the name of the run.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._mirror = RemoteFolder(address)
+        self._thread: threading.Thread | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or not trainer.is_global_zero:
+            return
+        run = Path(trainer.default_root_dir).absolute()
+        self._folder, self._remote = run / run_files.CHECKPOINTS, self._mirror.folder(run.name)
+        self._tried: dict[Path, bytes] = {}
+        self._failed = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="checkpoint mirror", daemon=True)
+        self._thread.start()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._finish(ERROR_TIMEOUT_S)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._finish(END_TIMEOUT_S)
+
+    def _watch(self) -> None:
+        while not self._ending.wait(POLL_S):
+            self._copy()
+        if self._failed:
+            self._tried = {}
+        self._copy()
+
+    def _copy(self) -> None:
+        found = to_mirror(self._folder)
+        if found.items() <= self._tried.items():  # fewer while a checkpoint is being written
+            return
+        self._tried = found
+        try:
+            mirror(found, self._remote)
+        except OSError as error:
+            if not self._failed:
+                names = ", ".join(path.name for path in found)
+                rank_zero_warn(f"could not copy {names} to {error}; training continues")
+            self._failed = True
+        else:
+            self._failed = False
+
+    def _finish(self, timeout_s: float) -> None:
+        if self._thread is None:
+            return
+        self._ending.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            rank_zero_warn(f"copying to {self._remote.address} takes longer than {timeout_s:g} s: cancelled")
+        self._thread = None

@@ -1,0 +1,72 @@
+"""The machine and the software versions of a run, in `environment.json`."""
+
+import os
+import platform
+import socket
+import time
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+
+from yolo_lightning.utils import run_files
+from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.optional_file import OptionalFile
+
+PACKAGES = (
+    "lightning",
+    "torchvision",
+    "ultralytics",
+    "torchmetrics",
+    "albumentations",
+    "numpy",
+    "opencv-python-headless",
+)
+
+
+class EnvironmentFile(Callback):
+    """Writes `environment.json` at the start of a fit; after a restart it describes the latest start.
+
+    If the disk is full, writing is tried again at the end of every epoch.
+    """
+
+    def __init__(self) -> None:
+        self._file = OptionalFile()
+        self._content: dict[str, Any] = {}
+
+    @rank_zero_only
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._content = environment(trainer.strategy.root_device)
+        self._write(trainer)
+
+    @rank_zero_only
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._file.failed:
+            self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        path = Path(trainer.default_root_dir) / run_files.ENVIRONMENT
+        with self._file.attempt(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, self._content)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return start time, machine, device and versions; no command line and no variables, which may contain secrets."""
+    hip, cuda = torch.version.hip, torch.version.cuda
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "device": str(device),
+        "device name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "processors": os.cpu_count(),
+        "torch": str(torch.__version__),
+        "torch built for": f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "CPU",
+        "torch threads": torch.get_num_threads(),
+        **{name: found.version for name in PACKAGES for found in distributions(name=name)},
+    }

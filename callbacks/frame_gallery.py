@@ -1,0 +1,132 @@
+"""Pictures of the best and worst frames of an evaluation, for the report."""
+
+from bisect import insort
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from yolo_lightning.callbacks.prediction_pictures import original_frame
+from yolo_lightning.data.batch import Batch, Prediction, Target
+from yolo_lightning.evaluation.gallery import FrameScore, SizeCounts, above, encode, frame_scores, side_by_side
+from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.files import remove_leftovers, replacing, write_json
+from yolo_lightning.utils.loop_position import is_last_epoch
+from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.run_files import FRAMES
+
+STAGES = {"fit": "val", "validate": "val", "test": "test"}
+"""Prefix of the file names, by Trainer function."""
+
+MIDDLE = 0.5
+"""If a small split puts a frame in both groups, scores from this one on count as best."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kept:
+    """Frame with its targets and predictions; compared by `key` alone."""
+
+    key: tuple[float, int, str]
+    score: FrameScore = field(compare=False)
+    frame: npt.NDArray[np.uint8] = field(compare=False)
+    prediction: Prediction = field(compare=False)
+    target: Target = field(compare=False)
+
+
+class FrameGallery(Callback):
+    """Writes the best and worst frames, targets beside predictions, and an index file to `evaluations/frames`.
+
+    The index file also contains the number of boxes of all frames by size.
+
+    Frames are taken from the validation of the last epoch of `fit`, from `validate` and from `test`. The score of a
+    frame is F1 at IoU 0.5 over all classes, of the detections with a score of at least `score_threshold`; frames with
+    neither objects nor such detections are skipped. At most `best + worst` frames are kept in memory. With several
+    ranks only frames of the first rank are used. A full disk does not end the run.
+
+    Args:
+        best: Number of best frames, >= 0.
+        worst: Number of worst frames, >= 0; `best` and `worst` must not both be 0.
+        score_threshold: Smallest score of a detection that counts and is drawn, 0 to 1.
+    """
+
+    def __init__(self, best: int = 6, worst: int = 6, score_threshold: float = 0.25) -> None:
+        if best < 0 or worst < 0 or best + worst < 1:
+            raise ValueError(f"best and worst must be >= 0 and not both 0, got {best} and {worst}")
+        check_range("score_threshold", score_threshold, ">= 0", "<= 1")
+        self.best, self.worst, self.score_threshold = best, worst, score_threshold
+        self._best: list[Kept] = []
+        self._worst: list[Kept] = []
+        self._sizes = SizeCounts()
+        self._file = OptionalFile()
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._best, self._worst, self._sizes = [], [], SizeCounts()
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
+    ) -> None:
+        if not is_used(trainer):
+            return
+        classes = len(pl_module.hparams["class_names"])
+        found = [above(prediction, self.score_threshold) for prediction in outputs["preds"]]
+        scores = frame_scores(found, outputs["targets"], classes)
+        frames = zip(batch.readable_positions(), found, outputs["targets"], scores, strict=True)
+        for position, prediction, target, score in frames:
+            self._sizes.add(prediction, target)
+            if score is not None:
+                self._consider(score, batch, position, prediction, target)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not is_used(trainer):
+            return
+        assert trainer.state.fn is not None
+        folder = Path(trainer.default_root_dir) / FRAMES
+        with self._file.attempt(f"pictures to {folder}", "the run continues"):
+            self._write(folder, STAGES[trainer.state.fn.value], list(pl_module.hparams["class_names"]))
+        self.on_validation_epoch_start(trainer, pl_module)  # frees the frames
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
+    on_test_epoch_end = on_validation_epoch_end
+
+    def _consider(self, score: FrameScore, batch: Batch, position: int, prediction: Prediction, target: Target) -> None:
+        best = (self._best, self.best, score.from_best(), score.score > 0)
+        worst = (self._worst, self.worst, score.from_worst(), score.score < 1)
+        for kept, count, key, may_enter in (best, worst):
+            if not may_enter or count == 0 or any(one.score.image_id == score.image_id for one in kept):
+                continue
+            if len(kept) < count or key < kept[-1].key:
+                insort(kept, Kept(key, score, original_frame(batch, position), prediction, target))
+                del kept[count:]
+
+    def _write(self, folder: Path, stage: str, class_names: list[str]) -> None:
+        """Write pictures and index file; the old index is deleted first and never lists pictures of another run."""
+        both = {one.score.image_id for one in self._best} & {one.score.image_id for one in self._worst}
+        groups = {
+            "best": [one for one in self._best if one.score.image_id not in both or one.score.score >= MIDDLE],
+            "worst": [one for one in self._worst if one.score.image_id not in both or one.score.score < MIDDLE],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        index = folder / f"{stage}.json"
+        index.unlink(missing_ok=True)
+        for stale in folder.glob(f"{stage}-*.jpg"):
+            stale.unlink()
+        listed = []
+        for group, frames in groups.items():
+            for number, one in enumerate(frames, 1):
+                path = folder / f"{stage}-{group}-{number}.jpg"
+                with replacing(path) as temporary:
+                    temporary.write_bytes(encode(side_by_side(one.frame, one.target, one.prediction)))
+                listed.append({"group": group, "file": path.name, **asdict(one.score)})
+        content = {"stage": stage, "score_threshold": self.score_threshold, "class_names": class_names}
+        write_json(index, content | {"frames": listed, "sizes": self._sizes.as_json()})
+
+
+def is_used(trainer: Trainer) -> bool:
+    """Return whether this rank uses the frames of this validation: in a fit, only those of the last epoch."""
+    is_final = trainer.state.fn != "fit" or is_last_epoch(trainer)
+    return trainer.is_global_zero and not trainer.sanity_checking and is_final
