@@ -79,8 +79,7 @@ def main() -> None:
     options = parse_arguments()
     data = options.work / "data"
     draw(data, options)
-    switches = [(drift, balanced) for drift in (False, True) for balanced in (False, True)]
-    arms = [Arm(*switch, seed) for seed in options.seeds for switch in switches]
+    arms = [Arm(drift, months, seed) for seed in options.seeds for drift in (False, True) for months in (False, True)]
     pool = ThreadPoolExecutor(options.jobs)
     try:
         outcomes = list(pool.map(lambda arm: outcome(arm, data, options), arms))

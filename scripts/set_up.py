@@ -22,14 +22,6 @@ IMPORTED = (
     *("msgspec", "cv2", "jsonargparse", "matplotlib", "tensorboard", "pytest", "pytest_timeout", "xdist", "hypothesis"),
 )
 STAMP = ".yolo_lightning"
-INSTALLED_VERSIONS = f"""
-import importlib.metadata as metadata
-for name in {HELD!r}:
-    try:
-        print(name + "==" + metadata.version(name))
-    except metadata.PackageNotFoundError:
-        pass
-"""
 
 
 def install(folder: Path) -> None:
@@ -59,8 +51,9 @@ def install(folder: Path) -> None:
 
 def installed(python: Path) -> list[str]:
     """Return the installed versions of torch and its companions as requirements."""
-    output = subprocess.run([python, "-c", INSTALLED_VERSIONS], check=True, capture_output=True, text=True).stdout
-    return output.split()
+    command = [str(python), "-m", "pip", "list", "--format", "freeze", "--disable-pip-version-check"]
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    return [line for line in lines if line.partition("==")[0] in HELD]
 
 
 def check() -> int:

@@ -132,10 +132,8 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
         except OSError as error:
             wrong.append(f"no final state: {error}")
         else:
-            if not case.exact_best:
-                kept = {name: tensor for name, tensor in expected.tensors.items() if not name.startswith("best.")}
-                expected = replace(expected, tensors=kept)
-            wrong += differences(found, expected)
+            names = [name for name in expected.tensors if case.exact_best or not name.startswith("best.")]
+            wrong += differences(found, replace(expected, tensors={name: expected.tensors[name] for name in names}))
     return Verdict(
         case.name,
         case.fault,
