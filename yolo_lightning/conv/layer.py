@@ -6,7 +6,6 @@ from torch.nn import functional as F
 
 from yolo_lightning.conv.algorithms.problem import IntOrPair, looks_channels_last
 from yolo_lightning.conv.functional import conv2d
-from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 
@@ -61,10 +60,3 @@ class GrayGemmConv2d(GemmConv2d):
 
 def _weight_for(input: Tensor, weight: Tensor) -> Tensor:
     return weight.sum(1, keepdim=True) if input.size(-3) == 1 else weight
-
-
-_VENDOR_FREE: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Conv2d: GemmConv2d,
-    nn.BatchNorm2d: VendorFreeBatchNorm2d,
-}
-_NATIVE = {replacement: native for native, replacement in _VENDOR_FREE.items()}

@@ -8,9 +8,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from yolo_lightning.conv.layer import GemmConv2d
+from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+_VENDOR_FREE: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv2d: GemmConv2d,
+    nn.BatchNorm2d: VendorFreeBatchNorm2d,
+}
+_NATIVE = {replacement: native for native, replacement in _VENDOR_FREE.items()}
 
 
 def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[str] = ()) -> ModuleT:
