@@ -83,9 +83,9 @@ class Supervisor:
         self.announcer = Announcer(self.run_folder, notify, attempts, self.disk, self.recorder.log)
         end: End = ExitCode.FAILED, "internal error of the supervisor"
         try:
-            allowances = self._prepare(before)
+            timeouts = self._prepare(before)
             self.runner = AttemptRunner(
-                self.token, self.settings, self.disk, self.recorder, self.announcer, self.signals, allowances
+                self.token, self.settings, self.disk, self.recorder, self.announcer, self.signals, timeouts
             )
             end = self._run_attempts()
         except DiskHangsError:
