@@ -10,7 +10,7 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
-from yolo_lightning.callbacks import BestCheckpoint, CheckpointMirror, LastCheckpoint, checkpoint
+from yolo_lightning.callbacks import BestCheckpoint, CheckpointMirror, LastCheckpoint
 from yolo_lightning.checkpoints.remote import RemoteFolder, fetch_run
 
 MEMORY = fsspec.filesystem("memory")
@@ -20,7 +20,7 @@ LIMIT_S = 20.0
 
 @pytest.fixture(autouse=True)
 def quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(checkpoint, "MIRROR_POLL_S", 0.01)
+    monkeypatch.setattr(checkpoint_mirror, "POLL_S", 0.01)
     yield
     MEMORY.store.clear()
 
@@ -104,7 +104,7 @@ def test_store_that_hangs_holds_up_neither_training_nor_its_end(
 ) -> None:
     released = threading.Event()
     monkeypatch.setattr(RemoteFolder, "upload", lambda remote, path: released.wait(LIMIT_S))
-    monkeypatch.setattr(checkpoint, "MIRROR_END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(checkpoint_mirror, "END_TIMEOUT_S", 0.1)
     module = fit(tmp_path, LastCheckpoint(0), CheckpointMirror(MIRROR), epochs=2)
     released.set()
     assert module.steps == 8

@@ -16,7 +16,7 @@ from ultralytics.utils.metrics import DetMetrics
 
 from tests.callbacks.tiny_training import tiny_trainer
 from yolo_lightning.callbacks import MeanAP
-from yolo_lightning.callbacks.metrics_file import SCORES
+from yolo_lightning.callbacks.results_file import SCORES
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import clip_boxes, corners_to_centres
 from yolo_lightning.data.datamodule import DetectionDataModule
