@@ -19,7 +19,8 @@ from yolo_lightning.checkpoints.resume import flatten
 from yolo_lightning.cli import main, seed_of
 from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.command_line import is_ours
-from yolo_lightning.supervision.fallback import STATE_FILE, FallbackState
+from yolo_lightning.supervision.restart_policy import FallbackState
+from yolo_lightning.utils.run_files import STATE_FILE
 
 Run = Callable[..., None]
 RUN = Path("runs/yolo")

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from faults import traces
 from faults.run import MARK_VARIABLE, Beat, Case, Line, Report, Run
-from yolo_lightning.supervision.fallback import FallbackState
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE, STATE_FILE
 
 REPORTED = re.compile(

@@ -10,7 +10,7 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
-from yolo_lightning.callbacks import BestCheckpoint, CheckpointMirror, LastCheckpoint
+from yolo_lightning.callbacks import BestCheckpoint, CheckpointMirror, LastCheckpoint, checkpoint_mirror
 from yolo_lightning.checkpoints.remote import RemoteFolder, fetch_run
 
 MEMORY = fsspec.filesystem("memory")

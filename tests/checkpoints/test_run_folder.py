@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.checkpoints import run_folder
+from yolo_lightning.checkpoints import resume, run_folder
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.utils import run_files
 
@@ -106,28 +106,28 @@ def test_resume_takes_the_newest_run_and_its_longest_trained_checkpoint(tmp_path
     save(tmp_path / "yolo", "step-9.ckpt", steps=9, written=100)
     save(tmp_path / "yolo-2", "step-5.ckpt", steps=5, written=300)
     expected = save(tmp_path / "yolo-2", "step-6.ckpt", steps=6, written=200)
-    assert run_folder.checkpoint_to_resume(tmp_path / "yolo") == (expected, {})
+    assert resume.checkpoint_to_resume(tmp_path / "yolo") == (expected, {})
 
 
 def test_resume_says_what_it_passed_over(tmp_path: Path) -> None:
     expected = save(tmp_path / "yolo", "step-5.ckpt", steps=5)
     torn = save(tmp_path / "yolo", "step-6.ckpt", steps=6)
     torn.write_bytes(b"")
-    path, damaged = run_folder.checkpoint_to_resume(tmp_path / "yolo")
+    path, damaged = resume.checkpoint_to_resume(tmp_path / "yolo")
     assert path == expected
     assert list(damaged) == [torn]
 
 
 def test_nothing_to_resume_names_the_base(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"no run folder {tmp_path}/yolo or"):
-        run_folder.checkpoint_to_resume(tmp_path / "yolo")
+        resume.checkpoint_to_resume(tmp_path / "yolo")
 
 
 def test_all_checkpoints_damaged_lists_each_with_its_reason(tmp_path: Path) -> None:
     for name in ("step-5.ckpt", "step-6.ckpt"):
         save(tmp_path / "yolo", name).write_bytes(b"")
     with pytest.raises(ValueError, match="is damaged") as error:
-        run_folder.checkpoint_to_resume(tmp_path / "yolo")
+        resume.checkpoint_to_resume(tmp_path / "yolo")
     assert str(error.value).count("it has 0 bytes") == 2
     assert "step-5.ckpt" in str(error.value)
     assert "step-6.ckpt" in str(error.value)
@@ -137,18 +137,18 @@ def test_best_of_the_newest_run_is_evaluated(tmp_path: Path) -> None:
     save(tmp_path / "yolo", "best.ckpt", steps=1, written=100)
     expected = save(tmp_path / "yolo-2", "best.ckpt", steps=1, written=200)
     save(tmp_path / "yolo-2", "last.ckpt", steps=9, written=300)
-    assert run_folder.checkpoint_to_evaluate(tmp_path / "yolo") == expected
+    assert resume.checkpoint_to_evaluate(tmp_path / "yolo") == expected
 
 
 def test_longest_trained_is_evaluated_where_none_was_scored(tmp_path: Path) -> None:
     save(tmp_path / "yolo", "step-1.ckpt", steps=1)
     expected = save(tmp_path / "yolo", "step-2.ckpt", steps=2)
-    assert run_folder.checkpoint_to_evaluate(tmp_path / "yolo") == expected
+    assert resume.checkpoint_to_evaluate(tmp_path / "yolo") == expected
 
 
 def test_nothing_to_evaluate_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="contains a checkpoint"):
-        run_folder.checkpoint_to_evaluate(tmp_path / "yolo")
+        resume.checkpoint_to_evaluate(tmp_path / "yolo")
 
 
 def test_prepare_makes_the_folder_and_leaves_nothing_else(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, SampleKey, TrainingDataset
 from yolo_lightning.data.storage.frames import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.mosaic import PADDING
+from yolo_lightning.data.transforms.letterbox import PADDING
 
 Split = Callable[..., LabelledFrames]
 

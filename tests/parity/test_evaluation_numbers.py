@@ -20,7 +20,7 @@ from tests.parity.training_twins import random_batches
 from yolo_lightning.callbacks.results_file import SCORES
 from yolo_lightning.data.batch import Batch, targets
 from yolo_lightning.data.boxes import Letterbox, xywh_to_xyxy
-from yolo_lightning.data.transforms.mosaic import Labelled, letterbox
+from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.evaluation.record import EvaluationCollection
 from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
 from yolo_lightning.model.postprocess import predictions

@@ -15,9 +15,9 @@ import pytest
 from tests.supervision.supervised import Supervised, floors
 from yolo_lightning.supervision import NotifySettings
 from yolo_lightning.supervision.announcer import Announcer
-from yolo_lightning.supervision.fallback import FallbackState
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call
+from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
 from yolo_lightning.utils.exit_codes import ExitCode
 

@@ -4,15 +4,8 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import (
-    FALLBACK_LEVELS,
-    Decision,
-    FallbackState,
-    decide,
-    level_of_launch,
-    levels_below,
-    quarantined,
-)
+from yolo_lightning.supervision.fallback import FALLBACK_LEVELS, level_of_launch, levels_below
+from yolo_lightning.supervision.restart_policy import Decision, FallbackState, decide, quarantined
 from yolo_lightning.utils.run_files import STATE_FILE
 
 

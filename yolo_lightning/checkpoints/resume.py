@@ -11,7 +11,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.averaging import AVERAGED
-from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, find_damage, require_whole, training_age
+from yolo_lightning.checkpoints.checkpoint_file import (
+    CONFIGURATION,
+    find_damage,
+    newest_checkpoint,
+    require_whole,
+    training_age,
+)
 from yolo_lightning.checkpoints.remote import RemoteFolder, fetch_run, local_checkpoint
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.distributed import launch_id, restarts
@@ -21,6 +27,29 @@ NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config", "mi
 """Options that select the checkpoint or contain secrets."""
 SECRET = re.compile(r"password|passwd|token|secret|api_?key|credential", re.IGNORECASE)
 """Names of options, such as those of loggers, whose values are not stored in checkpoints."""
+
+
+def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, dict[Path, str]]:
+    """Return the checkpoint of the newest run with the most steps, and the damaged newer checkpoints with reasons.
+
+    With `exactly` only `base` is searched, not `base-2`, ...
+    """
+    folders = [folder for folder in run_folder.runs(base) if folder == base or not exactly]
+    if not folders:
+        raise ValueError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")
+    path, damaged = newest_checkpoint(folders[0] / run_files.CHECKPOINTS)
+    if path is None:
+        listed = "; ".join(f"{file}: {reason}" for file, reason in damaged.items())
+        raise ValueError(f"nothing to resume: every checkpoint of {folders[0]} is damaged: {listed}")
+    return path, damaged
+
+
+def checkpoint_to_evaluate(base: Path) -> Path:
+    """Return the best checkpoint of the newest run; without validation scores the one with the most steps."""
+    folders = run_folder.runs(base)
+    if folders and (best := folders[0] / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT).is_file():
+        return best
+    return checkpoint_to_resume(base)[0]
 
 
 def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactly: bool = False) -> Path | None:
@@ -34,7 +63,7 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     if not resume and ckpt_path != "last":
         path = checked(ckpt_path, base)
     else:
-        path, damaged = run_folder.checkpoint_to_resume(base, exactly=exactly)
+        path, damaged = checkpoint_to_resume(base, exactly=exactly)
         warn_of(damaged)
     if path is not None and AVERAGED in content_of(path):
         raise ValueError(
@@ -95,7 +124,7 @@ def checked(ckpt_path: str | None, base: Path) -> Path | None:
     """Return a given checkpoint if it is undamaged; `best` is the best one of the newest run."""
     if ckpt_path is None:
         return None
-    path = run_folder.checkpoint_to_evaluate(base) if ckpt_path == "best" else local_checkpoint(ckpt_path)
+    path = checkpoint_to_evaluate(base) if ckpt_path == "best" else local_checkpoint(ckpt_path)
     require_whole(path)
     return path
 

@@ -5,9 +5,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from yolo_lightning.checkpoints.checkpoint_file import newest_checkpoint
 from yolo_lightning.utils.files import DISK_FULL, first_free, replacing
-from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, LAUNCH, STARTED, has_checkpoint
+from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, STARTED, has_checkpoint
 
 DEFAULT_RUN = "runs/yolo"
 
@@ -90,29 +89,6 @@ def start_order(folder: Path) -> tuple[int, int]:
 def runs(base: Path) -> list[Path]:
     """Return the folders with checkpoints among `base`, `base-2`, ..., by the start of the last fit, newest first."""
     return sorted(filter(has_checkpoint, numbered_folders(base)), key=start_order, reverse=True)
-
-
-def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, dict[Path, str]]:
-    """Return the checkpoint of the newest run with the most steps, and the damaged newer checkpoints with reasons.
-
-    With `exactly` only `base` is searched, not `base-2`, ...
-    """
-    folders = [folder for folder in runs(base) if folder == base or not exactly]
-    if not folders:
-        raise ValueError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")
-    path, damaged = newest_checkpoint(folders[0] / CHECKPOINTS)
-    if path is None:
-        listed = "; ".join(f"{file}: {reason}" for file, reason in damaged.items())
-        raise ValueError(f"nothing to resume: every checkpoint of {folders[0]} is damaged: {listed}")
-    return path, damaged
-
-
-def checkpoint_to_evaluate(base: Path) -> Path:
-    """Return the best checkpoint of the newest run; without validation scores the one with the most steps."""
-    folders = runs(base)
-    if folders and (best := folders[0] / CHECKPOINTS / BEST_CHECKPOINT).is_file():
-        return best
-    return checkpoint_to_resume(base)[0]
 
 
 def run_of(checkpoint: Path) -> Path | None:

@@ -14,7 +14,8 @@ from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.storage.frames import Channels, FrameError, ImageFiles, Storage
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.mosaic import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip
+from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox
+from yolo_lightning.data.transforms.mosaic import mosaic, random_affine, random_flip
 from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
 
 MIB = 2**20

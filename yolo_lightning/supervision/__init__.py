@@ -7,15 +7,16 @@ Imports neither torch nor Lightning: the supervisor uses no GPU, no threads and 
     heartbeat, live_heartbeat   the heartbeat file              watch               detection of stalls
     phase_timeouts              timeout of each phase           classify            class of a stall (pure)
     evidence, incident          the incident report             outcome             meaning of an exit, full disk
-    kill                        ends all processes              fallback            loader settings to try next (pure)
-    run_disk, helper_process    file access that cannot block   run_files, run_lock files of the run folder
+    kill                        ends all processes              restart_policy      what follows an attempt (pure)
+    run_disk, helper_process    file access that cannot block   fallback            loader settings, fast to safe
     announcer, notify           status file and notifications
 """
 
-from yolo_lightning.supervision.fallback import level_of_launch, quarantined
+from yolo_lightning.supervision.fallback import level_of_launch
 from yolo_lightning.supervision.job import Job, SuperviseSettings, become_supervisor
 from yolo_lightning.supervision.kill import mark_process, remove_files_of_dead_processes
 from yolo_lightning.supervision.notify import NotifySettings
+from yolo_lightning.supervision.restart_policy import quarantined
 from yolo_lightning.supervision.run_lock import RunInUseError, run_lock
 from yolo_lightning.supervision.trainer import end_with_launcher, is_supervised, remove_temporary_folder
 

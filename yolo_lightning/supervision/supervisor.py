@@ -12,7 +12,7 @@ from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.attempt import Attempt, AttemptRunner
 from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import FallbackState, decide, levels_below
+from yolo_lightning.supervision.fallback import levels_below
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.helper_process import STOP_SIGNALS
 from yolo_lightning.supervision.incident import Incident
@@ -28,6 +28,7 @@ from yolo_lightning.supervision.outcome import (
     space_of,
 )
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.supervision.restart_policy import FallbackState, decide
 from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervision.trainer import marker_of, remove_temporary_folder

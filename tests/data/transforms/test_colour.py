@@ -15,7 +15,8 @@ from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.index.split_index import open_packed
 from yolo_lightning.data.storage.frames import Channels, ImageFiles
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.mosaic import PADDING, Labelled, letterbox, mosaic, random_affine, random_flip
+from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox
+from yolo_lightning.data.transforms.mosaic import mosaic, random_affine, random_flip
 from yolo_lightning.data.transforms.photometric import random_colour, random_photometry
 
 YoloSet = Callable[..., Path]

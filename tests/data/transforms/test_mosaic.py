@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 
 from yolo_lightning.data.boxes import FloatArray
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox, resize_frame
 from yolo_lightning.data.transforms.mosaic import (
-    PADDING,
     Image,
-    Labelled,
     cut,
-    letterbox,
     map_boxes,
     mosaic,
     random_affine,
     random_flip,
-    resize_frame,
     still_visible,
 )
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from yolo_lightning.data.transforms import photometric
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.mosaic import PADDING, Image, Labelled, mosaic, random_affine, random_flip
+from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
+from yolo_lightning.data.transforms.mosaic import Image, mosaic, random_affine, random_flip
 from yolo_lightning.data.transforms.photometric import (
     disc,
     histogram,

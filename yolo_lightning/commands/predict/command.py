@@ -7,7 +7,8 @@ from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote import local_checkpoint
-from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
+from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
+from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, name_some
 from yolo_lightning.commands.export.onnx_file import Suppression
 from yolo_lightning.commands.predict.detector import Detector

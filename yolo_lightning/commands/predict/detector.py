@@ -9,7 +9,7 @@ import torch
 
 from yolo_lightning.commands.predict.inputs import InputImage
 from yolo_lightning.data.batch import Prediction, Sample, collate
-from yolo_lightning.data.transforms.mosaic import Labelled, letterbox
+from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.model.graph import network_input, read_network
 from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange, choose_convolution
 from yolo_lightning.model.network_settings import NetworkSettings

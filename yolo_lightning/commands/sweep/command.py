@@ -15,7 +15,8 @@ from rich.table import Table
 
 from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote import local_checkpoint
-from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN, checkpoint_to_evaluate
+from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
+from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter
 from yolo_lightning.commands.predict.detector import folded_network
 from yolo_lightning.commands.sweep.candidates import Candidates, collect, first_half, suppressed

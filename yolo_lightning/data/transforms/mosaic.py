@@ -1,20 +1,18 @@
-"""Geometric augmentation and letterbox of a gray or RGB image with its boxes.
+"""Geometric augmentation of a gray or RGB image with its boxes: mosaic, affine map, flips.
 
 Follows YOLOv8's recipe: mosaic of four frames on a canvas of twice the input size, random affine map that crops the
 canvas, flips. The canvas has the resolution of the frames, so that every pixel is resampled once. All randomness comes
 from the generator argument.
 """
 
-from typing import NamedTuple
-
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.boxes import FloatArray, Letterbox, clip_boxes, frame_to_input, scaled_shape
+from yolo_lightning.data.boxes import FloatArray, Letterbox, clip_boxes, frame_to_input
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
+from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, blank, resize_frame
 
-PADDING = 114  # Gray level outside a frame, as in YOLOv8
 HALF_PIXEL_UP = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
 HALF_PIXEL_DOWN = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
 
@@ -22,44 +20,6 @@ MINIMUM_SIDE, MINIMUM_AREA_SHARE, MAXIMUM_ASPECT = 2.0, 0.1, 100.0
 """YOLOv8's limits for boxes after an affine map: side in pixels, remaining fraction of the area, aspect ratio."""
 
 LARGEST_CUT = 2  # Image sides. A larger square is warped instead of cropped, because most of it is padding.
-
-
-class Labelled(NamedTuple):
-    """An image `(H, W)` or `(H, W, 3)` uint8 with boxes `(N, 4)` xyxy in its pixels and labels `(N,)`.
-
-    `gain` is the scaling still to be applied, input pixels per pixel of `image`; it differs from 1 only between mosaic
-    and affine map.
-    """
-
-    image: Image
-    boxes: FloatArray
-    labels: npt.NDArray[np.int64]
-    gain: float = 1.0
-
-
-def blank(side: int, like: Image) -> Image:
-    """Return a gray square of `side` pixels with the channels of `like`."""
-    return np.full((side, side, *like.shape[2:]), PADDING, dtype=np.uint8)
-
-
-def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
-    """Scale a frame by `gain`; area averaging when shrinking is sharper and slower, used in evaluation."""
-    height, width = scaled_shape(frame.shape[0], frame.shape[1], gain)
-    if (height, width) == frame.shape[:2]:
-        return frame
-    interpolation = cv2.INTER_AREA if gain < 1 and shrink_by_area else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(frame, (width, height), interpolation=interpolation), dtype=np.uint8)
-
-
-def letterbox(frame: Labelled, size: int, *, shrink_by_area: bool) -> tuple[Labelled, Letterbox]:
-    """Place a frame centred in a `size` x `size` gray square, as large as possible."""
-    height, width = frame.image.shape[:2]
-    placement = Letterbox.fit(height, width, size)
-    resized = resize_frame(frame.image, placement.gain, shrink_by_area=shrink_by_area)
-    canvas = blank(size, resized)
-    height, width = resized.shape[:2]
-    canvas[placement.top : placement.top + height, placement.left : placement.left + width] = resized
-    return Labelled(canvas, frame_to_input(frame.boxes, placement), frame.labels), placement
 
 
 def mosaic(frames: list[Labelled], size: int, generator: np.random.Generator) -> Labelled:

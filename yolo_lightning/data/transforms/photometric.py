@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image, apply_pixel_transforms
-from yolo_lightning.data.transforms.mosaic import PADDING
+from yolo_lightning.data.transforms.letterbox import PADDING
 
 Levels = npt.NDArray[np.float32]  # `(256,)` float32: new value of each gray level
 TONE_SHARE, GAMMA_SHARE, NOISE_SHARE, PATTERN_SHARE, SHADING_SHARE, BLUR_SHARE = 0.8, 0.3, 0.2, 0.2, 0.2, 0.1
