@@ -21,7 +21,7 @@ from pathlib import Path
 
 from comparison.dataset import Dataset, convert, short_list
 from comparison.results import Result, finished, measure, show, speed
-from comparison.training import ARMS, Run, train
+from comparison.training import ARMS, Training, train
 
 from yolo_lightning.data.datamodule import DetectionDataModule
 
@@ -93,11 +93,11 @@ def remember_settings(arguments: argparse.Namespace) -> None:
 
 def make_run(
     arguments: argparse.Namespace, arm: str, seed: int, folder: Path, data: Path, words: list[str], epochs: int = 0
-) -> Run:
+) -> Training:
     """Return a training with the settings of the command line; 0 epochs mean those of the command line."""
     names = ("image_size", "batch_size", "nominal_batch", "workers", "threads", "device")
     settings = {name: getattr(arguments, name) for name in names}
-    return Run(arm, seed, str(folder), str(data), words, epochs=epochs or arguments.epochs, **settings)  # type: ignore[arg-type]
+    return Training(arm, seed, str(folder), str(data), words, epochs=epochs or arguments.epochs, **settings)  # type: ignore[arg-type]
 
 
 def take_turns(

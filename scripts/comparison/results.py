@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from comparison.clock import CLOCK
-from comparison.training import ARMS, Run
+from comparison.training import ARMS, Training
 from yolo_lightning import callbacks
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
@@ -37,7 +37,7 @@ COLUMNS = {
 Result = dict[str, Any]
 
 
-def measure(run: Run, data: DetectionDataModule) -> Result:
+def measure(run: Training, data: DetectionDataModule) -> Result:
     """Return scores of the final averaged weights, speed and memory, and store them in the run folder."""
     folder = Path(run.folder)
     ours = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT

@@ -21,7 +21,7 @@ Device = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True)
-class Run:
+class Training:
     """Settings of one training."""
 
     arm: Arm  # trainer and, for this project, convolution
@@ -43,7 +43,7 @@ class Run:
         return min(10, self.epochs // 3)
 
 
-def train(run: Run) -> None:
+def train(run: Training) -> None:
     """Train in a new process with its output in `<folder>.log`; raise SystemExit if the training fails."""
     folder = Path(run.folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -54,7 +54,7 @@ def train(run: Run) -> None:
     run_logged(command, Path(f"{folder}.log"), {"OMP_NUM_THREADS": str(run.threads), "PYTHONPATH": paths})
 
 
-def train_ours(run: Run) -> None:
+def train_ours(run: Training) -> None:
     """Run `fit` with the configuration for this kind of data and the compared settings."""
     settings = {
         "seed_everything": run.seed,
@@ -74,7 +74,7 @@ def train_ours(run: Run) -> None:
     yolo_lightning(["fit", *run.words, *words])
 
 
-def train_ultralytics(run: Run) -> None:
+def train_ultralytics(run: Training) -> None:
     """Run the trainer of Ultralytics with SGD, float32 and random weights."""
     folder = Path(run.folder).resolve()
     settings = folder.with_name("ultralytics-settings")
@@ -107,5 +107,5 @@ def train_ultralytics(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    described = Run(**json.loads(sys.argv[1]))
+    described = Training(**json.loads(sys.argv[1]))
     (train_ultralytics if described.arm == "ultralytics" else train_ours)(described)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from faults import traces
-from faults.run import MARK_VARIABLE, Beat, Case, Line, Report, Run
+from faults.run import MARK_VARIABLE, Beat, Case, OutputLine, Report, Run
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
 from yolo_lightning.supervision.restart_policy import FallbackState
@@ -192,7 +192,7 @@ def noticed_s(run: Run) -> list[float]:
     return [at_s - fired_s for fired_s, at_s in firsts if at_s is not None]
 
 
-def restarts(beats: list[Beat], lines: list[Line]) -> tuple[list[int], list[float]]:
+def restarts(beats: list[Beat], lines: list[OutputLine]) -> tuple[list[int], list[float]]:
     """Return the repeated steps of each restart, and the seconds from each restart to the next completed step."""
     lost, recovered = [], []
     starts = [line for line in lines if line.resumed_step is not None or line.text.startswith("run folder:")]

@@ -98,8 +98,8 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Line of the output; `resumed_step` is the step of the checkpoint that the line names, None without one."""
+class OutputLine:
+    """OutputLine of the output; `resumed_step` is the step of the checkpoint that the line names, None without one."""
 
     at_s: float
     text: str
@@ -122,7 +122,7 @@ class Run:
         self.shared_memory_before = traces.shared_memory()
         self.mark = uuid.uuid4().hex
         self.codes: list[int] = []
-        self.lines: list[Line] = []
+        self.lines: list[OutputLine] = []
         self.beats: list[Beat] = []
         self.record: Heartbeat | None = None
         self.hit: set[int] = set()  # process ids of trainers to which a fault has been done
@@ -250,7 +250,7 @@ class Run:
         for content in pipe:
             text = content.decode(errors="replace").rstrip()
             match = RESUMED.match(text)
-            self.lines.append(Line(time.monotonic(), text, self._steps_of(match[1]) if match else None))
+            self.lines.append(OutputLine(time.monotonic(), text, self._steps_of(match[1]) if match else None))
 
     def _steps_of(self, checkpoint: str) -> int:
         """Return the step of a checkpoint, from its sidecar file if the file still exists."""

@@ -243,7 +243,7 @@ def test_file_that_cannot_be_written_causes_a_warning(tmp_path: Path) -> None:
 
 
 def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "CASES", (probe.Case(4, 6, 3, 1, 12),))
+    monkeypatch.setattr(probe, "CASES", (probe.ProbeCase(4, 6, 3, 1, 12),))
     right = probe.run_trial(CPU)
     assert max(right.native_error, right.gemm_error) < 1e-4
     native = torch.nn.Conv2d._conv_forward
@@ -262,7 +262,7 @@ def test_trial_reports_a_failure_of_the_vendor_free_layers(monkeypatch: pytest.M
     def fail(*arguments: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("no BLAS")
 
-    monkeypatch.setattr(probe, "CASES", (probe.Case(4, 6, 3, 1, 12),))
+    monkeypatch.setattr(probe, "CASES", (probe.ProbeCase(4, 6, 3, 1, 12),))
     monkeypatch.setattr("yolo_lightning.conv.layer.conv2d", fail)
     trial = probe.run_trial(CPU)
     assert trial.gemm_failure == "RuntimeError: no BLAS"

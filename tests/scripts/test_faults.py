@@ -20,7 +20,7 @@ from faults import traces  # noqa: E402
 from faults.hangs import InsideFault, InsideFaults, Place  # noqa: E402
 from faults.judge import FinalState, differences, restarts  # noqa: E402
 from faults.rows import CASES, chosen  # noqa: E402
-from faults.run import Beat, Line  # noqa: E402
+from faults.run import Beat, OutputLine  # noqa: E402
 
 from yolo_lightning.supervision.heartbeat import Phase  # noqa: E402
 
@@ -150,9 +150,9 @@ def test_lost_steps_and_recovery_time_of_a_restart() -> None:
         *(Beat(8.0, 11, Phase.IMPORT, 0), Beat(9.0, 11, Phase.FIRST_BATCH, 5), Beat(9.5, 11, Phase.FETCH, 6)),
     ]
     lines = [
-        Line(0.5, "run folder: run"),
-        Line(5.0, "supervisor: 2026-01-01T10:00:00+0000 restart in 0 s: attempt 1 of 3"),
-        Line(8.5, "run folder: run, checkpoint: run/checkpoints/step-000000005.ckpt", 5),
+        OutputLine(0.5, "run folder: run"),
+        OutputLine(5.0, "supervisor: 2026-01-01T10:00:00+0000 restart in 0 s: attempt 1 of 3"),
+        OutputLine(8.5, "run folder: run, checkpoint: run/checkpoints/step-000000005.ckpt", 5),
     ]
     assert restarts(beats, lines) == ([3], [4.5])
 

@@ -45,7 +45,7 @@ PHASE = "probe: "
 REPEATS = 5
 
 
-class Case(NamedTuple):
+class ProbeCase(NamedTuple):
     """A convolution without bias, then batch normalisation, in training."""
 
     channels: int  # of the input
@@ -56,13 +56,13 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case(64, 64, 3, 1, 40),
-    Case(128, 64, 1, 1, 80),
+    ProbeCase(64, 64, 3, 1, 40),
+    ProbeCase(128, 64, 1, 1, 80),
     # gfx1010 computes small images and hangs from a size between 42 and 48 pixels on.
-    Case(32, 32, 3, 1, 80),
-    Case(64, 128, 3, 2, 80),
-    Case(3, 16, 3, 2, 320),
-    Case(128, 128, 3, 1, 20),
+    ProbeCase(32, 32, 3, 1, 80),
+    ProbeCase(64, 128, 3, 2, 80),
+    ProbeCase(3, 16, 3, 2, 320),
+    ProbeCase(128, 128, 3, 1, 20),
 )
 """Layers of YOLOv8n at 640 pixels."""
 BATCH = 4

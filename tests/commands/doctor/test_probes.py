@@ -195,7 +195,7 @@ def test_phase_prefix_equals_that_of_the_trial() -> None:
 
 @pytest.mark.parametrize("probe", [Probe.OWN_CONVOLUTION, Probe.BATCH_NORM])
 def test_wrong_layers_are_found(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv_probe, "CASES", (conv_probe.Case(4, 6, 3, 1, 12),))
+    monkeypatch.setattr(conv_probe, "CASES", (conv_probe.ProbeCase(4, 6, 3, 1, 12),))
     assert layer(probe, "cpu", 10.0).outcome is Outcome.WORKS
     normalise = torch.nn.BatchNorm2d.forward if probe is Probe.BATCH_NORM else VendorFreeBatchNorm2d.forward
     owner = torch.nn.BatchNorm2d if probe is Probe.BATCH_NORM else VendorFreeBatchNorm2d

@@ -67,7 +67,7 @@ COMPARED_MONTHS = frozenset(map(month_name, CHALLENGE_MONTHS.values()))
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CurveLine:
     """A curve with its label, colour and matplotlib format."""
 
     series: Series
@@ -80,25 +80,27 @@ def loss_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
     """Plot the total loss and its parts in training, and the parts in validation; None if none was logged."""
     logged = (*metrics.names("train/"), *metrics.names("val/"))
     parts = dict.fromkeys(name.partition("/")[2] for name in logged if name.endswith("_loss"))
-    lines = [Line(metrics.series("train/loss"), "all, training", INK)]
+    lines = [CurveLine(metrics.series("train/loss"), "all, training", INK)]
     for number, part in enumerate(parts):
         colour, name = COLOURS[number % len(COLOURS)], part.removesuffix("_loss")
-        lines.append(Line(metrics.series(f"train/{part}"), name, colour))
-        lines.append(Line(metrics.series(f"val/{part}"), f"{name}, validation", colour, "o:"))
+        lines.append(CurveLine(metrics.series(f"train/{part}"), name, colour))
+        lines.append(CurveLine(metrics.series(f"val/{part}"), f"{name}, validation", colour, "o:"))
     return step_figure("loss", "loss", lines, metrics, incidents)
 
 
 def score_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
     """Plot the scores of the validations; None without a validation."""
     scores = zip(SHOWN_SCORES, COLOURS, strict=False)
-    lines = [Line(metrics.series(f"val/{name}"), name, colour, "o-") for name, colour in scores]
+    lines = [CurveLine(metrics.series(f"val/{name}"), name, colour, "o-") for name, colour in scores]
     return step_figure("scores", "validation score, 0 to 1", lines, metrics, incidents, from_zero=True)
 
 
 def rate_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
     """Plot the learning rates of all groups, with different dashes because they are often equal; None if none."""
     lines = [
-        Line(metrics.series(name), name.removeprefix("lr/"), COLOURS[number % 8], ("-", "--", "-.", ":")[number % 4])
+        CurveLine(
+            metrics.series(name), name.removeprefix("lr/"), COLOURS[number % 8], ("-", "--", "-.", ":")[number % 4]
+        )
         for number, name in enumerate(metrics.names("lr/"))
     ]
     return step_figure("rates", "learning rate", lines, metrics, incidents, logarithmic=True)
@@ -110,15 +112,15 @@ def pace_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
     if not len(pace):
         return None
     median = float(np.median(pace.values))
-    level = Line(Series(pace.steps[[0, -1]], np.full(2, median)), f"median {median:.3g}", INK, ":")
-    lines = [Line(pace, "batches per second", COLOURS[0]), level]
+    level = CurveLine(Series(pace.steps[[0, -1]], np.full(2, median)), f"median {median:.3g}", INK, ":")
+    lines = [CurveLine(pace, "batches per second", COLOURS[0]), level]
     return step_figure("pace", "batches / s", lines, metrics, incidents, from_zero=True)
 
 
 def step_figure(
     name: str,
     label: str,
-    lines: Sequence[Line],
+    lines: Sequence[CurveLine],
     metrics: Metrics,
     incidents: Sequence[IncidentReport],
     *,
@@ -154,7 +156,7 @@ def step_figure(
     return as_svg(figure, name, f"{label} over the batches trained")
 
 
-def draw_line(axes: Axes, line: Line) -> None:
+def draw_line(axes: Axes, line: CurveLine) -> None:
     """Plot a line; of more than `MAX_POINTS` points, the mean of neighbours in the band of their extremes."""
     steps, values = line.series.steps, line.series.values
     if len(steps) > MAX_POINTS and "o" not in line.style:
