@@ -36,7 +36,7 @@ def main() -> None:
         "pictures": f"{run / run_files.picture_name('test')}, {run / run_files.picture_name('predict')}",
         "curves": run / run_files.METRICS,
     }
-    text = "\n".join(f"{name:<24}{value}" for name, value in rows.items())
+    text = "\n".join(f"{name:<32}{value}" for name, value in rows.items())
     console.print(Panel(text, title=f"demo finished in {(time.monotonic() - started_s) / 60:.1f} minutes"))
 
 
