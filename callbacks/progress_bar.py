@@ -30,7 +30,7 @@ class FinishEstimate(FitTimer):
         validations = plan.validations_left(epoch, steps) + plan.validations_after(epoch)
         if validations and self.validation_s is None:
             return ESTIMATING
-        steps += max(0, plan.epochs - epoch - 1) * plan.batches_per_epoch
+        steps += plan.steps_after(epoch)
         left_s = steps * typical[0] + validations * (self.validation_s or 0.0)
         return describe_time(datetime.now() + timedelta(seconds=left_s))
 

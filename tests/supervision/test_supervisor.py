@@ -15,7 +15,7 @@ from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_lock import read_holder
-from yolo_lightning.supervision.supervisor import STOP_SIGNALS, Supervisor
+from yolo_lightning.supervision.supervisor import SUPERVISOR_SIGNALS, Supervisor
 from yolo_lightning.supervision.trainer import temporary_folder
 from yolo_lightning.utils.exit_codes import ExitCode
 
@@ -199,7 +199,7 @@ def test_program_that_is_not_there_is_an_error_without_retries(
 ) -> None:
     job = Job(("/nowhere/python",), ("/nowhere/python",), 0, SuperviseSettings())
     supervisor = Supervisor(tmp_path / "run", job)
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in SUPERVISOR_SIGNALS}
     try:
         assert supervisor.run() == ExitCode.FAILED
     finally:

@@ -32,15 +32,10 @@ RENAMED_KEYS = {
 """New names of renamed configuration keys."""
 
 SYNONYMS = {
-    "augment": ("tta", "model.tta"),
     "batch": ("batch_size", "data.batch_size"),
     "close_mosaic": ("data.augmentation.close_mosaic_epochs",),
     "conf": ("score_threshold", "model.score_threshold"),
-    "confidence": ("score_threshold", "model.score_threshold"),
     "confidences": ("score_thresholds",),
-    "conv": ("conv_backend", "model.conv_backend"),
-    "conv_plan": ("conv_algorithm", "model.conv_algorithm"),
-    "conv_plan_budget_s": ("conv_algorithm_budget_s", "model.conv_algorithm_budget_s"),
     "data": ("data.format",),
     "device": ("trainer.accelerator",),
     "devices": ("trainer.devices",),
@@ -55,16 +50,13 @@ SYNONYMS = {
     "max_det": ("max_detections", "model.max_detections"),
     "model": ("weights", "model.variant"),
     "name": ("trainer.default_root_dir",),
-    "overlap": ("iou_threshold", "model.iou_threshold"),
     "overlaps": ("iou_thresholds",),
     "project": ("output", "trainer.default_root_dir"),
     "save_dir": ("output", "trainer.default_root_dir"),
     "seed": ("seed_everything",),
-    "source": ("data.format",),
     "trust": ("allow_pickle",),
-    "workers": ("data.loader.num_workers",),
 }
-"""Keys that accept what users of Ultralytics or of earlier configurations write; the first one that exists is named."""
+"""Keys for words of Ultralytics and of earlier commands; the first key that the parser accepts is suggested."""
 
 VALUE_SYNONYMS = {"fp16": "16-mixed", "half": "16-mixed", "fp32": "32-true", "cuda": "gpu"}
 
@@ -127,15 +119,14 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
         return f"unknown key {key}{suggestion(nearest_key(key, keys))}"
     if found := UNKNOWN_COMMAND.search(message):
         known = [*re.findall(r"[\w-]+", found["known"]), *commands]
-        nearest = next(iter(get_close_matches(found["typed"], known, 1)), None)
-        return f"unknown command {found['typed']}{suggestion(nearest)} The commands are {', '.join(known)}."
+        meant = most_similar(found["typed"], known)
+        return f"unknown command {found['typed']}{suggestion(meant)} The commands are {', '.join(known)}."
     if (found := WRONG_VALUE.search(message)) and (accepted := accepted_values(message)):
         value = found["value"].strip()
-        similar = get_close_matches(value.lower(), [one.lower() for one in accepted], 1)
-        meant = VALUE_SYNONYMS.get(value.lower(), *similar) if similar else VALUE_SYNONYMS.get(value.lower())
-        original = next((one for one in accepted if one.lower() == meant), None)
+        by_lower = {one.lower(): one for one in accepted}
+        meant = VALUE_SYNONYMS.get(value.lower()) or most_similar(value.lower(), by_lower)
         choice = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
-        return f"{found['key']} must be {choice}, got {value!r}.{suggestion(original).removeprefix('.')}"
+        return f"{found['key']} must be {choice}, got {value!r}{suggestion(by_lower.get(meant or ''))}"
     return message
 
 
@@ -154,12 +145,19 @@ def accepted_values(message: str) -> list[str]:
 
 def nearest_key(key: str, keys: Collection[str]) -> str | None:
     """Return the accepted key that most likely was meant: a new name, a synonym, the same last part, a similar text."""
-    renamed = [RENAMED_KEYS[old] + key.removeprefix(old) for old in RENAMED_KEYS if f"{key}.".startswith(f"{old}.")]
-    same_last_part = sorted(name for name in keys if name.rpartition(".")[2] == key)
-    candidates = [*renamed, *SYNONYMS.get(key, ()), *same_last_part]
-    return next((name for name in candidates if name in keys), None) or next(
-        iter(get_close_matches(key, keys, 1)), None
-    )
+    renamed = [new + key.removeprefix(old) for old, new in RENAMED_KEYS.items() if f"{key}.".startswith(f"{old}.")]
+    short = [new for old, new in RENAMED_KEYS.items() if last_part(old) == key]  # a command has no `model.` or `data.`
+    same_last_part = sorted(name for name in keys if last_part(name) == key)
+    candidates = [*renamed, *map(last_part, short), *short, *SYNONYMS.get(key, ()), *same_last_part]
+    return next((name for name in candidates if name in keys), None) or most_similar(key, keys)
+
+
+def last_part(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def most_similar(text: str, choices: Collection[str]) -> str | None:
+    return next(iter(get_close_matches(text, choices, 1)), None)
 
 
 def suggestion(name: str | None) -> str:

@@ -15,8 +15,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar, cast
 
+from yolo_lightning.utils.stop_signals import STOP_SIGNALS
+
 Result = TypeVar("Result")
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SUPERVISOR_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)  # stop signals of a supervisor, which may lose its terminal
 MOST_WAITING_BYTES = 8 << 20
 MOST_WAITING_CALLS = 1000
 POLL_S = 0.01
@@ -179,7 +181,7 @@ def fork(work: Callable[[], None], descriptor: int, handler: signal.Handlers) ->
     if child := os.fork():
         return child
     try:
-        for number in STOP_SIGNALS:
+        for number in SUPERVISOR_SIGNALS:
             signal.signal(number, handler)
         os.closerange(3, descriptor)
         os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))

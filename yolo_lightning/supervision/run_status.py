@@ -34,6 +34,10 @@ class FitPlan:
         between = max(1, self.batches_per_epoch // self.validations_per_epoch)
         return max(1, -(-steps // between)) if self.validations_per_epoch > 1 else 1
 
+    def steps_after(self, epoch: int) -> int:
+        """Return the number of steps in the epochs after `epoch`; 0 for a fit without a limit."""
+        return max(0, (self.epochs or 0) - epoch - 1) * self.batches_per_epoch
+
     def validations_after(self, epoch: int) -> int:
         """Return the number of validations in the epochs after `epoch`; 0 for a fit without a limit."""
         return self.validations_per_epoch * sum(map(self.is_validated, range(epoch + 1, self.epochs or 0)))

@@ -14,7 +14,7 @@ from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.fallback import levels_below
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.supervision.helper_process import STOP_SIGNALS
+from yolo_lightning.supervision.helper_process import SUPERVISOR_SIGNALS
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job
 from yolo_lightning.supervision.kill import kill_tree
@@ -77,7 +77,7 @@ class Supervisor:
             return ExitCode.FAILED
 
     def _run(self, before: Holder | None) -> int:
-        for number in STOP_SIGNALS:
+        for number in SUPERVISOR_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, lambda received, _: self.signals.append(received))
         notify, attempts = self.settings.notify, self.settings.attempts

@@ -189,7 +189,7 @@ def remaining(status: Status, epoch: int, batch: int, phase: Phase | None) -> Re
     epoch_s = steps * status.step_s + validations * validation_s if is_measured or not validations else None
     if status.epochs is None:
         return Remaining(epoch_s)
-    steps += max(0, status.epochs - epoch - 1) * status.batches_per_epoch
+    steps += status.steps_after(epoch)
     validations += status.validations_after(epoch)
     run_s = steps * status.step_s + validations * validation_s
     return Remaining(epoch_s, run_s, unmeasured_validations=0 if is_measured else validations)
