@@ -302,7 +302,7 @@ class YOLOCLI(LightningCLI):
     def _become_supervisor(self, folder: Path) -> NoReturn:
         config = self.config[self.config.subcommand]
         given = self.parser.instantiate_classes(self.config)[self.config.subcommand].supervision
-        on_gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
+        on_gpu = config.trainer.accelerator != "cpu" and torch.accelerator.is_available()
         workers = config.data.loader.num_workers
         become_supervisor(folder, job(self._words, folder, workers=workers, settings=given, on_gpu=on_gpu))
 

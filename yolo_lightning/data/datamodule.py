@@ -36,6 +36,7 @@ from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 
 SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
@@ -303,7 +304,7 @@ class DetectionDataModule(LightningDataModule):
 
     def _loader_arguments(self, *, persistent: bool) -> dict[str, Any]:
         assert self.trainer is not None
-        on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        on_gpu = uses_pinned_memory(self.trainer.strategy.root_device)
         # Without a generator of its own, each iterator of a loader draws from the global stream.
         generator = torch.Generator().manual_seed(self.seed)
         return {"generator": generator, **self.loader.arguments(on_gpu=on_gpu, persistent=persistent)}

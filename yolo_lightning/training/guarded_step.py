@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch, in_parts
+from yolo_lightning.utils.accelerator import free_cached_memory, is_out_of_memory
 from yolo_lightning.utils.choices import check_range
 
 Compute = Callable[[Batch], tuple[Tensor, dict[str, Tensor], Tensor]]
@@ -38,6 +39,11 @@ class GuardedStep:
     the gradients of this one.
 
     `max_oom_splits` out-of-memory errors since training began halve the batch; the next one is fatal.
+
+    With mixed precision, `backward` multiplies the loss by the scale of the `GradScaler`, and the gradients that this
+    class sums, weights and restores are scaled ones. The scale is a power of two and changes at updates only, so that
+    gradients of several steps can be summed. The losses are unscaled. A gradient that overflows in float16 is no reason
+    to skip a batch here: the scaler skips the update and halves the scale. bfloat16 needs no scaler.
     """
 
     def __init__(self, compute: Compute, backward: Callable[[Tensor], None], max_oom_splits: int = 1) -> None:
@@ -77,7 +83,8 @@ class GuardedStep:
         """Add the gradients of `batch`, which is on the device; with several ranks, this rank's share of the batch.
 
         Raises:
-            torch.OutOfMemoryError: If no further halving is allowed or possible.
+            RuntimeError: Out of memory, and no further halving is allowed or possible. It is a
+                `torch.OutOfMemoryError` if the backend raises one.
         """
         while True:
             earlier = [parameter.grad for parameter in self._parameters]
@@ -86,7 +93,9 @@ class GuardedStep:
             self._copy(self._buffers, self._copies)
             try:
                 losses = self._gradients(batch) if self._world_size == 1 else self._gradients_of_share(batch)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 failure = error.with_traceback(None)  # its frames keep the activations alive
             else:
                 if losses.is_finite:
@@ -165,12 +174,11 @@ class GuardedStep:
         for target, source in zip(targets, sources, strict=True):
             torch._foreach_copy_(target, source)
 
-    def _halve(self, images: int, failure: torch.OutOfMemoryError) -> None:
+    def _halve(self, images: int, failure: RuntimeError) -> None:
         at_once = min(images, self.images_at_once or images)
         if self._world_size > 1 or self.halvings >= self.max_oom_splits or at_once < 2:
             raise failure
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_cached_memory(self._parameters[0].device)
         self.halvings += 1
         self.images_at_once = -(-at_once // 2)
         rank_zero_warn(

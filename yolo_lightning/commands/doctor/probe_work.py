@@ -81,9 +81,10 @@ def torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
     announce("import torch")
     import torch
 
+    from yolo_lightning.utils.accelerator import accelerator_type, device_name
+
     announce("find the device")
-    available = torch.cuda.is_available()
-    device = device if device != "auto" else "cuda" if available else "cpu"
+    device = accelerator_type() if device == "auto" else device
     facts: dict[str, Any] = {"device": device, "name": "", "architectures": [], "capability": None}
     announce(f"compute on {device}")
     total = torch.arange(1000.0, device=device).sum().item()
@@ -92,6 +93,8 @@ def torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
         facts["name"] = f"{properties.name} {getattr(properties, 'gcnArchName', '') if is_rocm else ''}".strip()
         facts["architectures"] = torch.cuda.get_arch_list()
         facts["capability"] = None if is_rocm else [properties.major, properties.minor]
+    elif not device.startswith("cpu"):
+        facts["name"] = device_name(torch.device(device))
     if total != 499_500.0:
         return Answer(Outcome.WRONG, f"the sum of 0 to 999 is {total} on {device}", facts)
     return Answer(Outcome.WORKS, f"{device} {facts['name']}".strip(), facts)
@@ -107,7 +110,7 @@ def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
     left = torch.randn(rows, inner, generator=generator).to(dtype)
     right = torch.randn(batch, inner, columns, generator=generator).to(dtype)
     announce(f"{dtype} product on {device}")
-    found = torch.matmul(left.to(device), right.to(device)).double().cpu()
+    found = torch.matmul(left.to(device), right.to(device)).cpu().double()  # on the CPU: MPS has no float64
     expected = torch.matmul(left.double(), right.double())
     return judge_error(((found - expected).abs().max() / expected.abs().max()).item(), TOLERANCE[probe])
 
@@ -175,12 +178,14 @@ class Frames:
 
 def loader(probe: Probe, device: str, timeout_s: float) -> Answer:
     """Load two epochs with the loader settings of training; the workers are restarted in between."""
+    import torch
     from torch.utils.data import DataLoader
 
     from yolo_lightning.data.loader import LoaderSettings
+    from yolo_lightning.utils.accelerator import uses_pinned_memory
 
     settings = LoaderSettings(num_workers=LOADER_WORKERS, persistent_workers=False)
-    arguments = settings.arguments(on_gpu=not device.startswith("cpu"), persistent=False)
+    arguments = settings.arguments(on_gpu=uses_pinned_memory(torch.device(device)), persistent=False)
     frames: Any = Frames()
     expected = LOADER_BATCHES * (len(frames) - 1) / 2
     batches: Any = DataLoader(frames, batch_size=LOADER_BATCH_SIZE, **arguments)
