@@ -24,7 +24,7 @@ from yolo_lightning.conv.trial import PHASE, VENDOR_FREE, Trial, TrialSettings
 Outcome = Literal["works", "crashed", "hung", "wrong", "slower"]
 
 LARGEST_ERROR = 0.1
-"""Relative to the largest value. Errors reach a third of it with bfloat16, and a hundredth with float16, on a CPU; wrong
+"""Relative to the largest value. On a CPU, errors are a third of it with bfloat16 and a fortieth with float16; wrong
 kernels give about 1."""
 MAX_SLOWDOWN = 1.1
 """Native time divided by gemm time. A smaller difference is within the noise, and native convolutions are preferred."""
