@@ -1,5 +1,6 @@
 """Progress and finish time of a fit: a progress bar in a terminal, lines in a log file."""
 
+import math
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +13,8 @@ from yolo_lightning.callbacks.status_file import BLOCK_STEPS, FitTimer, fit_plan
 from yolo_lightning.utils.choices import check_range
 
 ESTIMATING = "estimating"
+LOSS = "train/loss"
+LOSS_INTERVAL_S = 1.0
 
 
 class FinishEstimate(FitTimer):
@@ -36,14 +39,29 @@ class FinishEstimate(FitTimer):
 
 
 class RunProgressBar(FinishEstimate, RichProgressBar):
-    """Lightning's progress bar with the finish time of the fit."""
+    """Lightning's progress bar with `train/loss` and the finish time of the fit.
+
+    The loss is read from the device every `LOSS_INTERVAL_S` seconds, because reading it waits for the device.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._loss: dict[str, float] = {}
+        self._loss_read_s = -math.inf
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            metrics |= self._train_loss(trainer)
             metrics["ETA"] = self.finish_time(trainer)
         return metrics
+
+    def _train_loss(self, trainer: Trainer) -> dict[str, float]:
+        now_s = time.monotonic()
+        if now_s - self._loss_read_s >= LOSS_INTERVAL_S and (loss := trainer.callback_metrics.get(LOSS)) is not None:
+            self._loss, self._loss_read_s = {LOSS: float(loss)}, now_s
+        return self._loss
 
 
 class ProgressLines(FinishEstimate):
@@ -68,7 +86,7 @@ class ProgressLines(FinishEstimate):
         if not is_due and not trainer.is_last_batch:
             return
         self._printed_s = now_s
-        loss = float(trainer.callback_metrics.get("train/loss", float("nan")))
+        loss = float(trainer.callback_metrics.get(LOSS, float("nan")))
         rank_zero_info(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, "
             f"batch {batch_idx + 1:,}/{int(trainer.num_training_batches):,}, loss {loss:.3f}, "

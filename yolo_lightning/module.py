@@ -23,7 +23,7 @@ from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_candidates
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
-from yolo_lightning.training.guarded_step import Accumulation, GuardedStep
+from yolo_lightning.training.guarded_step import Accumulation, GuardedStep, Losses
 from yolo_lightning.training.nonfinite import NonFiniteGuard, roll_back
 from yolo_lightning.training.optimizers import (
     OptimizerChoice,
@@ -223,10 +223,7 @@ class YOLOModule(LightningModule):
                 must_roll_back = self._update()
         if must_roll_back:
             self._roll_back()
-        self.log("train/loss", losses.total / len(batch), prog_bar=True, batch_size=len(batch))
-        self.log_dict({f"train/{name}": part for name, part in losses.parts.items()}, batch_size=len(batch))
-        self.log("train/skipped", float(self._guard.tally.skipped), batch_size=len(batch))
-        self.log_dict({f"lr/{group}": rate for group, rate in settings.learning_rates.items()}, batch_size=len(batch))
+        self._log_step(losses, settings, len(batch))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
         """Log the loss and return predictions and targets of one batch of letterboxed frames."""
@@ -358,6 +355,19 @@ class YOLOModule(LightningModule):
             optimizer.step()
         self._accumulation.reset(self.graph)
         return self._guard.check_gradient(is_finite, self._steps)
+
+    def _log_step(self, losses: Losses, settings: OptimizerSettings, images: int) -> None:
+        """Log without waiting for the device.
+
+        Lightning would copy a Python number to the device, and read a value with `prog_bar` back, in every step.
+        `RunProgressBar` shows `train/loss`.
+        """
+        values = {"train/loss": losses.total / images}
+        values |= {f"train/{name}": part for name, part in losses.parts.items()}
+        numbers = {"train/skipped": float(self._guard.tally.skipped)}
+        numbers |= {f"lr/{group}": rate for group, rate in settings.learning_rates.items()}
+        values |= {name: torch.full((), number, device=self.device) for name, number in numbers.items()}
+        self.log_dict(values, batch_size=images)
 
     def _roll_back(self) -> None:
         self._accumulation.reset(self.graph)

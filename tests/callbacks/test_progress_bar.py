@@ -1,12 +1,13 @@
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
-from yolo_lightning.callbacks import LastCheckpoint, ProgressLines, RunProgressBar
+from yolo_lightning.callbacks import LastCheckpoint, ProgressLines, RunProgressBar, progress_bar
 from yolo_lightning.callbacks.progress_bar import describe_time
 
 pytestmark = pytest.mark.usefixtures("any_uptime")
@@ -166,3 +167,31 @@ def test_bar_shows_the_time_of_the_end_and_no_version_number(tmp_path: Path) -> 
 
 def test_bar_survives_the_sanity_check(tmp_path: Path) -> None:
     assert len(with_bar(tmp_path, num_sanity_val_steps=1)) == 3
+
+
+class Readings:
+    """A logged loss that counts how often it is read."""
+
+    count = 0
+
+    def __float__(self) -> float:
+        self.count += 1
+        return 2.5
+
+
+def test_bar_reads_the_loss_once_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, now_s = Readings(), [100.0]
+    trainer: Any = SimpleNamespace(callback_metrics={"train/loss": loss})
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now_s[0])
+    bar = RunProgressBar()
+    shown = [bar._train_loss(trainer) for _ in range(5)]
+    assert shown == [{"train/loss": 2.5}] * 5
+    assert loss.count == 1
+    now_s[0] += progress_bar.LOSS_INTERVAL_S
+    bar._train_loss(trainer)
+    assert loss.count == 2
+
+
+def test_bar_shows_no_loss_before_the_first_step() -> None:
+    trainer: Any = SimpleNamespace(callback_metrics={})
+    assert RunProgressBar()._train_loss(trainer) == {}

@@ -39,8 +39,12 @@ class DetectionLoss:
         if self._criterion is None or self._criterion.device != batch.images.device:
             self._criterion = v8DetectionLoss(self._graph)
             self._criterion.assigner.register_forward_hook(self._store_target_scores)
+            # The criterion uses strides as numbers, which it would read from the device three times per call.
+            self._criterion.stride = self._criterion.stride.cpu()
+        if self.class_weights is not None and self.class_weights.device != batch.images.device:
+            self.class_weights = self.class_weights.to(batch.images.device)
         weights = self.class_weights
-        self._criterion.class_weights = None if weights is None else weights.to(batch.images.device).view(1, 1, -1)
+        self._criterion.class_weights = None if weights is None else weights.view(1, 1, -1)
         dtype = torch.get_default_dtype()  # the criterion creates tensors of it; float64 under precision 64-true
         labels, boxes = batch.labels.to(dtype).unsqueeze(1), batch.boxes.to(dtype)
         targets = {"batch_idx": batch.sample_index.to(dtype), "cls": labels, "bboxes": boxes}

@@ -48,8 +48,8 @@ class GuardedStep:
         self._world_size = 1
         self._summed: Callable[[Tensor], Tensor]
         self._parameters: list[nn.Parameter] = []
-        self._buffers: list[Tensor] = []
-        self._copies: list[Tensor] = []
+        self._buffers: list[list[Tensor]] = []  # by dtype: a fused copy supports tensors of one dtype only
+        self._copies: list[list[Tensor]] = []
         self._statistics: list[Tensor] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,9 +66,12 @@ class GuardedStep:
         """
         self._world_size, self._summed = world_size, summed
         self._parameters = list(graph.parameters())
-        self._buffers = list(graph.buffers())
-        self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
-        self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in graph.buffers():
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        self._buffers = list(by_dtype.values())
+        self._copies = [[torch.empty_like(buffer) for buffer in buffers] for buffers in self._buffers]
+        self._statistics = [buffer for buffer in graph.buffers() if buffer.is_floating_point()]
 
     def run(self, batch: Batch) -> Losses:
         """Add the gradients of `batch`, which is on the device; with several ranks, this rank's share of the batch.
@@ -158,9 +161,9 @@ class GuardedStep:
 
     @staticmethod
     @torch.no_grad()
-    def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
-        if sources:
-            torch._foreach_copy_(targets, sources)
+    def _copy(sources: list[list[Tensor]], targets: list[list[Tensor]]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            torch._foreach_copy_(target, source)
 
     def _halve(self, images: int, failure: torch.OutOfMemoryError) -> None:
         at_once = min(images, self.images_at_once or images)
