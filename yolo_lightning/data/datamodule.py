@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
 from yolo_lightning.data.boxes import check_image_size
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset, cache_images
+from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
 from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, LTDv2Format, choose_format
 from yolo_lightning.data.formats.frame_checks import (
     BadFrames,
@@ -25,6 +25,7 @@ from yolo_lightning.data.formats.frame_checks import (
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.loader import LoaderSettings, describe
+from yolo_lightning.data.sampling.mosaic_partners import window
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
     FileOrderBatches,
@@ -82,7 +83,8 @@ class DetectionDataModule(LightningDataModule):
             in the training split, from 0. `fit` adds frames at which its supervisor saw training fail repeatedly.
         seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
         loader: Worker processes.
-        image_cache_mib: Memory per process for decoded training frames, MiB. The cache is used only if all frames fit.
+        image_cache_mib: Largest memory per loader process for decoded training frames, MiB; see docs/loader.md. It
+            changes the speed only.
         augmentation: Strength of the training augmentation.
         sampling: Frames of each training epoch.
 
@@ -239,13 +241,14 @@ class DetectionDataModule(LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
         assert self.trainer is not None
-        frames = cache_images(self._splits["train"], self.image_cache_mib)
+        processes = max(1, self.loader.num_workers) * self.trainer.world_size
+        own_window = -(-window(self._order.length) // processes) + self.batch_size
+        frames = self._splits["train"].cached(self.image_cache_mib, own_window)
         keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
         keys.epoch = epochs_trained(self.trainer)  # Lightning restores no loader state at the end of an epoch
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
         arguments = self._loader_arguments(persistent=True)
-        cached = "" if frames is self._splits["train"] else ", decoded images cached"
-        rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}{cached}")
+        rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {frames.describe_cache()}")
         return ResumableLoader(
             TrainingDataset(frames, self.image_size, self.augmentation, mosaic_epochs, self.seed),
             keys,
