@@ -36,6 +36,7 @@ from yolo_lightning.data.sampling.resumable_loader import (
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, FrameLimits
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 
@@ -79,6 +80,10 @@ class DetectionDataModule(LightningDataModule):
         max_bad_frames: Number of missing or damaged frames that are left out with a warning; one more ends the run. A
             frame counts once, however often it is sampled.
         allow_unlabelled: Whether a split without any box may be used for training, validation or test.
+        max_image_pixels: Maximum width x height of a frame according to its header, 1 to 178956970. A larger frame is
+            not decoded and counts as a bad frame.
+        allow_outside_root: Whether annotation files and image lists may name files outside of the dataset folder
+            (absolute paths, `..`). Otherwise such a frame is not read.
         quarantine: Frames that are not read and not counted by `max_bad_frames`: `id=<image id>`, or `index=<position>`
             in the training split, from 0. `fit` adds frames at which its supervisor saw training fail repeatedly.
         seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
@@ -111,6 +116,8 @@ class DetectionDataModule(LightningDataModule):
         image_size: int = 640,
         batch_size: int = 16,
         max_bad_frames: int = 100,
+        max_image_pixels: int = MAX_IMAGE_PIXELS,
+        allow_outside_root: bool = False,
         allow_unlabelled: bool = False,
         quarantine: tuple[str, ...] = (),
         seed: int = 0,
@@ -137,6 +144,7 @@ class DetectionDataModule(LightningDataModule):
             storage,
             store,
             self.index_root,
+            FrameLimits(max_image_pixels, allow_outside_root),
         )
         self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:

@@ -1,14 +1,16 @@
 """YOLOv8 graph of Ultralytics: construction, input and weights."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from ultralytics.nn.tasks import DetectionModel, torch_safe_load
+from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
 from yolo_lightning.model.layers import Convolution, arrange
+from yolo_lightning.model.pt_file import PtFile, one_line, read_pt
 from yolo_lightning.utils.choices import check_choices
 
 Variant = Literal["yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x"]
@@ -90,9 +92,15 @@ def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
 
 
 def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any], Any]:
-    """Return the content of an Ultralytics `.pt` file, and its network in float32."""
+    """Return the content of an Ultralytics `.pt` file, and its network in float32.
+
+    Without `allow_pickle` the network is built from its description, and only tensors are read.
+    """
     try:
-        content, _ = torch_safe_load(str(file), safe_only=not allow_pickle)
+        if not allow_pickle:
+            recorded = read_pt(file)
+            return recorded.content, network_of(recorded)
+        content, _ = torch_safe_load(str(file), safe_only=False)
         return content, (content.get("ema") or content["model"]).float()
     except Exception as error:
         foreign = [] if allow_pickle else foreign_globals(file)
@@ -101,7 +109,33 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
                 f"model.weights {file} is a pickle that would run {', '.join(foreign)}; if you trust its origin, "
                 "add --allow_pickle"
             ) from error
-        raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {error}") from error
+        remedy = "" if allow_pickle else "; if you trust its origin, add --allow_pickle"
+        raise ValueError(
+            f"model.weights {file} cannot be read as a detection network: {one_line(error)}{remedy}"
+        ) from error
+
+
+def network_of(recorded: PtFile) -> Any:
+    """Build the recorded network and copy its tensors; names and shapes of all tensors must be equal."""
+    description, classes = recorded.description, recorded.description["nc"]
+    channels, tensors = description["channels"], recorded.tensors
+    with torch.device("meta"):  # no memory: the description can contain layers of any size
+        layers, _ = parse_model(deepcopy(description), channels, verbose=False)
+    expected = {f"model.{name}": tensor.shape for name, tensor in layers.state_dict().items()}
+    different = [name for name in expected if name not in tensors or tensors[name].shape != expected[name]]
+    # The hidden layers of the class head may have the width for another number of classes.
+    different = [name for name in different if ".cv3." not in name] + sorted(tensors.keys() - expected.keys())
+    if different:
+        raise ValueError(f"tensor {different[0]!r} does not fit the network's description")
+    network = DetectionModel(deepcopy(description), ch=channels, nc=classes, verbose=False)
+    width = tensors.get(f"model.{len(layers) - 1}.cv3.0.2.weight")
+    if width is not None and width.shape[1] != head_class_width(network):
+        wider = DetectionModel(deepcopy(description), ch=channels, nc=width.shape[1], verbose=False)
+        network.load(wider, verbose=False)
+    network.load_state_dict(tensors)
+    network.names = recorded.names or network.names
+    network.args = recorded.arguments
+    return network.eval()
 
 
 def ultralytics_description(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
