@@ -36,14 +36,28 @@ class FinishEstimate(FitTimer):
 
 
 class RunProgressBar(FinishEstimate, RichProgressBar):
-    """Lightning's progress bar with the finish time of the fit."""
+    """Lightning's progress bar with the finish time of the fit; `EpochTable` shows the scores of finished epochs.
+
+    Epochs count from 1, as in the log. The bar disappears at the end of the fit.
+    """
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            metrics["ETA"] = self.finish_time(trainer)
+            loss = {"loss": metrics["train/loss"]} if "train/loss" in metrics else {}
+            return {**loss, "ETA": self.finish_time(trainer)}
         return metrics
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if self.progress is not None and self.train_progress_bar_id is not None:
+            self.progress.update(self.train_progress_bar_id, visible=False)
+            self.refresh(hard=True)
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        epochs = self.trainer.max_epochs
+        return f"Epoch {current_epoch + 1}/{epochs}" if epochs and epochs > 0 else f"Epoch {current_epoch + 1}"
 
 
 class ProgressLines(FinishEstimate):
@@ -76,11 +90,12 @@ class ProgressLines(FinishEstimate):
         )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the scores of a validation within an epoch; `EpochTable` logs those at its end."""
         super().on_validation_end(trainer, pl_module)
-        if is_validation_of_fit(trainer):
+        if is_validation_of_fit(trainer) and not trainer.is_last_batch:
             shown = {name: trainer.callback_metrics.get(f"val/{name}") for name in ("map_50", "map")}
             scores = ", ".join(f"{name} {float(value):.4f}" for name, value in shown.items() if value is not None)
-            rank_zero_info(f"epoch {trainer.current_epoch + 1} validated: {scores}")
+            rank_zero_info(f"epoch {trainer.current_epoch + 1}, batch {self.batch:,} validated: {scores}")
 
 
 def describe_time(moment: datetime) -> str:
