@@ -96,6 +96,10 @@ class ResultsFile(Callback):
         self._sums, self._batches = {}, {}
         self._write(trainer)
 
+    def row(self, epoch: int) -> dict[str, float]:
+        """Return the values of a finished epoch, from 1, by column; empty if there are none."""
+        return dict(self._rows.get(epoch, {}))
+
     def _row(self, trainer: Trainer) -> dict[str, float]:
         return self._rows.setdefault(trainer.current_epoch + 1, {})
 
