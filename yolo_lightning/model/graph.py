@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
-from yolo_lightning.model.layers import Convolution, arrange
+from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange
 from yolo_lightning.model.pt_file import PtFile, one_line, read_pt
 from yolo_lightning.utils.choices import check_choices
 
@@ -32,6 +32,7 @@ def build_graph(
     weights: str | None = None,
     class_width: int | None = None,
     allow_pickle: bool = False,
+    memory_format: MemoryFormat = "auto",
 ) -> nn.Module:
     """Return a YOLOv8 detection graph.
 
@@ -40,7 +41,7 @@ def build_graph(
 
     `weights` is a file with initial weights, see `load_weights`; None for random weights. `class_width` is the number
     of channels of the hidden layers of the class head; None for the default of Ultralytics for this number of classes,
-    or the width in `weights`.
+    or the width in `weights`. `convolution` and `memory_format` select the layers, see `arrange`.
     """
     check_choices("model.variant", [variant], Variant)
     if not class_names:
@@ -51,7 +52,7 @@ def build_graph(
         graph.load(plain_graph(variant, class_width), verbose=False)
     if weights is not None:
         load_weights(graph, weights, allow_pickle=allow_pickle)
-    arrange(graph, convolution)
+    arrange(graph, convolution, memory_format=memory_format)
     module: nn.Module = graph
     return module
 
