@@ -13,6 +13,7 @@ from yolo_lightning import module as module_file
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.conv.normalization import BatchNormSiLU2d
+from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.layers import FoldedGraph
@@ -89,8 +90,8 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Pretends that a probe found native convolutions broken; holds what was asked."""
     asked: list[Any] = []
 
-    def choose(device: torch.device, timeout_s: float) -> str:
-        asked.append((device, timeout_s))
+    def choose(device: torch.device, timeout_s: float, settings: TrialSettings) -> str:
+        asked.append((device, timeout_s, settings))
         return "gemm"
 
     monkeypatch.setattr(module_file.layers, "choose_convolution", choose)
@@ -113,7 +114,10 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
     run = trainer(tmp_path, watch, EMA())
     run.fit(module, data)
     assert watch.gemm == [True] * 3
-    assert choice == [(torch.device("cpu"), 9.0)]
+    ((device, timeout_s, settings),) = choice
+    assert (device, timeout_s) == (torch.device("cpu"), 9.0)
+    assert settings.options["activation_checkpointing"] is True
+    assert settings.options["conv_algorithm_budget_s"] == 9.0 / 4
     assert module.hparams["conv_backend"] == "auto"
     assert list(module.state_dict()) == keys
     assert any(isinstance(layer, BatchNormSiLU2d) for layer in module.graph.modules())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
+from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model import layers
@@ -50,6 +51,9 @@ TRAINING_ARGUMENTS = (
     *("max_consecutive_nonfinite", "max_rollbacks", "rollback_lr_factor", "max_oom_splits"),
 )
 """Arguments that are not stored in checkpoints, because the network can be rebuilt without them."""
+
+TRIAL_OPTIONS = ("activation_checkpointing", "memory_format", "conv_algorithm", "conv_algorithm_budget_s")
+"""Arguments on which the implementation of the layers depends."""
 
 
 class YOLOModule(LightningModule):
@@ -201,8 +205,19 @@ class YOLOModule(LightningModule):
         if self.hparams["conv_backend"] == "auto":
             chosen: Convolution = "native"
             if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
-                chosen = layers.choose_convolution(strategy.root_device, self.hparams["probe_timeout_s"])
+                chosen = layers.choose_convolution(
+                    strategy.root_device, self.hparams["probe_timeout_s"], self._trial_settings()
+                )
             self._arrange(self.graph, strategy.broadcast(chosen))
+
+    def _trial_settings(self) -> TrialSettings:
+        """Return the settings of the test of `conv_backend` auto.
+
+        The test may spend a quarter of its time limit on measurements of `autotune`, which later tests need not repeat.
+        """
+        options = {name: self.hparams[name] for name in TRIAL_OPTIONS}
+        budget_s = min(options["conv_algorithm_budget_s"], self.hparams["probe_timeout_s"] / 4)
+        return layers.trial_settings(options | {"conv_algorithm_budget_s": budget_s}, self.trainer.precision)
 
     def forward(self, images: Tensor) -> Any:
         """Return raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels."""

@@ -16,6 +16,7 @@ from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, Plan, enable_compil
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.normalization import BatchNormSiLU2d
 from yolo_lightning.conv.probe import probe_native
+from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.utils.choices import check_choices, check_range
 from yolo_lightning.utils.files import cache_folder
 
@@ -111,17 +112,44 @@ class FoldedGraph:
         return self._graph(images)
 
 
-def choose_convolution(device: torch.device, timeout_s: float) -> Literal["gemm", "native"]:
+def trial_settings(options: dict[str, Any], precision: str = "32-true") -> TrialSettings:
+    """Return the settings of a trial that computes layers as training does.
+
+    `options` are those arguments of `YOLOModule` that `arrange_trial` accepts, `precision` is that of the Trainer.
+    """
+    autocast = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}.get(precision)
+    return TrialSettings(f"{__name__}:{arrange_trial.__name__}", options, autocast)
+
+
+def arrange_trial(
+    trial: nn.Module,
+    convolution: Literal["gemm", "native"],
+    *,
+    activation_checkpointing: bool = False,
+    memory_format: MemoryFormat = "auto",
+    conv_algorithm: ConvAlgorithm = "table",
+    conv_algorithm_budget_s: float = 60.0,
+) -> None:
+    """Arrange `conv.trial.ProbedLayers` as `YOLOModule` arranges its graph; see there for the options."""
+    plan = make_plan(conv_algorithm, conv_algorithm_budget_s) if convolution == "gemm" else DEFAULT_PLAN
+    arrange(trial, convolution, activation_checkpointing, plan, memory_format)
+
+
+def choose_convolution(
+    device: torch.device, timeout_s: float, settings: TrialSettings | None = None
+) -> Literal["gemm", "native"]:
     """Return the convolution implementation that `auto` selects on a device, and log it.
 
     On a CPU nothing is tested: PyTorch's convolutions need no vendor library of a GPU and are faster. On other devices
-    the test of native convolutions counts as hung after `timeout_s` seconds.
+    the test of native convolutions counts as hung after `timeout_s` seconds. `settings` describe the layers of the
+    training; None for the defaults of `arrange_trial`.
     """
     if device.type == "cpu":
         rank_zero_info("model.conv_backend auto: native, on a CPU")
         return "native"
     rank_zero_info(f"model.conv_backend auto: testing native convolutions on {device}, for at most {timeout_s:g} s")
-    result = probe_native(device, timeout_s, cache_folder() / "convolution_probe.json")
+    cache_file = cache_folder() / "convolution_probe.json"
+    result = probe_native(device, timeout_s, cache_file, settings=settings or trial_settings({}))
     convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
     rank_zero_info(f"model.conv_backend auto: {convolution}; {result}")
     return convolution

@@ -113,19 +113,33 @@ def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
 
 
 def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
-    """Compare forward and backward of BatchNorm, or of our convolution with BatchNorm, with float64 on the CPU."""
-    from yolo_lightning.conv import swap_convs
-    from yolo_lightning.conv.probe import largest_error, make_layers
+    """Compare forward and backward of BatchNorm, or of our layers as training uses them, with float64 on the CPU."""
+    import torch
 
-    layers, inputs = make_layers()
-    references: list[Any] = [*layers]
+    from yolo_lightning.conv.trial import ProbedLayers, arranged, largest_error, make_inputs
+
+    references: list[Any] = list(ProbedLayers().model)
+    inputs = make_inputs()
     if probe is Probe.BATCH_NORM:
-        inputs = [layer[0](input).detach() for layer, input in zip(layers, inputs, strict=True)]
-        references = [layer[1] for layer in layers]
-    tested = [copy.deepcopy(reference).to(device) for reference in references]
-    if probe is Probe.OWN_CONVOLUTION:
-        tested = [swap_convs(one) for one in tested]
+        inputs = [block.conv(input).detach() for block, input in zip(references, inputs, strict=True)]
+        references = [block.bn for block in references]
+        tested = [copy.deepcopy(reference).to(device) for reference in references]
+    else:
+        tested = arranged("gemm", torch.device(device), default_settings(timeout_s))
     return judge_error(largest_error(f"{probe} on {device}", tested, references, inputs), LAYER_TOLERANCE)
+
+
+def default_settings(timeout_s: float) -> Any:
+    """Return the settings of a trial for the default options of the model, with a budget within the time limit."""
+    from inspect import signature
+
+    from yolo_lightning.model.layers import trial_settings
+    from yolo_lightning.module import TRIAL_OPTIONS, YOLOModule
+
+    defaults = signature(YOLOModule).parameters
+    options = {name: defaults[name].default for name in TRIAL_OPTIONS}
+    budget_s = min(options["conv_algorithm_budget_s"], timeout_s / 4)
+    return trial_settings(options | {"conv_algorithm_budget_s": budget_s})
 
 
 def judge_error(error: float, tolerance: float) -> Answer:
@@ -141,7 +155,8 @@ def convolution(probe: Probe, device: str, timeout_s: float) -> Answer:
     from yolo_lightning.conv.probe import probe_native
 
     announce(f"PyTorch's own convolutions on {device}")
-    result = probe_native(torch.device(device), max(timeout_s - SPARE_S, timeout_s / 2))
+    limit_s = max(timeout_s - SPARE_S, timeout_s / 2)
+    result = probe_native(torch.device(device), limit_s, settings=default_settings(limit_s))
     outcomes = {"crashed": Outcome.CRASHES, "hung": Outcome.HANGS, "wrong": Outcome.WRONG, "slower": Outcome.SLOWER}
     return Answer(outcomes.get(result.outcome, Outcome.WORKS), result.detail)
 
