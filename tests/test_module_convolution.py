@@ -208,7 +208,7 @@ def test_folded_evaluation_scores_the_checkpoint_s_average(
     results = []
     for plain in (False, True):
         if plain:
-            monkeypatch.setattr(module_file, "FoldedGraph", lambda graph: None)
+            monkeypatch.setattr(module_file, "FoldedGraph", lambda graph, **options: None)
         module = YOLOModule(conv_backend=conv)
         (losses,) = trainer(tmp_path, EMA()).validate(module, data, ckpt_path=file, verbose=False)
         results.append(losses)

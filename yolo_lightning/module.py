@@ -14,10 +14,18 @@ from torch.nn.utils import clip_grad_norm_
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
+from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model import layers
-from yolo_lightning.model.graph import Variant, build_graph, head_class_width, network_input
-from yolo_lightning.model.layers import ConvAlgorithm, Convolution, FoldedGraph, MemoryFormat
+from yolo_lightning.model.graph import (
+    build_graph,
+    check_one_to_one,
+    head_class_width,
+    is_same_architecture,
+    network_input,
+    stored_architecture,
+)
+from yolo_lightning.model.layers import ConvAlgorithm, Convolution, FoldedGraph, MemoryFormat, graph_stride, of_branch
 from yolo_lightning.model.loss import DetectionLoss, class_weights
 from yolo_lightning.model.network_settings import input_record
 from yolo_lightning.model.postprocess import predictions
@@ -57,17 +65,18 @@ TRIAL_OPTIONS = ("activation_checkpointing", "memory_format", "conv_algorithm", 
 
 
 class YOLOModule(LightningModule):
-    """YOLOv8 with its own recipe: warm-up, gradients summed up to the nominal batch, and clipped.
+    """A YOLO network with Ultralytics' recipe: warm-up, gradients summed up to the nominal batch, and clipped.
 
     Optimization is manual: Lightning averages accumulated gradients and forces an update at the end of an epoch, while
-    YOLOv8 sums them and carries them over. Learning rate, momentum and decay are set before every step from the
+    Ultralytics sums them and carries them over. Learning rate, momentum and decay are set before every step from the
     position in training alone, so that a resumed run uses the current options.
 
     `fit` needs the batch size, and for some options more, from the data module's `training_facts()`. With a plain
     DataLoader over `Batch` the batch size is taken from the loader.
 
     Args:
-        variant: Size of the network.
+        variant: Detection graph of Ultralytics by name, for example yolov8n to yolov8x, yolov8n-p2, yolov9t, yolov10n,
+            yolo11n, yolo12n, yolo26n (all: docs/training.md), or the path of a `.yaml` file in Ultralytics' format.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
         conv_backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own; `auto` uses
             native if a test in a child process shows that it works on the device and is not slower.
@@ -112,6 +121,8 @@ class YOLOModule(LightningModule):
         iou_threshold: IoU above which the box of the same class with the lower score is suppressed, 0 to 1.
         max_detections: Detections kept per frame, >= 1.
         class_agnostic: Whether boxes of different classes suppress each other.
+        one_to_one: Evaluate the one-to-one branch of the head (yolov10, yolo26), which needs no suppression, instead of
+            the one-to-many branch. Training uses both.
         tta: Test-time augmentation in `validate`, `test` and `predict`: six scaled and mirrored copies of each frame
             and one joint suppression, at 4.3 times the cost. Not used in the validations of a fit.
 
@@ -121,7 +132,7 @@ class YOLOModule(LightningModule):
 
     def __init__(
         self,
-        variant: Variant = "yolov8n",
+        variant: str = "yolov8n",
         class_names: tuple[str, ...] = CLASS_NAMES,
         conv_backend: Convolution = "auto",
         probe_timeout_s: float = 60.0,
@@ -158,6 +169,7 @@ class YOLOModule(LightningModule):
         iou_threshold: float = 0.7,
         max_detections: int = 300,
         class_agnostic: bool = False,
+        one_to_one: bool = False,
         tta: bool = False,
     ) -> None:
         super().__init__()
@@ -183,6 +195,10 @@ class YOLOModule(LightningModule):
         names = (ONE_CLASS,) if single_class else tuple(class_names)
         self.graph = build_graph(variant, names, conv_backend, weights, class_width, allow_pickle)
         self._arrange(self.graph, conv_backend)
+        if one_to_one:
+            check_one_to_one(self.graph, variant)
+        if (architecture := stored_architecture(variant)) is not None:
+            self.hparams["architecture"] = architecture
         self.hparams["class_names"] = list(names)
         self.hparams["class_width"] = head_class_width(self.graph)
         self._frozen = freeze_parts(self.graph, freeze)
@@ -227,6 +243,8 @@ class YOLOModule(LightningModule):
         """Add the gradients of one batch, and update the weights when enough gradients are summed."""
         self._steps = steps_begun(self.trainer)
         settings = self._apply_settings(batch_idx)
+        assert self.trainer.max_epochs is not None
+        self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
         self._input_record = input_record(batch.images.shape[1], max(batch.images.shape[-2:]))
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
@@ -254,7 +272,8 @@ class YOLOModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Fold normalisation into convolutions, except within a fit, where the weights still change."""
-        self._folded_graph = None if self.trainer.state.fn == "fit" else FoldedGraph(self.graph)
+        within_fit = self.trainer.state.fn == "fit"
+        self._folded_graph = None if within_fit else FoldedGraph(self.graph, one_to_one=self.hparams["one_to_one"])
 
     on_test_epoch_start = on_validation_epoch_start
     on_predict_epoch_start = on_validation_epoch_start
@@ -320,7 +339,8 @@ class YOLOModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a ValueError if variant or classes differ; keep the summed gradients until training starts."""
         saved = checkpoint.get("hyper_parameters", {})
-        for name in ("variant", "class_names"):
+        same_graph = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)
+        for name in ("class_names",) if same_graph else ("variant", "class_names"):
             if name in saved and saved[name] != self.hparams[name]:
                 raise ValueError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
         self._saved_optimizer = checkpoint.get("optimizer")
@@ -348,7 +368,9 @@ class YOLOModule(LightningModule):
         images = self._network_input(batch.images)
         if self._multi_scale:
             image_size = max(images.shape[-2:])
-            images = resized(images, training_size(image_size, self._multi_scale, self._facts.seed, self._steps - 1))
+            stride = graph_stride(self.graph)
+            size = training_size(image_size, self._multi_scale, self._facts.seed, self._steps - 1, stride)
+            images = resized(images, size, stride)
         raw = self.graph(images)
         total, parts = self.detection_loss(raw, batch)
         if self.trainer.world_size > 1:
@@ -391,10 +413,14 @@ class YOLOModule(LightningModule):
         rank_zero_warn(f"{restored}; from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}")
 
     def _network_input(self, images: Tensor) -> Tensor:
+        check_image_size("data.image_size", max(images.shape[-2:]), stride=graph_stride(self.graph))
         return network_input(images, next(self.graph.parameters()).dtype)
 
     def _infer(self, images: Tensor) -> Any:
-        return (self._folded_graph or self.graph)(self._network_input(images))
+        input = self._network_input(images)
+        if self._folded_graph is not None:
+            return self._folded_graph(input)
+        return of_branch(self.graph, self.graph(input), one_to_one=self.hparams["one_to_one"])
 
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:
         if self.hparams["single_class"]:
@@ -405,8 +431,9 @@ class YOLOModule(LightningModule):
         return {"preds": self._predict(raw, batch), "targets": targets(batch)}
 
     def _predict(self, raw: Any, batch: Batch) -> list[Prediction]:
-        if self._tta and self._folded_graph is not None:  # never within a fit
-            raw = (tta_candidates(self._folded_graph, self._network_input(batch.images), raw[0]),)
+        network = self._folded_graph if self._tta else None  # never within a fit
+        if network is not None:
+            raw = (tta_candidates(network, self._network_input(batch.images), raw[0], network.stride),)
         return predictions(
             raw,
             batch,
@@ -414,4 +441,5 @@ class YOLOModule(LightningModule):
             iou_threshold=self.hparams["iou_threshold"],
             max_detections=self.hparams["max_detections"],
             class_agnostic=self.hparams["class_agnostic"],
+            one_to_one=self.hparams["one_to_one"] and network is None,  # every view detects the same objects
         )
