@@ -16,7 +16,8 @@ from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.model import layers
+from yolo_lightning.model import cpu_convolution, layers
+from yolo_lightning.model.cpu_convolution import CpuPath, allowed_paths, describe, use_path
 from yolo_lightning.model.graph import (
     build_graph,
     check_one_to_one,
@@ -79,7 +80,8 @@ class YOLOModule(LightningModule):
             yolo11n, yolo12n, yolo26n (all: docs/training.md), or the path of a `.yaml` file in Ultralytics' format.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
         conv_backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own; `auto` uses
-            native if a test in a child process shows that it works on the device and is not slower.
+            native if a test in a child process shows that it works on the device and is not slower. On a CPU, `auto`
+            measures native and compiled gemm in training, and stores the choice in the checkpoint.
         probe_timeout_s: Seconds after which the test of `auto` counts as hung, > 0. The result is cached.
         activation_checkpointing: Store fewer activations for the backward pass and recompute the others: less memory,
             more time.
@@ -212,13 +214,21 @@ class YOLOModule(LightningModule):
         self._folded_graph: FoldedGraph | None = None
         self._saved_optimizer: str | None = None
         self._input_record: dict[str, Any] = {}
+        self._cpu_path: CpuPath | None = None  # of a fit with `conv_backend` auto on a CPU
 
     def setup(self, stage: str) -> None:
         """Choose the convolution implementation for `conv_backend` auto, now that the device is known."""
         strategy = self.trainer.strategy
         if strategy.root_device.type == "cpu":
             keep_freed_memory()
-        if self.hparams["conv_backend"] == "auto":
+        if self.hparams["conv_backend"] != "auto":
+            return
+        if strategy.root_device.type == "cpu" and stage == "fit" and self.trainer.precision == "32-true":
+            path: CpuPath = "contiguous"
+            if self.trainer.is_global_zero:
+                path = cpu_convolution.choose_path(self.hparams["memory_format"])
+            self._use_cpu_path(strategy.broadcast(path))
+        else:
             chosen: Convolution = "native"
             if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
                 chosen = layers.choose_convolution(
@@ -335,6 +345,7 @@ class YOLOModule(LightningModule):
         checkpoint["nonfinite"] = self._guard.state_dict()
         checkpoint["halving"] = self._guarded_step.state_dict()
         checkpoint["optimizer"] = type(self.trainer.optimizers[0]).__name__
+        checkpoint["cpu_convolution"] = self._cpu_path
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a ValueError if variant or classes differ; keep the summed gradients until training starts."""
@@ -343,12 +354,21 @@ class YOLOModule(LightningModule):
         for name in ("class_names",) if same_graph else ("variant", "class_names"):
             if name in saved and saved[name] != self.hparams[name]:
                 raise ValueError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
+        path = checkpoint.get("cpu_convolution")
+        if self._cpu_path not in (None, path) and path in allowed_paths(self.hparams["memory_format"]):
+            self._use_cpu_path(path)  # a resumed run must not differ by rounding
         self._saved_optimizer = checkpoint.get("optimizer")
         self._steps = checkpoint.get("steps", 0)
         self._input_record = checkpoint.get(INPUT, {})
         self._guard.load_state_dict(checkpoint.get("nonfinite", {}))
         self._guarded_step.load_state_dict(checkpoint.get("halving", self._guarded_step.state_dict()))
         self._accumulation.load_state_dict(checkpoint.get("accumulation", {"steps": 0, "gradients": {}}))
+
+    def _use_cpu_path(self, path: CpuPath) -> None:
+        if use_path(path, partial(self._arrange, self.graph)):
+            self._cpu_path = path
+        else:
+            rank_zero_warn(f"model.conv_backend auto: {describe(path)} cannot be used here, as the checkpoint requires")
 
     def _apply_settings(self, batch_idx: int) -> OptimizerSettings:
         assert self.trainer.max_epochs is not None

@@ -209,9 +209,9 @@ def choose_convolution(
 ) -> Literal["gemm", "native"]:
     """Return the convolution implementation that `auto` selects on a device, and log it.
 
-    On a CPU nothing is tested: PyTorch's convolutions need no vendor library of a GPU and are faster. On other devices
-    the test of native convolutions counts as hung after `timeout_s` seconds. `settings` describe the layers of the
-    training; None for the defaults of `arrange_trial`.
+    On a CPU nothing is tested: PyTorch's convolutions need no vendor library of a GPU. `cpu_convolution` chooses for a
+    training. On other devices the test of native convolutions counts as hung after `timeout_s` seconds. `settings`
+    describe the layers of the training; None for the defaults of `arrange_trial`.
     """
     if device.type == "cpu":
         rank_zero_info("model.conv_backend auto: native, on a CPU")
