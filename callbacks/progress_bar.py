@@ -39,9 +39,10 @@ class FinishEstimate(FitTimer):
 
 
 class RunProgressBar(FinishEstimate, RichProgressBar):
-    """Lightning's progress bar with `train/loss` and the finish time of the fit.
+    """Lightning's progress bar with the loss and the finish time of the fit; `EpochTable` shows the scores.
 
-    The loss is read from the device every `LOSS_INTERVAL_S` seconds, because reading it waits for the device.
+    Epochs count from 1, as in the log. The bar disappears at the end of the fit. The loss is read from the device
+    every `LOSS_INTERVAL_S` seconds, because reading it waits for the device.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -53,14 +54,23 @@ class RunProgressBar(FinishEstimate, RichProgressBar):
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            metrics |= self._train_loss(trainer)
-            metrics["ETA"] = self.finish_time(trainer)
+            return {**self._train_loss(trainer), "ETA": self.finish_time(trainer)}
         return metrics
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if self.progress is not None and self.train_progress_bar_id is not None:
+            self.progress.update(self.train_progress_bar_id, visible=False)
+            self.refresh(hard=True)
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        epochs = self.trainer.max_epochs
+        return f"Epoch {current_epoch + 1}/{epochs}" if epochs and epochs > 0 else f"Epoch {current_epoch + 1}"
 
     def _train_loss(self, trainer: Trainer) -> dict[str, float]:
         now_s = time.monotonic()
         if now_s - self._loss_read_s >= LOSS_INTERVAL_S and (loss := trainer.callback_metrics.get(LOSS)) is not None:
-            self._loss, self._loss_read_s = {LOSS: float(loss)}, now_s
+            self._loss, self._loss_read_s = {"loss": float(loss)}, now_s
         return self._loss
 
 
@@ -94,11 +104,12 @@ class ProgressLines(FinishEstimate):
         )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the scores of a validation within an epoch; `EpochTable` logs those at its end."""
         super().on_validation_end(trainer, pl_module)
-        if is_validation_of_fit(trainer):
+        if is_validation_of_fit(trainer) and not trainer.is_last_batch:
             shown = {name: trainer.callback_metrics.get(f"val/{name}") for name in ("map_50", "map")}
             scores = ", ".join(f"{name} {float(value):.4f}" for name, value in shown.items() if value is not None)
-            rank_zero_info(f"epoch {trainer.current_epoch + 1} validated: {scores}")
+            rank_zero_info(f"epoch {trainer.current_epoch + 1}, batch {self.batch:,} validated: {scores}")
 
 
 def describe_time(moment: datetime) -> str:

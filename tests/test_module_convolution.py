@@ -111,7 +111,7 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
     module, watch = YOLOModule(nominal_batch=4, activation_checkpointing=True, probe_timeout_s=9.0), Watch()
     assert not is_gemm(module)
     keys = list(module.state_dict())
-    run = trainer(tmp_path, watch, EMA())
+    run = trainer(tmp_path, watch, EMA(), precision="64-true")  # `test_cpu_convolution` tests 32 bits on a CPU
     run.fit(module, data)
     assert watch.gemm == [True] * 3
     ((device, timeout_s, settings),) = choice
@@ -142,6 +142,7 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
     class SecondProcess:
         strategy = Strategy()
         is_global_zero = False
+        precision = "64-true"
 
     module = YOLOModule()
     monkeypatch.setattr(YOLOModule, "trainer", SecondProcess())
@@ -208,7 +209,7 @@ def test_folded_evaluation_scores_the_checkpoint_s_average(
     results = []
     for plain in (False, True):
         if plain:
-            monkeypatch.setattr(module_file, "FoldedGraph", lambda graph: None)
+            monkeypatch.setattr(module_file, "FoldedGraph", lambda graph, **options: None)
         module = YOLOModule(conv_backend=conv)
         (losses,) = trainer(tmp_path, EMA()).validate(module, data, ckpt_path=file, verbose=False)
         results.append(losses)

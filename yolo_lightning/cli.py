@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
@@ -41,6 +41,7 @@ from yolo_lightning.checkpoints.resume import (
 from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.command_line import PROGRAM, run_tool, user_errors
 from yolo_lightning.commands.endings import full_disk_reported, reported
+from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.commands.option_layers import layered
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -84,6 +85,19 @@ HARMLESS_WARNINGS = (
     r"Found \d+ module\(s\) in eval mode at the start of training",  # normalization layers of frozen parts
     "You are using a custom batch sampler `FileOrderBatches`",  # it visits every frame
     r"It is recommended to use `self.log\('.*', ..., sync_dist=True\)`",  # each process scores all frames
+    # Only a fit has these callbacks, or only one with or without a terminal; no state of the training is in them.
+    "Be aware that when using `ckpt_path`, .* Please add the following callbacks: "
+    r"\[('(StatusFile|RunProgressBar|ProgressLines)'(, )?)+\]",
+)
+
+
+HARMLESS_LOG_LINES = (
+    "Tip:",  # Lightning's advertisements
+    "Seed set to",  # in config.yaml
+    "GPU available:",  # the line `device:` contains the device in use
+    "TPU available:",
+    "HPU available:",
+    "`Trainer.fit` stopped: `max_epochs=",  # the closing block contains the number of epochs
 )
 
 
@@ -124,6 +138,7 @@ def run_trainer(args: ArgsType) -> None:
             "default_root_dir": run_folder.DEFAULT_RUN,
             "max_epochs": 100,
             "use_distributed_sampler": False,
+            "enable_model_summary": False,  # `start_lines` instead
         },
         parser_kwargs={
             "prog": PROGRAM,
@@ -180,6 +195,12 @@ class YOLOCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
             parser.add_argument("--resume", action="store_true", help="Resume the newest run of the run folder.")
+        parser.add_argument(
+            "--best_pt",
+            type=bool,
+            default=True,
+            help="Write best.pt, which opens with Ultralytics' YOLO(), beside best.ckpt at the end of a fit.",
+        )
         # All subcommands accept the same configuration file; only fit uses these options.
         parser.add_argument(
             "--default_callbacks",
@@ -369,6 +390,8 @@ class YOLOCLI(LightningCLI):
         if config["enable_progress_bar"] in (None, True) and not any(isinstance(one, ProgressBar) for one in chosen):
             terminal = sys.stderr.isatty()
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
+            if is_fit:
+                chosen.append(callbacks.EpochTable())
             kwargs["enable_progress_bar"] = terminal
         kwargs["callbacks"] = chosen
         trainer = super().instantiate_trainer(**kwargs)
@@ -376,6 +399,22 @@ class YOLOCLI(LightningCLI):
         if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":
             raise ValueError("trainer.sync_batchnorm must be false on a CPU, got true: PyTorch's layer requires GPUs.")
         return trainer
+
+    def before_fit(self) -> None:
+        options = self.config["fit"]
+        weights = options.ckpt_path or options.model.weights
+        for line in start_lines(self.trainer, self.model, f"weights {weights}" if weights else "random weights"):
+            rank_zero_info(line)
+
+    def after_fit(self) -> None:
+        """Write best.pt and the report, and log the results; LightningCLI calls this method after a complete fit."""
+        if self.trainer.is_global_zero:
+            heartbeat.enter(Phase.SAVE)
+            present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+            scored = [one.last_scores for one in present if isinstance(one, callbacks.MeanAP)]
+            with_pt = self._get(self.config_init, "best_pt")
+            end_fit(self.trainer, self.model, scored[0] if scored else None, with_pt=with_pt)
+            heartbeat.enter(Phase.EXIT)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a subcommand. A lock, or the lock of the supervisor, allows one fit per run folder."""
@@ -413,9 +452,32 @@ def seed_of(seed_everything: bool | int) -> int:
     return int(seed_everything)
 
 
+class CurrentStderr(logging.Handler):
+    """Handler that prints to the current `sys.stderr`, which a running progress bar replaces.
+
+    A `StreamHandler` keeps the stream of its creation and prints its lines into the bar.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return not any(part in message for part in HARMLESS_LOG_LINES)
+
+
 def hide_harmless_messages() -> None:
-    """Filter Lightning's tips and the warnings of `HARMLESS_WARNINGS`."""
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
-        logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())
+    """Filter the log lines and the warnings above; let Lightning's log lines appear above a progress bar."""
+    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.rank_zero", "fabric.utilities.seed"):
+        logging.getLogger(f"lightning.{name}").addFilter(is_worth_a_line)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logger = logging.getLogger(name)
+        for handler in [one for one in logger.handlers if type(one) is logging.StreamHandler]:
+            logger.removeHandler(handler)
+            logger.addHandler(CurrentStderr())
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message)

@@ -14,10 +14,19 @@ from torch.nn.utils import clip_grad_norm_
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
+from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.model import layers
-from yolo_lightning.model.graph import Variant, build_graph, head_class_width, network_input
-from yolo_lightning.model.layers import ConvAlgorithm, Convolution, FoldedGraph, MemoryFormat
+from yolo_lightning.model import cpu_convolution, layers
+from yolo_lightning.model.cpu_convolution import CpuPath, allowed_paths, describe, use_path
+from yolo_lightning.model.graph import (
+    build_graph,
+    check_one_to_one,
+    head_class_width,
+    is_same_architecture,
+    network_input,
+    stored_architecture,
+)
+from yolo_lightning.model.layers import ConvAlgorithm, Convolution, FoldedGraph, MemoryFormat, graph_stride, of_branch
 from yolo_lightning.model.loss import DetectionLoss, class_weights
 from yolo_lightning.model.network_settings import input_record
 from yolo_lightning.model.postprocess import predictions
@@ -57,20 +66,22 @@ TRIAL_OPTIONS = ("activation_checkpointing", "memory_format", "conv_algorithm", 
 
 
 class YOLOModule(LightningModule):
-    """YOLOv8 with its own recipe: warm-up, gradients summed up to the nominal batch, and clipped.
+    """A YOLO network with Ultralytics' recipe: warm-up, gradients summed up to the nominal batch, and clipped.
 
     Optimization is manual: Lightning averages accumulated gradients and forces an update at the end of an epoch, while
-    YOLOv8 sums them and carries them over. Learning rate, momentum and decay are set before every step from the
+    Ultralytics sums them and carries them over. Learning rate, momentum and decay are set before every step from the
     position in training alone, so that a resumed run uses the current options.
 
     `fit` needs the batch size, and for some options more, from the data module's `training_facts()`. With a plain
     DataLoader over `Batch` the batch size is taken from the loader.
 
     Args:
-        variant: Size of the network.
+        variant: Detection graph of Ultralytics by name, for example yolov8n to yolov8x, yolov8n-p2, yolov9t, yolov10n,
+            yolo11n, yolo12n, yolo26n (all: docs/training.md), or the path of a `.yaml` file in Ultralytics' format.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
         conv_backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own; `auto` uses
-            native if a test in a child process shows that it works on the device and is not slower.
+            native if a test in a child process shows that it works on the device and is not slower. On a CPU, `auto`
+            measures native and compiled gemm in training, and stores the choice in the checkpoint.
         probe_timeout_s: Seconds after which the test of `auto` counts as hung, > 0. The result is cached.
         activation_checkpointing: Store fewer activations for the backward pass and recompute the others: less memory,
             more time.
@@ -112,6 +123,8 @@ class YOLOModule(LightningModule):
         iou_threshold: IoU above which the box of the same class with the lower score is suppressed, 0 to 1.
         max_detections: Detections kept per frame, >= 1.
         class_agnostic: Whether boxes of different classes suppress each other.
+        one_to_one: Evaluate the one-to-one branch of the head (yolov10, yolo26), which needs no suppression, instead of
+            the one-to-many branch. Training uses both.
         tta: Test-time augmentation in `validate`, `test` and `predict`: six scaled and mirrored copies of each frame
             and one joint suppression, at 4.3 times the cost. Not used in the validations of a fit.
 
@@ -121,7 +134,7 @@ class YOLOModule(LightningModule):
 
     def __init__(
         self,
-        variant: Variant = "yolov8n",
+        variant: str = "yolov8n",
         class_names: tuple[str, ...] = CLASS_NAMES,
         conv_backend: Convolution = "auto",
         probe_timeout_s: float = 60.0,
@@ -158,6 +171,7 @@ class YOLOModule(LightningModule):
         iou_threshold: float = 0.7,
         max_detections: int = 300,
         class_agnostic: bool = False,
+        one_to_one: bool = False,
         tta: bool = False,
     ) -> None:
         super().__init__()
@@ -183,6 +197,10 @@ class YOLOModule(LightningModule):
         names = (ONE_CLASS,) if single_class else tuple(class_names)
         self.graph = build_graph(variant, names, conv_backend, weights, class_width, allow_pickle)
         self._arrange(self.graph, conv_backend)
+        if one_to_one:
+            check_one_to_one(self.graph, variant)
+        if (architecture := stored_architecture(variant)) is not None:
+            self.hparams["architecture"] = architecture
         self.hparams["class_names"] = list(names)
         self.hparams["class_width"] = head_class_width(self.graph)
         self._frozen = freeze_parts(self.graph, freeze)
@@ -196,13 +214,21 @@ class YOLOModule(LightningModule):
         self._folded_graph: FoldedGraph | None = None
         self._saved_optimizer: str | None = None
         self._input_record: dict[str, Any] = {}
+        self._cpu_path: CpuPath | None = None  # of a fit with `conv_backend` auto on a CPU
 
     def setup(self, stage: str) -> None:
         """Choose the convolution implementation for `conv_backend` auto, now that the device is known."""
         strategy = self.trainer.strategy
         if strategy.root_device.type == "cpu":
             keep_freed_memory()
-        if self.hparams["conv_backend"] == "auto":
+        if self.hparams["conv_backend"] != "auto":
+            return
+        if strategy.root_device.type == "cpu" and stage == "fit" and self.trainer.precision == "32-true":
+            path: CpuPath = "contiguous"
+            if self.trainer.is_global_zero:
+                path = cpu_convolution.choose_path(self.hparams["memory_format"])
+            self._use_cpu_path(strategy.broadcast(path))
+        else:
             chosen: Convolution = "native"
             if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
                 chosen = layers.choose_convolution(
@@ -227,6 +253,8 @@ class YOLOModule(LightningModule):
         """Add the gradients of one batch, and update the weights when enough gradients are summed."""
         self._steps = steps_begun(self.trainer)
         settings = self._apply_settings(batch_idx)
+        assert self.trainer.max_epochs is not None
+        self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
         self._input_record = input_record(batch.images.shape[1], max(batch.images.shape[-2:]))
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
@@ -254,7 +282,8 @@ class YOLOModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Fold normalisation into convolutions, except within a fit, where the weights still change."""
-        self._folded_graph = None if self.trainer.state.fn == "fit" else FoldedGraph(self.graph)
+        within_fit = self.trainer.state.fn == "fit"
+        self._folded_graph = None if within_fit else FoldedGraph(self.graph, one_to_one=self.hparams["one_to_one"])
 
     on_test_epoch_start = on_validation_epoch_start
     on_predict_epoch_start = on_validation_epoch_start
@@ -316,19 +345,30 @@ class YOLOModule(LightningModule):
         checkpoint["nonfinite"] = self._guard.state_dict()
         checkpoint["halving"] = self._guarded_step.state_dict()
         checkpoint["optimizer"] = type(self.trainer.optimizers[0]).__name__
+        checkpoint["cpu_convolution"] = self._cpu_path
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a ValueError if variant or classes differ; keep the summed gradients until training starts."""
         saved = checkpoint.get("hyper_parameters", {})
-        for name in ("variant", "class_names"):
+        same_graph = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)
+        for name in ("class_names",) if same_graph else ("variant", "class_names"):
             if name in saved and saved[name] != self.hparams[name]:
                 raise ValueError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
+        path = checkpoint.get("cpu_convolution")
+        if self._cpu_path not in (None, path) and path in allowed_paths(self.hparams["memory_format"]):
+            self._use_cpu_path(path)  # a resumed run must not differ by rounding
         self._saved_optimizer = checkpoint.get("optimizer")
         self._steps = checkpoint.get("steps", 0)
         self._input_record = checkpoint.get(INPUT, {})
         self._guard.load_state_dict(checkpoint.get("nonfinite", {}))
         self._guarded_step.load_state_dict(checkpoint.get("halving", self._guarded_step.state_dict()))
         self._accumulation.load_state_dict(checkpoint.get("accumulation", {"steps": 0, "gradients": {}}))
+
+    def _use_cpu_path(self, path: CpuPath) -> None:
+        if use_path(path, partial(self._arrange, self.graph)):
+            self._cpu_path = path
+        else:
+            rank_zero_warn(f"model.conv_backend auto: {describe(path)} cannot be used here, as the checkpoint requires")
 
     def _apply_settings(self, batch_idx: int) -> OptimizerSettings:
         assert self.trainer.max_epochs is not None
@@ -348,7 +388,9 @@ class YOLOModule(LightningModule):
         images = self._network_input(batch.images)
         if self._multi_scale:
             image_size = max(images.shape[-2:])
-            images = resized(images, training_size(image_size, self._multi_scale, self._facts.seed, self._steps - 1))
+            stride = graph_stride(self.graph)
+            size = training_size(image_size, self._multi_scale, self._facts.seed, self._steps - 1, stride)
+            images = resized(images, size, stride)
         raw = self.graph(images)
         total, parts = self.detection_loss(raw, batch)
         if self.trainer.world_size > 1:
@@ -391,10 +433,14 @@ class YOLOModule(LightningModule):
         rank_zero_warn(f"{restored}; from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}")
 
     def _network_input(self, images: Tensor) -> Tensor:
+        check_image_size("data.image_size", max(images.shape[-2:]), stride=graph_stride(self.graph))
         return network_input(images, next(self.graph.parameters()).dtype)
 
     def _infer(self, images: Tensor) -> Any:
-        return (self._folded_graph or self.graph)(self._network_input(images))
+        input = self._network_input(images)
+        if self._folded_graph is not None:
+            return self._folded_graph(input)
+        return of_branch(self.graph, self.graph(input), one_to_one=self.hparams["one_to_one"])
 
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:
         if self.hparams["single_class"]:
@@ -405,8 +451,9 @@ class YOLOModule(LightningModule):
         return {"preds": self._predict(raw, batch), "targets": targets(batch)}
 
     def _predict(self, raw: Any, batch: Batch) -> list[Prediction]:
-        if self._tta and self._folded_graph is not None:  # never within a fit
-            raw = (tta_candidates(self._folded_graph, self._network_input(batch.images), raw[0]),)
+        network = self._folded_graph if self._tta else None  # never within a fit
+        if network is not None:
+            raw = (tta_candidates(network, self._network_input(batch.images), raw[0], network.stride),)
         return predictions(
             raw,
             batch,
@@ -414,4 +461,5 @@ class YOLOModule(LightningModule):
             iou_threshold=self.hparams["iou_threshold"],
             max_detections=self.hparams["max_detections"],
             class_agnostic=self.hparams["class_agnostic"],
+            one_to_one=self.hparams["one_to_one"] and network is None,  # every view detects the same objects
         )

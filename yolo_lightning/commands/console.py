@@ -66,6 +66,11 @@ def name_some(names: dict[str, str] | Sequence[str]) -> str:
     return "; ".join(shown) + (f"; and {len(names) - NAMED_FRAMES:,} more" if len(names) > NAMED_FRAMES else "")
 
 
+def count_text(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 epoch, 2,000 epochs."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def gigabytes(size_bytes: int) -> str:
     """Return a size in GB, or in MB below 1 GB."""
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"

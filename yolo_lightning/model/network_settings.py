@@ -25,7 +25,7 @@ SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
 SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
 OF_DATA = ("image_size", "channels")
-OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic")
+OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic", "one_to_one")
 OF_GRAPH = ("variant", "class_width")
 """Hyperparameters in a checkpoint that must be equal for the weights to fit."""
 
@@ -42,6 +42,7 @@ class NetworkSettings:
     iou_threshold: float = 0.7  # IoU above which the box with the lower score is suppressed, 0 to 1
     max_detections: int = 300  # kept per frame
     class_agnostic: bool = False  # whether boxes of different classes suppress each other
+    one_to_one: bool = False  # whether the boxes are those of the one-to-one branch, without suppression
     letterbox: str = LETTERBOX  # how a frame is placed in the input
     normalisation: str = NORMALISATION  # how pixels are converted to the input
 

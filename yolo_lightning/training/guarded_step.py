@@ -17,7 +17,11 @@ from yolo_lightning.utils.choices import check_range
 
 Compute = Callable[[Batch], tuple[Tensor, dict[str, Tensor], Tensor]]
 """Forward pass and loss of a batch: the total summed over its images, its named parts per image, and the sum of target
-scores. Total and parts are divided by this sum, or by 1 if it is smaller."""
+scores. Total and parts are divided by this sum, or by 1 if it is smaller. Total and scores are 0-d, or `(2,)` for a
+head with a one-to-many and a one-to-one branch; the parts are those of the last branch."""
+
+ONE_TO_ONE = "one2one_"
+"""Part of the names of the parameters which the loss of the one-to-one branch changes; that loss changes no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class GuardedStep:
         self._parameters: list[nn.Parameter] = []
         self._buffers: list[list[Tensor]] = []  # by dtype: a fused copy supports tensors of one dtype only
         self._copies: list[list[Tensor]] = []
+        self._one_to_one: set[int] = set()
         self._statistics: list[Tensor] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,6 +83,7 @@ class GuardedStep:
         self._buffers = list(by_dtype.values())
         self._copies = [[torch.empty_like(buffer) for buffer in buffers] for buffers in self._buffers]
         self._statistics = [buffer for buffer in graph.buffers() if buffer.is_floating_point()]
+        self._one_to_one = {id(one) for name, one in graph.named_parameters() if ONE_TO_ONE in name}
 
     def run(self, batch: Batch) -> Losses:
         """Add the gradients of `batch`, which is on the device; with several ranks, this rank's share of the batch.
@@ -109,7 +115,8 @@ class GuardedStep:
     def _gradients(self, batch: Batch) -> Losses:
         if self.images_at_once is not None and len(batch) > self.images_at_once:
             return self._gradients_of_parts(in_parts(batch, self.images_at_once), len(batch))
-        total, parts, _ = self.compute(batch)
+        totals, parts, _ = self.compute(batch)
+        total = totals.sum()
         is_finite = self._are_finite(total)
         if is_finite:
             self.backward(total)
@@ -117,38 +124,43 @@ class GuardedStep:
 
     def _gradients_of_share(self, batch: Batch) -> Losses:
         """Scale the loss of this share by the target scores of the global batch, which all ranks exchange first."""
-        total, parts, scores = self.compute(batch)
+        totals, parts, scores = self.compute(batch)
         divisor = scores.clamp(min=1)
-        undivided = torch.stack([total.detach() / len(batch), *parts.values()]) * divisor
-        counts = undivided.new_tensor([not self._are_finite(total), len(batch)])
-        failures, images, all_scores, *sums = self._summed(torch.cat([counts, scores.to(counts)[None], undivided]))
+        undivided = _undivided(totals, parts, divisor, len(batch))
+        counts = undivided.new_tensor([not self._are_finite(totals.sum()), len(batch)])
+        sums = self._summed(torch.cat([counts, scores.to(counts).flatten(), undivided]))
+        (failures, images), all_scores, sums = torch.split(sums, [2, scores.numel(), len(undivided)])
         is_finite = not failures
         all_scores = all_scores.clamp(min=1)
         if is_finite:
             # The backward pass averages gradients over the ranks, but their sum is needed.
-            self.backward(total / len(batch) * divisor * (images / all_scores * self._world_size))
-        per_image = torch.stack(sums) / all_scores
-        return Losses(per_image[0] * len(batch), dict(zip(parts, per_image[1:], strict=True)), is_finite)
+            share = totals / len(batch) * divisor * (images / all_scores.view_as(scores) * self._world_size)
+            self.backward(share.sum())
+        total, losses = _divided(sums, parts, all_scores)
+        return Losses(total * len(batch), losses, is_finite)
 
     def _gradients_of_parts(self, batches: Sequence[Batch], images: int) -> Losses:
         """Scale the gradients by the target scores of the whole batch, known only after the last part."""
         scores, undivided, is_finite = torch.zeros(()), torch.zeros(()), True
         parts: dict[str, Tensor] = {}
         for batch in batches:
-            total, parts, batch_scores = self.compute(batch)
+            totals, parts, batch_scores = self.compute(batch)
             divisor = batch_scores.clamp(min=1)
             scores = scores.to(batch_scores) + batch_scores
-            of_batch = torch.stack([total.detach() / len(batch), *parts.values()]) * divisor
+            of_batch = _undivided(totals, parts, divisor, len(batch))
             undivided = undivided.to(of_batch) + of_batch
-            is_finite = self._are_finite(total)
+            is_finite = self._are_finite(totals.sum())
             if not is_finite:
                 break
-            self.backward(total / len(batch) * divisor)
-        scores = scores.clamp(min=1)
+            self.backward((totals / len(batch) * divisor).sum())
+        scores = scores.clamp(min=1).flatten()
         if is_finite:
-            torch._foreach_mul_([one.grad for one in self._parameters if one.grad is not None], images / scores)
-        per_image = undivided / scores
-        return Losses(per_image[0] * images, dict(zip(parts, per_image[1:], strict=True)), is_finite)
+            for branch, factor in ((False, images / scores[0]), (True, images / scores[-1])):
+                own = [one.grad for one in self._parameters if (id(one) in self._one_to_one) == branch]
+                if gradients := [gradient for gradient in own if gradient is not None]:
+                    torch._foreach_mul_(gradients, factor)
+        total, losses = _divided(undivided, parts, scores)
+        return Losses(total * images, losses, is_finite)
 
     def _are_finite(self, total: Tensor) -> bool:
         """Whether the loss and all running statistics are finite, with one synchronisation of the device."""
@@ -185,6 +197,18 @@ class GuardedStep:
             f"out of memory with {at_once} of {images} images: from now on {self.images_at_once} images are computed "
             f"at once and their gradients summed ({str(failure).partition(chr(10))[0]})"
         )
+
+
+def _undivided(totals: Tensor, parts: dict[str, Tensor], divisor: Tensor, images: int) -> Tensor:
+    """Return the totals per image and the parts of a batch, multiplied by the scores that they were divided by."""
+    per_image = totals.detach().flatten() / images * divisor.flatten()
+    return torch.cat([per_image, torch.stack([*parts.values()]) * divisor.flatten()[-1]])
+
+
+def _divided(undivided: Tensor, parts: dict[str, Tensor], scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the total per image and the parts of several batches, from the sum of `_undivided` over the batches."""
+    totals, of_parts = torch.split(undivided, [len(scores), len(parts)])
+    return (totals / scores).sum(), dict(zip(parts, of_parts / scores[-1], strict=True))
 
 
 class Accumulation:
