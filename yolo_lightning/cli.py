@@ -70,7 +70,9 @@ from yolo_lightning.supervision import (
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.job import job
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
+from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.tensorboard import Curves
 
 FROM_DATA = frozenset({"class_names"})
@@ -150,6 +152,8 @@ class YOLOCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
         words = sys.argv[1:] if args is None else args
+        if isinstance(words, list):
+            refuse_secrets(words)
         if not isinstance(words, list):
             super().parse_arguments(parser, words)
             return
@@ -413,9 +417,16 @@ def seed_of(seed_everything: bool | int) -> int:
     return int(seed_everything)
 
 
+def make_printable(record: logging.LogRecord) -> bool:
+    """Remove control characters and credentials from a log message, which may contain names from files."""
+    record.msg, record.args = redacted(printable(record.getMessage())), ()
+    return True
+
+
 def hide_harmless_messages() -> None:
     """Filter Lightning's tips and the warnings of `HARMLESS_WARNINGS`."""
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
         logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())
+        logging.getLogger(name).addFilter(make_printable)
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message)
