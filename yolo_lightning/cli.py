@@ -71,7 +71,9 @@ from yolo_lightning.supervision import (
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.job import job
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
+from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.tensorboard import Curves
 
 FROM_DATA = frozenset({"class_names"})
@@ -165,6 +167,8 @@ class YOLOCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
         words = sys.argv[1:] if args is None else args
+        if isinstance(words, list):
+            refuse_secrets(words)
         if not isinstance(words, list):
             super().parse_arguments(parser, words)
             return
@@ -470,10 +474,18 @@ def is_worth_a_line(record: logging.LogRecord) -> bool:
     return not any(part in message for part in HARMLESS_LOG_LINES)
 
 
+def make_printable(record: logging.LogRecord) -> bool:
+    """Remove control characters and credentials from a log message, which may contain names from files."""
+    record.msg, record.args = redacted(printable(record.getMessage())), ()
+    return True
+
+
 def hide_harmless_messages() -> None:
     """Filter the log lines and the warnings above; let Lightning's log lines appear above a progress bar."""
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.rank_zero", "fabric.utilities.seed"):
-        logging.getLogger(f"lightning.{name}").addFilter(is_worth_a_line)
+        logger = logging.getLogger(f"lightning.{name}")
+        logger.addFilter(is_worth_a_line)
+        logger.addFilter(make_printable)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logger = logging.getLogger(name)
         for handler in [one for one in logger.handlers if type(one) is logging.StreamHandler]:

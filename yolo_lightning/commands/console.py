@@ -7,7 +7,10 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from yolo_lightning.utils.plain_text import one_line
+
 LINE_INTERVAL_S = 30.0
+LONGEST_NAME = 500  # characters of a name with its reason
 NAMED_FRAMES = 5
 """Maximum number of names in one message."""
 
@@ -63,6 +66,7 @@ class Lines:
 def name_some(names: dict[str, str] | Sequence[str]) -> str:
     """Return the first few names, with the reasons if `names` is a dictionary."""
     shown = [f"{name}: {names[name]}" if isinstance(names, dict) else name for name in list(names)[:NAMED_FRAMES]]
+    shown = [one_line(text, LONGEST_NAME) for text in shown]
     return "; ".join(shown) + (f"; and {len(names) - NAMED_FRAMES:,} more" if len(names) > NAMED_FRAMES else "")
 
 

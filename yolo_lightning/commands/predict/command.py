@@ -12,7 +12,7 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, name_some
 from yolo_lightning.commands.export.onnx_file import Suppression
 from yolo_lightning.commands.predict.detector import Detector
-from yolo_lightning.commands.predict.inputs import InputImage, find_files, read_pictures
+from yolo_lightning.commands.predict.inputs import InputImage, absolute, find_files, read_pictures
 from yolo_lightning.commands.predict.results import Result, Results
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
@@ -95,7 +95,7 @@ def predict(
     )
     bad: dict[str, Exception] = {}
     pictures = detections = 0
-    base = Path(commonpath([file.parent for file in files]))
+    base = Path(commonpath([absolute(file).parent for file in files]))
     with counter("predicted", len(files)) as advance:
         found = pictures_of(files, bad, advance)
         first = next(found, None)
