@@ -10,9 +10,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.utils.files import flush, replacing, write_json
 from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import CHECKSUM_SUFFIX
@@ -44,6 +41,8 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     The temporary file is in the same folder, because only a rename within one file system is atomic. `epoch` and
     `steps` of the checkpoint, if present, are copied into the checksum file.
     """
+    import torch  # only here and in `find_damage`: `monitor` reads checksum files without torch
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         # To memory first: torch.save raises a RuntimeError on a full disk. Not by `torch.save`, which Ultralytics
@@ -89,6 +88,8 @@ def find_damage(path: Path) -> str | None:
         return "it does not exist"
     checksum = read_checksum(path)
     if checksum is None:
+        from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+
         try:
             content = load_checkpoint(path, "meta")
         except ValueError as error:
@@ -140,6 +141,8 @@ def steps_trained(path: Path) -> int:
     name = STEP_NAME.fullmatch(path.name)
     if name is not None:
         return int(name[1])
+    from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+
     try:
         return int(load_checkpoint(path, "meta")["steps"])
     except (ValueError, KeyError, TypeError, OverflowError):

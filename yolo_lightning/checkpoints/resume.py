@@ -48,7 +48,12 @@ def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, di
 def checkpoint_to_evaluate(base: Path) -> Path:
     """Return the best checkpoint of the newest run; without validation scores the one with the most steps."""
     folders = run_folder.runs(base)
-    if folders and (best := folders[0] / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT).is_file():
+    if not folders:
+        raise ValueError(
+            f"there are no weights: no run folder {base} or {base}-<n> contains a checkpoint. Set the folder of a run "
+            "(--trainer.default_root_dir, or --run), or a file (--ckpt_path or --model.weights, or --checkpoint)."
+        )
+    if (best := folders[0] / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT).is_file():
         return best
     return checkpoint_to_resume(base)[0]
 

@@ -37,7 +37,7 @@ class Lines:
 
     Args:
         verb: Operation on the items.
-        total: Number of items.
+        total: Number of items; may be an estimate, such as the frames of a video.
         interval_s: Seconds between two lines.
     """
 
@@ -51,16 +51,22 @@ class Lines:
     def advance(self, count: int) -> None:
         self._done += count
         now_s = time.monotonic()
-        if now_s - self._printed_s < self.interval_s and self._done < self.total:
+        is_end = self._done >= self.total > self._done - count
+        if now_s - self._printed_s < self.interval_s and not is_end:
             return
         self._printed_s = now_s
         per_second = self._done / max(now_s - self._started_s, 1e-9)
-        left_s = (self.total - self._done) / per_second if per_second else float("inf")
+        left_s = max(0, self.total - self._done) / per_second if per_second else float("inf")
         print(
-            f"{self.verb} {self._done:,} of {self.total:,}, {per_second:,.0f} per second, "
+            f"{self.verb} {self._done:,} of {self.total:,}, {rate_text(per_second)} per second, "
             f"{int(left_s // 60)}:{int(left_s % 60):02d} left",
             flush=True,
         )
+
+
+def rate_text(per_second: float) -> str:
+    """Return a rate, with two digits below 10."""
+    return f"{per_second:,.0f}" if per_second >= 9.95 else f"{per_second:.2g}"
 
 
 def name_some(names: dict[str, str] | Sequence[str]) -> str:

@@ -107,6 +107,17 @@ def refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:
         )
 
 
+def image_count(path: Path) -> int:
+    """Return 1 for an image, and the number of frames that a video file states, at least 1, for a video."""
+    if path.suffix.lower() not in VIDEO_SUFFIXES:
+        return 1
+    video = cv2.VideoCapture(str(path))
+    try:
+        return max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
+    finally:
+        video.release()
+
+
 def frames_per_second(path: Path) -> float:
     """Return the frame rate that a video file contains, or 25 if it contains none."""
     video = cv2.VideoCapture(str(path))
