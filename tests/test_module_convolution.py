@@ -12,7 +12,7 @@ from tests.test_parity import random_batch
 from yolo_lightning import module as module_file
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.conv import GemmConv2d
-from yolo_lightning.conv.normalization import BatchNormSiLU2d
+from yolo_lightning.conv.normalization import RecomputedBatchNormSiLU2d
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.layers import FoldedGraph
@@ -116,7 +116,7 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
     assert choice == [(torch.device("cpu"), 9.0)]
     assert module.hparams["conv_backend"] == "auto"
     assert list(module.state_dict()) == keys
-    assert any(isinstance(layer, BatchNormSiLU2d) for layer in module.graph.modules())
+    assert any(isinstance(layer, RecomputedBatchNormSiLU2d) for layer in module.graph.modules())
     run.test(module, data, verbose=False)
     assert is_gemm(module)
 
