@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-
 from fuzzing.mutation import mutated
 from fuzzing.readers import FileReader, Target, available
 from fuzzing.session import INPUT_TIMEOUT_S, fuzz, is_allowed, outcome, run_session
