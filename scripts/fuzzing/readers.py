@@ -327,11 +327,12 @@ def weights(folder: Path) -> Target:
     import torch
 
     from yolo_lightning.model.graph import network_of, plain_graph
+    from yolo_lightning.model.variants import description_of
     from yolo_lightning.model.pt_file import read_pt
 
     rows = [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [8, 3, 2]]]
     small = {"nc": 2, "backbone": rows, "head": [[[0, 1], 1, "Detect", ["nc"]]], "scales": {"n": [1.0, 1.0, 1024]}}
-    model = type(plain_graph("yolov8n", 2))(small | {"scale": "n"}, ch=3, nc=2, verbose=False)
+    model = type(plain_graph(description_of("yolov8n"), 2))(small | {"scale": "n"}, ch=3, nc=2, verbose=False)
     buffer = io.BytesIO()
     torch.save({"model": model.half(), "ema": None, "train_args": {"imgsz": 64}}, buffer)
     file = folder / "weights.pt"
