@@ -12,7 +12,7 @@ from tests.test_parity import random_batch
 from yolo_lightning import module as module_file
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.conv import GemmConv2d
-from yolo_lightning.conv.normalization import BatchNormSiLU2d
+from yolo_lightning.conv.normalization import RecomputedBatchNormSiLU2d
 from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
@@ -120,7 +120,7 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
     assert settings.options["conv_algorithm_budget_s"] == 9.0 / 4
     assert module.hparams["conv_backend"] == "auto"
     assert list(module.state_dict()) == keys
-    assert any(isinstance(layer, BatchNormSiLU2d) for layer in module.graph.modules())
+    assert any(isinstance(layer, RecomputedBatchNormSiLU2d) for layer in module.graph.modules())
     run.test(module, data, verbose=False)
     assert is_gemm(module)
 

@@ -1,13 +1,14 @@
 """YOLOModule, the LightningModule: names the steps of training and evaluation; the computations are elsewhere."""
 
-from dataclasses import fields
+import math
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Self
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -36,9 +37,12 @@ from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_fr
 from yolo_lightning.training.guarded_step import Accumulation, GuardedStep, Losses
 from yolo_lightning.training.nonfinite import NonFiniteGuard, roll_back
 from yolo_lightning.training.optimizers import (
+    AUTO_MOMENTUM,
     OptimizerChoice,
     apply_settings,
+    automatic,
     check_same_optimizer,
+    muon_groups,
     optimizer_maker,
     parameter_groups,
 )
@@ -95,8 +99,9 @@ class YOLOModule(LightningModule):
         single_class: Train and evaluate all classes as one, `object`.
         freeze: The first n layers, or a list of layer numbers (0 to 22) and names of parts (`22.cv3`), whose weights
             and normalisation statistics are not trained.
-        optimizer: SGD (Nesterov), Adam, AdamW, Adamax, NAdam, RAdam or RMSprop, with Ultralytics' arguments; or the
-            path of an optimizer class with its arguments. Learning rate, decay and momentum are set by `model.*`.
+        optimizer: SGD (Nesterov), Adam, AdamW, Adamax, NAdam, RAdam, RMSprop or MuSGD, with Ultralytics' arguments; or
+            the path of an optimizer class with its arguments. Learning rate, decay and momentum are set by `model.*`.
+            `auto` selects as Ultralytics: MuSGD for more than 10,000 updates, else AdamW, and their `lr0`.
         lr0: Learning rate after warm-up, > 0.
         lrf: Final learning rate as a fraction of `lr0`, 0 to 1.
         momentum: Momentum after warm-up, 0 to 1; for Adam's family the first beta, without warm-up.
@@ -186,7 +191,8 @@ class YOLOModule(LightningModule):
             raise ValueError(f"model.class_weight_power must be 0 with model.single_class, got {class_weight_power}")
         self.automatic_optimization = False
         self.recipe = Recipe(**{field.name: self.hparams[field.name] for field in fields(Recipe)})
-        self._make_optimizer = optimizer_maker(optimizer, self.recipe)
+        self._optimizer: OptimizerChoice = optimizer
+        self._make_optimizer = None if optimizer == "auto" else optimizer_maker(optimizer, self.recipe)
         self._class_weight_power, self._multi_scale, self._tta = class_weight_power, multi_scale, tta
         self._arrange = partial(
             layers.arrange,
@@ -296,10 +302,29 @@ class YOLOModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the chosen optimizer; learning rates and decay are set before every step."""
-        groups = parameter_groups(self.graph, self.recipe.weight_decay)
+        if self._optimizer == "auto":
+            self._choose_optimizer()
+        assert self._make_optimizer is not None
+        grouped = muon_groups if self._optimizer == "MuSGD" else parameter_groups
+        groups = grouped(self.graph, self.recipe.weight_decay)
         optimizer = self._make_optimizer(groups, scaled=self._trainer is not None and self.trainer.scaler is not None)
         check_same_optimizer(self._saved_optimizer, optimizer)
         return optimizer
+
+    def _choose_optimizer(self) -> None:
+        """Replace `auto` by an optimizer and its learning rate, now that the length of the training is known."""
+        trainer = self.trainer
+        epochs, _ = trainer.max_epochs or 1, trainer.estimated_stepping_batches  # sets num_training_batches
+        batch_size = TrainingFacts.from_trainer(trainer).batch_size * trainer.world_size
+        images = trainer.num_training_batches * batch_size
+        updates = math.ceil(images / max(batch_size, self.recipe.nominal_batch)) * epochs
+        classes = len(self.hparams["class_names"])
+        name, self.recipe = automatic(
+            self.recipe, classes=classes, updates=updates, epochs=epochs, saved=self._saved_optimizer
+        )
+        self._optimizer = name
+        self._make_optimizer = optimizer_maker(name, replace(self.recipe, momentum=AUTO_MOMENTUM))
+        rank_zero_info(f"model.optimizer auto: {name}, lr0 {self.recipe.lr0:g}, warmup_bias_lr 0, {updates} updates")
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the summed gradients if a scaler has just unscaled them; otherwise `_update` has clipped them."""

@@ -24,7 +24,7 @@ from yolo_lightning.data.formats.frame_checks import (
 )
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
-from yolo_lightning.data.loader import LoaderSettings, describe
+from yolo_lightning.data.loader import LoaderSettings, describe, worker_count
 from yolo_lightning.data.sampling.mosaic_partners import window
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
@@ -250,7 +250,7 @@ class DetectionDataModule(LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
         assert self.trainer is not None
-        processes = max(1, self.loader.num_workers) * self.trainer.world_size
+        processes = max(1, worker_count(self.loader.num_workers)) * self.trainer.world_size
         own_window = -(-window(self._order.length) // processes) + self.batch_size
         frames = self._splits["train"].cached(self.image_cache_mib, own_window)
         keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ultralytics.nn import tasks
 from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason
 from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange, has_one_to_one_branch, image_layers
-from yolo_lightning.model.pt_file import PtFile, one_line, read_pt
+from yolo_lightning.model.pt_file import PtFile, read_pt
 from yolo_lightning.model.variants import PARTS, description_of, is_file_of_user
 
 ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z]\w*\([\w=., -]*\)")
@@ -173,7 +174,7 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
             ) from error
         remedy = "" if allow_pickle else "; if you trust its origin, add --allow_pickle"
         raise ValueError(
-            f"model.weights {file} cannot be read as a detection network: {one_line(error)}{remedy}"
+            f"model.weights {file} cannot be read as a detection network: {reason(error)}{remedy}"
         ) from error
 
 
@@ -221,18 +222,21 @@ def foreign_globals(file: Path) -> list[str]:
 
 
 def read_checkpoint(file: Path) -> Any:
-    checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    parameters = checkpoint["hyper_parameters"]
-    names = tuple(parameters["class_names"])
-    source = build_graph(
-        parameters["variant"],
-        names,
-        "native",
-        class_width=parameters["class_width"],
-        architecture=parameters.get("architecture"),
-    )
+    checkpoint = load_checkpoint(file)
     prefix = "graph."
-    source.load_state_dict(
-        {name[len(prefix) :]: tensor for name, tensor in checkpoint["state_dict"].items() if name.startswith(prefix)}
-    )
+    try:
+        parameters = checkpoint["hyper_parameters"]
+        names = tuple(parameters["class_names"])
+        source = build_graph(
+            parameters["variant"],
+            names,
+            "native",
+            class_width=parameters["class_width"],
+            architecture=parameters.get("architecture"),
+        )
+        source.load_state_dict(
+            {name[len(prefix) :]: one for name, one in checkpoint["state_dict"].items() if name.startswith(prefix)}
+        )
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        raise ValueError(f"checkpoint {file} contains no network of this package: {reason(error)}") from error
     return source

@@ -22,7 +22,7 @@ from yolo_lightning.conv import (
     unswap_convs,
 )
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
-from yolo_lightning.conv.normalization import BatchNormSiLU2d
+from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
 from yolo_lightning.conv.probe import probe_native
 from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.boxes import STRIDE
@@ -67,10 +67,10 @@ def arrange(
         layer.__class__ = GrayGemmConv2d if convolution == "gemm" else GrayConv2d
     channels_last = memory_format == "channels_last" or (memory_format == "auto" and convolution == "gemm")
     graph.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-    if activation_checkpointing:
+    if convolution == "gemm" or activation_checkpointing:
         for block in blocks(graph):
             if isinstance(block.act, nn.SiLU):
-                block.bn.__class__ = BatchNormSiLU2d
+                block.bn.__class__ = RecomputedBatchNormSiLU2d if activation_checkpointing else BatchNormSiLU2d
                 # All blocks of all graphs share one SiLU: it is replaced in this block and never modified.
                 block.act = nn.Identity()
 
@@ -129,7 +129,7 @@ def blocks(graph: nn.Module) -> Iterator[Any]:
 def _split_activations(graph: nn.Module) -> None:
     shared = nn.SiLU()
     for block in blocks(graph):
-        has_activation = type(block.bn) is BatchNormSiLU2d
+        has_activation = isinstance(block.bn, BatchNormSiLU2d)
         if has_activation:
             block.bn.__class__ = nn.BatchNorm2d
             block.act = shared

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import report_differences
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.model.graph import ultralytics_description
 
@@ -102,7 +102,7 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     `allow_pickle`.
     """
     if file.suffix == ".ckpt":
-        return checkpoint_record(torch.load(file, map_location="meta", weights_only=True))
+        return checkpoint_record(load_checkpoint(file, "meta"))
     record = ultralytics_description(file, allow_pickle=allow_pickle)
     side = record.pop("image_size")
     return record | ({"image_size": -(-side // STRIDE) * STRIDE} if isinstance(side, int) else {})
@@ -110,7 +110,10 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
 
 def checkpoint_record(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a loaded checkpoint; see `read_record`."""
-    return {**content.get("hyper_parameters", {}), **content.get(INPUT, {})}
+    parts = (content.get("hyper_parameters", {}), content.get(INPUT, {}))
+    if not all(isinstance(part, Mapping) for part in parts):
+        raise ValueError(f"the checkpoint's hyper_parameters and {INPUT} must be dictionaries")
+    return {str(name): value for part in parts for name, value in part.items()}
 
 
 def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]:

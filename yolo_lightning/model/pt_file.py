@@ -6,7 +6,6 @@ which only stores attributes. The network is then built from its description, wh
 """
 
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from yolo_lightning.checkpoints.torch_archive import check_archive, reason
+from yolo_lightning.utils.plain_text import one_line
 
 RECORDED = ("torch.nn.modules.", "ultralytics.", "pathlib.", "numpy.")
 """Beginnings of the names of classes and functions that are replaced by `Record`."""
@@ -42,6 +44,7 @@ DESCRIPTION_KEYS: tuple[str, ...] = (
 )
 DESCRIPTION_KEYS += ("end2end", "reg_max", "inplace", "channels", "backbone", "head")
 MOST_LAYERS, MOST_REPEATS, LARGEST_NUMBER, MOST_CLASSES, MOST_CHANNELS = 256, 64, 8192, 10_000, 16
+LONGEST_NAME = 200  # characters of a class name
 MOST_MODULES, DEEPEST_MODULE = 50_000, 32
 
 
@@ -82,7 +85,7 @@ def read_pt(file: Path) -> PtFile:
     except MemoryError:
         raise ValueError("it needs more memory than is available") from None
     except Exception as error:  # torch.load raises errors of many types on a damaged file
-        raise ValueError(one_line(error)) from error
+        raise ValueError(reason(error)) from error
     if not isinstance(content, dict):
         raise ValueError("it contains no dictionary")
     network = content.get("ema") or content.get("model")
@@ -99,23 +102,9 @@ def read_pt(file: Path) -> PtFile:
         content,
         description,
         tensors,
-        {int(index): str(name) for index, name in names.items() if isinstance(index, int)},
+        {int(index): one_line(str(name), LONGEST_NAME) for index, name in names.items() if isinstance(index, int)},
         arguments if isinstance(arguments, dict) else vars(arguments) if isinstance(arguments, Record) else {},
     )
-
-
-def check_archive(file: Path) -> None:
-    """Raise a ValueError unless the file is a zip archive of uncompressed members, as torch.save writes it."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError) as error:
-        raise ValueError(f"it is not an archive of torch.save ({one_line(error)})") from error
-    compressed = next((member.filename for member in members if member.compress_type != zipfile.ZIP_STORED), None)
-    if compressed is not None:
-        raise ValueError(f"its member {compressed!r} is compressed, which torch.save never does")
-    if sum(member.file_size for member in members) > file.stat().st_size:
-        raise ValueError("its members overlap or are incomplete")
 
 
 def load(file: Path) -> Any:
@@ -202,8 +191,4 @@ def is_plain(value: Any, depth: int = 0, *, any_text: bool = False) -> bool:
 
 
 def shown(value: Any) -> str:
-    return repr(value)[:80]
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return one_line(repr(value), 80)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Literal, get_args
 
 from yolo_lightning.commands.benchmark_gpu.gpu_page import key_figure, page
 from yolo_lightning.commands.benchmark_gpu.stage_records import (
@@ -22,6 +23,8 @@ from yolo_lightning.utils.stop_signals import pasteable
 
 PAGE, RESULTS = "gpu.md", "gpu.json"
 BAD = frozenset({StageState.FAILED, StageState.CRASHED, StageState.TIMED_OUT})
+StageName = Literal["machine", "correctness", "products", "speed", "waits", "memory", "stability", "resume", "inductor"]
+STAGE_NAMES: tuple[StageName, ...] = get_args(StageName)
 FORMAT = 1
 """Version of gpu.json; increases when the meaning of a key changes or a key is removed."""
 
@@ -32,7 +35,7 @@ def benchmark_gpu(
     device: str = "auto",
     quick: bool = False,
     budget_s: float = DEFAULT_BUDGET_S,
-    stages: tuple[Stage, ...] = tuple(Stage),
+    stages: StageName | tuple[StageName, ...] = STAGE_NAMES,
 ) -> None:
     """Measure everything that matters on a new GPU within minutes, and write one page and one JSON file.
 
@@ -49,7 +52,7 @@ def benchmark_gpu(
         device: auto, cpu, cuda, cuda:1, xpu, mps; auto selects the accelerator if there is one.
         quick: Rehearse all stages with small shapes and few repetitions; its times say nothing about speed.
         budget_s: Time limit for this call in seconds, at least 60. Stages that do not fit are skipped.
-        stages: The stages to run, all by default, as [machine,speed].
+        stages: The stages to run, all by default, one, or several as [machine,speed].
 
     Raises:
         ValueError: If a value is not allowed, or `out` contains results of other settings.
@@ -57,7 +60,8 @@ def benchmark_gpu(
     """
     if not 60 <= budget_s < float("inf"):
         raise ValueError(f"budget_s must be finite and >= 60, got {budget_s}")
-    chosen = [Stage(one) for one in (stages if isinstance(stages, Sequence) else (stages,))]
+    chosen = [stages] if isinstance(stages, str) else [*stages]
+    check_stages(chosen)
     out, settings = out.expanduser().resolve(), RunSettings(device, quick)
     check_folder(out, settings)
     words = [sys.executable, "-m", "yolo_lightning", *sys.argv[1:]]
@@ -74,6 +78,13 @@ def benchmark_gpu(
     print("\n".join(summary(out, records)))
     if any(record.state in BAD for record in records):
         raise SystemExit(ExitCode.FAILED)
+
+
+def check_stages(names: Sequence[str]) -> None:
+    """Raise a `ValueError` if there is no stage, or one with another name."""
+    for name in names or [""]:
+        if name not in STAGE_NAMES:
+            raise ValueError(f"stages must contain some of {', '.join(STAGE_NAMES)}, got {name or 'none'}")
 
 
 def write_results(out: Path, settings: RunSettings, command: str) -> list[StageRecord]:

@@ -11,10 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from yolo_lightning.commands.benchmark.baselines import Variant, libraries, make_plan
+from yolo_lightning.commands.benchmark_gpu.devices import open_device
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
 from yolo_lightning.commands.benchmark_gpu.trainer_steps import TrainerSteps
 from yolo_lightning.commands.benchmark_gpu.variant_speed import FULL, QUICK
-from yolo_lightning.utils.choices import chosen_device
 
 STEPS, QUICK_STEPS = 8, 2
 """Eight steps contain one optimizer step."""
@@ -26,7 +26,7 @@ READING = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equal",
 
 def measure(context: StageContext) -> dict[str, Any]:
     """Return the number of waits per step for our variants, by place in the code."""
-    device = chosen_device(context.device)
+    device = open_device(context.device)
     batch_size, image_size = QUICK if context.quick else FULL
     steps = QUICK_STEPS if context.quick else STEPS
     result: dict[str, Any] = {"batch": batch_size, "steps": steps, "variants": {}}

@@ -1,13 +1,30 @@
 """Memory of a device, for CUDA, ROCm, XPU, MPS and CPU; torch 2.11 and newer."""
 
+import gc
 from contextlib import suppress
 from typing import Any
 
 import torch
 
 from yolo_lightning.commands.benchmark.comparison import synchronize
+from yolo_lightning.utils.choices import chosen_device
 
 MIB = 2**20
+
+
+def open_device(name: str) -> torch.device:
+    """Return the device called `name`, with its index, and make it the current device of its kind.
+
+    Raises:
+        ValueError: If there is no such device.
+    """
+    device = chosen_device(name)
+    if device.type not in ("cuda", "xpu"):
+        return device
+    if ":" not in str(device):
+        device = torch.device(device.type, torch.accelerator.current_device_index())
+    torch.accelerator.set_device_index(device.index)
+    return device
 
 
 def memory_bytes(device: torch.device) -> int | None:
@@ -36,6 +53,7 @@ def peak_bytes(device: torch.device) -> int | None:
 
 def free_cached_memory(device: torch.device) -> None:
     """Return the memory that torch holds for later tensors to the device."""
+    gc.collect()
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
 

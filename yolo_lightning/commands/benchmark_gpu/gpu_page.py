@@ -288,7 +288,7 @@ def _memory(result: dict[str, Any]) -> list[str]:
                     row["largest"],
                     row["out_of_memory_at"] or NOT_MEASURED,
                     (row["split"] or {}).get("images_at_once") or NOT_MEASURED,
-                    (row["split"] or {}).get("failure") or NOT_MEASURED,
+                    row["failure"] or (row["split"] or {}).get("failure") or NOT_MEASURED,
                 ]
                 for row in result["within_limit"]
             ],
@@ -307,7 +307,7 @@ def _stability(result: dict[str, Any]) -> list[str]:
                 run["failure"] or ("yes" if run["finite"] else "NO"),
                 "bit for bit" if run["equal"] else different,
                 NOT_MEASURED if growth is None else f"{growth / MIB:+.1f} MiB",
-                f"{run['allowed_growth_bytes'] / MIB:.0f} MiB",
+                f"{run['allowed_growth_bytes'] / MIB:.0f} MiB" if run["growth_judged"] else "not judged",
                 f"{run['first_loss']:.3f} to {run['last_loss']:.3f}",
             ]
         )

@@ -10,16 +10,16 @@ import torch
 from yolo_lightning.commands.benchmark.baselines import Variant, make_plan
 from yolo_lightning.commands.benchmark.comparison import Pass, compare
 from yolo_lightning.commands.benchmark.passes import graph_pass, make_module, synthetic_batch, variant_module
+from yolo_lightning.commands.benchmark_gpu.devices import open_device
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
 from yolo_lightning.commands.benchmark_gpu.variant_speed import FULL, NETWORK_ROUNDS, QUICK, QUICK_ROUNDS, excluded
-from yolo_lightning.utils.choices import chosen_device
 
 NAME = "native-nhwc, inductor"
 
 
 def measure(context: StageContext) -> dict[str, Any]:
     """Return the time of the network compiled by inductor, and of ours, in turns."""
-    device = chosen_device(context.device)
+    device = open_device(context.device)
     if importlib.util.find_spec("triton") is None or device.type == "cpu":
         reason = "Triton does not compile for a CPU" if device.type == "cpu" else "Triton is not installed"
         return {"passed": True, "not_measured": reason}

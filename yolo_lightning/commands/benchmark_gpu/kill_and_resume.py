@@ -13,10 +13,10 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.checkpoints.checkpoint_file import newest_checkpoint, steps_trained
+from yolo_lightning.commands.benchmark_gpu.devices import open_device
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE, end_with_parent
-from yolo_lightning.utils.choices import chosen_device
 from yolo_lightning.utils.run_files import CHECKPOINTS
 
 EPOCHS = 2
@@ -38,7 +38,7 @@ class KillAtStep(Callback):
 
 def measure(context: StageContext) -> dict[str, Any]:
     """Train once without and once with SIGKILL and `--resume`, and compare the final weights."""
-    sizes, device = QUICK if context.quick else FULL, chosen_device(context.device)
+    sizes, device = QUICK if context.quick else FULL, open_device(context.device)
     folder = context.out / "work"
     context.announce("drawing the dataset")
     data = draw_dataset(

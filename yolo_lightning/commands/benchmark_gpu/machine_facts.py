@@ -38,11 +38,10 @@ def measure(context: StageContext) -> dict[str, Any]:
 def _device(name: str) -> dict[str, Any]:
     import torch
 
-    from yolo_lightning.commands.benchmark_gpu.devices import memory_bytes
+    from yolo_lightning.commands.benchmark_gpu.devices import memory_bytes, open_device
     from yolo_lightning.conv.measurement_cache import describe_environment
-    from yolo_lightning.utils.choices import chosen_device
 
-    device = chosen_device(name)
+    device = open_device(name)
     facts: dict[str, Any] = {"chosen": str(device), "threads": torch.get_num_threads(), **describe_environment(device)}
     facts["memory_bytes"] = memory_bytes(device)
     if device.type == "cuda":

@@ -14,12 +14,15 @@ from torch.profiler import ProfilerActivity, profile
 from yolo_lightning.commands.benchmark.baselines import Variant, libraries, make_plan
 from yolo_lightning.commands.benchmark.comparison import Pass
 from yolo_lightning.commands.benchmark.passes import graph_pass, make_module, synthetic_batch, variant_module
+from yolo_lightning.commands.benchmark_gpu.devices import open_device
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
-from yolo_lightning.utils.choices import chosen_device
 
 PRODUCTS = {"aten::mm": torch.mm, "aten::bmm": torch.bmm}
 """Other products (addmm, baddbmm) are measured as these: they differ in one further read of the result."""
-SAME_AS = {"aten::addmm": "aten::mm", "aten::baddbmm": "aten::bmm"}
+SAME_AS = {
+    **dict.fromkeys(("aten::addmm", "aten::addmm_"), "aten::mm"),
+    **dict.fromkeys(("aten::baddbmm", "aten::baddbmm_"), "aten::bmm"),
+}
 FULL, QUICK = (8, 640), (2, 64)
 """Images per batch and pixels."""
 SAMPLE_S, MOST_CALLS, ROUNDS = 0.02, 200, 5
@@ -50,7 +53,7 @@ class MatrixProduct:
 
 def measure(context: StageContext) -> dict[str, Any]:
     """Return time and rate of each product of one forward and backward pass, and of one large square product."""
-    device = chosen_device(context.device)
+    device = open_device(context.device)
     batch_size, image_size = QUICK if context.quick else FULL
     context.announce("recording the products of the network")
     counts = issued_products(device, batch_size, image_size)

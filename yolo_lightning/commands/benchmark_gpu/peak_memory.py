@@ -12,12 +12,12 @@ from yolo_lightning.commands.benchmark_gpu.devices import (
     begin_peak,
     free_cached_memory,
     limit_memory,
+    open_device,
     peak_bytes,
 )
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
 from yolo_lightning.commands.benchmark_gpu.trainer_steps import TrainerSteps
 from yolo_lightning.commands.benchmark_gpu.variant_speed import FULL, ORDER, QUICK, excluded
-from yolo_lightning.utils.choices import chosen_device
 
 LIMIT_BYTES = 6 * 2**30
 MOST_IMAGES, QUICK_MOST_IMAGES = 128, 4
@@ -29,7 +29,7 @@ MOST_SPLITS = 2
 
 def measure(context: StageContext) -> dict[str, Any]:
     """Return the peak memory per variant, and for some variants the largest batch within the limit."""
-    device = chosen_device(context.device)
+    device = open_device(context.device)
     left_out = excluded(context, device)
     batch_size, image_size = QUICK if context.quick else FULL
     result: dict[str, Any] = {"batch": batch_size, "image_size": image_size, "limit_bytes": LIMIT_BYTES, "peaks": []}
@@ -55,10 +55,7 @@ def measure(context: StageContext) -> dict[str, Any]:
         row: dict[str, Any] = {"variant": variant.value, "peak_bytes": None, "failure": None}
         with libraries(variant, device, False):
             try:
-                work = steps(variant, batch_size)
-                begin_peak(device)
-                work.run(1 if context.quick else 8)
-                row["peak_bytes"] = peak_bytes(device)
+                row["peak_bytes"] = peak_of(steps(variant, batch_size), 1 if context.quick else 8, device)
             except Exception as error:  # a failure of a baseline is a result
                 row["failure"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         free_cached_memory(device)
@@ -75,7 +72,7 @@ def measure(context: StageContext) -> dict[str, Any]:
         if variant in left_out or context.left_s() < 0 or (context.quick and variant is not Variant.GEMM_NHWC):
             continue
         with libraries(variant, device, False):
-            row = within_limit(context, variant, partial(steps, simulated=not is_limited), most)
+            row = within_limit(context, device, variant, partial(steps, simulated=not is_limited), most)
         free_cached_memory(device)
         result["within_limit"].append(row)
         context.save(result)
@@ -85,11 +82,24 @@ def measure(context: StageContext) -> dict[str, Any]:
     return result | {"passed": not broken, "reason": "; ".join(broken)}
 
 
+def peak_of(work: TrainerSteps, steps: int, device: torch.device) -> int | None:
+    """Return the peak memory of some training steps in bytes, or None if it cannot be measured."""
+    begin_peak(device)
+    work.run(steps)
+    return peak_bytes(device)
+
+
 def within_limit(
-    context: StageContext, variant: Variant, steps: Callable[..., TrainerSteps], most: int
+    context: StageContext, device: torch.device, variant: Variant, steps: Callable[..., TrainerSteps], most: int
 ) -> dict[str, Any]:
     """Return the largest power of two of images that trains, and what happens with twice as many images."""
-    row: dict[str, Any] = {"variant": variant.value, "largest": 0, "out_of_memory_at": None, "split": None}
+    row: dict[str, Any] = {
+        "variant": variant.value,
+        "largest": 0,
+        "out_of_memory_at": None,
+        "failure": None,
+        "split": None,
+    }
     images = 1
     while images <= most and context.left_s() > 0:
         context.announce(f"within the limit, {variant.value}, {images} images")
@@ -98,8 +108,13 @@ def within_limit(
         except torch.OutOfMemoryError:
             row["out_of_memory_at"] = images
             break
+        except Exception as error:  # such as a library that reports a lack of memory by another error
+            row["failure"] = f"{images} images: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            return row
         row["largest"] = images
         images *= 2
+        free_cached_memory(device)
+    free_cached_memory(device)
     if row["out_of_memory_at"] is None or row["largest"] == 0:
         return row
     context.announce(f"split after out of memory, {variant.value}, {images} images")

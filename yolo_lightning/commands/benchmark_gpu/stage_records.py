@@ -50,7 +50,7 @@ class StageLimits:
 
 
 LIMITS = {
-    Stage.MACHINE: StageLimits(25, 80),
+    Stage.MACHINE: StageLimits(25, 110),
     Stage.CORRECTNESS: StageLimits(40, 100),
     Stage.PRODUCTS: StageLimits(15, 40),
     Stage.SPEED: StageLimits(60, 150),

@@ -26,6 +26,8 @@ SETTINGS = "settings.json"
 PROGRESS = "stage: "
 """Prefix of the lines on stderr by which the process of a stage names its next operation."""
 KEPT_LINES = 12
+PAGE_S = 5.0
+"""Part of the budget for killing a process and writing the page, seconds."""
 FINISHING_S = 10.0
 """Part of a time limit in which a stage should end by itself, seconds: 1/10 of the limit, at most this."""
 
@@ -105,7 +107,7 @@ def run_stages(
             records.append(before)
             continue
         waiting.remove(stage)
-        left_s = budget_s - (clock() - began_s)
+        left_s = budget_s - PAGE_S - (clock() - began_s)
         limit_s = time_limit_s(stage, waiting, left_s, budget_s)
         if limit_s is None:
             reason = f"{max(left_s, 0):.0f} s of {budget_s:g} s were left, too few; call the command again to run it"

@@ -11,10 +11,10 @@ import torch
 from yolo_lightning.commands.benchmark.baselines import DESCRIPTIONS, Variant, libraries, make_plan
 from yolo_lightning.commands.benchmark.comparison import Pass, Result, Spread, compare, rounds
 from yolo_lightning.commands.benchmark.passes import graph_pass, make_module, synthetic_batch, variant_module
+from yolo_lightning.commands.benchmark_gpu.devices import open_device
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
-from yolo_lightning.commands.benchmark_gpu.stage_records import Stage, read_record_of
+from yolo_lightning.commands.benchmark_gpu.stage_records import Stage, StageState, read_record_of
 from yolo_lightning.commands.benchmark_gpu.trainer_steps import TrainerSteps
-from yolo_lightning.utils.choices import chosen_device
 
 ORDER = (
     *(Variant.GEMM_NHWC, Variant.GEMM_TF32, Variant.GEMM_AUTOTUNE, Variant.GEMM_COMPILED),
@@ -34,7 +34,7 @@ USABLE = ("works", "is slower")
 
 def measure(context: StageContext) -> dict[str, Any]:
     """Return the times of the network in float32 and bfloat16, and of a training step, for each variant."""
-    device = chosen_device(context.device)
+    device = open_device(context.device)
     left_out = excluded(context, device)
     variants = [variant for variant in ORDER if variant not in left_out]
     batch_size, image_size = QUICK if context.quick else FULL
@@ -71,10 +71,13 @@ def excluded(context: StageContext, device: torch.device) -> dict[Variant, str]:
     if device.type != "cuda" or torch.version.hip:
         reason = "TF32 exists on NVIDIA GPUs only"
         found |= {Variant.NATIVE_TF32: reason, Variant.GEMM_TF32: reason}
-    machine = read_record_of(context.out, Stage.MACHINE)
-    probe = {} if machine is None else machine.result.get("probes", {}).get("convolution", {})
-    if probe and probe["outcome"] not in USABLE:
-        reason = f"doctor: the native convolution {probe['outcome']}: {probe['detail']}"
+    machine, reason = read_record_of(context.out, Stage.MACHINE), ""
+    if machine is not None and machine.state is StageState.TIMED_OUT:
+        reason = f"the tests of doctor hang: {machine.reason}"
+    elif machine is not None and (probe := machine.result.get("probes", {}).get("convolution")):
+        is_usable = probe["outcome"] in USABLE
+        reason = "" if is_usable else f"doctor: the native convolution {probe['outcome']}: {probe['detail']}"
+    if reason:
         found |= {variant: reason for variant in ORDER if variant.implementation == "native"}
     return found
 

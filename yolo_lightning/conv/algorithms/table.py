@@ -66,6 +66,10 @@ class _Algorithm:
 
 _NCHW, _NHWC = False, True
 _NATIVE_DEPTHWISE = SimpleNamespace(forward=depthwise.native_forward)
+# The kernels split the sum over pixels; a BLAS product with a small result uses few compute units. The other products
+# of a 1x1 convolution are large BLAS products.
+_FUSED_SUM = SimpleNamespace(weight_gradient=fused.weight_gradient)
+_FUSED_PRODUCTS = SimpleNamespace(forward=fused.forward, input_gradient=fused.input_gradient)
 
 
 def _serves_native_depthwise(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
@@ -121,9 +125,10 @@ WINOGRAD_CHANNELS = 32
 
 _TABLE = (
     _Algorithm("native depthwise", _NATIVE_DEPTHWISE, (_NCHW,), _serves_native_depthwise, may_refuse=True),
+    _Algorithm("fused", _FUSED_SUM, (_NHWC,), _serves_fused, may_refuse=True),
     _Algorithm("pointwise", pointwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_pointwise),
     _Algorithm("depthwise", depthwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_depthwise),
-    _Algorithm("fused", fused, (_NHWC,), _serves_fused, may_refuse=True),
+    _Algorithm("fused", _FUSED_PRODUCTS, (_NHWC,), _serves_fused, may_refuse=True),
     _Algorithm("compiled", compiled, (_NHWC,), _serves_compiled, may_refuse=True),
     _Algorithm("winograd", winograd, (_NHWC,), _prefers_winograd),
     _Algorithm("column_batches", column_batches, (_NHWC,), _prefers_column_batches),
@@ -162,6 +167,8 @@ def candidates(operation: Operation, problem: Problem, dtype: torch.dtype, devic
     direct = _in_both_layouts(operation, problem, dtype, device_type)
     if operation is not Operation.INPUT_GRADIENT or problem.stride != (1, 1) or problem.is_pointwise:
         return direct
+    if direct[0].name == "fused":
+        return direct  # reads the weight in the mirrored order itself
     return _mirrored(problem, dtype, device_type) + direct
 
 

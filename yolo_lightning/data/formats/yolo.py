@@ -21,11 +21,13 @@ from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameError, ImageFiles, Storage, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
 
 IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
 
 UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
+LARGEST_LIST = 1 << 30  # Bytes of a list of images
 READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
 UNDECODED_SUFFIXES = frozenset({".dng", ".heic", ".heif"})
 """Suffixes of Ultralytics' image formats that OpenCV does not decode."""
@@ -169,7 +171,7 @@ class YoloSplit:
         """Return the shape of an image (None if unreadable) and its labels (None without a file) or their error."""
         try:
             shape = image_shape(Path(image), self.limits)
-        except OSError:
+        except (OSError, ValueError):
             shape = None
         try:
             return shape, read_labels(
@@ -188,7 +190,7 @@ class YoloSplit:
             (self.repeated, "duplicate images"),
             (self.undecoded, f"files in formats that cannot be decoded ({', '.join(sorted(UNDECODED_SUFFIXES))})"),
         )
-        return tuple(f"{count:,} {what}" for count, what in found if count)
+        return tuple(one_line(f"{count:,} {what}") for count, what in found if count)
 
 
 def label_file(image: str) -> str:
@@ -223,12 +225,12 @@ def files_at(place: Path, root: Path) -> Iterable[str]:
     if suffix(str(place)) in IMAGE_SUFFIXES:
         return [str(place)]
     try:
-        lines = place.read_text(encoding="utf-8-sig").split("\n")
+        lines = read_regular(place, LARGEST_LIST).decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"image list {place} cannot be read: {error}") from error
     names = [line.strip() for line in lines if line.strip()]
     first = next((name for name in names if not name.startswith("./")), "")
-    base = next((base for base in (place.parent, root, Path.cwd()) if (base / first).exists()), place.parent)
+    base = next((base for base in (place.parent, root, Path.cwd()) if os.path.exists(base / first)), place.parent)
     return [
         os.path.join(place.parent, name[2:]) if name.startswith("./") else os.path.join(base, name) for name in names
     ]
@@ -242,8 +244,8 @@ def refuse_outside(description: DataDescription, places: Iterable[Path], files: 
     for file in files:
         if not os.path.normpath(file).startswith(allowed):
             raise ValueError(
-                f"{description.file}: image {file!r} is outside of the dataset folder {description.root}; set "
-                "data.allow_outside_root true to read it"
+                f"{description.file}: image {one_line(file, 300)!r} is outside of the dataset folder "
+                f"{description.root}; set data.allow_outside_root true to read it"
             )
 
 
