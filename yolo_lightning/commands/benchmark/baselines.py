@@ -60,7 +60,7 @@ DESCRIPTIONS = {
     Variant.GEMM: "yolo_lightning.conv: matrix products, forward and backward",
     Variant.GEMM_RECOMPUTE: "gemm-nhwc; batch norm is recomputed in the backward pass",
     Variant.UNFOLD: "F.unfold and one matrix product, differentiated by autograd",
-    Variant.SLOW: "native with the vendor library disabled",
+    Variant.SLOW: "native with the vendor library disabled (torch.backends.cudnn.enabled = False)",
     Variant.NATIVE_TF32: "native; TF32 products allowed, which is PyTorch's default on NVIDIA GPUs",
     Variant.GEMM_TF32: "gemm-nhwc; TF32 products allowed",
     Variant.GEMM_AUTOTUNE: "gemm-nhwc; the fastest algorithm of each layer, by measurement",

@@ -27,7 +27,7 @@ FULL, QUICK = (8, 640), (2, 64)
 NETWORK_ROUNDS, STEP_ROUNDS, STEPS = 7, 5, 8
 QUICK_ROUNDS, QUICK_STEPS = 1, 1
 """Eight steps of eight images contain one optimizer step."""
-AUTOTUNE_S, QUICK_AUTOTUNE_S = 20.0, 1.0
+AUTOTUNE_S, QUICK_AUTOTUNE_S = 12.0, 1.0
 USABLE = ("works", "is slower")
 """Outcomes of doctor's test of the native convolutions after which they can be measured."""
 
