@@ -8,6 +8,7 @@
 #include <ucontext.h>
 
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <utility>

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.conv.emulation import fence
 from tests.conv.test_conv2d import Case, random
-from tests.conv.test_fused import DENSE, draw_convolution, fence, nhwc, problem_of
+from tests.conv.test_fused import DENSE, draw_convolution, nhwc, problem_of
 from yolo_lightning.conv import disable_compiled_kernels, enable_compiled_kernels, swap_convs
 from yolo_lightning.conv.kernels import compiled, compiled_launch
 from yolo_lightning.conv.kernels.compiled_launch import KernelSizes, Loops

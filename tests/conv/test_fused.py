@@ -1,14 +1,9 @@
 """The kernels of fused.cu, compiled for the CPU, against `torch.nn.functional.conv2d` in float64."""
 
-import ctypes
 import math
-import mmap
 import os
-import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,93 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.conv.emulation import Fenced, Guarded
 from tests.conv.test_conv2d import CASES, Case, random
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
-from yolo_lightning.conv.kernels import fused, fused_launch
-from yolo_lightning.conv.kernels.fused_launch import Grid, Launcher
+from yolo_lightning.conv.kernels import fused_launch
+from yolo_lightning.conv.kernels.launcher import Launcher
 
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-GUARD = 1 << 10
-"""Elements before and after each tensor; more than one tile."""
-FENCE = 1 << 22
-"""Bytes before and after each tensor that must not be accessed."""
 DENSE = [case for case in CASES if case[3].get("groups", 1) == 1 and 0 not in case[0]]
-
-
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> "Guarded":
-    """The kernels, emulated on one CPU with a fiber per thread of a block."""
-    if COMPILER is None:
-        pytest.skip("there is no C++ compiler")
-    folder = tmp_path_factory.mktemp("kernels")
-    source, library = folder / "kernels.cpp", folder / "kernels.so"
-    kernels = fused.source(list(fused_launch.instances()))
-    source.write_text(f'#include "kernel_emulation.h"\n{kernels}\nEMULATED_LAUNCH\n')
-    flags = ["-std=c++17", "-O0", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{Path(__file__).parent}"]
-    made = subprocess.run([COMPILER, *flags, source, "-o", library], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    return Guarded(fused.LibraryLauncher(library))
-
-
-@pytest.fixture
-def unwritten_is_nan() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-class Guarded:
-    """Launch with NaN around every tensor, which detects reads and writes outside of the tensor."""
-
-    def __init__(self, launcher: Launcher) -> None:
-        self.launcher = launcher
-        self.launches: list[tuple[str, Grid, Sequence[Tensor]]] = []
-
-    def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        self.launches.append((name, grid, tensors))
-        guarded = [self._guard(tensor) for tensor in tensors]
-        before = [buffer.clone() for buffer, _ in guarded]
-        self.launcher(name, grid, [view for _, view in guarded], numbers)
-        *_, (buffer, result) = guarded
-        tensors[-1].copy_(result)
-        result.fill_(torch.nan)
-        assert buffer.isnan().all(), f"{name} has written outside its result"
-        for (read, _), kept in zip(guarded[:-1], before[:-1], strict=True):
-            assert torch.equal(read.nan_to_num(7.0), kept.nan_to_num(7.0)), f"{name} has written to what it reads"
-
-    @staticmethod
-    def _guard(tensor: Tensor) -> tuple[Tensor, Tensor]:
-        span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-        misalignment = tensor.data_ptr() % 16 // 4
-        buffer = torch.full((2 * GUARD + span + misalignment,), torch.nan)
-        view = buffer.as_strided(tensor.shape, tensor.stride(), GUARD + misalignment)
-        return buffer, view.copy_(tensor)
-
-
-class Fenced:
-    """Launch with every tensor inside a fence."""
-
-    def __init__(self, launcher: Launcher, at_the_end: bool) -> None:
-        self.launcher = launcher
-        self.at_the_end = at_the_end
-
-    def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        alignment = 16 if name.endswith("by_four") else 4
-        fenced = [fence(tensor, alignment, self.at_the_end) for tensor in tensors]
-        self.launcher(name, grid, fenced, numbers)
-        tensors[-1].copy_(fenced[-1])
-
-
-def fence(tensor: Tensor, alignment: int, at_the_end: bool) -> Tensor:
-    """Return a copy at one end of its pages, between pages whose access ends the process."""
-    room = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, room + 2 * FENCE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for border in (start, start + FENCE + room):
-        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(border), ctypes.c_size_t(FENCE), 0) == 0
-    offset = FENCE + ((room - tensor.nbytes) // alignment * alignment if at_the_end else 0)
-    fenced = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-    return fenced.view(tensor.shape).copy_(tensor)
 
 
 def nhwc(tensor: Tensor) -> Tensor:
@@ -116,12 +31,22 @@ def problem_of(input: Tensor, weight: Tensor, arguments: dict[str, Any]) -> Prob
     return replace(make_problem(input, weight, None, groups=1, **settings), channels_last=True)
 
 
-def check(launch: Launcher, input_shape: Sequence[int], weight_shape: Sequence[int], arguments: dict[str, Any]) -> None:
-    input, weight = random(*input_shape, dtype=torch.float32), random(*weight_shape, seed=1, dtype=torch.float32)
+# Largest error, relative to the largest value: the sums are float32, the results are rounded once.
+TOLERANCES = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def check(
+    launch: Launcher,
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    arguments: dict[str, Any],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    input, weight = random(*input_shape, dtype=dtype), random(*weight_shape, seed=1, dtype=dtype)
     problem = problem_of(input, weight, arguments)
     exact = [input.double().requires_grad_(), weight.double().requires_grad_()]
     output = F.conv2d(*exact, **arguments)
-    grad_output = random(*output.shape, seed=2, dtype=torch.float32)
+    grad_output = random(*output.shape, seed=2, dtype=dtype)
     expected = [output, *torch.autograd.grad(output, exact, grad_output.double())]
     input, grad_output = nhwc(input), nhwc(grad_output)
     found = [
@@ -131,8 +56,9 @@ def check(launch: Launcher, input_shape: Sequence[int], weight_shape: Sequence[i
     ]
     for name, one, other in zip(("output", "input", "weight"), found, expected, strict=True):
         assert one.shape == other.shape
+        assert one.dtype == dtype
         difference = (one - other).abs().max() / other.abs().max().clamp(min=1)
-        assert difference < 5e-6, f"{name} is off by {difference:.2g}"
+        assert difference < TOLERANCES[dtype], f"{name} is off by {difference:.2g}"
 
 
 @pytest.mark.parametrize("case", DENSE, ids=str)
@@ -146,7 +72,7 @@ def test_results_equal_torch(case: Case, emulated: Launcher, unwritten_is_nan: N
 def test_every_tile(
     tile: Any, channels: int, emulated: Guarded, monkeypatch: pytest.MonkeyPatch, unwritten_is_nan: None
 ) -> None:
-    monkeypatch.setattr(fused_launch, "TILES", (tile,))
+    only_tile(monkeypatch, tile)
     # More than one tile each way; 5 * 5 taps make more rows of the weight gradient than the largest tile has.
     check(emulated, (2, channels, 15, 14), (tile.columns + channels, channels, 5, 5), {"padding": 2})
     kernels = {name for name, *_ in emulated.launches[-3:]}
@@ -158,7 +84,12 @@ def test_every_tile(
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape(emulated: Launcher, data: st.DataObject) -> None:
-    check(emulated, *draw_convolution(data))
+    check(emulated, *draw_convolution(data), dtype=data.draw(st.sampled_from(list(TOLERANCES))))
+
+
+def only_tile(monkeypatch: pytest.MonkeyPatch, tile: fused_launch.KernelTile) -> None:
+    """Select this tile for every product."""
+    monkeypatch.setattr(fused_launch.KernelTile, "cost", lambda self, *_, **__: float(self != tile))
 
 
 def draw_convolution(data: st.DataObject) -> tuple[Sequence[int], Sequence[int], dict[str, Any]]:
@@ -178,17 +109,19 @@ def draw_convolution(data: st.DataObject) -> tuple[Sequence[int], Sequence[int],
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and mprotect")
 @pytest.mark.parametrize("at_the_end", [True, False], ids=["end", "start"])
-@pytest.mark.parametrize("channels", [4, 3], ids=["by four", "by one"])
+@pytest.mark.parametrize(
+    ("channels", "dtype"), [(4, torch.float32), (3, torch.float32), (4, torch.float16), (3, torch.bfloat16)], ids=str
+)
 @pytest.mark.parametrize("tile", fused_launch.TILES[1::2], ids=str)
 def test_no_access_outside_the_tensors(
-    tile: Any, channels: int, at_the_end: bool, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
+    tile: Any, channels: int, dtype: torch.dtype, at_the_end: bool, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_launch, "TILES", (tile,))
+    only_tile(monkeypatch, tile)
     child = os.fork()
     if child == 0:
         try:
             fenced = Fenced(emulated.launcher, at_the_end)
-            check(fenced, (2, channels, 19, 18), (channels, channels, 3, 3), {"padding": 1, "stride": 2})
+            check(fenced, (2, channels, 19, 18), (channels, channels, 3, 3), {"padding": 1, "stride": 2}, dtype)
             os._exit(0)
         finally:
             os._exit(1)
@@ -241,3 +174,33 @@ def test_weight_gradient_is_split_over_pixels_and_gives_equal_bits(emulated: Gua
     first, second = (fused_launch.weight_gradient(emulated, input, grad_output, problem) for _ in range(2))
     assert torch.equal(first, second)
     assert emulated.launches[-1][1] == (1, 1, 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_types_keep_special_values_and_round_to_even(dtype: torch.dtype, emulated: Guarded) -> None:
+    # A 1x1 convolution with the weight 1 copies; with a weight of other sizes it rounds the product once.
+    subnormal = torch.finfo(dtype).smallest_normal / 4
+    values = [0.0, -0.0, 1.0, torch.inf, -torch.inf, torch.nan, torch.finfo(dtype).max, subnormal, -3 * subnormal]
+    input = torch.tensor(values, dtype=dtype).view(1, 1, 3, 3)
+    for factor in (1.0, 1.125, 0.7, 1e-3, 1e3):
+        weight = torch.full((1, 1, 1, 1), factor, dtype=dtype)
+        output = fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))
+        expected = (input.float() * weight.float()).to(dtype)
+        torch.testing.assert_close(output, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_weight_gradient_has_the_layout_of_a_channels_last_parameter(emulated: Guarded) -> None:
+    input, grad_output = (nhwc(random(2, channels, 6, 6, dtype=torch.float32)) for channels in (8, 4))
+    weight = nhwc(torch.empty(4, 8, 3, 3))
+    found = fused_launch.weight_gradient(emulated, input, grad_output, problem_of(input, weight, {"padding": 1}))
+    assert found.stride() == weight.stride()
+
+
+def test_tiles_for_lists_the_tiles_of_the_launches(emulated: Guarded) -> None:
+    input, weight = nhwc(random(1, 8, 9, 9, dtype=torch.float32)), random(20, 8, 3, 3, dtype=torch.float32)
+    problem = problem_of(input, weight, {"padding": 1, "stride": 2})
+    before = len(emulated.launches)
+    fused_launch.input_gradient(emulated, nhwc(random(1, 20, 5, 5, dtype=torch.float32)), weight, problem)
+    used = {name.split("_")[1] for name, *_ in emulated.launches[before:]}
+    tiles = fused_launch.tiles_for("input_gradient", problem, torch.float32)
+    assert {f"{tile.rows}x{tile.columns}" for tile in tiles} == used

@@ -8,17 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from yolo_lightning.conv.kernels import fused, fused_launch
-from yolo_lightning.conv.kernels.fused import BuildError
+from yolo_lightning.conv.kernels import batch_norm_launch, build, fused_launch, launcher
+from yolo_lightning.conv.kernels.verified import BuildError
 
 DEVICE = torch.device("cuda", 0)
 NVCC = shutil.which("nvcc")
-HOLD = "import sys; from pathlib import Path; from yolo_lightning.conv.kernels.fused import file_lock\n" + (
+HOLD = "import sys; from pathlib import Path; from yolo_lightning.conv.kernels.build import file_lock\n" + (
     "with file_lock(Path(sys.argv[1]), 0.0):\n    print('held', flush=True)\n    sys.stdin.read()"
 )
 
@@ -47,56 +46,39 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_constants_equal_those_of_the_source() -> None:
-    text = fused.source([])
-    assert f"constexpr int THREADS = {fused_launch.THREADS};" in text
+    text = build.source(list(build.kernel_lines()))
+    assert f"constexpr int THREADS = {launcher.THREADS};" in text
     assert f"constexpr int DEPTH = {fused_launch.DEPTH};" in text
+    assert f"constexpr int CHANNELS_AT_ONCE = {batch_norm_launch.CHANNELS_AT_ONCE};" in text
 
 
 def test_kernels_use_no_vendor_specific_feature() -> None:
-    code = re.sub(r"//.*", "", fused.source([]))
-    for word in ("warp", "shfl", "ballot", "asm", "wmma", "atomic", "double", "#include", "__ldg"):
+    code = re.sub(r"//.*", "", build.source(list(build.kernel_lines())))
+    for word in ("warp", "shfl", "ballot", "asm", "wmma", "atomic", "double", "#include", "__ldg", "__half"):
         assert word not in code
 
 
-def test_the_runtime_compiler_compiles_each_kernel_once(monkeypatch: pytest.MonkeyPatch, architecture: None) -> None:
-    compiled: list[str] = []
-    launches: list[dict[str, Any]] = []
-
-    def compile_kernel(source: str, name: str) -> Any:
-        assert source.startswith('extern "C" {}\n')
-        assert source.count(f"({name},") == 1
-        compiled.append(name)
-        return lambda **arguments: launches.append(arguments)
-
-    monkeypatch.setattr(torch.cuda, "_compile_kernel", compile_kernel, raising=False)
-    launcher = fused.RuntimeCompiled(DEVICE)
-    first, second, *_ = fused_launch.instances()
-    tensor = torch.zeros(3)
-    for name in (first, second, second):
-        launcher(name, (1, 2, 3), [tensor], [4, 5])
-    assert compiled == [first, second]
-    assert launches == [{"grid": (1, 2, 3), "block": (256, 1, 1), "args": [tensor, 4, 5]}] * 3
-
-
-def test_error_without_a_toolkit_contains_the_remedy(monkeypatch: pytest.MonkeyPatch, architecture: None) -> None:
-    def compile_kernel(source: str, name: str) -> Any:
-        raise OSError("ROCM_HOME environment variable is not set.")
-
-    monkeypatch.setattr(torch.cuda, "_compile_kernel", compile_kernel, raising=False)
-    with pytest.raises(BuildError, match=r"ROCM_HOME .* any folder is sufficient"):
-        fused.RuntimeCompiled(DEVICE)
+def test_a_kernel_is_compiled_with_the_files_that_it_needs() -> None:
+    convolution, norm = (build.source([name]) for name in ("correlate_64x64_by_four", "finish_statistics"))
+    assert "void correlate(" in convolution
+    assert "Moments" not in convolution
+    assert "Moments" in norm
+    assert "void correlate(" not in norm
 
 
 def test_error_lists_the_reasons_of_both_compilers(
     monkeypatch: pytest.MonkeyPatch, architecture: None, tmp_path: Path
 ) -> None:
+    def no_compiler(*arguments: object) -> None:
+        raise BuildError("no library nvrtc")
+
     def no_library(*arguments: object) -> Path:
         raise RuntimeError("Ninja is required")
 
-    monkeypatch.delattr(torch.cuda, "_compile_kernel", raising=False)
-    monkeypatch.setattr(fused, "build_library", no_library)
-    with pytest.raises(BuildError, match=r"has no torch\.cuda\._compile_kernel; toolkit: RuntimeError: Ninja"):
-        fused.make_launcher(DEVICE, tmp_path)
+    monkeypatch.setattr(build, "RuntimeCompiled", no_compiler)
+    monkeypatch.setattr(build, "build_library", no_library)
+    with pytest.raises(BuildError, match=r"no library nvrtc; toolkit: RuntimeError: Ninja"):
+        build.make_launcher(DEVICE, tmp_path)
 
 
 def test_a_build_holds_a_lock_and_removes_a_stale_one(
@@ -109,14 +91,14 @@ def test_a_build_holds_a_lock_and_removes_a_stale_one(
     def load(name: str, sources: Sequence[str], build_directory: str, **_: object) -> None:
         folder = Path(build_directory)
         assert not (folder / "lock").exists()
-        with pytest.raises(BuildError), fused.file_lock(folder / "building", 0.0):
+        with pytest.raises(BuildError), build.file_lock(folder / "building", 0.0):
             pass
-        assert Path(sources[0]).read_text(encoding="utf-8") == fused.library_source()
+        assert Path(sources[0]).read_text(encoding="utf-8") == build.library_source()
         (folder / "lock").touch()
         folders.append(folder)
 
     monkeypatch.setattr(cpp_extension, "load", load)
-    libraries = [fused.build_library(DEVICE, tmp_path) for _ in range(2)]
+    libraries = [build.build_library(DEVICE, tmp_path) for _ in range(2)]
     assert len(set(folders)) == 1
     assert libraries == [folder / f"{folder.name}.so" for folder in folders]
 
@@ -126,11 +108,11 @@ def test_a_build_holds_a_lock_and_removes_a_stale_one(
 def test_only_one_process_builds_and_a_killed_one_releases_the_lock(
     tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
-    with pytest.raises(BuildError, match="another process has held"), fused.file_lock(tmp_path / "building", 0.3):
+    with pytest.raises(BuildError, match="another process has held"), build.file_lock(tmp_path / "building", 0.3):
         pass
     holder.kill()
     holder.wait()
-    with fused.file_lock(tmp_path / "building", 5.0):
+    with build.file_lock(tmp_path / "building", 5.0):
         pass
 
 
@@ -145,7 +127,7 @@ def test_hipify_replaces_every_cuda_name(tmp_path: Path) -> None:
     from torch.utils.hipify.hipify_python import hipify
 
     file = tmp_path / "kernels.cu"
-    file.write_text(fused.library_source())
+    file.write_text(build.library_source())
     results = hipify(str(tmp_path), output_directory=str(tmp_path), extra_files=[str(file)], is_pytorch_extension=True)
     text = Path(str(results[str(file)].hipified_path)).read_text()
     assert "hipLaunchKernel" in text
@@ -157,28 +139,12 @@ def test_hipify_replaces_every_cuda_name(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nvcc_compiles_without_spilling(architecture_name: str, tmp_path: Path) -> None:
     file = tmp_path / "kernels.cu"
-    file.write_text(fused.library_source())
+    file.write_text(build.library_source())
     flags = ["-c", f"-arch={architecture_name}", "-Xptxas", "-v", "-Werror", "all-warnings"]
     made = subprocess.run([str(NVCC), *flags, file, "-o", tmp_path / "kernels.o"], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     spilled = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", made.stderr)
-    assert spilled == [("0", "0")] * len(fused_launch.instances())
-
-
-@pytest.mark.skipif(not torch.version.cuda, reason="this torch has no NVRTC")
-@pytest.mark.slow
-def test_nvrtc_compiles_without_a_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.utils import cpp_extension
-
-    utils = pytest.importorskip("torch.cuda._utils")
-    if not hasattr(utils, "_nvrtc_compile"):
-        pytest.skip("this torch keeps its runtime compiler elsewhere")
-    # Any folder is sufficient, because nothing is included.
-    monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/nonexistent")
-    for name in list(fused_launch.instances())[::7]:
-        binary, symbol = utils._nvrtc_compile(f'extern "C" {{}}\n{fused.source([name])}', name, "75")
-        assert symbol == name
-        assert len(binary) > 1000
+    assert spilled == [("0", "0")] * len(build.kernel_lines())
 
 
 @pytest.fixture
@@ -195,11 +161,11 @@ def toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there, so the launch would succeed")
 @pytest.mark.slow
 def test_launch_of_a_built_library_reports_errors(architecture: None, toolkit: None, tmp_path: Path) -> None:
-    library = fused.build_library(DEVICE, tmp_path)
-    assert fused.build_library(DEVICE, tmp_path) == library
-    launcher = fused.LibraryLauncher(library)
-    name = next(iter(fused_launch.instances()))
+    library = build.build_library(DEVICE, tmp_path)
+    assert build.build_library(DEVICE, tmp_path) == library
+    launch = launcher.LibraryLauncher(library)
+    name = next(iter(build.kernel_lines()))
     with pytest.raises(RuntimeError, match=f"cannot launch kernel {name}: .*(device|driver)"):
-        launcher(name, (1, 1, 1), [torch.zeros(3)] * 3, [0] * 22)
+        launch(name, (1, 1, 1), [torch.zeros(3)] * 3, [0] * 22)
     with pytest.raises(RuntimeError, match="no such kernel"):
-        launcher("other", (1, 1, 1), [torch.zeros(3)], [])
+        launch("other", (1, 1, 1), [torch.zeros(3)], [])

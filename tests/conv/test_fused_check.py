@@ -1,10 +1,8 @@
 """Use, verification and disabling of optional kernels, with stand-ins for the kernels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,16 +10,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.conv.emulation import Guarded
 from tests.conv.test_conv2d import random
 from tests.conv.test_fused import nhwc, problem_of
+from yolo_lightning.conv import DEFAULT_PLAN, Plan
 from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.kernels import fused as _fused
-from yolo_lightning.conv.kernels import fused_launch
-from yolo_lightning.conv.kernels.fused_launch import Grid, Launcher
-from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels
+from yolo_lightning.conv.kernels import fused
+from yolo_lightning.conv.kernels.build import make_launcher
+from yolo_lightning.conv.kernels.launcher import Argument, Grid, Launcher
+from yolo_lightning.conv.kernels.representative import MOST_ELEMENTS, small_problem
+from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels, assume_available, generated
 
 ACCEPTED = Problem((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, channels_last=True)
+INPUT, WEIGHT = nhwc(random(2, 4, 6, 6, dtype=torch.float32)), random(5, 4, 3, 3, dtype=torch.float32)
+PROBLEM = problem_of(INPUT, WEIGHT, {"padding": 1})
+EXPECTED = F.conv2d(INPUT, WEIGHT, padding=1)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def disabled_afterwards() -> Iterator[None]:
+    yield
+    fused.disable()
 
 
 @pytest.mark.parametrize(
@@ -32,13 +43,14 @@ ACCEPTED = Problem((2, 3, 8, 8), (4, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1, 
         (replace(ACCEPTED, input_size=(0, 3, 8, 8)), torch.float32, "cuda"),
         (replace(ACCEPTED, input_size=(1 << 24, 3, 8, 8)), torch.float32, "cuda"),
         (ACCEPTED, torch.float64, "cuda"),
-        (ACCEPTED, torch.float16, "cuda"),
         (ACCEPTED, torch.float32, "cpu"),
+        (ACCEPTED, torch.float32, "meta"),
     ],
 )
 def test_accepts_only_supported_problems(problem: Problem, dtype: torch.dtype, device_type: str) -> None:
-    assert _fused.accepts(ACCEPTED, torch.float32, "cuda")
-    assert not _fused.accepts(problem, dtype, device_type)
+    for supported in (torch.float32, torch.float16, torch.bfloat16):
+        assert fused.accepts(ACCEPTED, supported, "cuda")
+    assert not fused.accepts(problem, dtype, device_type)
 
 
 class Wrong:
@@ -48,26 +60,11 @@ class Wrong:
         self.spoil = spoil
         self.launches = 0
 
-    def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+    def __call__(self, name: str, grid: Grid, tensors: Sequence[Argument], numbers: Sequence[int | float]) -> None:
         self.launches += 1
-        self.spoil(tensors[-1])
-
-
-INPUT, WEIGHT = nhwc(random(2, 4, 6, 6, dtype=torch.float32)), random(5, 4, 3, 3, dtype=torch.float32)
-PROBLEM = problem_of(INPUT, WEIGHT, {"padding": 1})
-EXPECTED = F.conv2d(INPUT, WEIGHT, padding=1)
-
-
-def checked(
-    build: Callable[[torch.device], Launcher], launches: Any = fused_launch, reference: Any = rows_channels_last
-) -> OptionalKernels:
-    kernels = OptionalKernels("fused convolution kernels", launches, reference)
-    kernels.enable(build)
-    return kernels
-
-
-def forward(kernels: OptionalKernels, input: Tensor = INPUT, weight: Tensor = WEIGHT) -> Tensor:
-    return kernels.forward(input, weight, PROBLEM)
+        result = tensors[-1]
+        assert result is not None
+        self.spoil(result)
 
 
 def refuse(result: Tensor) -> None:
@@ -78,71 +75,103 @@ def misunderstand(result: Tensor) -> None:
     raise TypeError("unexpected keyword argument 'grid'")
 
 
+def enable(launch: Launcher) -> None:
+    fused.KERNELS.enable(lambda device: launch)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
         (lambda result: result.zero_(), "has an error of 1 "),
         (lambda result: result.fill_(torch.nan), "has an error of nan "),
-        (refuse, "forward failed .* invalid configuration"),
-        (misunderstand, "forward failed .* unexpected keyword"),
+        (refuse, "forward.* failed: invalid configuration"),
+        (misunderstand, "forward.* failed: unexpected keyword"),
     ],
     ids=["wrong", "nan", "refused", "misunderstood"],
 )
 def test_a_kernel_that_fails_is_disabled_with_one_warning(spoil: Callable[[Tensor], object], words: str) -> None:
     wrong = Wrong(spoil)
-    fused = checked(lambda device: wrong)
+    enable(wrong)
     with pytest.warns(UserWarning, match=words) as caught:
-        outputs = [forward(fused) for _ in range(3)]
+        outputs = [fused.forward(INPUT, WEIGHT, PROBLEM) for _ in range(3)]
     assert len(caught) == wrong.launches == 1
-    assert not fused.work_on(torch.device("cpu"))
+    assert not fused.KERNELS.enabled
     for output in outputs:
         torch.testing.assert_close(output, EXPECTED)
 
 
-def test_the_first_result_of_each_product_and_problem_is_compared() -> None:
-    references: list[str] = []
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_each_product_is_verified_once_per_problem_and_dtype(
+    dtype: torch.dtype, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[str] = []
+
+    def counted(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def count(*arguments: Any) -> Tensor:
+            verified.append(name)
+            return function(*arguments)
+
+        return count
+
     names = ("forward", "input_gradient", "weight_gradient")
-
-    def counted(name: str, *arguments: Any) -> Any:
-        references.append(name)
-        return getattr(rows_channels_last, name)(*arguments)
-
-    def correct(name: str, kernels: Launcher, *arguments: Any) -> Any:
-        return getattr(rows_channels_last, name)(*arguments)
-
-    launches, reference = (SimpleNamespace(**{n: partial(f, n) for n in names}) for f in (correct, counted))
-    fused = checked(lambda device: Wrong(refuse), launches, reference)
-
-    def run(problem: Problem, grad_output: Tensor) -> None:
-        for name, operands in zip(names, ((INPUT, WEIGHT), (grad_output, WEIGHT), (INPUT, grad_output)), strict=True):
-            getattr(fused, name)(*operands, problem)
-
+    for name in names:
+        monkeypatch.setattr(rows_channels_last, name, counted(name, getattr(rows_channels_last, name)))
+    enable(emulated)
+    input, weight, grads = INPUT.to(dtype), WEIGHT.to(dtype), nhwc(EXPECTED.to(dtype))
     for _ in range(2):
-        run(PROBLEM, torch.ones_like(EXPECTED))
-    assert references == ["forward", "input_gradient", "weight_gradient"]
-    run(problem_of(INPUT, WEIGHT, {}), torch.ones(2, 5, 4, 4))
-    assert len(references) == 6
-
-
-def test_every_result_of_a_product_is_compared() -> None:
-    launches = SimpleNamespace(gradients=lambda *_: (EXPECTED, -EXPECTED))
-    reference = SimpleNamespace(gradients=lambda *_: (EXPECTED, EXPECTED))
-    fused = checked(lambda device: Wrong(refuse), launches, reference)
-    with pytest.warns(UserWarning, match="gradients on cpu has an error of 2 "):
-        assert fused.gradients(INPUT, EXPECTED, WEIGHT, PROBLEM)[1] is EXPECTED
+        output = fused.forward(input, weight, PROBLEM)
+        fused.input_gradient(grads, weight, PROBLEM)
+        fused.weight_gradient(input, grads, PROBLEM)
+    assert verified == list(names)
+    torch.testing.assert_close(output.float(), F.conv2d(input.float(), weight.float(), padding=1), rtol=1e-2, atol=1e-2)
+    fused.forward(input[:, :, :5], weight, problem_of(input[:, :, :5], weight, {"padding": 1}))
+    assert len(verified) == 4
 
 
 @pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan])
-def test_results_without_a_finite_maximum_do_not_verify_the_kernels(value: float) -> None:
-    wrong = Wrong(lambda result: result.fill_(3.0))
-    fused = checked(lambda device: wrong)
+def test_the_verification_does_not_depend_on_the_data(value: float, emulated: Guarded) -> None:
+    enable(emulated)
     input = torch.full_like(INPUT, value)
-    for _ in range(2):
-        output = forward(fused, input)
-        torch.testing.assert_close(output, F.conv2d(input, WEIGHT, padding=1), equal_nan=True)
-    assert fused.work_on(torch.device("cpu"))
-    with pytest.warns(UserWarning, match="has an error of"):
-        forward(fused)
+    output = fused.forward(input, WEIGHT, PROBLEM)
+    torch.testing.assert_close(output, F.conv2d(input, WEIGHT, padding=1), equal_nan=True)
+    assert fused.KERNELS.enabled
+
+
+def test_the_verification_keeps_the_state_of_the_random_number_generator() -> None:
+    before = torch.get_rng_state()
+    values = generated(4, 1000, dtype=torch.float32, device=CPU, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert values.abs().max() < 1
+    assert values.mean().abs() < 0.05
+    assert 0.4 < values.std() < 0.7
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        problem_of(
+            torch.empty(8, 16, 320, 320, device="meta"), torch.empty(16, 16, 3, 3, device="meta"), {"padding": 1}
+        ),
+        problem_of(
+            torch.empty(8, 16, 320, 320, device="meta"),
+            torch.empty(32, 16, 3, 3, device="meta"),
+            {"padding": 1, "stride": 2},
+        ),
+        problem_of(torch.empty(64, 3, 2000, 9, device="meta"), torch.empty(8, 3, 7, 3, device="meta"), {"dilation": 3}),
+        problem_of(
+            torch.empty(1, 640, 5, 5, device="meta"), torch.empty(640, 640, 3, 3, device="meta"), {"padding": 2}
+        ),
+    ],
+    ids=["wide", "stride", "tall", "deep"],
+)
+def test_a_small_problem_keeps_channels_and_taps_and_needs_little_memory(problem: Problem) -> None:
+    small = small_problem(problem)
+    assert small.weight_size == problem.weight_size
+    assert replace(small, input_size=problem.input_size) == problem
+    assert min(small.output_size) > 0
+    rows = small.input_size[2]
+    assert rows == problem.input_size[2] or torch.Size(small.input_size).numel() < 1.5 * MOST_ELEMENTS
+    assert torch.Size(small.output_size).numel() < 2 * MOST_ELEMENTS
 
 
 @pytest.mark.parametrize(
@@ -152,10 +181,10 @@ def test_out_of_memory_errors_are_raised(error: RuntimeError) -> None:
     def run_out(result: Tensor) -> None:
         raise error
 
-    fused = checked(lambda device: Wrong(run_out))
+    enable(Wrong(run_out))
     with pytest.raises(type(error), match=str(error)):
-        forward(fused)
-    assert fused.work_on(torch.device("cpu"))
+        fused.forward(INPUT, WEIGHT, PROBLEM)
+    assert fused.KERNELS.enabled
 
 
 def test_reference_computes_if_the_build_fails() -> None:
@@ -165,31 +194,62 @@ def test_reference_computes_if_the_build_fails() -> None:
         builds.append(device)
         raise BuildError("there is no compiler")
 
-    fused = checked(build)
+    fused.KERNELS.enable(build)
     with pytest.warns(UserWarning, match="there is no compiler") as caught:
-        outputs = [forward(fused) for _ in range(2)]
+        outputs = [fused.forward(INPUT, WEIGHT, PROBLEM) for _ in range(2)]
     assert len(caught) == len(builds) == 1
     torch.testing.assert_close(outputs, [EXPECTED, EXPECTED])
 
 
 def test_disabled_until_enabled(tmp_path: Path) -> None:
     device = torch.device("cuda")
-    assert not _fused.available(device)
-    torch.testing.assert_close(_fused.forward(INPUT, WEIGHT, PROBLEM), EXPECTED)
-    _fused.enable(tmp_path)
-    try:
-        assert not _fused.available(torch.device("cpu"))
-    finally:
-        _fused.disable()
-    assert not _fused.available(device)
+    assert not fused.available(device)
+    torch.testing.assert_close(fused.forward(INPUT, WEIGHT, PROBLEM), EXPECTED)
+    fused.enable(tmp_path)
+    assert not fused.available(CPU)
+    fused.disable()
+    assert not fused.available(device)
+
+
+def test_the_plan_selects_the_kernels_for_half_types_too(emulated: Guarded) -> None:
+    enable(emulated)
+    with assume_available("cpu"):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            plan = Plan()
+            plan.forward(INPUT.to(dtype), WEIGHT.to(dtype), PROBLEM)
+            assert [decision.algorithm for decision in plan.describe()] == ["fused"]
+    assert not fused.accepts(PROBLEM, torch.float32, "cpu")
+    assert DEFAULT_PLAN is not plan
+
+
+def test_opcheck(emulated: Guarded) -> None:
+    enable(emulated)
+    grads = nhwc(EXPECTED)
+    arguments = ([1, 1], [1, 1, 1, 1], [1, 1])
+    operators = torch.ops.yolo_lightning
+    torch.library.opcheck(operators.fused_conv_forward.default, (INPUT, WEIGHT, *arguments))
+    torch.library.opcheck(operators.fused_conv_input_gradient.default, (grads, WEIGHT, list(INPUT.shape), *arguments))
+    torch.library.opcheck(operators.fused_conv_weight_gradient.default, (INPUT, grads, list(WEIGHT.shape), *arguments))
+
+
+def test_an_operator_without_kernels_raises() -> None:
+    with pytest.raises(RuntimeError, match="fused convolution kernels are disabled"):
+        torch.ops.yolo_lightning.fused_conv_forward(INPUT, WEIGHT, [1, 1], [1, 1, 1, 1], [1, 1])
+
+
+def test_every_result_is_compared() -> None:
+    kernels = OptionalKernels("kernels")
+    kernels.enable(lambda device: True)
+    good, bad = torch.ones(3), -torch.ones(3)
+    with pytest.warns(UserWarning, match="both on cpu has an error of 2 "):
+        assert kernels.run("both", CPU, lambda: (good,), lambda: [(good, good), (bad, good)]) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_results_on_a_gpu_equal_those_of_a_cpu(tmp_path: Path) -> None:
-    fused = checked(lambda device: _fused.make_launcher(device, tmp_path))
+    fused.KERNELS.enable(lambda device: make_launcher(device, tmp_path))
     device = torch.device("cuda", torch.cuda.current_device())
-    assert fused.work_on(device)
     for _ in range(2):
-        output = forward(fused, INPUT.to(device), WEIGHT.to(device))
+        output = fused.forward(INPUT.to(device), WEIGHT.to(device), PROBLEM)
         torch.testing.assert_close(output.cpu(), EXPECTED, rtol=0, atol=1e-4)
-    assert fused.work_on(device)
+    assert fused.KERNELS.enabled

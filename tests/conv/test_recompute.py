@@ -1,4 +1,4 @@
-"""`BatchNormSiLU2d` against `torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`."""
+"""`RecomputedBatchNormSiLU2d` against `torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`."""
 
 import copy
 from collections.abc import Callable
@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conv.test_batch_norm import OPTIONS, random
-from yolo_lightning.conv.normalization import BatchNormSiLU2d
+from yolo_lightning.conv.normalization import RecomputedBatchNormSiLU2d
 
 
-def twins(options: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[BatchNormSiLU2d, nn.Sequential]:
+def twins(
+    options: dict[str, Any], dtype: torch.dtype = torch.float64
+) -> tuple[RecomputedBatchNormSiLU2d, nn.Sequential]:
     native = nn.BatchNorm2d(4, dtype=dtype, **options)
     for seed, parameter in enumerate(native.parameters()):
         parameter.data.copy_(random(4, seed=seed))
     ours = copy.deepcopy(native)
-    ours.__class__ = BatchNormSiLU2d
+    ours.__class__ = RecomputedBatchNormSiLU2d
     return ours, nn.Sequential(native, nn.SiLU())  # type: ignore[return-value]
 
 
@@ -166,7 +168,7 @@ def test_empty_batch_like_torch() -> None:
 
 
 def test_constant_channel_and_no_eps() -> None:
-    layer = BatchNormSiLU2d(4, eps=0.0).double()
+    layer = RecomputedBatchNormSiLU2d(4, eps=0.0).double()
     input = torch.ones(2, 4, 3, 3).double().requires_grad_()
     (grad,) = torch.autograd.grad(layer(input).sum(), input)
     assert grad.isfinite().all()

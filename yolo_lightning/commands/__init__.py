@@ -1,5 +1,13 @@
 """Commands besides `fit`, `validate`, `test` and `predict`: one file or folder each, named as the user types it."""
 
+SUBCOMMANDS = {
+    "fit": "Train a network",
+    "validate": "Score the validation split",
+    "test": "Score the test split",
+    "predict": "Detect objects in the split for predictions, or in PICTURES",
+}
+"""Purpose of the subcommands of LightningCLI by name."""
+
 TOOLS = {
     "average": "average the last checkpoints of a run",
     "benchmark": "compare the speed and memory of convolution implementations",
@@ -16,5 +24,5 @@ TOOLS = {
 }
 """Purpose by name."""
 
-WITHOUT_TORCH = frozenset({"benchmark_gpu", "doctor"})
+WITHOUT_TORCH = frozenset({"benchmark_gpu", "doctor", "monitor"})
 """Commands that do not import torch: they start quickly, and work if torch cannot be imported."""

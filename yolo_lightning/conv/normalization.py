@@ -1,11 +1,14 @@
-"""`torch.nn.BatchNorm2d` that never dispatches to cuDNN or MIOpen, also combined with SiLU to save memory."""
+"""`torch.nn.BatchNorm2d` that never dispatches to cuDNN or MIOpen, also combined with SiLU."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
+
+from yolo_lightning.conv.kernels import fused_norm
 
 
 class VendorFreeBatchNorm2d(nn.BatchNorm2d):
@@ -53,23 +56,96 @@ class VendorFreeBatchNorm2d(nn.BatchNorm2d):
 
 
 class BatchNormSiLU2d(VendorFreeBatchNorm2d):
-    """`torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`, which saves less memory for the backward pass.
+    """`torch.nn.BatchNorm2d` followed by `torch.nn.SiLU`, computed by GPU kernels (batch_norm.cu) if enabled.
 
-    A convolution, its batch normalisation and its SiLU save three activations: the input of each. The input of the SiLU
-    is a per-channel affine function of the input of the normalisation, so this layer does not save it and recomputes it
-    in the backward pass. The SiLU is computed in place in the forward pass; the saved allocation compensates for the
-    recomputation.
-
-    Constructor, state_dict and statistics are those of `torch.nn.BatchNorm2d`. All kernels are ATen's, with either
-    convolution backend. Derivatives of any order are supported; higher ones save what autograd saves.
+    The kernels save the input only, like `RecomputedBatchNormSiLU2d`. Without them, ATen computes the two layers, and
+    autograd saves the input of each. Constructor, state_dict and statistics are those of `torch.nn.BatchNorm2d`.
     """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise `(N, C, H, W)` over N, H and W and apply SiLU, in the shape and dtype of the input."""
+        if self._uses_kernels(input):
+            return self._fused(input)
+        return super().forward(input)
+
+    def _uses_kernels(self, input: Tensor) -> bool:
+        """Return whether the kernels compute this call: in training, with parameters and a fixed momentum."""
+        if not self.training or torch.compiler.is_compiling() or input.dim() != 4 or input.size(1) != self.num_features:
+            return False
+        statistics = [self.running_mean, self.running_var] if self.track_running_stats else []
+        return (
+            self.momentum is not None
+            and input.numel() > self.num_features
+            and fused_norm.accepts(input, self.weight, self.bias, *statistics)
+        )
+
+    def _fused(self, input: Tensor) -> Tensor:
+        keeps = self.track_running_stats
+        state = (self.running_mean, self.running_var, self.num_batches_tracked) if keeps else (None, None, None)
+        output: Tensor | None = _FusedBatchNormSiLU.apply(
+            input, self.weight, self.bias, *state, self.momentum, self.eps
+        )
+        return super().forward(input) if output is None else output
 
     def _scale(self, input: Tensor) -> Tensor:
         return F.silu(super()._scale(input))
 
     def _normalise(self, *arguments: Any) -> Tensor:
+        return F.silu(super()._normalise(*arguments))
+
+
+class RecomputedBatchNormSiLU2d(BatchNormSiLU2d):
+    """`BatchNormSiLU2d` that saves less memory for the backward pass also without kernels.
+
+    A convolution, its batch normalisation and its SiLU save three activations: the input of each. The input of the SiLU
+    is a per-channel affine function of the input of the normalisation, so this layer does not save it and recomputes it
+    in the backward pass. The SiLU is computed in place in the forward pass; the saved allocation compensates for the
+    recomputation. Derivatives of any order are supported; higher ones save what autograd saves.
+    """
+
+    def _normalise(self, *arguments: Any) -> Tensor:
         output: Tensor = _BatchNormSiLU.apply(*arguments)
         return output
+
+
+class _FusedBatchNormSiLU(Function):
+    """Saves the input, the parameters, and mean and 1 / deviation per channel. Returns None if the kernels failed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        num_batches_tracked: Tensor | None,
+        momentum: float,
+        eps: float,
+    ) -> Tensor | None:
+        results = fused_norm.forward(input, weight, bias, running_mean, running_var, num_batches_tracked, momentum, eps)
+        if results is None:
+            return None
+        output, statistics = results
+        ctx.uses_batch, ctx.eps = True, eps
+        ctx.save_for_backward(input, weight, bias, statistics)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight, bias, statistics = ctx.saved_tensors
+        results = None
+        if torch.is_grad_enabled():
+            gradients = _gradients_with_graph(ctx, (input, weight, bias, *statistics), grad_output)
+        elif (results := fused_norm.backward(grad_output, input, weight, bias, statistics)) is not None:
+            grad_bias, grad_weight = results[1].unbind()
+            found = (results[0], grad_weight, grad_bias)
+            needed = zip(found, ctx.needs_input_grad, strict=False)
+            one, two, three = (grad if is_needed else None for grad, is_needed in needed)
+            gradients = one, two, three
+        else:
+            gradients = _gradients(ctx, (input, weight, bias, *statistics), grad_output)
+        return *gradients, None, None, None, None, None
 
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -106,11 +182,11 @@ class _BatchNormSiLU(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         # With create_graph=True, autograd differentiates the native operators.
         gradients = _gradients_with_graph if torch.is_grad_enabled() else _gradients
-        return *gradients(ctx, grad_output), None, None, None, None, None
+        return *gradients(ctx, ctx.saved_tensors, grad_output), None, None, None, None, None
 
 
-def _gradients(ctx: Any, grad_output: Tensor) -> _Gradients:
-    input, weight, bias, first, second = ctx.saved_tensors
+def _gradients(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> _Gradients:
+    input, weight, bias, first, second = saved
     # Recompute the affine function from the saved statistics, without a second reduction over the batch.
     variance, eps = (second.pow(-2), 0.0) if ctx.uses_batch else (second, ctx.eps)
     normalised, _, _ = torch.native_batch_norm(input, weight, bias, first, variance, False, 0.0, eps)
@@ -130,8 +206,8 @@ def _gradients(ctx: Any, grad_output: Tensor) -> _Gradients:
     return gradients
 
 
-def _gradients_with_graph(ctx: Any, grad_output: Tensor) -> _Gradients:
-    input, weight, bias, first, second = ctx.saved_tensors
+def _gradients_with_graph(ctx: Any, saved: Sequence[Any], grad_output: Tensor) -> _Gradients:
+    input, weight, bias, first, second = saved
     mean, variance = (None, None) if ctx.uses_batch else (first, second)
     normalised, _, _ = torch.native_batch_norm(input, weight, bias, mean, variance, ctx.uses_batch, 0.0, ctx.eps)
     wanted = [tensor for tensor, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False) if needed]

@@ -8,12 +8,14 @@ input gradient of stride 1 by the forward function with a mirrored weight.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms import (
+    column_batches,
     depthwise,
     im2col,
     im2col_channels_last,
@@ -64,6 +66,10 @@ class _Algorithm:
 
 _NCHW, _NHWC = False, True
 _NATIVE_DEPTHWISE = SimpleNamespace(forward=depthwise.native_forward)
+# The kernels split the sum over pixels; a BLAS product with a small result uses few compute units. The other products
+# of a 1x1 convolution are large BLAS products.
+_FUSED_SUM = SimpleNamespace(weight_gradient=fused.weight_gradient)
+_FUSED_PRODUCTS = SimpleNamespace(forward=fused.forward, input_gradient=fused.input_gradient)
 
 
 def _serves_native_depthwise(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
@@ -93,16 +99,39 @@ def _prefers_winograd(problem: Problem, dtype: torch.dtype, device_type: str) ->
     return _serves_winograd(problem, dtype, device_type) and device_type == "cpu" and thinnest >= WINOGRAD_CHANNELS
 
 
+def _serves_column_batches(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return column_batches.accepts(problem)
+
+
+def _prefers_column_batches(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    # An accelerator is limited by launches and by memory traffic; the tiles of row lowering suit the cache of a CPU.
+    return device_type != "cpu" and _serves_column_batches(problem, dtype, device_type)
+
+
+_BY_SAMPLE = SimpleNamespace(
+    **{
+        name: partial(getattr(column_batches, name), by_sample=True)
+        for name in ("forward", "input_gradient", "weight_gradient", "gradients")
+    }
+)
+
+
+def _serves_by_sample(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return problem.input_size[0] > 1 and _serves_column_batches(problem, dtype, device_type)
+
+
 WINOGRAD_CHANNELS = 32
 """With fewer input or output channels the matrix products are too small to compensate for the transforms."""
 
 _TABLE = (
     _Algorithm("native depthwise", _NATIVE_DEPTHWISE, (_NCHW,), _serves_native_depthwise, may_refuse=True),
+    _Algorithm("fused", _FUSED_SUM, (_NHWC,), _serves_fused, may_refuse=True),
     _Algorithm("pointwise", pointwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_pointwise),
     _Algorithm("depthwise", depthwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_depthwise),
-    _Algorithm("fused", fused, (_NHWC,), _serves_fused, may_refuse=True),
+    _Algorithm("fused", _FUSED_PRODUCTS, (_NHWC,), _serves_fused, may_refuse=True),
     _Algorithm("compiled", compiled, (_NHWC,), _serves_compiled, may_refuse=True),
     _Algorithm("winograd", winograd, (_NHWC,), _prefers_winograd),
+    _Algorithm("column_batches", column_batches, (_NHWC,), _prefers_column_batches),
     _Algorithm("rows", rows, (_NCHW,), _serves_rows),
     _Algorithm("rows_channels_last", rows_channels_last, (_NHWC,), _serves_rows),
     _Algorithm(
@@ -114,13 +143,20 @@ _TABLE = (
     _Algorithm(
         "winograd", winograd, (_NHWC,), lambda *about: _serves_winograd(*about) and not _prefers_winograd(*about)
     ),
+    _Algorithm(
+        "column_batches",
+        column_batches,
+        (_NHWC,),
+        lambda *about: _serves_column_batches(*about) and not _prefers_column_batches(*about),
+    ),
+    _Algorithm("column_batches by sample", _BY_SAMPLE, (_NHWC,), _serves_by_sample),
     _Algorithm("im2col", im2col, (_NCHW,), lambda problem, _, __: not problem.is_pointwise),
 )
 
 SEPARATE = "separate"
 """Name of the candidate that computes the two gradients separately."""
 
-VERSION = "3: " + ", ".join(algorithm.name for algorithm in _TABLE)
+VERSION = "4: " + ", ".join(algorithm.name for algorithm in _TABLE)
 """Version of cached timings. Increase the number if the speed of an algorithm changes."""
 
 
@@ -131,6 +167,8 @@ def candidates(operation: Operation, problem: Problem, dtype: torch.dtype, devic
     direct = _in_both_layouts(operation, problem, dtype, device_type)
     if operation is not Operation.INPUT_GRADIENT or problem.stride != (1, 1) or problem.is_pointwise:
         return direct
+    if direct[0].name == "fused":
+        return direct  # reads the weight in the mirrored order itself
     return _mirrored(problem, dtype, device_type) + direct
 
 

@@ -2,23 +2,34 @@
 
 from pathlib import Path
 
-from yolo_lightning.conv.kernels import compiled, fused
+from yolo_lightning.conv.kernels import compiled, fused, fused_norm
 
 
 def enable_compiled_kernels(build_folder: Path) -> None:
-    """Enable the optional compiled kernels: fused.cu on a GPU, C++ loops on a CPU.
-
-    The kernels are compiled on first use, and their first result for each problem is verified against another
-    algorithm. If the compilation or the verification fails, a warning is issued and other algorithms are used.
+    """Enable the optional compiled kernels: `enable_gpu_kernels` on a GPU, C++ loops for convolutions on a CPU.
 
     Args:
         build_folder: Folder for compiled libraries; several processes may share it.
     """
-    fused.enable(build_folder)
+    enable_gpu_kernels(build_folder)
     compiled.enable(build_folder)
 
 
+def enable_gpu_kernels(build_folder: Path) -> None:
+    """Enable the optional GPU kernels for convolutions and for batch normalisation with SiLU.
+
+    The kernels are compiled on first use, and verified against PyTorch operations on a small problem. If the
+    compilation or the verification fails, a warning is issued and other algorithms are used.
+
+    Args:
+        build_folder: Folder for compiled kernels; several processes may share it.
+    """
+    fused.enable(build_folder)
+    fused_norm.enable(build_folder)
+
+
 def disable_compiled_kernels() -> None:
-    """Undo `enable_compiled_kernels`."""
+    """Undo `enable_compiled_kernels` and `enable_gpu_kernels`."""
     fused.disable()
+    fused_norm.disable()
     compiled.disable()

@@ -1,4 +1,6 @@
-// Convolution as one matrix product per operation, float32, one group, channels innermost in memory (NHWC).
+// Convolution as one matrix product per operation, one group, channels innermost in memory (NHWC).
+//
+// Elements are float32, float16 or bfloat16; all sums are float32.
 //
 // The windows of the image (im2col) are stored in shared memory only, one tile at a time. A block of 256 threads
 // computes one tile of the result. Each thread accumulates a small patch of the tile in registers, and loads the values
@@ -6,9 +8,8 @@
 // atomics and includes no headers, so that NVRTC, HIPRTC, nvcc, hipcc and, with an emulation of a few keywords, any
 // C++17 compiler compile it.
 //
-// fused.py places this file after fused_windows.cuh. The macros at the end define the kernels.
+// launchers.py places this file after elements.cuh and fused_windows.cuh. The macros at the end define the kernels.
 
-constexpr int THREADS = 256;
 // Terms of each sum that are in shared memory at once; four adjacent ones are loaded together.
 constexpr int DEPTH = 16;
 constexpr int FETCHES_PER_ROW = DEPTH / 4;
@@ -21,31 +22,29 @@ struct Places {
 };
 
 // Four adjacent values of a matrix row that has `left` remaining values; zeros beyond its end.
-template <bool BY_FOUR>
-__device__ inline float4 row_values(const float* values, int left) {
+template <bool BY_FOUR, class Element>
+__device__ inline float4 row_values(const Element* values, int left) {
     if (left <= 0) return zeros();
-    if (BY_FOUR) return *reinterpret_cast<const float4*>(values);
+    if (BY_FOUR) return load_four(values);
     float4 found = zeros();
-    found.x = values[0];
-    if (left > 1) found.y = values[1];
-    if (left > 2) found.z = values[2];
-    if (left > 3) found.w = values[3];
+    found.x = to_float(values[0]);
+    if (left > 1) found.y = to_float(values[1]);
+    if (left > 2) found.z = to_float(values[2]);
+    if (left > 3) found.w = to_float(values[3]);
     return found;
 }
 
-template <bool BY_FOUR>
-__device__ inline void store_values(float* target, const float* values, int left) {
-    if (BY_FOUR && left > 0) {
-        float4 all;
-        all.x = values[0], all.y = values[1], all.z = values[2], all.w = values[3];
-        *reinterpret_cast<float4*>(target) = all;
+template <bool BY_FOUR, class Element>
+__device__ inline void store_values(Element* target, const float* values, int left) {
+    if (BY_FOUR) {
+        if (left > 0) store_four(target, values);
         return;
     }
     // Constant indices, so that the compiler keeps `values` in registers.
-    if (left > 0) target[0] = values[0];
-    if (left > 1) target[1] = values[1];
-    if (left > 2) target[2] = values[2];
-    if (left > 3) target[3] = values[3];
+    if (left > 0) from_float(target[0], values[0]);
+    if (left > 1) from_float(target[1], values[1]);
+    if (left > 2) from_float(target[2], values[2]);
+    if (left > 3) from_float(target[3], values[3]);
 }
 
 __device__ inline void put(float* target, const float4& values) { *reinterpret_cast<float4*>(target) = values; }
@@ -93,10 +92,10 @@ struct Tile {
 };
 
 // result[place, column] = sum over taps of image[window at place, tap] * matrix[tap, column]
-template <int ROWS, int COLUMNS, int ROWS_EACH, bool BY_FOUR>
+template <class Element, int ROWS, int COLUMNS, int ROWS_EACH, bool BY_FOUR>
 __device__ inline void correlate(
-    const float* image, const float* matrix, float* result, const Windows& windows, const Places& places, int rows,
-    int columns) {
+    const Element* image, const Element* matrix, Element* result, const Windows& windows, const Places& places,
+    int rows, int columns) {
     using T = Tile<ROWS, COLUMNS, ROWS_EACH>;
     alignas(16) __shared__ typename T::Left left;
     alignas(16) __shared__ typename T::Right right;
@@ -159,9 +158,9 @@ __device__ inline void correlate(
 }
 
 // partials[split, tap, column] = sum over the places of a split of image[window at place, tap] * grads[place, column]
-template <int ROWS, int COLUMNS, int ROWS_EACH, bool BY_FOUR>
+template <class Element, int ROWS, int COLUMNS, int ROWS_EACH, bool BY_FOUR>
 __device__ inline void sum_products(
-    const float* image, const float* grads, float* partials, const Windows& windows, int places, int places_per_split,
+    const Element* image, const Element* grads, float* partials, const Windows& windows, int places, int places_per_split,
     int columns, int grad_stride) {
     using T = Tile<ROWS, COLUMNS, ROWS_EACH>;
     alignas(16) __shared__ typename T::Left left;
@@ -224,20 +223,21 @@ __device__ inline void sum_products(
     Windows{height, width, channels, pixel_stride, place_rows, place_columns, row_step, first_row, tap_row_step, \
             column_step, first_column, tap_column_step, tap_rows, tap_columns}
 
-#define CORRELATE(NAME, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                     \
-        const float* image, const float* matrix, float* result, WINDOWS_PARAMETERS, int result_height,              \
-        int result_width, int result_row_step, int result_first_row, int result_column_step,                        \
-        int result_first_column, int rows, int columns) {                                                           \
-        const Places places{result_height,    result_width,       result_row_step,                                  \
-                            result_first_row, result_column_step, result_first_column};                             \
-        correlate<ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(image, matrix, result, WINDOWS_MADE, places, rows, columns);         \
+#define CORRELATE(NAME, ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                \
+        const ELEMENT* image, const ELEMENT* matrix, ELEMENT* result, WINDOWS_PARAMETERS, int result_height,   \
+        int result_width, int result_row_step, int result_first_row, int result_column_step,                   \
+        int result_first_column, int rows, int columns) {                                                      \
+        const Places places{result_height,    result_width,       result_row_step,                             \
+                            result_first_row, result_column_step, result_first_column};                        \
+        correlate<ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(                                                 \
+            image, matrix, result, WINDOWS_MADE, places, rows, columns);                                       \
     }
 
-#define SUM_PRODUCTS(NAME, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                     \
-        const float* image, const float* grads, float* partials, WINDOWS_PARAMETERS, int places,                    \
-        int places_per_split, int columns, int grad_stride) {                                                       \
-        sum_products<ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(                                                            \
-            image, grads, partials, WINDOWS_MADE, places, places_per_split, columns, grad_stride);                       \
+#define SUM_PRODUCTS(NAME, ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                \
+        const ELEMENT* image, const ELEMENT* grads, float* partials, WINDOWS_PARAMETERS, int places,           \
+        int places_per_split, int columns, int grad_stride) {                                                  \
+        sum_products<ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(                                              \
+            image, grads, partials, WINDOWS_MADE, places, places_per_split, columns, grad_stride);             \
     }

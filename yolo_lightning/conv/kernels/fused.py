@@ -1,24 +1,17 @@
 """Optional implicit GEMM convolution on a GPU (fused.cu): windows are not written to global memory.
 
-Chetlur et al.: cuDNN: Efficient Primitives for Deep Learning (2014), section 3. A roofline model, not a measurement, of
-all convolutions in a training step of YOLOv8n on an RX 5600 XT (batch 8, 640 pixels, float32) gives 31 ms, compared
-with 51 ms for row lowering and 60 ms for im2col.
+Chetlur et al.: cuDNN: Efficient Primitives for Deep Learning (2014), section 3. Elements are float32, float16 or
+bfloat16; sums are float32.
 
-The kernels are disabled until `enable` is called, and compiled when a problem first uses them. The first choice is the
-runtime compiler that every torch build contains (NVRTC, HIPRTC), through `torch.cuda._compile_kernel`: about 0.1 s, no
-files, no toolkit. The function is private, exists from torch 2.8 on (ROCm: 2.10), and requires that CUDA_HOME or
-ROCM_HOME is a folder; any folder works, because the kernels include no headers. The second choice is
-`torch.utils.cpp_extension`, which is public, but needs nvcc or hipcc, a C++ compiler and ninja.
+Every product is one operator of `torch.library` in the namespace `yolo_lightning`, with a fake implementation, so that
+tools that record operators see the kernel. The kernels are disabled until `enable` is called, and compiled when a
+problem first uses them (see build.py).
 """
 
-import ctypes
-import hashlib
-import os
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,45 +19,37 @@ from torch import Tensor
 
 from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
+from yolo_lightning.conv.algorithms.shared import have_data
 from yolo_lightning.conv.kernels import fused_launch
-from yolo_lightning.conv.kernels.fused_launch import MOST_ELEMENTS, THREADS, Grid, Launcher, instances
-from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels
+from yolo_lightning.conv.kernels.build import make_launcher
+from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS
+from yolo_lightning.conv.kernels.registered import operator
+from yolo_lightning.conv.kernels.representative import compared
+from yolo_lightning.conv.kernels.verified import OptionalKernels, is_accelerator
 
-# Time limit for the lock of another process that builds; a build takes about a minute.
-BUILD_TIMEOUT_S = 600.0
-
-_KERNELS = OptionalKernels("fused convolution kernels", fused_launch, rows_channels_last)
+KERNELS = OptionalKernels("fused convolution kernels")
+_REFERENCE: ModuleType = rows_channels_last
 
 
 def enable(build_folder: Path) -> None:
-    """Enable the kernels, without compiling them yet; builds with a toolkit are stored in the folder."""
-    _KERNELS.enable(lambda device: make_launcher(device, build_folder))
+    """Enable the kernels, without compiling them yet; compiled kernels are stored in the folder."""
+    KERNELS.enable(lambda device: make_launcher(device, build_folder))
 
 
-disable = _KERNELS.disable
-forward = _KERNELS.forward
-input_gradient = _KERNELS.input_gradient
-weight_gradient = _KERNELS.weight_gradient
-
-
-def available(device: torch.device) -> bool:
-    """Return whether the kernels are enabled and compiled for this device; compile them if necessary.
-
-    Warns once if the compilation fails.
-    """
-    if device.type != "cuda" or not _KERNELS.enabled:
-        return False
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _KERNELS.work_on(torch.device("cuda", index))
+disable = KERNELS.disable
+available = KERNELS.available
 
 
 def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
-    """Return whether the kernels support a problem: on a GPU, channels_last, one group, float32, 32-bit offsets."""
+    """Return whether the kernels support a problem.
+
+    They support a GPU, channels_last, one group, float32, float16 and bfloat16, and 32-bit offsets.
+    """
     sizes = (problem.input_size, problem.output_size, problem.weight_size)
     most = max(torch.Size(size).numel() for size in sizes)
     return (
-        device_type == "cuda"
-        and dtype == torch.float32
+        is_accelerator(device_type)
+        and dtype in ELEMENTS
         and problem.channels_last
         and problem.groups == 1
         and min(min(size) for size in sizes) > 0
@@ -72,144 +57,118 @@ def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
     )
 
 
-def make_launcher(device: torch.device, build_folder: Path) -> Launcher:
-    """Return a launcher of the kernels for a GPU with an index, or raise `BuildError`.
-
-    Builds with a toolkit are stored in `build_folder`, which several processes may share.
-    """
-    reasons = []
-    for way in (lambda: RuntimeCompiled(device), lambda: LibraryLauncher(build_library(device, build_folder))):
-        try:
-            launcher: Launcher = way()
-        except Exception as error:  # compilers, cpp_extension and the dynamic loader raise various types
-            reasons.append(f"{type(error).__name__}: {str(error).strip()[:500]}")
-        else:
-            return launcher
-    raise BuildError(f"runtime compiler: {reasons[0]}; toolkit: {reasons[1]}")
+def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    return _compute("forward", input, weight, problem, ())
 
 
-def source(kernels: Sequence[str]) -> str:
-    """Return the source text with the given kernels of `instances`."""
-    lines = instances()
-    listed = " ".join(f"X({name})" for name in kernels)
-    made = "\n".join(lines[name] for name in kernels)
-    return f"{_text('fused_windows.cuh')}\n{_text('fused.cu')}\n{made}\n#define FUSED_KERNELS(X) {listed}\n"
+def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+    return _compute("input_gradient", grad_output, weight, problem, problem.input_size)
 
 
-def library_source() -> str:
-    """Return the source text for nvcc, or for hipcc after hipify: all kernels and a launch function."""
-    return f"#include <cuda_runtime.h>\n\n{source(list(instances()))}\n{_text('fused_launch.cu')}"
+def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
+    return _compute("weight_gradient", input, grad_output, problem, problem.weight_size)
 
 
-def _text(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-class RuntimeCompiled:
-    """Launcher of kernels that NVRTC or HIPRTC compile on first launch, on a GPU with an index.
-
-    Raises `BuildError` if torch has no runtime compiler or does not find it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._kernels: dict[str, Any] = {}
-        # Compile one kernel now, so that a missing compiler is found here.
-        self._kernel(next(iter(instances())))
-
-    def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        with torch.cuda.device(self._device):
-            self._kernel(name)(grid=grid, block=(THREADS, 1, 1), args=[*tensors, *numbers])
-
-    def _kernel(self, name: str) -> Any:
-        if name not in self._kernels:
-            compile_kernel = getattr(torch.cuda, "_compile_kernel", None)
-            if compile_kernel is None:
-                raise BuildError(f"torch {torch.__version__} has no torch.cuda._compile_kernel")
-            # The prefix prevents torch 2.8 and 2.9 from adding `extern "C"` before the whole text.
-            text = f'extern "C" {{}}\n{source([name])}'
-            try:
-                with torch.cuda.device(self._device):
-                    self._kernels[name] = compile_kernel(text, name)
-            except OSError as error:
-                hint = " The kernels include no headers: any folder is sufficient." if "_HOME" in str(error) else ""
-                raise BuildError(f"{error}{hint}") from error
-        return self._kernels[name]
-
-
-class LibraryLauncher:
-    """Launcher of kernels in a shared library that exports `fused_launch`."""
-
-    def __init__(self, library: Path) -> None:
-        self._launch = ctypes.CDLL(str(library)).fused_launch
-        self._launch.restype = ctypes.c_char_p
-
-    def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        values = [*(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors), *map(ctypes.c_int, numbers)]
-        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        device = tensors[0].device
-        blocks = map(ctypes.c_uint, grid)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-                failure = self._launch(name.encode(), *blocks, addresses, stream)
-        else:
-            failure = self._launch(name.encode(), *blocks, addresses, None)
-        if failure is not None:
-            raise RuntimeError(f"cannot launch kernel {name}: {failure.decode(errors='replace')}")
-
-
-def build_library(device: torch.device, build_folder: Path) -> Path:
-    """Return a library built with nvcc or hipcc for this torch version, architecture and source text.
-
-    Build the library if `build_folder` has no such build; one process builds at a time. May raise `BuildError` and any
-    error of `torch.utils.cpp_extension.load`.
-    """
-    # Imported here: the import searches for toolkits and logs warnings.
-    from torch.utils import cpp_extension
-
-    properties = torch.cuda.get_device_properties(device)
-    architecture = str(getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}")).partition(":")[0]
-    text = library_source()
-    key = hashlib.sha256("\n".join((torch.__version__, architecture, text)).encode()).hexdigest()[:16]
-    # The name is unique per build: torch renames a module whose name it has already loaded from another folder.
-    name = f"yolo_lightning_fused_{key}"
-    folder = build_folder / name
-    folder.mkdir(parents=True, exist_ok=True)
-    flags = [f"--offload-arch={architecture}"] if torch.version.hip else []
-    with file_lock(folder / "building", BUILD_TIMEOUT_S):
-        # torch <= 2.14 waits forever if this file exists, which a killed build leaves behind.
-        (folder / "lock").unlink(missing_ok=True)
-        file = folder / f"{name}.cu"
-        if not file.exists() or file.read_text(encoding="utf-8") != text:
-            file.write_text(text, encoding="utf-8")
-        cpp_extension.load(
-            name, [str(file)], extra_cuda_cflags=flags, build_directory=str(folder), is_python_module=False
+def _compute(operation: str, first: Tensor, second: Tensor, problem: Problem, size: tuple[int, ...]) -> Tensor:
+    """Compute a product with the kernels if possible, else with the reference."""
+    arguments = (first, second, *([size] if size else []), problem.stride, problem.padding, problem.dilation)
+    results = None
+    if have_data((first, second)):
+        device, dtype = first.device, first.dtype
+        results = KERNELS.run(
+            (operation, problem, dtype),
+            device,
+            lambda: (_OPERATORS[operation](*arguments),),
+            lambda: compared(operation, problem, dtype, device, KERNELS.required(device), fused_launch, _REFERENCE),
         )
-    return folder / f"{name}.so"
+    if results is not None:
+        return results[0]
+    return _reference(operation, first, second, problem)
 
 
-@contextmanager
-def file_lock(file: Path, timeout_s: float) -> Iterator[None]:
-    """Hold an exclusive file lock, which the system releases when the process exits.
+def _reference(operation: str, first: Tensor, second: Tensor, problem: Problem) -> Tensor:
+    """Compute with the reference, which accumulates in the dtype of its operands and therefore needs float32."""
+    half = first.dtype in (torch.float16, torch.bfloat16)
+    operands = (first.float(), second.float()) if half else (first, second)
+    result: Tensor = getattr(_REFERENCE, operation)(*operands, problem)
+    return result.to(first.dtype)
 
-    Raises `BuildError` if another process holds the lock for `timeout_s`, or on Windows, which has no `fcntl`.
-    """
-    if sys.platform == "win32":
-        raise BuildError("building with a toolkit is supported on POSIX systems only")
-    import fcntl
 
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BuildError(f"another process has held {file} for {timeout_s:g} s") from None
-                time.sleep(0.2)
-        yield
-    finally:
-        os.close(descriptor)
+@lru_cache(maxsize=1024)
+def _problem(
+    input_size: tuple[int, int, int, int],
+    weight_size: tuple[int, int, int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    dilation: tuple[int, int],
+) -> Problem:
+    return Problem(input_size, weight_size, stride, padding, dilation, 1, channels_last=True)
+
+
+def _problem_of(
+    input_size: Sequence[int],
+    weight_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Problem:
+    sizes: Any = (tuple(input_size), tuple(weight_size), tuple(stride), tuple(padding), tuple(dilation))
+    return _problem(*sizes)
+
+
+def _empty_images(like: Tensor, size: Sequence[int]) -> Tensor:
+    samples, channels, height, width = size
+    return like.new_empty(samples, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _fake_forward(input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
+    # Not cached: the sizes may be symbols of torch.compile.
+    sizes: list[Any] = [tuple(size) for size in (input.shape, weight.shape, stride, padding, dilation)]
+    problem = Problem(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], groups=1, channels_last=True)
+    return _empty_images(input, problem.output_size)
+
+
+@operator(
+    "fused_conv_forward(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation) -> Tensor",
+    _fake_forward,
+)
+def _forward(input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
+    problem = _problem_of(input.shape, weight.shape, stride, padding, dilation)
+    return fused_launch.forward(KERNELS.required(input.device), input, weight, problem)
+
+
+@operator(
+    "fused_conv_input_gradient(Tensor grad_output, Tensor weight, int[] input_size, int[] stride, int[] padding, "
+    "int[] dilation) -> Tensor",
+    lambda grad_output, weight, input_size, stride, padding, dilation: _empty_images(grad_output, input_size),
+)
+def _input_gradient(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    problem = _problem_of(input_size, weight.shape, stride, padding, dilation)
+    return fused_launch.input_gradient(KERNELS.required(weight.device), grad_output, weight, problem)
+
+
+@operator(
+    "fused_conv_weight_gradient(Tensor input, Tensor grad_output, int[] weight_size, int[] stride, int[] padding, "
+    "int[] dilation) -> Tensor",
+    lambda input, grad_output, weight_size, stride, padding, dilation: _empty_images(input, weight_size),
+)
+def _weight_gradient(
+    input: Tensor,
+    grad_output: Tensor,
+    weight_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    problem = _problem_of(input.shape, weight_size, stride, padding, dilation)
+    return fused_launch.weight_gradient(KERNELS.required(input.device), input, grad_output, problem)
+
+
+_OPERATORS = {"forward": _forward, "input_gradient": _input_gradient, "weight_gradient": _weight_gradient}

@@ -5,18 +5,15 @@ The device depends on the `Launcher` only; the tests use an emulation on the CPU
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.rows_channels_last import Remainder, remainders_of
+from yolo_lightning.conv.kernels.launcher import ELEMENTS, Argument, Grid, Launcher, pixels_of, reads_by_four
 
-Grid = tuple[int, int, int]
-
-THREADS = 256
-"""Threads of a block; equal to THREADS in fused.cu."""
 DEPTH = 16
 """Terms of each sum in shared memory at once; equal to DEPTH in fused.cu."""
 
@@ -26,15 +23,6 @@ BUSY_BLOCKS = 160
 # Minimum number of output pixels per block of the weight gradient, and maximum size of all partial sums (64 MiB).
 PIXELS_PER_SPLIT = 256
 PARTIAL_ELEMENTS = 1 << 24
-# Offsets in the kernels are 32-bit and exceed the last element by up to one tile.
-MOST_ELEMENTS = (1 << 31) - (1 << 20)
-
-
-class Launcher(Protocol):
-    """Launches a kernel of `instances` on the current stream of the device of the tensors."""
-
-    def __call__(self, name: str, grid: Grid, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        """Launch `grid` blocks; the arguments are the addresses of the tensors, followed by the numbers."""
 
 
 class KernelTile(NamedTuple):
@@ -44,9 +32,10 @@ class KernelTile(NamedTuple):
     columns: int
     rows_each: int
 
-    def kernel(self, product: str, by_four: bool) -> str:
-        """Return the name of the kernel for `correlate` or `sum_products`; `by_four` selects aligned float4 loads."""
-        return f"{product}_{self.rows}x{self.columns}_{'by_four' if by_four else 'by_one'}"
+    def kernel(self, product: str, by_four: bool, dtype: torch.dtype = torch.float32) -> str:
+        """Return the name of the kernel for `correlate` or `sum_products`; `by_four` selects aligned vector loads."""
+        width = "by_four" if by_four else "by_one"
+        return f"{product}_{self.rows}x{self.columns}_{width}{ELEMENTS[dtype].suffix}"
 
     def blocks(self, rows: int, columns: int) -> tuple[int, int]:
         """Return the number of tiles along the rows and columns of a result."""
@@ -70,8 +59,9 @@ TILES = (
 def instances() -> dict[str, str]:
     """Return the C++ line that defines each kernel, by kernel name."""
     return {
-        tile.kernel(product, by_four): f"{product.upper()}({tile.kernel(product, by_four)}, {tile.rows}, "
-        f"{tile.columns}, {tile.rows_each}, {str(by_four).lower()})"
+        tile.kernel(product, by_four, dtype): f"{product.upper()}({tile.kernel(product, by_four, dtype)}, "
+        f"{element.cpp_type}, {tile.rows}, {tile.columns}, {tile.rows_each}, {str(by_four).lower()})"
+        for dtype, element in ELEMENTS.items()
         for product in ("correlate", "sum_products")
         for tile in TILES
         for by_four in (True, False)
@@ -105,22 +95,26 @@ class _Spacing(NamedTuple):
     step: int  # distance from there to the output of the next tap
 
 
-def forward(launch: Launcher, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+def forward(
+    launch: Launcher, input: Tensor, weight: Tensor, problem: Problem, tiles: Sequence[KernelTile] = TILES
+) -> Tensor:
     samples, outputs, height, width = problem.output_size
     matrix = weight.permute(2, 3, 1, 0).contiguous()
     output = input.new_empty(samples, height, width, outputs)
-    _correlate(launch, _pixels(input), matrix, output, _output_windows(problem), (1, 0, 1, 0))
+    _correlate(launch, pixels_of(input), matrix, output, _output_windows(problem), (1, 0, 1, 0), tiles)
     return output.permute(0, 3, 1, 2)
 
 
-def input_gradient(launch: Launcher, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
+def input_gradient(
+    launch: Launcher, grad_output: Tensor, weight: Tensor, problem: Problem, tiles: Sequence[KernelTile] = TILES
+) -> Tensor:
     """Return the input gradient, `problem.input_size`, channels_last.
 
     The input positions of one remainder modulo the stride are read by evenly spaced taps; their gradient is a
     convolution of the output gradient with stride 1.
     """
     samples, channels, height, width = problem.input_size
-    grads = _pixels(grad_output)
+    grads = pixels_of(grad_output)
     grad_input = grad_output.new_empty(samples, height, width, channels)
     for rows in remainders_of(0, problem):
         for columns in remainders_of(1, problem):
@@ -133,34 +127,66 @@ def input_gradient(launch: Launcher, grad_output: Tensor, weight: Tensor, proble
                 *(rows.count, columns.count, 1, row.first, row.step, 1, column.first, column.step, *taps.shape[:2])
             )
             places = (problem.stride[0], rows.pixels.start, problem.stride[1], columns.pixels.start)
-            _correlate(launch, grads, taps, grad_input, windows, places)
+            _correlate(launch, grads, taps, grad_input, windows, places, tiles)
     return grad_input.permute(0, 3, 1, 2)
 
 
-def weight_gradient(launch: Launcher, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """Return the weight gradient, `problem.weight_size`, contiguous.
+def weight_gradient(
+    launch: Launcher, input: Tensor, grad_output: Tensor, problem: Problem, tiles: Sequence[KernelTile] = TILES
+) -> Tensor:
+    """Return the weight gradient, `problem.weight_size`, channels_last.
 
     Blocks sum ranges of output pixels in parallel, and the partial sums are added in a fixed order, so that the result
-    is deterministic.
+    is deterministic. Partial sums are float32.
     """
-    image, grads = _pixels(input), _pixels(grad_output)
+    image, grads = pixels_of(input), pixels_of(grad_output)
     samples, outputs, height, width = problem.output_size
     pixels, rows = samples * height * width, math.prod(problem.weight_size[1:])
-    tile = min(TILES, key=lambda tile: tile.cost(rows, outputs, least_blocks=0))
+    tile = min(tiles, key=lambda tile: tile.cost(rows, outputs, least_blocks=0))
     blocks = tile.blocks(rows, outputs)
     wanted = min(2 * BUSY_BLOCKS // math.prod(blocks), pixels // PIXELS_PER_SPLIT, PARTIAL_ELEMENTS // (rows * outputs))
     per_split = -(-pixels // (max(1, wanted) * DEPTH)) * DEPTH
     splits = -(-pixels // per_split)
-    partials = input.new_empty(splits, rows, outputs)
+    partials = input.new_empty(splits, rows, outputs, dtype=torch.float32)
     numbers = (*_output_windows(problem).numbers(image), pixels, per_split, outputs, grads.stride(2))
-    by_four = _by_four((problem.input_size[1], image.stride(2), outputs, grads.stride(2)), (image, grads, partials))
-    launch(tile.kernel("sum_products", by_four), (*blocks, splits), (image, grads, partials), numbers)
-    total = partials.sum(0) if splits > 1 else partials[0]
-    return total.view(*problem.kernel, -1, outputs).permute(3, 2, 0, 1).contiguous()
+    steps = (problem.input_size[1], image.stride(2), outputs, grads.stride(2))
+    by_four = reads_by_four(steps, (image, grads, partials))
+    name = tile.kernel("sum_products", by_four, input.dtype)
+    launch(name, (*blocks, splits), (image, grads, partials), numbers)
+    # `(O, kernel height, kernel width, C)` in memory, which is the layout of a channels_last parameter.
+    total = input.new_empty(outputs, rows, dtype=torch.float32)
+    torch.sum(partials, 0, out=total.t())
+    return total.to(input.dtype).view(outputs, *problem.kernel, -1).permute(0, 3, 1, 2)
+
+
+def tiles_for(operation: str, problem: Problem, dtype: torch.dtype) -> list[KernelTile]:
+    """Return the tiles that the function `operation` of this module selects for a problem, without computing it."""
+    names = set[str]()
+
+    def record(name: str, grid: Grid, tensors: Sequence[Argument], numbers: Sequence[int | float]) -> None:
+        names.add(name)
+
+    sizes = {
+        "input_gradient": (problem.output_size, problem.weight_size),
+        "forward": (problem.input_size, problem.weight_size),
+    }
+    first, second = sizes.get(operation, (problem.input_size, problem.output_size))
+    images = torch.empty(first, dtype=dtype, device="meta", memory_format=torch.channels_last)
+    other = torch.empty(second, dtype=dtype, device="meta", memory_format=torch.channels_last)
+    {"forward": forward, "input_gradient": input_gradient, "weight_gradient": weight_gradient}[operation](
+        record, images, other, problem
+    )
+    return [tile for tile in TILES if any(f"_{tile.rows}x{tile.columns}_" in name for name in names)]
 
 
 def _correlate(
-    launch: Launcher, image: Tensor, matrix: Tensor, result: Tensor, windows: _Windows, places: tuple[int, ...]
+    launch: Launcher,
+    image: Tensor,
+    matrix: Tensor,
+    result: Tensor,
+    windows: _Windows,
+    places: tuple[int, ...],
+    tiles: Sequence[KernelTile],
 ) -> None:
     """Write the products of the windows of `image` and the contiguous `matrix` to places of the contiguous `result`.
 
@@ -169,10 +195,11 @@ def _correlate(
     """
     samples, height, width, columns = result.shape
     rows = samples * windows.place_rows * windows.place_columns
-    tile = min(TILES, key=lambda tile: tile.cost(rows, columns, BUSY_BLOCKS))
-    by_four = _by_four((image.size(3), image.stride(2), columns), (image, matrix, result))
+    tile = min(tiles, key=lambda tile: tile.cost(rows, columns, BUSY_BLOCKS))
+    by_four = reads_by_four((image.size(3), image.stride(2), columns), (image, matrix, result))
     numbers = (*windows.numbers(image), height, width, *places, rows, columns)
-    launch(tile.kernel("correlate", by_four), (*tile.blocks(rows, columns), 1), (image, matrix, result), numbers)
+    name = tile.kernel("correlate", by_four, image.dtype)
+    launch(name, (*tile.blocks(rows, columns), 1), (image, matrix, result), numbers)
 
 
 def _spacing(remainder: Remainder) -> _Spacing:
@@ -191,18 +218,3 @@ def _output_windows(problem: Problem) -> _Windows:
         *(problem.stride[1], -left, problem.dilation[1]),
         *problem.kernel,
     )
-
-
-def _pixels(images: Tensor) -> Tensor:
-    """Return `(N, height, width, C)` with evenly spaced pixels; a view if possible, also of a slice of channels."""
-    pixels = images.permute(0, 2, 3, 1)
-    _, height, width, channels = pixels.shape
-    step = pixels.stride(2)
-    even = (height * width * step, width * step, step, 1)
-    is_even = pixels.stride() == even and step >= channels and pixels.size(0) * even[0] <= MOST_ELEMENTS
-    return pixels if is_even else pixels.clone(memory_format=torch.contiguous_format)
-
-
-def _by_four(steps: Sequence[int], tensors: Sequence[Tensor]) -> bool:
-    """Return whether all rows consist of aligned groups of four values."""
-    return all(step % 4 == 0 for step in steps) and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)

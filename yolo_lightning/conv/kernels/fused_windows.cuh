@@ -83,20 +83,18 @@ __device__ inline int offset_of(const Windows& windows, const Corner& corner, co
     return inside ? corner.offset + tap.offset : -1;
 }
 
-__device__ inline float value_at(const float* image, int offset) { return offset < 0 ? 0.0f : image[offset]; }
-
-__device__ inline float4 zeros() {
-    float4 value;
-    value.x = value.y = value.z = value.w = 0.0f;
-    return value;
+template <class Element>
+__device__ inline float value_at(const Element* image, int offset) {
+    return offset < 0 ? 0.0f : to_float(image[offset]);
 }
 
 // Four adjacent values of a window. BY_FOUR: they are aligned channels of one pixel, and `taps` has one entry; else 4.
-template <bool BY_FOUR>
-__device__ inline float4 window_values(const float* image, const Windows& windows, const Corner& corner, const Tap* taps) {
+template <bool BY_FOUR, class Element>
+__device__ inline float4 window_values(
+    const Element* image, const Windows& windows, const Corner& corner, const Tap* taps) {
     if (BY_FOUR) {
         const int offset = offset_of(windows, corner, taps[0]);
-        return offset < 0 ? zeros() : *reinterpret_cast<const float4*>(image + offset);
+        return offset < 0 ? zeros() : load_four(image + offset);
     }
     float4 values;
     values.x = value_at(image, offset_of(windows, corner, taps[0]));

@@ -2,20 +2,45 @@
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv.algorithms.problem import Problem, Tensors
-from yolo_lightning.conv.algorithms.shared import have_data, is_capturing
+from yolo_lightning.conv.algorithms.problem import Tensors
+from yolo_lightning.conv.algorithms.shared import is_capturing
 
 # Largest difference between two correct results, relative to the largest value. Sums of 100,000 float32 products in
 # different order differ by 5e-5, and by more with cancellation; products in TF32, which the reference may use, differ
-# by 1e-3. A wrong address gives more than 0.1.
+# by 1e-3, and the rounding of a half type by up to 4e-3. A wrong address gives more than 0.1.
 TOLERANCE = 1e-3
 TOLERANCE_TF32 = 1e-2
+
+Pairs = Iterable[tuple[Tensor, Tensor]]
+"""Results of kernels, each with the result of the reference."""
+
+_ACCELERATORS = {"cuda"}
+
+
+@contextmanager
+def assume_available(device_type: str) -> Iterator[None]:
+    """Treat a device type as an accelerator for which the GPU kernels exist.
+
+    On `meta`, whose tensors have no data, the kernels then count as available without compilation. This shows which
+    operators a model launches on a GPU, on a machine without one.
+    """
+    _ACCELERATORS.add(device_type)
+    try:
+        yield
+    finally:
+        _ACCELERATORS.discard(device_type)
+
+
+def is_accelerator(device_type: str) -> bool:
+    """Return whether the GPU kernels support a device type."""
+    return device_type in _ACCELERATORS
 
 
 class BuildError(RuntimeError):
@@ -25,25 +50,26 @@ class BuildError(RuntimeError):
 class OptionalKernels:
     """Kernels that are disabled until `enable` is called; all models in a process share them.
 
-    The first result for every problem is compared with that of the reference. After a wrong result or a failed call the
-    kernels are disabled in this process, and the reference computes their problems.
+    Every kernel is verified before its first use, on a small problem with generated values, so that the verification
+    needs little memory and does not depend on the data. After a wrong result or a failed call the kernels are disabled
+    in this process.
 
-    `launches` is a module with a function for each supported `table.Operation`, which takes the compiled kernels as
-    first argument; `reference` is a module with functions of the same names and results, without this argument.
+    Args:
+        name: Name in warnings.
     """
 
-    def __init__(self, name: str, launches: Any, reference: Any) -> None:
-        self._name, self._launches, self._reference = name, launches, reference
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._build: Callable[[torch.device], Any] | None = None
         self._kernels: dict[torch.device, Any] = {}
-        self._checked: set[tuple[str, Problem, torch.device]] = set()
+        self._verified: set[tuple[Hashable, torch.device]] = set()
         # The backward pass runs in other threads.
         self._lock = threading.Lock()
 
     def enable(self, build: Callable[[torch.device], Any]) -> None:
         """Enable the kernels, also after an earlier failure; `build` is called on first use, once per device."""
         with self._lock:
-            self._build, self._kernels, self._checked = build, {}, set()
+            self._build, self._kernels, self._verified = build, {}, set()
 
     def disable(self) -> None:
         """Disable the kernels. Plans that have selected them use the reference."""
@@ -54,67 +80,19 @@ class OptionalKernels:
         """Whether the kernels are enabled and have not failed."""
         return self._build is not None
 
-    def work_on(self, device: torch.device) -> bool:
-        """Return whether the kernels are enabled and work on this device; compile them if necessary."""
-        return self._kernels_for(device) is not None
+    def available(self, device: torch.device) -> bool:
+        """Return whether GPU kernels may be used on this device; compile one if necessary, and warn on failure."""
+        if not is_accelerator(device.type):
+            return False
+        if device.type == "meta":
+            return True
+        if device.type == "cuda" and self.enabled:
+            index = torch.cuda.current_device() if device.index is None else device.index
+            device = torch.device("cuda", index)
+        return self.on(device) is not None
 
-    def forward(self, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        return self._compute("forward", (input, weight), problem)[0]
-
-    def input_gradient(self, grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
-        return self._compute("input_gradient", (grad_output, weight), problem)[0]
-
-    def weight_gradient(self, input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-        return self._compute("weight_gradient", (input, grad_output), problem)[0]
-
-    def gradients(self, input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-        """Return the input gradient and the weight gradient."""
-        grad_input, grad_weight = self._compute("gradients", (input, grad_output, weight), problem)
-        return grad_input, grad_weight
-
-    def _compute(self, name: str, operands: Tensors, problem: Problem) -> Tensors:
-        """Compute a product with the kernels if possible, else with the reference."""
-        key = name, problem, operands[0].device
-        kernels = self._kernels_for(operands[0].device) if have_data(operands) else None
-        is_checked = key in self._checked
-
-        def expected() -> Tensors:
-            return _tuple(getattr(self._reference, name)(*operands, problem))
-
-        # A stream under graph capture does not compute, so its results cannot be compared.
-        if kernels is None or (not is_checked and is_capturing(operands[0].device)):
-            return expected()
-        try:
-            found = _tuple(getattr(self._launches, name)(kernels, *operands, problem))
-        except Exception as error:  # the launch uses a private interface of torch, which may raise any type
-            # Out-of-memory is not a failure of the kernels; the plan falls back to another candidate.
-            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
-                raise
-            self._disable(f"{name} failed for {problem}: {error}")
-            return expected()
-        return found if is_checked else self._check(key, found, expected())
-
-    def _check(self, key: tuple[str, Problem, torch.device], found: Tensors, expected: Tensors) -> Tensors:
-        """Return the results to use. Results without a finite, non-zero maximum cannot verify the kernels."""
-        # One transfer. An asynchronous error of a kernel is raised here and cannot be recovered from.
-        numbers = [(one.abs().max(), (other - one).abs().max()) for one, other in zip(expected, found, strict=True)]
-        pairs = torch.stack([torch.stack(pair) for pair in numbers]).tolist()
-        if not all(0 < largest < float("inf") for largest, _ in pairs):
-            return expected
-        worst = max(difference / largest for largest, difference in pairs)
-        if all(difference <= largest * _tolerance() for largest, difference in pairs):
-            self._checked.add(key)
-            return found
-        name, problem, device = key
-        self._disable(f"{name} on {device} has an error of {worst:.2g} of the largest value for {problem}")
-        return expected
-
-    def _disable(self, reason: str) -> None:
-        self.disable()
-        warnings.warn(f"{self._name} are disabled: {reason}", stacklevel=2)
-
-    def _kernels_for(self, device: torch.device) -> Any:
-        """Return the compiled kernels, or None if they are disabled or cannot be compiled."""
+    def on(self, device: torch.device) -> Any:
+        """Return the compiled kernels for a device, or None if they are disabled or cannot be compiled."""
         with self._lock:
             build = self._build
             if build is None:
@@ -127,15 +105,72 @@ class OptionalKernels:
                     warnings.warn(f"no {self._name} on {device}: {error}", stacklevel=2)
             return self._kernels[device]
 
+    def required(self, device: torch.device) -> Any:
+        """Return the compiled kernels for a device; raises `RuntimeError` if there are none."""
+        kernels = self.on(device)
+        if kernels is None:
+            raise RuntimeError(f"{self._name} are disabled or cannot be compiled for {device}")
+        return kernels
 
-def _tuple(result: Tensor | Tensors) -> Tensors:
-    return result if isinstance(result, tuple) else (result,)
+    def run(
+        self, key: Hashable, device: torch.device, compute: Callable[[], Tensors], verify: Callable[[], Pairs]
+    ) -> Tensors | None:
+        """Return the results of `compute`, or None if the kernels cannot be used.
+
+        Args:
+            key: Identifies the kernels and the problem; `verify` is called once per key and device.
+            device: Device of the tensors.
+            compute: Runs the kernels on the problem.
+            verify: Runs the kernels and the reference on a small problem.
+        """
+        if device.type == "meta":
+            return compute() if is_accelerator("meta") else None
+        if self.on(device) is None:
+            return None
+        try:
+            if (key, device) not in self._verified:
+                # A stream under graph capture does not compute, so its results cannot be compared.
+                if is_capturing(device):
+                    return None
+                if not self._matches(key, device, verify()):
+                    return None
+            return compute()
+        except Exception as error:  # a launch may raise any type
+            # Out-of-memory is not a failure of the kernels; the plan falls back to another candidate.
+            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+                raise
+            self._disable(f"{key} failed: {error}")
+            return None
+
+    def _matches(self, key: Hashable, device: torch.device, pairs: Pairs) -> bool:
+        # One transfer. An asynchronous error of a kernel is raised here and cannot be recovered from.
+        numbers = [torch.stack([other.abs().max(), (other - one).abs().max()]) for one, other in pairs]
+        values = torch.stack(numbers).tolist()
+        if all(difference <= largest * _tolerance(key) for largest, difference in values):
+            self._verified.add((key, device))
+            return True
+        worst = max((difference / largest if largest else float("inf")) for largest, difference in values)
+        self._disable(f"{key} on {device} has an error of {worst:.2g} of the largest value")
+        return False
+
+    def _disable(self, reason: str) -> None:
+        self.disable()
+        warnings.warn(f"{self._name} are disabled: {reason}", stacklevel=2)
 
 
-def _tolerance() -> float:
+def generated(*shape: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
+    """Return values in (-1, 1) that look random, without using the state of a random number generator."""
+    numbers = torch.arange(torch.Size(shape).numel(), device=device, dtype=torch.float64)
+    # The fractional part of multiples of an irrational number is distributed evenly; the sine breaks its regularity.
+    values = (numbers * (0.618033988749895 + 0.1 * seed) + (numbers * 0.7548776662466927 + seed).sin() * 7).frac()
+    return (values * 2 - values.sign()).to(dtype).view(shape)
+
+
+def _tolerance(key: Hashable) -> float:
+    is_half = isinstance(key, tuple) and any(part in (torch.float16, torch.bfloat16) for part in key)
     try:
         is_exact = torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:
         # torch raises this if TF32 was set for one backend only.
         is_exact = False
-    return TOLERANCE if is_exact else TOLERANCE_TF32
+    return TOLERANCE if is_exact and not is_half else TOLERANCE_TF32

@@ -1,0 +1,161 @@
+"""Launches of the kernels in batch_norm.cu for a batch normalisation followed by SiLU."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from yolo_lightning.conv.kernels.launcher import ELEMENTS, THREADS, Launcher, pixels_of, reads_by_four
+
+CHANNELS_AT_ONCE = 16
+"""Channels of a block that combines splits; equal to CHANNELS_AT_ONCE in batch_norm.cu."""
+# Blocks of a reduction. The value, and therefore the order of the sums, is equal on every device.
+REDUCTION_BLOCKS = 320
+# Blocks of a kernel that computes elements.
+ELEMENT_BLOCKS = 2048
+# Minimum number of accesses per thread.
+LEAST_ACCESSES = 8
+# Largest number of vectors of channels that a block computes next to each other.
+MOST_LANES = 64
+
+KERNELS = ("batch_statistics", "normalise_silu", "silu_gradient_sums", "normalise_silu_gradient")
+FINISH_KERNELS = ("finish_statistics", "finish_gradient_sums")
+
+
+def kernel_name(kernel: str, channels_last: bool, by_four: bool, dtype: torch.dtype) -> str:
+    """Return the name of an instance of one of `KERNELS`."""
+    layout, width = "nhwc" if channels_last else "nchw", "by_four" if by_four else "by_one"
+    return f"{kernel}_{layout}_{width}{ELEMENTS[dtype].suffix}"
+
+
+def instances() -> dict[str, str]:
+    """Return the C++ line that defines each kernel, by kernel name; empty for kernels that need none."""
+    lines = {
+        kernel_name(kernel, channels_last, by_four, dtype): f"{kernel.upper()}("
+        f"{kernel_name(kernel, channels_last, by_four, dtype)}, {element.cpp_type}, {str(channels_last).lower()}, "
+        f"{4 if by_four else 1})"
+        for dtype, element in ELEMENTS.items()
+        for kernel in KERNELS
+        for channels_last in (True, False)
+        for by_four in (True, False)
+    }
+    return lines | dict.fromkeys(FINISH_KERNELS, "")
+
+
+class _Layout(NamedTuple):
+    """Arrangement of images in memory and of threads; see `Part` in batch_norm.cu."""
+
+    channels_last: bool
+    by_four: bool
+    dtype: torch.dtype
+    positions: int  # samples * height * width
+    channels: int
+    plane: int  # height * width
+
+    def name(self, kernel: str) -> str:
+        return kernel_name(kernel, self.channels_last, self.by_four, self.dtype)
+
+    def lanes(self) -> tuple[int, int]:
+        """Return the number of threads along the channels and the number of blocks along the channels."""
+        if not self.channels_last:
+            return 1, self.channels
+        vectors = -(-self.channels // (4 if self.by_four else 1))
+        blocks = -(-vectors // MOST_LANES)
+        return -(-vectors // blocks), blocks
+
+    def per_split(self, most_blocks: int) -> int:
+        """Return the number of positions of a split, a multiple of four."""
+        lanes, blocks = self.lanes()
+        at_once = THREADS // lanes * (4 if self.by_four and not self.channels_last else 1)
+        splits = max(1, min(most_blocks // blocks, self.positions // (at_once * LEAST_ACCESSES)))
+        return -(-self.positions // (splits * 4)) * 4
+
+    def grid(self, per_split: int) -> tuple[int, int, int]:
+        return -(-self.positions // per_split), self.lanes()[1], 1
+
+    def numbers(self, per_split: int) -> tuple[int, ...]:
+        return self.positions, self.channels, self.plane, self.lanes()[0], per_split
+
+
+def is_channels_last(input: Tensor) -> bool:
+    """Return whether the kernels read and write NHWC."""
+    return input.size(1) > 1 and input.stride(1) == 1 and not input.is_contiguous()
+
+
+def forward(
+    launch: Launcher,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    num_batches_tracked: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the output and `(2, C)` mean and 1 / standard deviation; update the running statistics in place.
+
+    `num_batches_tracked` (int64, one element) is incremented.
+    """
+    (images,), layout = _arranged(input)
+    output = _empty_like(images)
+    per_split = layout.per_split(REDUCTION_BLOCKS)
+    grid = layout.grid(per_split)
+    channels, stride = layout.channels, _stride(images, layout)
+    partials = weight.new_empty(grid[0], 2, channels)
+    statistics = weight.new_empty(2, channels)
+    launch(layout.name("batch_statistics"), grid, (images, partials), (*layout.numbers(per_split), stride))
+    launch(
+        "finish_statistics",
+        (-(-channels // CHANNELS_AT_ONCE), 1, 1),
+        (partials, statistics, running_mean, running_var, num_batches_tracked),
+        (layout.positions, channels, per_split, grid[0], float(momentum), float(eps)),
+    )
+    per_split = layout.per_split(ELEMENT_BLOCKS)
+    numbers = (*layout.numbers(per_split), stride)
+    tensors = (images, statistics, weight, bias, output)
+    launch(layout.name("normalise_silu"), layout.grid(per_split), tensors, numbers)
+    return _as_images(output, layout), statistics
+
+
+def backward(
+    launch: Launcher, grad_output: Tensor, input: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the input gradient and `(2, C)` the gradients of bias and weight."""
+    (images, grads), layout = _arranged(input, grad_output)
+    grad_input = _empty_like(images)
+    per_split = layout.per_split(REDUCTION_BLOCKS)
+    grid = layout.grid(per_split)
+    channels, strides = layout.channels, (_stride(images, layout), _stride(grads, layout))
+    partials, sums = weight.new_empty(grid[0], 2, channels), weight.new_empty(2, channels)
+    tensors = (images, grads, statistics, weight, bias)
+    launch(layout.name("silu_gradient_sums"), grid, (*tensors, partials), (*layout.numbers(per_split), *strides))
+    blocks = (-(-channels // CHANNELS_AT_ONCE), 1, 1)
+    launch("finish_gradient_sums", blocks, (partials, sums), (channels, grid[0]))
+    per_split = layout.per_split(ELEMENT_BLOCKS)
+    numbers = (*layout.numbers(per_split), *strides)
+    launch(layout.name("normalise_silu_gradient"), layout.grid(per_split), (*tensors, sums, grad_input), numbers)
+    return _as_images(grad_input, layout), sums
+
+
+def _arranged(*tensors: Tensor) -> tuple[list[Tensor], _Layout]:
+    """Return all tensors as NHWC or all as NCHW, like the first one, and their layout."""
+    samples, channels, height, width = tensors[0].shape
+    channels_last = is_channels_last(tensors[0])
+    images = [pixels_of(tensor) if channels_last else tensor.contiguous() for tensor in tensors]
+    steps = (channels, *(image.stride(2) for image in images)) if channels_last else (height * width,)
+    by_four = reads_by_four(steps, images)
+    sizes = (samples * height * width, channels, height * width)
+    return images, _Layout(channels_last, by_four, tensors[0].dtype, *sizes)
+
+
+def _stride(images: Tensor, layout: _Layout) -> int:
+    return images.stride(2) if layout.channels_last else 0
+
+
+def _empty_like(images: Tensor) -> Tensor:
+    return images.new_empty(images.shape)
+
+
+def _as_images(result: Tensor, layout: _Layout) -> Tensor:
+    return result.permute(0, 3, 1, 2) if layout.channels_last else result

@@ -1,0 +1,98 @@
+// Elements of tensors in global memory: float, or 16-bit types that are converted to float in registers.
+//
+// The conversions use integer operations only, so that no compiler needs a header of its vendor.
+
+// Threads of every block.
+constexpr int THREADS = 256;
+
+// A float16 (IEEE 754 binary16) or a bfloat16 number, as its bits.
+struct Half {
+    unsigned short bits;
+};
+struct BFloat16 {
+    unsigned short bits;
+};
+
+union FloatBits {
+    float number;
+    unsigned bits;
+};
+
+__device__ inline float float_of_bits(unsigned bits) {
+    FloatBits both;
+    both.bits = bits;
+    return both.number;
+}
+
+__device__ inline unsigned bits_of_float(float number) {
+    FloatBits both;
+    both.number = number;
+    return both.bits;
+}
+
+__device__ inline float to_float(float element) { return element; }
+
+__device__ inline float to_float(BFloat16 element) { return float_of_bits(unsigned(element.bits) << 16); }
+
+__device__ inline float to_float(Half element) {
+    const unsigned sign = unsigned(element.bits & 0x8000u) << 16;
+    const unsigned magnitude = unsigned(element.bits & 0x7fffu) << 13;
+    const unsigned exponent = magnitude & 0x0f800000u;
+    unsigned bits = magnitude + 0x38000000u;                                 // 127 - 15 in the exponent
+    if (exponent == 0x0f800000u) bits += 0x38000000u;                        // infinity and NaN
+    if (exponent == 0) {                                                     // zero and subnormal numbers
+        bits = bits_of_float(float_of_bits(bits + 0x00800000u) - float_of_bits(0x38800000u));
+    }
+    return float_of_bits(sign | bits);
+}
+
+__device__ inline void from_float(float& element, float number) { element = number; }
+
+// Both round to the nearest even number.
+__device__ inline void from_float(BFloat16& element, float number) {
+    const unsigned bits = bits_of_float(number);
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    element.bits = (unsigned short)(is_nan ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+__device__ inline void from_float(Half& element, float number) {
+    const unsigned all = bits_of_float(number), sign = all >> 16 & 0x8000u, bits = all & 0x7fffffffu;
+    unsigned half;
+    if (bits >= 0x47800000u) {  // 65536 and more, infinity, NaN
+        half = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    } else if (bits < 0x38800000u) {  // below 2^-14: the addition shifts and rounds
+        half = bits_of_float(float_of_bits(bits) + 0.5f) - 0x3f000000u;
+    } else {
+        half = (bits - 0x38000000u + 0x0fffu + (bits >> 13 & 1u)) >> 13;
+    }
+    element.bits = (unsigned short)(sign | half);
+}
+
+// Four adjacent aligned elements; one access to memory.
+template <class Element>
+struct alignas(4 * sizeof(Element)) Four {
+    Element values[4];
+};
+
+__device__ inline float4 zeros() {
+    float4 value;
+    value.x = value.y = value.z = value.w = 0.0f;
+    return value;
+}
+
+template <class Element>
+__device__ inline float4 load_four(const Element* elements) {
+    const Four<Element> four = *reinterpret_cast<const Four<Element>*>(elements);
+    float4 values;
+    values.x = to_float(four.values[0]), values.y = to_float(four.values[1]);
+    values.z = to_float(four.values[2]), values.w = to_float(four.values[3]);
+    return values;
+}
+
+template <class Element>
+__device__ inline void store_four(Element* target, const float* values) {
+    Four<Element> four;
+#pragma unroll
+    for (int number = 0; number < 4; ++number) from_float(four.values[number], values[number]);
+    *reinterpret_cast<Four<Element>*>(target) = four;
+}
