@@ -11,11 +11,14 @@ from yolo_lightning.commands.benchmark.baselines import (
     UnfoldConv2d,
     Variant,
     convert,
+    kernels_of,
     libraries,
+    make_plan,
     variants,
 )
 from yolo_lightning.commands.benchmark.passes import make_module, synthetic_batch, variant_module
 from yolo_lightning.conv import GemmConv2d, Plan
+from yolo_lightning.conv.kernels import compiled_kernels_enabled, disable_compiled_kernels
 
 CPU = torch.device("cpu")
 ARGUMENTS = (
@@ -110,3 +113,19 @@ def test_cudnn_switch_and_tf32_are_restored_after_an_error() -> None:
 
 def test_skipping_an_implementation_skips_its_layouts() -> None:
     assert variants(("native", "gemm")) == (Variant.UNFOLD, Variant.SLOW)
+
+
+def test_kernels_are_paused_for_variants_without_them() -> None:
+    """Variants with and without compiled kernels take turns in one process, which enables the kernels once."""
+    make_plan(Variant.GEMM_NHWC, 0.0)
+    assert not compiled_kernels_enabled()
+    try:
+        make_plan(Variant.GEMM_COMPILED, 0.0)
+        seen = []
+        for variant in (Variant.GEMM_NHWC, Variant.GEMM_COMPILED, Variant.GEMM_AUTOTUNE, Variant.NATIVE):
+            with kernels_of(variant):
+                seen.append(compiled_kernels_enabled())
+        assert seen == [False, True, True, False]
+        assert compiled_kernels_enabled()
+    finally:
+        disable_compiled_kernels()

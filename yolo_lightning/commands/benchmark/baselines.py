@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from typing import Literal, cast
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from yolo_lightning.conv import AutotunedPlan, Plan, disable_compiled_kernels, enable_compiled_kernels, swap_convs
+from yolo_lightning.conv import AutotunedPlan, Plan, enable_compiled_kernels, swap_convs
+from yolo_lightning.conv.kernels import compiled_kernels_enabled, compiled_kernels_paused
 from yolo_lightning.model.layers import arrange
 from yolo_lightning.utils.files import cache_folder
 
@@ -55,15 +56,18 @@ LAYOUTS = (
 )
 """The variants of `benchmark`, whose option `conv_algorithm` applies to all gemm variants."""
 
+WITH_KERNELS = (Variant.GEMM_AUTOTUNE, Variant.GEMM_COMPILED)
+"""The variants of `benchmark_gpu` that use compiled kernels."""
+
 DESCRIPTIONS = {
     Variant.NATIVE: "PyTorch's default: cuDNN, MIOpen or oneDNN",
     Variant.GEMM: "yolo_lightning.conv: matrix products, forward and backward",
     Variant.GEMM_RECOMPUTE: "gemm-nhwc; batch norm is recomputed in the backward pass",
     Variant.UNFOLD: "F.unfold and one matrix product, differentiated by autograd",
-    Variant.SLOW: "native with the vendor library disabled",
+    Variant.SLOW: "native with the vendor library disabled (torch.backends.cudnn.enabled = False)",
     Variant.NATIVE_TF32: "native; TF32 products allowed, which is PyTorch's default on NVIDIA GPUs",
     Variant.GEMM_TF32: "gemm-nhwc; TF32 products allowed",
-    Variant.GEMM_AUTOTUNE: "gemm-nhwc; the fastest algorithm of each layer, by measurement",
+    Variant.GEMM_AUTOTUNE: "gemm-nhwc; the fastest algorithm or kernel of each layer, by measurement",
     Variant.GEMM_COMPILED: "gemm-nhwc; with compiled kernels: CUDA/HIP on a GPU, C++ on a CPU",
 }
 """Printed descriptions; the `-nhwc` variants differ in the memory layout only."""
@@ -96,16 +100,21 @@ def variants(skip: tuple[Implementation, ...]) -> tuple[Variant, ...]:
 
 
 def make_plan(variant: Variant, budget_s: float) -> Plan:
-    """Return a new plan for a gemm variant, and enable the compiled kernels for `GEMM_COMPILED`, else disable them.
+    """Return a new plan for a gemm variant, and enable the compiled kernels for the variants in `WITH_KERNELS`.
 
-    A plan selects algorithms at the first use of each layer, so variants that take turns must be prepared in an order
-    in which `GEMM_COMPILED` is the last gemm variant. `budget_s` limits the measurements of `GEMM_AUTOTUNE` in seconds.
+    A plan selects algorithms at the first use of each layer, which must be in a block of `kernels_of`. `budget_s`
+    limits the measurements of `GEMM_AUTOTUNE` in seconds.
     """
-    if variant is Variant.GEMM_COMPILED:
+    if variant in WITH_KERNELS and not compiled_kernels_enabled():
         enable_compiled_kernels(cache_folder() / "kernels")
-    else:
-        disable_compiled_kernels()
     return AutotunedPlan(budget_s) if variant is Variant.GEMM_AUTOTUNE else Plan()
+
+
+@contextmanager
+def kernels_of(variant: Variant) -> Iterator[None]:
+    """Pause the compiled kernels in the block, unless the variant uses them: all models of a process share them."""
+    with nullcontext() if variant in WITH_KERNELS else compiled_kernels_paused():
+        yield
 
 
 def convert(module: nn.Module, variant: Variant, plan: Plan) -> None:

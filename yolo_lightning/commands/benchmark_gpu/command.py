@@ -71,7 +71,7 @@ def benchmark_gpu(
         run_stages(out, settings, [one for one in Stage if one in chosen], budget_s)
     except KeyboardInterrupt:
         write_results(out, settings, command)
-        print(f"benchmark_gpu: interrupted; finished stages are kept in {out}", file=sys.stderr)
+        print(f"benchmark_gpu: interrupted; results so far: {out / PAGE}", file=sys.stderr)
         print(f"benchmark_gpu: run the other stages with: {command}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     records = write_results(out, settings, command)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from yolo_lightning.commands.benchmark.baselines import Variant, make_plan
+from yolo_lightning.commands.benchmark.baselines import Variant, kernels_of, make_plan
 from yolo_lightning.commands.benchmark.stability import run_stability
 from yolo_lightning.commands.benchmark_gpu.devices import open_device
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
@@ -25,14 +25,16 @@ def measure(context: StageContext) -> dict[str, Any]:
         if context.left_s() < 0:
             break
         context.announce(variant.value)
-        found = run_stability(
-            make_plan(variant, 0.0),
-            device,
-            partial(torch.autocast, device.type, torch.bfloat16, enabled=False),
-            steps=QUICK_STEPS if context.quick else STEPS,
-            image_size=image_size,
-            batch_size=batch_size,
-        )
+        plan = make_plan(variant, 0.0)
+        with kernels_of(variant):
+            found = run_stability(
+                plan,
+                device,
+                partial(torch.autocast, device.type, torch.bfloat16, enabled=False),
+                steps=QUICK_STEPS if context.quick else STEPS,
+                image_size=image_size,
+                batch_size=batch_size,
+            )
         # The few steps of a rehearsal end before the memory use of a CPU has settled.
         found.passed |= context.quick and found.failure is None and found.finite and found.equal
         result["runs"][variant.value] = asdict(found) | {"growth_judged": not context.quick}

@@ -23,8 +23,9 @@ NOT_MEASURED = "-"
 READING_AID = """\
 How to read this page: `gemm` variants are the convolutions of this package, all others are baselines. `nhwc` is
 PyTorch's `channels_last` layout. Times are medians over rounds in which all variants take turns; the range is the
-fastest and the slowest round. A ratio below 1 means: faster than the reference. TF32 is off except in the variants with
-`tf32` in their name."""
+fastest and the slowest round. A ratio below 1 means: faster than the reference. `stored` is the memory of activations
+between forward and backward pass, `peak` the highest memory use of the pass; `launches` are kernels and copies, or on a
+CPU operators. TF32 is off except in the variants with `tf32` in their name. `-` means: not measured."""
 
 
 def page(records: Sequence[StageRecord], environment: dict[str, Any]) -> str:

@@ -12,7 +12,14 @@ from yolo_lightning.commands.benchmark.comparison import Pass, compare
 from yolo_lightning.commands.benchmark.passes import graph_pass, make_module, synthetic_batch, variant_module
 from yolo_lightning.commands.benchmark_gpu.devices import open_device
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
-from yolo_lightning.commands.benchmark_gpu.variant_speed import FULL, NETWORK_ROUNDS, QUICK, QUICK_ROUNDS, excluded
+from yolo_lightning.commands.benchmark_gpu.variant_speed import (
+    FULL,
+    NETWORK_ROUNDS,
+    QUICK,
+    QUICK_ROUNDS,
+    excluded,
+    with_kernels_of,
+)
 
 NAME = "native-nhwc, inductor"
 
@@ -41,7 +48,7 @@ def measure(context: StageContext) -> dict[str, Any]:
             context.announce("compiling with inductor")
             compiled: Any = torch.compile(module.graph, options=options)
             module.graph = compiled
-        return graph_pass(module, batch, autocast)
+        return with_kernels_of(variant, graph_pass(module, batch, autocast))
 
     order = (Variant.GEMM_NHWC, Variant.GEMM_COMPILED, Variant.NATIVE_NHWC)
     found = compare(

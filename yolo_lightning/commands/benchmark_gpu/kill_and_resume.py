@@ -13,10 +13,9 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.checkpoints.checkpoint_file import newest_checkpoint, steps_trained
-from yolo_lightning.commands.benchmark_gpu.devices import open_device
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
 from yolo_lightning.data.synthetic import draw_dataset
-from yolo_lightning.supervision.trainer import MARKER_VARIABLE, end_with_parent
+from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.run_files import CHECKPOINTS
 
 EPOCHS = 2
@@ -38,15 +37,16 @@ class KillAtStep(Callback):
 
 def measure(context: StageContext) -> dict[str, Any]:
     """Train once without and once with SIGKILL and `--resume`, and compare the final weights."""
-    sizes, device = QUICK if context.quick else FULL, open_device(context.device)
+    sizes = QUICK if context.quick else FULL
     folder = context.out / "work"
     context.announce("drawing the dataset")
     data = draw_dataset(
         folder / "data", train_frames=sizes["frames"], valid_frames=8, test_frames=1, width=160, height=120
     )
     steps = EPOCHS * sizes["frames"] // sizes["batch_size"]
-    kill_at = steps // 2 + 1
-    settings = configuration(data, sizes, device)
+    interval = max(steps // EPOCHS // 4, 2)
+    kill_at = steps // 2 + interval + interval // 2  # within an epoch, and with steps to repeat
+    settings = configuration(data, sizes, context.device, interval)
     result: dict[str, Any] = {**sizes, "steps": steps, "killed_before_step": kill_at, "runs": {}}
     # One free name per call: an interrupted call leaves run folders behind.
     parent = folder / f"fits-{time.time_ns()}"
@@ -83,21 +83,24 @@ def judged(result: dict[str, Any]) -> dict[str, Any]:
     return {"passed": not reasons, "reason": "; ".join(reasons)}
 
 
-def configuration(data: Path, sizes: dict[str, int], device: torch.device) -> dict[str, Any]:
-    """Return the configuration of the fits: the algorithms of the table, and deterministic operators of PyTorch."""
-    interval = max(sizes["frames"] // sizes["batch_size"] // 4, 1)
+def configuration(data: Path, sizes: dict[str, int], device: str, interval_steps: int) -> dict[str, Any]:
+    """Return the configuration of the fits: the algorithms of the table, and deterministic operators of PyTorch.
+
+    The device is not opened here: a process with a GPU context must not start others by fork.
+    """
+    accelerator, _, index = device.partition(":")
     return {
         "seed_everything": 0,
         "supervision": {"enabled": False},
         "trainer": {
-            "accelerator": device.type,
-            "devices": 1 if device.index is None else [device.index],
+            "accelerator": accelerator,
+            "devices": [int(index)] if index else 1,
             "max_epochs": EPOCHS,
             "deterministic": "warn",
             "num_sanity_val_steps": 0,
             "enable_progress_bar": False,
             "enable_model_summary": False,
-            "callbacks": [{"class_path": "LastCheckpoint", "init_args": {"interval_steps": interval}}],
+            "callbacks": [{"class_path": "LastCheckpoint", "init_args": {"interval_steps": interval_steps}}],
         },
         "model": {"conv_backend": "gemm", "conv_algorithm": "table", "warmup_epochs": 1.0},
         "data": {
@@ -127,7 +130,6 @@ def fit(
         errors="replace",
         env=environment,
         check=False,
-        preexec_fn=end_with_parent(os.getpid()),
     )
     lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
     expected = -signal.SIGKILL if callbacks else 0

@@ -56,9 +56,9 @@ LIMITS = {
     Stage.SPEED: StageLimits(60, 150),
     Stage.WAITS: StageLimits(15, 40),
     Stage.MEMORY: StageLimits(30, 90),
-    Stage.STABILITY: StageLimits(20, 60),
+    Stage.STABILITY: StageLimits(20, 90),
     Stage.RESUME: StageLimits(60, 140),
-    Stage.INDUCTOR: StageLimits(45, 150),
+    Stage.INDUCTOR: StageLimits(45, 300),
 }
 """Limits within the default budget; another budget scales them. The sum of `needed_s` is less than the budget."""
 

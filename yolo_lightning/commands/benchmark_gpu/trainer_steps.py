@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
 
-from yolo_lightning.commands.benchmark.baselines import Variant, convert
+from yolo_lightning.commands.benchmark.baselines import Variant, convert, kernels_of
 from yolo_lightning.commands.benchmark.comparison import synchronize
 from yolo_lightning.commands.benchmark.passes import make_module, synthetic_batch
 from yolo_lightning.conv import Plan
@@ -48,7 +48,7 @@ class TrainerSteps:
         folder: Path,
         **options: Any,
     ) -> None:
-        self.device = device
+        self.device, self.variant = device, variant
         self.module = make_module(0, warmup_epochs=0.0, nominal_batch=NOMINAL_BATCH, **options)
         convert(self.module.graph, variant, plan)
         self._data = RepeatedBatches(batch_size, image_size, device)
@@ -75,7 +75,8 @@ class TrainerSteps:
         self._data.length = warm_steps + steps
         self._clock.begin(warm_steps, warm_steps + steps, watch)
         self._trainer.fit_loop.max_epochs = self._trainer.current_epoch + 1
-        self._trainer.fit(self.module, datamodule=self._data)
+        with kernels_of(self.variant):
+            self._trainer.fit(self.module, datamodule=self._data)
         return self._clock.seconds / steps
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from yolo_lightning.commands.benchmark.baselines import DESCRIPTIONS, Variant, libraries, make_plan
+from yolo_lightning.commands.benchmark.baselines import DESCRIPTIONS, Variant, kernels_of, libraries, make_plan
 from yolo_lightning.commands.benchmark.comparison import Pass, Result, Spread, compare, rounds
 from yolo_lightning.commands.benchmark.passes import graph_pass, make_module, synthetic_batch, variant_module
 from yolo_lightning.commands.benchmark_gpu.devices import open_device
@@ -20,14 +20,14 @@ ORDER = (
     *(Variant.GEMM_NHWC, Variant.GEMM_TF32, Variant.GEMM_AUTOTUNE, Variant.GEMM_COMPILED),
     *(Variant.UNFOLD, Variant.SLOW, Variant.NATIVE_NHWC, Variant.NATIVE, Variant.NATIVE_TF32),
 )
-"""Ours first, and the variants that may hang last; see `make_plan` for the order of the gemm variants."""
+"""Ours first, and the variants that may hang last."""
 HALF = (Variant.GEMM_NHWC, Variant.GEMM_COMPILED, Variant.NATIVE_NHWC)
 FULL, QUICK = (8, 640), (2, 64)
 """Images per batch and pixels."""
 NETWORK_ROUNDS, STEP_ROUNDS, STEPS = 7, 5, 8
 QUICK_ROUNDS, QUICK_STEPS = 1, 1
 """Eight steps of eight images contain one optimizer step."""
-AUTOTUNE_S, QUICK_AUTOTUNE_S = 20.0, 1.0
+AUTOTUNE_S, QUICK_AUTOTUNE_S = 12.0, 1.0
 USABLE = ("works", "is slower")
 """Outcomes of doctor's test of the native convolutions after which they can be measured."""
 
@@ -82,6 +82,19 @@ def excluded(context: StageContext, device: torch.device) -> dict[Variant, str]:
     return found
 
 
+def with_kernels_of(variant: Variant, work: Pass) -> Pass:
+    """Return a pass that uses compiled kernels only if the variant does; other variants can take turns."""
+
+    def only(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(value: Any) -> Any:
+            with kernels_of(variant):
+                return function(value)
+
+        return call
+
+    return Pass(tuple((name, only(function)) for name, function in work.stages), work.parameters)
+
+
 def _network(
     context: StageContext, device: torch.device, variants: Sequence[Variant], half: bool, autotune_s: float
 ) -> list[Result]:
@@ -92,7 +105,8 @@ def _network(
 
     def prepare(variant: Variant) -> Pass:
         context.announce(f"network, {variant.value}{', bfloat16' if half else ''}")
-        return graph_pass(variant_module(plain, variant, make_plan(variant, autotune_s), device), batch, autocast)
+        module = variant_module(plain, variant, make_plan(variant, autotune_s), device)
+        return with_kernels_of(variant, graph_pass(module, batch, autocast))
 
     passes: dict[Variant, Callable[[], Pass]] = {variant: partial(prepare, variant) for variant in variants}
     repeats = QUICK_ROUNDS if context.quick else NETWORK_ROUNDS

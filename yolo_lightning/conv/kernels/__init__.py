@@ -1,8 +1,12 @@
 """Optional kernels, compiled on first use: CUDA/HIP on a GPU (`fused`), C++ loops on a CPU (`compiled`)."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from yolo_lightning.conv.kernels import compiled, fused, fused_norm
+
+_KERNELS = (fused.KERNELS, fused_norm.KERNELS, compiled.KERNELS)
 
 
 def enable_compiled_kernels(build_folder: Path) -> None:
@@ -33,3 +37,17 @@ def disable_compiled_kernels() -> None:
     fused.disable()
     fused_norm.disable()
     compiled.disable()
+
+
+def compiled_kernels_enabled() -> bool:
+    """Return whether all compiled kernels are enabled and none has failed."""
+    return all(kernels.enabled for kernels in _KERNELS)
+
+
+@contextmanager
+def compiled_kernels_paused() -> Iterator[None]:
+    """Use no compiled kernels in the block, and keep those that are compiled and verified."""
+    with ExitStack() as stack:
+        for kernels in _KERNELS:
+            stack.enter_context(kernels.paused())
+        yield

@@ -35,16 +35,16 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 BUILD_TIMEOUT_S = 300.0
 """Time limit for the compiler and for the lock of another process, seconds; a build takes about 5 s."""
 
-_LOOPS = OptionalKernels("compiled convolution loops")
+KERNELS = OptionalKernels("compiled convolution loops")
 _REFERENCE: ModuleType = rows_channels_last
 
 
 def enable(build_folder: Path) -> None:
     """Enable the loops, without compiling them yet; several processes may share the folder of the compiled library."""
-    _LOOPS.enable(lambda device: build(build_folder))
+    KERNELS.enable(lambda device: build(build_folder))
 
 
-disable = _LOOPS.disable
+disable = KERNELS.disable
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -75,18 +75,18 @@ def _compute(operation: str, operands: Tensors, problem: Problem) -> Tensors:
 
     results = None
     if have_data(operands):
-        results = _LOOPS.run(
+        results = KERNELS.run(
             (operation, problem, dtype),
             device,
-            lambda: run(compiled_launch, _LOOPS.required(device), *operands),
-            lambda: compared(operation, problem, dtype, device, _LOOPS.required(device), compiled_launch, _REFERENCE),
+            lambda: run(compiled_launch, KERNELS.required(device), *operands),
+            lambda: compared(operation, problem, dtype, device, KERNELS.required(device), compiled_launch, _REFERENCE),
         )
     return run(_REFERENCE, *operands) if results is None else results
 
 
 def available() -> bool:
     """Return whether the loops are enabled and compiled; compile them if necessary and warn once on failure."""
-    return _LOOPS.on(torch.device("cpu")) is not None
+    return KERNELS.on(torch.device("cpu")) is not None
 
 
 def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:

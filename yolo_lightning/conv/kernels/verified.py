@@ -75,6 +75,15 @@ class OptionalKernels:
         """Disable the kernels. Plans that have selected them use the reference."""
         self._build = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Disable the kernels in the block, and keep those that are compiled and verified."""
+        build, self._build = self._build, None
+        try:
+            yield
+        finally:
+            self._build = build
+
     @property
     def enabled(self) -> bool:
         """Whether the kernels are enabled and have not failed."""
