@@ -440,3 +440,18 @@ def test_configuration_that_cannot_be_written_follows_at_the_end_of_the_epoch(
     run("fit", *ONE_STEP)
     assert sum("config.yaml" in str(warning.message) for warning in recwarn) == 1
     assert yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["max_epochs"] == 1
+
+
+@pytest.mark.whole_run
+def test_fit_ends_with_a_file_for_ultralytics_a_report_and_commands_that_work(
+    run: Run, pictures: None, tmp_path: Path
+) -> None:
+    from ultralytics import YOLO
+
+    run("fit", *ONE_STEP, "--trainer.default_root_dir", "first")
+    checkpoints = tmp_path / "first" / "checkpoints"
+    network = YOLO(checkpoints / "best.pt")
+    assert list(network.names.values()) == ["person", "bicycle", "motorcycle", "vehicle"]
+    assert (tmp_path / "first" / "report.html").stat().st_size > 10_000
+    run("test", "--config", "first/config.yaml", "--trainer.limit_test_batches", "1")
+    assert (tmp_path / "first" / "test_scores.json").is_file()

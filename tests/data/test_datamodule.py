@@ -321,6 +321,21 @@ def test_workers_are_started_as_told(make: Make, split: str, multiprocessing_con
     assert loader.worker_init_fn is prepare_worker
 
 
+def test_sanity_check_has_the_batches_of_the_validation_and_starts_no_workers(make: Make) -> None:
+    trainer = make_trainer()
+    loader = make(trainer=trainer, loader=LoaderSettings(num_workers=1)).val_dataloader()
+    state = torch.random.get_rng_state()
+    trainer.sanity_checking = True
+    checking = iter(loader)
+    assert not hasattr(checking, "_workers")
+    first = next(checking)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    trainer.sanity_checking = False
+    validating = iter(loader)
+    assert len(validating._workers) == 1
+    assert torch.equal(first.images, next(validating).images)
+
+
 def test_workers_are_spawned_by_default() -> None:
     assert LoaderSettings().multiprocessing_context == "spawn"
 

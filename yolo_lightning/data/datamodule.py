@@ -1,5 +1,6 @@
 """Lightning data module: frames of each split, sample order, loaders and worker processes."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -47,6 +48,29 @@ SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
     "test": ("test",),
     "predict": ("predict",),
 }
+
+
+class ValidationLoader(DataLoader[Sample]):
+    """Loader whose workers do not start for the sanity check of a fit.
+
+    Starting workers takes seconds, and the training starts its own right after the sanity check.
+    """
+
+    is_sanity_check: Callable[[], bool]
+
+    def __iter__(self) -> Any:
+        if not self.is_sanity_check():
+            return super().__iter__()
+        # An own generator: otherwise, the iterator draws from the global stream.
+        return iter(
+            DataLoader(
+                self.dataset,
+                batch_sampler=self.batch_sampler,
+                collate_fn=self.collate_fn,
+                pin_memory=self.pin_memory,
+                generator=torch.Generator(),
+            )
+        )
 
 
 class DetectionDataModule(LightningDataModule):
@@ -285,8 +309,13 @@ class DetectionDataModule(LightningDataModule):
                 "data.train_fraction and data.valid_share, or start a new run from its weights with --model.weights"
             )
 
-    def val_dataloader(self) -> DataLoader[Sample]:
-        return self._evaluation_loader("valid")
+    def val_dataloader(self) -> ValidationLoader:
+        assert self.trainer is not None
+        trainer = self.trainer
+        loader = self._evaluation_loader("valid", ValidationLoader)
+        assert isinstance(loader, ValidationLoader)
+        loader.is_sanity_check = lambda: trainer.sanity_checking
+        return loader
 
     def test_dataloader(self) -> DataLoader[Sample]:
         return self._evaluation_loader("test")
@@ -299,9 +328,9 @@ class DetectionDataModule(LightningDataModule):
         self.bad_frames.add(batch.bad_frames)
         return batch
 
-    def _evaluation_loader(self, split: Split) -> DataLoader[Sample]:
+    def _evaluation_loader(self, split: Split, kind: type[DataLoader[Sample]] = DataLoader) -> DataLoader[Sample]:
         frames = self._splits[split]
-        return DataLoader(
+        return kind(
             EvaluationDataset(frames, self.image_size),
             batch_sampler=FileOrderBatches(len(frames), self._batches()),
             collate_fn=collate,
