@@ -9,11 +9,14 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from yolo_lightning.callbacks.results_file import LOSSES, ResultsFile
+from yolo_lightning.callbacks.results_file import ResultsFile
 from yolo_lightning.callbacks.status_file import MAP, MAP_50, is_validation_of_fit
 
 HEADING_INTERVAL = 20
 """Rows between two headings."""
+
+LOSSES = (("box_loss",), ("cls_loss",), ("dfl_loss", "l1_loss"))
+"""Names of the losses of a column; a network has one of them."""
 
 HEADINGS = ("box", "cls", "dfl", "box", "cls", "dfl", "mAP50", "mAP50-95", "lr", "img/s", "time")
 WIDTHS = (5, 5, 5, 5, 5, 5, 6, 8, 6, 5, 7)
@@ -27,7 +30,7 @@ class EpochRow:
 
     epoch: int  # from 1
     epochs: int | None  # of the fit; None if it has no limit
-    train_losses: tuple[float | None, ...]  # box, class and distribution focal loss, means over the epoch
+    train_losses: tuple[float | None, ...]  # box, class and distribution (or l1) loss, means over the epoch
     val_losses: tuple[float | None, ...]  # of the validation at the end of the epoch
     map_50: float | None
     map: float | None
@@ -54,6 +57,13 @@ def heading(epochs: int | None) -> str:
     loss_width = sum(WIDTHS[:3]) + 2 * len(GAP)
     groups = GAP.join(["".ljust(first), " train loss ".center(loss_width, "-"), " val loss ".center(loss_width, "-")])
     return f"{groups}\n" + GAP.join(["epoch".rjust(first), *map(str.rjust, HEADINGS, WIDTHS)])
+
+
+def losses_of(values: Mapping[str, float], stage: str) -> tuple[float | None, ...]:
+    """Return the losses of a stage by column; None if a loss is unknown."""
+    return tuple(
+        next((values.get(f"{stage}/{name}") for name in names if f"{stage}/{name}" in values), None) for names in LOSSES
+    )
 
 
 def first_width(epochs: int | None) -> int:
@@ -126,8 +136,8 @@ class EpochTable(Callback):
         row = EpochRow(
             epoch,
             trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None,
-            tuple(known.get(f"train/{name}") for name in LOSSES),
-            tuple(self._scores.get(f"val/{name}") for name in LOSSES),
+            losses_of(known, "train"),
+            losses_of(self._scores, "val"),
             valid_score(self._scores.get(MAP_50)),
             valid_score(self._scores.get(MAP)),
             known.get("lr/pg0"),

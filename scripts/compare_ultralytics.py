@@ -1,13 +1,13 @@
 """Train the same network on the same images with the trainer of Ultralytics and with this project, and compare.
 
     python scripts/compare_ultralytics.py --root path/to/LTDv2 --epochs 15 --image_size 416
-    python scripts/compare_ultralytics.py --data path/to/data.yaml --arms ultralytics native --turns 5
+    python scripts/compare_ultralytics.py --data path/to/data.yaml --arms ultralytics auto --epochs 0 --turns 5
     python scripts/compare_ultralytics.py --data path/to/coco --train_file annotations/a.json --valid_file b.json
 
-Arms: `ultralytics`, and `native` and `gemm` (this project with that convolution). Every arm and seed is its own process
-in the work folder. Runs that are finished there are not repeated and appear in the table, so arms and seeds may run
-separately, also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1` in
-another. `--epochs 0` trains nothing.
+Arms: `ultralytics`, and `auto`, `native` and `gemm` (this project with that `conv_backend`). Every arm and seed is its
+own process in the work folder. Runs that are finished there are not repeated and appear in the table, so arms and seeds
+may run separately, also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1`
+in another. `--epochs 0` trains nothing.
 
 Ultralytics runs with its defaults except SGD, float32 and random weights; this project with configs/yolo.yaml, which
 has the same settings, or with configs/ltdv2.yaml for LTDv2. One evaluator scores all final averaged weights (COCO mean

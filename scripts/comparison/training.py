@@ -14,7 +14,7 @@ from common import run_logged
 from comparison.clock import EpochClock, time_ultralytics
 from yolo_lightning.cli import main as yolo_lightning
 
-Arm = Literal["ultralytics", "native", "gemm"]
+Arm = Literal["ultralytics", "auto", "native", "gemm"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 
 Device = Literal["cpu", "gpu"]

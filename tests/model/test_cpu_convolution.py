@@ -13,7 +13,7 @@ from yolo_lightning.conv.kernels import compiled
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model import cpu_convolution
-from yolo_lightning.model.cpu_convolution import PATHS, choose_path, fastest, make_pass, measure, run_pass, use_path
+from yolo_lightning.model.cpu_convolution import PATHS, choose_path, fastest, make_network, measure, run_pass, use_path
 from yolo_lightning.module import YOLOModule
 
 CHOOSE = choose_path
@@ -86,7 +86,7 @@ def test_damaged_result_is_measured_again(measured: list[Any], tmp_path: Path, e
 
 def test_without_a_compiler_native_paths_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "compiler", lambda: None)
-    monkeypatch.setattr(cpu_convolution, "LAYERS", ((3, 16, 3, 2, 32),))
+    monkeypatch.setattr(cpu_convolution, "IMAGE_SIZE", 32)
     seconds = measure()
     assert seconds is not None
     assert seconds.keys() == {"channels_last", "contiguous"}
@@ -96,27 +96,25 @@ def test_without_a_compiler_native_paths_are_measured(monkeypatch: pytest.Monkey
 
 def test_measurement_ends_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[int] = []
-    clock = iter(range(0, 1000, 3))
+    clock = iter(range(0, 1000, 7))
     monkeypatch.setattr(compiled, "compiler", lambda: None)
-    monkeypatch.setattr(cpu_convolution, "run_seconds", lambda work, device: rounds.append(1) or 1.0)
+    monkeypatch.setattr(cpu_convolution, "make_network", lambda path: None)
+    monkeypatch.setattr(cpu_convolution, "run_pass", lambda network, images: rounds.append(1))
     monkeypatch.setattr(cpu_convolution.time, "perf_counter", lambda: next(clock))
+    seconds = measure()
+    assert seconds is not None
+    assert len(rounds) == 4  # two rounds of two paths
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert measure() is None
-    assert len(rounds) == 6  # three rounds of two paths
+    assert len(rounds) == 6  # one more: each pass reads the clock twice
 
 
-def test_all_paths_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = []
-    monkeypatch.setattr(cpu_convolution, "LAYERS", ((3, 16, 3, 2, 32), (16, 16, 3, 1, 16)))
+def test_all_paths_compute_the_same() -> None:
+    images = torch.rand(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))
     state = torch.get_rng_state()
-    for path in PATHS:
-        layers, inputs = make_pass(path)
-        run_pass(layers, inputs)
-        results.append([layer(input) for layer, input in zip(layers, inputs, strict=True)])
-        assert any(isinstance(module, GemmConv2d) for layer in layers for module in layer.modules()) == (
-            path == "compiled"
-        )
+    results = [run_pass(make_network(path).double(), images.double()) for path in PATHS]
     for other in results[1:]:
-        torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(other, results[0], rtol=1e-6, atol=1e-9)
     assert torch.equal(torch.get_rng_state(), state)
 
 

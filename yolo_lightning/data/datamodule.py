@@ -26,7 +26,7 @@ from yolo_lightning.data.formats.frame_checks import (
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.loader import LoaderSettings, describe, worker_count
-from yolo_lightning.data.sampling.mosaic_partners import window
+from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
     FileOrderBatches,
@@ -275,8 +275,8 @@ class DetectionDataModule(LightningDataModule):
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
         assert self.trainer is not None
         processes = max(1, worker_count(self.loader.num_workers)) * self.trainer.world_size
-        own_window = -(-window(self._order.length) // processes) + self.batch_size
-        frames = self._splits["train"].cached(self.image_cache_mib, own_window)
+        wanted = frames_to_cache(self._order.length, processes, self.batch_size)
+        frames = self._splits["train"].cached(self.image_cache_mib, wanted)
         keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
         keys.epoch = epochs_trained(self.trainer)  # Lightning restores no loader state at the end of an epoch
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)

@@ -17,12 +17,16 @@ from yolo_lightning.commands.benchmark_loader.command import (
     largest_mib,
     measure_speeds,
     memory_of,
+    sample_maker,
     single_thread,
     speed_table,
     training_datasets,
+    warm_up_samples,
 )
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
+from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 
 
 @pytest.fixture
@@ -62,6 +66,22 @@ def test_functions_take_turns_over_the_same_samples() -> None:
         *[("b", 4), ("b", 5), ("a", 4), ("a", 5)],
     ]
     assert all(len(spread.samples_s) == 2 for spread in spreads.values())
+
+
+def test_the_unmeasured_turn_fills_the_image_caches(data: DetectionDataModule) -> None:
+    datasets = training_datasets(data)
+    calls: list[int] = []
+    measure_speeds({"a": calls.append}, samples=2, repeats=1, warm_up=warm_up_samples(datasets))
+    assert calls == list(range(16 + 2))
+
+
+def test_samples_are_those_of_a_training(data: DetectionDataModule) -> None:
+    (dataset,) = training_datasets(data).values()
+    make = sample_maker(dataset)
+    keys = [key for batch in EpochBatchSampler(SampledOrder(dataset.frames.index, Sampling(), 0), 4) for key in batch]
+    for number in (0, 15):
+        assert (make(number).image == dataset[keys[number]].image).all()
+    assert (make(16).image != dataset[keys[0]].image).any()
 
 
 def test_speed_is_seconds_per_sample() -> None:

@@ -9,7 +9,13 @@ import numpy.typing as npt
 import pytest
 
 from yolo_lightning.data.dataset import LabelledFrames, SampleKey
-from yolo_lightning.data.sampling.mosaic_partners import LARGEST_STRIDE, mosaic_partners, stride, window
+from yolo_lightning.data.sampling.mosaic_partners import (
+    LARGEST_STRIDE,
+    frames_to_cache,
+    mosaic_partners,
+    stride,
+    window,
+)
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder
 from yolo_lightning.data.storage.frames import ImageFiles
@@ -114,7 +120,7 @@ def test_partners_do_not_depend_on_batches_and_ranks(batch_size: int, rank: int,
 
 
 def reads_per_epoch(workers: int, batch_size: int, ranks: int = 1, length: int = LENGTH) -> int:
-    own_window = -(-window(length) // (workers * ranks)) + batch_size
+    own_window = frames_to_cache(length, workers * ranks, batch_size)
     frames = [[frames_of(length, own_window) for _ in range(workers)] for _ in range(ranks)]
     for rank in range(ranks):
         for number, keys in enumerate(EpochBatchSampler(Shuffled(length), batch_size, rank, ranks)):

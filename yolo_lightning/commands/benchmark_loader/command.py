@@ -22,7 +22,7 @@ from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import SampleKey, TrainingDataset
-from yolo_lightning.data.sampling.mosaic_partners import window
+from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.utils.files import write_json
@@ -116,7 +116,7 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
         except ValueError as error:
             problems.append(f"{storage}: {error}")
         else:
-            frames = frames.cached(data.image_cache_mib, window(len(frames)))
+            frames = frames.cached(data.image_cache_mib, frames_to_cache(len(frames), 1, data.batch_size))
             datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
     if not datasets:
         raise ValueError("; ".join(problems))

@@ -38,6 +38,11 @@ def window(length: int) -> int:
     return RULER[-1] * stride(length)
 
 
+def frames_to_cache(length: int, processes: int, batch_size: int) -> int:
+    """Return the number of own frames that each of `processes` must cache to read each frame once per epoch."""
+    return -(-window(length) // processes) + batch_size
+
+
 def mosaic_partners(indices: npt.NDArray[np.int64], positions: slice) -> npt.NDArray[np.int64]:
     """Return the `(P, 3)` partners of the samples at P `positions` of an epoch whose frames are `indices` `(N,)`."""
     places = np.arange(len(indices))[positions, None] - stride(len(indices)) * np.array(RULER)
