@@ -12,7 +12,15 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, Plan, enable_compiled_kernels, swap_convs, unswap_convs
+from yolo_lightning.conv import (
+    DEFAULT_PLAN,
+    AutotunedPlan,
+    Plan,
+    enable_compiled_kernels,
+    enable_gpu_kernels,
+    swap_convs,
+    unswap_convs,
+)
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
 from yolo_lightning.conv.probe import probe_native
@@ -20,7 +28,7 @@ from yolo_lightning.utils.choices import check_choices, check_range
 from yolo_lightning.utils.files import cache_folder
 
 Convolution = Literal["auto", "gemm", "native"]
-ConvAlgorithm = Literal["table", "autotune", "compiled"]
+ConvAlgorithm = Literal["auto", "table", "autotune", "compiled"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 
 BLOCK_PARTS = (nn.Conv2d, nn.BatchNorm2d, nn.Module)
@@ -130,11 +138,14 @@ def choose_convolution(device: torch.device, timeout_s: float) -> Literal["gemm"
 def make_plan(algorithm: ConvAlgorithm, budget_s: float) -> Plan:
     """Return the plan for all `gemm` convolutions of a graph; its results are stored in the user's cache folder.
 
-    `budget_s` is the time limit in seconds for the measurements of `autotune`, >= 0.
+    On a GPU, `auto` and `autotune` use the verified kernels of this package where they can be built. On a CPU, `auto`
+    is the table. `budget_s` is the time limit in seconds for the measurements of `autotune`, >= 0.
     """
     check_choices("model.conv_algorithm", [algorithm], ConvAlgorithm)
     if algorithm == "compiled":
         enable_compiled_kernels(cache_folder() / "kernels")
+    elif algorithm in ("auto", "autotune"):
+        enable_gpu_kernels(cache_folder() / "kernels")
     if algorithm != "autotune":
         return DEFAULT_PLAN
     check_range("model.conv_algorithm_budget_s", budget_s, ">= 0")
