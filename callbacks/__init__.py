@@ -9,7 +9,7 @@ Hooks and the callbacks that act in them::
       on_train_batch_start     FinalValidation
       on_train_batch_end       EMA averages after an update; MetricsFile; ResultsFile; LastCheckpoint every N steps
       on_validation_*          EMA swaps its weights in and out; MeanAP collects and scores; BestCheckpoint saves
-      on_train_epoch_end       ResultsFile; LastCheckpoint; EpochCheckpoint
+      on_train_epoch_end       ResultsFile; EpochTable; LastCheckpoint; EpochCheckpoint
     on_train_end               EMA leaves its weights in the network
     on_test_*, on_predict_*    MeanAP, FrameGallery, PredictionPictures, SubmissionWriter
     teardown, on_exception     StallMonitor stops; EMA swaps back; CheckpointMirror copies the last checkpoint
@@ -19,6 +19,7 @@ from yolo_lightning.callbacks.checkpoint import BestCheckpoint, EpochCheckpoint,
 from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
 from yolo_lightning.callbacks.ema import EMA
 from yolo_lightning.callbacks.environment_file import EnvironmentFile
+from yolo_lightning.callbacks.epoch_table import EpochTable
 from yolo_lightning.callbacks.frame_gallery import FrameGallery
 from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.callbacks.mean_ap import FinalValidation, MeanAP
@@ -38,6 +39,7 @@ __all__ = [
     "EMA",
     "EnvironmentFile",
     "EpochCheckpoint",
+    "EpochTable",
     "FinalValidation",
     "FrameGallery",
     "LastCheckpoint",

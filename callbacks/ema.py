@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from yolo_lightning.utils.choices import check_range
 
@@ -14,6 +15,38 @@ from yolo_lightning.utils.choices import check_range
 def decay_at(updates: int, decay: float, tau: float) -> float:
     """Return the decay of update number `updates` (from 1); it increases from 0 towards `decay`."""
     return decay * (1 - math.exp(-updates / tau))
+
+
+class RampedAverage(AveragedModel):
+    """Copy of a network that `update_parameters` averages with the network's current values.
+
+    The number of updates is stored on the host: torch's class stores it on the device, and reads it back three times
+    per update. `decay` and `tau` are those of `EMA`.
+    """
+
+    def __init__(self, model: LightningModule, decay: float, tau: float) -> None:
+        super().__init__(model, device=model.device, use_buffers=True)
+        self.decay, self.tau = decay, tau
+        self.n_averaged = torch.tensor(1)
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Average parameters and floating-point buffers, and copy the other buffers, with one operation per dtype."""
+        averages = [*self.module.parameters(), *self.module.buffers()]
+        currents = [*model.parameters(), *model.buffers()]
+        lists: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for average, current in zip(averages, currents, strict=True):
+            # The average was created before the precision plugin cast the network.
+            pair = (average.detach(), current.detach().to(average.dtype))
+            for tensors, tensor in zip(lists.setdefault(average.dtype, ([], [])), pair, strict=True):
+                tensors.append(tensor)
+        weight = 1 - decay_at(int(self.n_averaged), self.decay, self.tau)
+        for dtype, (of_average, of_model) in lists.items():
+            if dtype.is_floating_point:
+                torch._foreach_lerp_(of_average, of_model, weight)
+            else:
+                torch._foreach_copy_(of_average, of_model)
+        self.n_averaged += 1
 
 
 class EMA(WeightAveraging):
@@ -30,16 +63,15 @@ class EMA(WeightAveraging):
     def __init__(self, decay: float = 0.9999, tau: float = 2000.0) -> None:
         check_range("decay", decay, ">= 0", "< 1")
         check_range("tau", tau, "> 0")
-        super().__init__(multi_avg_fn=self._average)
+        super().__init__()
         self.decay = decay
         self.tau = tau
         self._swapped = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Copy the network; the copy counts as one update, so that the first update averages."""
-        super().setup(trainer, pl_module, stage)
-        if self._average_model is not None:
-            self._average_model.n_averaged.fill_(1)
+        if stage == "fit":
+            self._average_model = RampedAverage(pl_module, self.decay, self.tau)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_epoch_start(trainer, pl_module)
@@ -58,12 +90,3 @@ class EMA(WeightAveraging):
         """Restore both sets of weights for training; for other stages the network already has the average."""
         if trainer.state.fn == "fit":
             super().on_load_checkpoint(trainer, pl_module, checkpoint)
-
-    def _average(self, averages: list[Tensor], currents: list[Tensor], updates: Tensor | int) -> None:
-        """Average tensors of one device and dtype; counters are copied."""
-        if averages[0].is_floating_point():
-            # The average was created before the precision plugin cast the network.
-            currents = [current.to(averages[0].dtype) for current in currents]
-            torch._foreach_lerp_(averages, currents, 1 - decay_at(int(updates), self.decay, self.tau))
-        else:
-            torch._foreach_copy_(averages, currents)

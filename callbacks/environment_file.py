@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.accelerator import device_name
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.optional_file import OptionalFile
 
@@ -56,17 +57,17 @@ class EnvironmentFile(Callback):
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return start time, machine, device and versions; no command line and no variables, which may contain secrets."""
-    hip, cuda = torch.version.hip, torch.version.cuda
+    built_for = {"ROCm": torch.version.hip, "CUDA": torch.version.cuda, "XPU": getattr(torch.version, "xpu", None)}
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "device": str(device),
-        "device name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device name": platform.machine() if device.type == "cpu" else device_name(device),
         "processors": os.cpu_count(),
         "torch": str(torch.__version__),
-        "torch built for": f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "CPU",
+        "torch built for": next((f"{name} {version}" for name, version in built_for.items() if version), "CPU"),
         "torch threads": torch.get_num_threads(),
         **{name: found.version for name in PACKAGES for found in distributions(name=name)},
     }

@@ -41,6 +41,8 @@ class MeanAP(Callback):
         """`epoch` and `steps` of the loaded checkpoint."""
         self._recorded: UltralyticsScores | None = None
         """Scores of the last record, if it could be written."""
+        self.last_scores: tuple[DriftScores, UltralyticsScores] | None = None
+        """Scores of the last validation or test of this process."""
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._trained = {name: checkpoint[name] for name in ("epoch", "steps") if name in checkpoint}
@@ -84,6 +86,7 @@ class MeanAP(Callback):
         found: Collected = self._metric.compute()
         scores, ultralytics = drift_scores(found.matches), ultralytics_scores(found.ultralytics)
         named = named_scores(scores, class_names) | named_ultralytics_scores(ultralytics, class_names)
+        self.last_scores = scores, ultralytics
         logged = {f"{stage}/{name}": value for name, value in named.items()}
         shown = f"{stage}/map_50"
         pl_module.log(shown, logged[shown], prog_bar=True)

@@ -1,5 +1,6 @@
 """Progress and finish time of a fit: a progress bar in a terminal, lines in a log file."""
 
+import math
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +13,8 @@ from yolo_lightning.callbacks.status_file import BLOCK_STEPS, FitTimer, fit_plan
 from yolo_lightning.utils.choices import check_range
 
 ESTIMATING = "estimating"
+LOSS = "train/loss"
+LOSS_INTERVAL_S = 1.0
 
 
 class FinishEstimate(FitTimer):
@@ -36,14 +39,39 @@ class FinishEstimate(FitTimer):
 
 
 class RunProgressBar(FinishEstimate, RichProgressBar):
-    """Lightning's progress bar with the finish time of the fit."""
+    """Lightning's progress bar with the loss and the finish time of the fit; `EpochTable` shows the scores.
+
+    Epochs count from 1, as in the log. The bar disappears at the end of the fit. The loss is read from the device
+    every `LOSS_INTERVAL_S` seconds, because reading it waits for the device.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._loss: dict[str, float] = {}
+        self._loss_read_s = -math.inf
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            metrics["ETA"] = self.finish_time(trainer)
+            return {**self._train_loss(trainer), "ETA": self.finish_time(trainer)}
         return metrics
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if self.progress is not None and self.train_progress_bar_id is not None:
+            self.progress.update(self.train_progress_bar_id, visible=False)
+            self.refresh(hard=True)
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        epochs = self.trainer.max_epochs
+        return f"Epoch {current_epoch + 1}/{epochs}" if epochs and epochs > 0 else f"Epoch {current_epoch + 1}"
+
+    def _train_loss(self, trainer: Trainer) -> dict[str, float]:
+        now_s = time.monotonic()
+        if now_s - self._loss_read_s >= LOSS_INTERVAL_S and (loss := trainer.callback_metrics.get(LOSS)) is not None:
+            self._loss, self._loss_read_s = {"loss": float(loss)}, now_s
+        return self._loss
 
 
 class ProgressLines(FinishEstimate):
@@ -68,7 +96,7 @@ class ProgressLines(FinishEstimate):
         if not is_due and not trainer.is_last_batch:
             return
         self._printed_s = now_s
-        loss = float(trainer.callback_metrics.get("train/loss", float("nan")))
+        loss = float(trainer.callback_metrics.get(LOSS, float("nan")))
         rank_zero_info(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, "
             f"batch {batch_idx + 1:,}/{int(trainer.num_training_batches):,}, loss {loss:.3f}, "
@@ -76,11 +104,12 @@ class ProgressLines(FinishEstimate):
         )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the scores of a validation within an epoch; `EpochTable` logs those at its end."""
         super().on_validation_end(trainer, pl_module)
-        if is_validation_of_fit(trainer):
+        if is_validation_of_fit(trainer) and not trainer.is_last_batch:
             shown = {name: trainer.callback_metrics.get(f"val/{name}") for name in ("map_50", "map")}
             scores = ", ".join(f"{name} {float(value):.4f}" for name, value in shown.items() if value is not None)
-            rank_zero_info(f"epoch {trainer.current_epoch + 1} validated: {scores}")
+            rank_zero_info(f"epoch {trainer.current_epoch + 1}, batch {self.batch:,} validated: {scores}")
 
 
 def describe_time(moment: datetime) -> str:

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from yolo_lightning.utils.accelerator import random_states, set_random_states
 from yolo_lightning.utils.distributed import gather_on_first
 from yolo_lightning.utils.loop_position import steps_begun
 
@@ -55,22 +56,24 @@ class RandomState(Callback):
 def generators() -> dict[str, Any]:
     """Return the state of the generators of this process, as tensors and plain Python."""
     name, keys, *rest = np.random.get_state(legacy=True)
+    kind, states = random_states()
     return {
         "python": random.getstate(),
         "numpy": [name, np.asarray(keys).tolist(), *rest],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "accelerator": kind,
+        "accelerator_states": states,
     }
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Set the generators of this process; those of GPUs only if their number is unchanged."""
+    """Set the generators of this process; those of accelerators only if their type and number are unchanged."""
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch"].cpu())
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([one.cpu() for one in state["cuda"]])
+    # A checkpoint without `accelerator` contains the states of CUDA or ROCm devices as `cuda`.
+    set_random_states(state.get("accelerator", "cuda"), state.get("accelerator_states", state.get("cuda", [])))
 
 
 def seed_process(seed: int, rank: int, steps: int) -> None:

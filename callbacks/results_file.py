@@ -14,7 +14,8 @@ from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.run_files import RESULTS
 
-LOSSES = ("box_loss", "cls_loss", "dfl_loss")
+LOSSES = ("box_loss", "cls_loss", "dfl_loss", "l1_loss")
+"""All losses; the third one of a network is `dfl_loss`, or `l1_loss` if its boxes have no distribution (yolo26)."""
 SCORES = {
     "metrics/precision(B)": "val/precision",
     "metrics/recall(B)": "val/recall",
@@ -28,7 +29,7 @@ RATES = {"lr/pg0": "lr/weight", "lr/pg1": "lr/normalisation", "lr/pg2": "lr/bias
 
 VALIDATED = {**SCORES, **{f"val/{name}": f"val/{name}" for name in LOSSES}}
 RESULTS_COLUMNS = ("epoch", "time", *(f"train/{name}" for name in LOSSES), *VALIDATED, *RATES)
-"""Columns of Ultralytics 8.4.190 for detection."""
+"""Columns of Ultralytics 8.4.190 for detection; a file has those of the losses of its network."""
 
 
 class ResultsFile(Callback):
@@ -96,6 +97,10 @@ class ResultsFile(Callback):
         self._sums, self._batches = {}, {}
         self._write(trainer)
 
+    def row(self, epoch: int) -> dict[str, float]:
+        """Return the values of a finished epoch, from 1, by column; empty if there are none."""
+        return dict(self._rows.get(epoch, {}))
+
     def _row(self, trainer: Trainer) -> dict[str, float]:
         return self._rows.setdefault(trainer.current_epoch + 1, {})
 
@@ -110,7 +115,9 @@ class ResultsFile(Callback):
             if finished:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(path) as temporary, temporary.open("w", newline="") as file:
-                    writer = csv.DictWriter(file, RESULTS_COLUMNS, lineterminator="\n")
+                    unused = "dfl_loss" if any("train/l1_loss" in row for row in finished.values()) else "l1_loss"
+                    columns = [name for name in RESULTS_COLUMNS if not name.endswith(unused)]
+                    writer = csv.DictWriter(file, columns, lineterminator="\n")
                     writer.writeheader()
                     for epoch, row in finished.items():  # six digits, as in Ultralytics' file
                         writer.writerow({"epoch": epoch, **{name: f"{value:.6g}" for name, value in row.items()}})

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION
 from yolo_lightning.checkpoints.resume import storable
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
 
@@ -22,7 +23,8 @@ START = frozenset({"resume", "ckpt_path"})
 class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved configuration of any subcommand into the run folder.
 
-    A resumed run overwrites the file with the configuration it was resumed with.
+    A resumed run overwrites the file with the configuration it was resumed with. If an address in the file contains
+    credentials, only the owner can read the file.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -33,7 +35,9 @@ class SaveRunConfig(SaveConfigCallback):
         assert trainer.state.fn is not None
         path = Path(trainer.default_root_dir) / run_files.config_name(trainer.state.fn.value)
         with self._file.attempt(path), replacing(path) as temporary:
-            temporary.write_text(yaml.safe_dump(self._content, sort_keys=False))
+            text = yaml.safe_dump(self._content, sort_keys=False)
+            temporary.touch(0o600 if redacted(text) != text else 0o666)  # with credentials, for the owner only
+            temporary.write_text(text)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the configuration, so that a run can be resumed without the file."""

@@ -38,6 +38,7 @@ def compare(
         repeats: Measurements of each kind; the median is reported.
     """
     from yolo_lightning.commands.benchmark_loader.command import (
+        describe_caches,
         measure_bound,
         measure_speeds,
         measure_start,
@@ -46,6 +47,7 @@ def compare(
         start_table,
         time_first_batch,
         training_datasets,
+        warm_up_samples,
     )
     from yolo_lightning.commands.command_line import wide_console
 
@@ -53,8 +55,9 @@ def compare(
     baselines = {f"Ultralytics, {channels} channels": baseline_dataset(data, work, channels) for channels in (3, 1)}
     makers = {name: sample_maker(dataset) for name, dataset in ours.items()}
     makers |= {name: baseline_samples(dataset) for name, dataset in baselines.items()}
-    speeds = measure_speeds(makers, samples, repeats)
+    speeds = measure_speeds(makers, samples, repeats, warm_up_samples(ours))
     console = wide_console()
+    console.print(describe_caches(ours))
     console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core", tuple(baselines)))
     dataset, baseline = next(iter(ours.values())), next(iter(baselines.values()))
     load = partial(baseline_batches, baseline, data.batch_size)

@@ -335,6 +335,10 @@ class TestBadInput:
             (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
             (["--trainer.default_root_dir", "/proc/nowhere"], "cannot be written"),
             (["--trainer.max_epochs", "-1"], "max_epochs must be >= 1, for the schedules, got -1"),
+            (["--trainer.max_epochs", "-5"], "trainer.max_epochs must be >= 1, for the schedules, got -5."),
+            (["--trainer.accelerator", "cud"], "trainer.accelerator must be auto or cpu"),
+            (["--trainer.devices", "0"], "the options trainer.* cannot be used"),
+            (["--data.loader.num_workers", "many"], "data.loader.num_workers must be an integer or auto, got 'many'."),
             (["--seed_everything", "true"], "seed_everything must be an integer >= 0, got True"),
         ],
     )

@@ -49,7 +49,7 @@ def call(folder: Path, *arguments: str, python_path: str = "") -> subprocess.Com
 @pytest.fixture(scope="module")
 def help_text(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> str:
     folder = tmp_path_factory.mktemp("help")
-    assert forks.start(PROGRAM, "fit", "--help", folder=folder, output=folder / "shown.txt").wait() == 0
+    assert forks.start(PROGRAM, "fit", "--help.full", folder=folder, output=folder / "shown.txt").wait() == 0
     return (folder / "shown.txt").read_text()
 
 
@@ -78,7 +78,7 @@ def test_typo_is_told_in_a_few_lines(tmp_path: Path, forks: Forks) -> None:
     typo = forks.start(PROGRAM, "fit", "--data.rooot", "x", folder=tmp_path, output=tmp_path / "shown.txt")
     assert typo.wait() == 2
     shown = (tmp_path / "shown.txt").read_text()
-    assert "unknown key data.rooot. Did you mean data.root?" in shown
+    assert "unknown key data.rooot. Did you mean --data.root x?" in shown
     assert len(shown.splitlines()) < 6
 
 

@@ -13,6 +13,7 @@ from yolo_lightning import module as module_file
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.conv.normalization import RecomputedBatchNormSiLU2d
+from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.layers import FoldedGraph
@@ -89,8 +90,8 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Pretends that a probe found native convolutions broken; holds what was asked."""
     asked: list[Any] = []
 
-    def choose(device: torch.device, timeout_s: float) -> str:
-        asked.append((device, timeout_s))
+    def choose(device: torch.device, timeout_s: float, settings: TrialSettings) -> str:
+        asked.append((device, timeout_s, settings))
         return "gemm"
 
     monkeypatch.setattr(module_file.layers, "choose_convolution", choose)
@@ -110,10 +111,13 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
     module, watch = YOLOModule(nominal_batch=4, activation_checkpointing=True, probe_timeout_s=9.0), Watch()
     assert not is_gemm(module)
     keys = list(module.state_dict())
-    run = trainer(tmp_path, watch, EMA())
+    run = trainer(tmp_path, watch, EMA(), precision="64-true")  # `test_cpu_convolution` tests 32 bits on a CPU
     run.fit(module, data)
     assert watch.gemm == [True] * 3
-    assert choice == [(torch.device("cpu"), 9.0)]
+    ((device, timeout_s, settings),) = choice
+    assert (device, timeout_s) == (torch.device("cpu"), 9.0)
+    assert settings.options["activation_checkpointing"] is True
+    assert settings.options["conv_algorithm_budget_s"] == 9.0 / 4
     assert module.hparams["conv_backend"] == "auto"
     assert list(module.state_dict()) == keys
     assert any(isinstance(layer, RecomputedBatchNormSiLU2d) for layer in module.graph.modules())
@@ -138,6 +142,7 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
     class SecondProcess:
         strategy = Strategy()
         is_global_zero = False
+        precision = "64-true"
 
     module = YOLOModule()
     monkeypatch.setattr(YOLOModule, "trainer", SecondProcess())
@@ -204,7 +209,7 @@ def test_folded_evaluation_scores_the_checkpoint_s_average(
     results = []
     for plain in (False, True):
         if plain:
-            monkeypatch.setattr(module_file, "FoldedGraph", lambda graph: None)
+            monkeypatch.setattr(module_file, "FoldedGraph", lambda graph, **options: None)
         module = YOLOModule(conv_backend=conv)
         (losses,) = trainer(tmp_path, EMA()).validate(module, data, ckpt_path=file, verbose=False)
         results.append(losses)

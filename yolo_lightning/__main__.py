@@ -17,6 +17,10 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"yolo_lightning {__version__}")
         return
+    from yolo_lightning.commands.quick_answers import FULL_HELP, answer
+
+    answer(sys.argv[1:])
+    sys.argv = [sys.argv[0], *("--help" if word == FULL_HELP else word for word in sys.argv[1:])]
     if len(sys.argv) > 1 and sys.argv[1] in WITHOUT_TORCH:  # also where torch does not load
         from yolo_lightning.commands.command_line import main as run_tool
 

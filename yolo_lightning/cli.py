@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
-from lightning.pytorch import Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
@@ -41,10 +43,12 @@ from yolo_lightning.checkpoints.resume import (
 from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.command_line import PROGRAM, run_tool, user_errors
 from yolo_lightning.commands.endings import full_disk_reported, reported
+from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.commands.option_layers import layered
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.dataset_format import LTDV2
+from yolo_lightning.data.loader import worker_count
 from yolo_lightning.model.network_settings import (
     bound_options,
     checkpoint_record,
@@ -70,7 +74,9 @@ from yolo_lightning.supervision import (
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.job import job
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
+from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.tensorboard import Curves
 
 FROM_DATA = frozenset({"class_names"})
@@ -84,6 +90,19 @@ HARMLESS_WARNINGS = (
     r"Found \d+ module\(s\) in eval mode at the start of training",  # normalization layers of frozen parts
     "You are using a custom batch sampler `FileOrderBatches`",  # it visits every frame
     r"It is recommended to use `self.log\('.*', ..., sync_dist=True\)`",  # each process scores all frames
+    # Only a fit has these callbacks, or only one with or without a terminal; no state of the training is in them.
+    "Be aware that when using `ckpt_path`, .* Please add the following callbacks: "
+    r"\[('(StatusFile|RunProgressBar|ProgressLines)'(, )?)+\]",
+)
+
+
+HARMLESS_LOG_LINES = (
+    "Tip:",  # Lightning's advertisements
+    "Seed set to",  # in config.yaml
+    "GPU available:",  # the line `device:` contains the device in use
+    "TPU available:",
+    "HPU available:",
+    "`Trainer.fit` stopped: `max_epochs=",  # the closing block contains the number of epochs
 )
 
 
@@ -124,6 +143,7 @@ def run_trainer(args: ArgsType) -> None:
             "default_root_dir": run_folder.DEFAULT_RUN,
             "max_epochs": 100,
             "use_distributed_sampler": False,
+            "enable_model_summary": False,  # `start_lines` instead
         },
         parser_kwargs={
             "prog": PROGRAM,
@@ -150,6 +170,8 @@ class YOLOCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
         words = sys.argv[1:] if args is None else args
+        if isinstance(words, list):
+            refuse_secrets(words)
         if not isinstance(words, list):
             super().parse_arguments(parser, words)
             return
@@ -180,6 +202,12 @@ class YOLOCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
             parser.add_argument("--resume", action="store_true", help="Resume the newest run of the run folder.")
+        parser.add_argument(
+            "--best_pt",
+            type=bool,
+            default=True,
+            help="Write best.pt, which opens with Ultralytics' YOLO(), beside best.ckpt at the end of a fit.",
+        )
         # All subcommands accept the same configuration file; only fit uses these options.
         parser.add_argument(
             "--default_callbacks",
@@ -216,15 +244,18 @@ class YOLOCLI(LightningCLI):
                 "Use --mirror to copy the checkpoints to an address."
             )
         is_fit = self.config.subcommand == "fit"
+        check_accelerator(config.trainer.accelerator)
+        if is_fit and (config.trainer.max_epochs is None or config.trainer.max_epochs < 1):
+            raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {config.trainer.max_epochs}.")
         folder, checkpoint = self._find_fit() if is_fit else self._find_evaluation()
         config = self.config[self.config.subcommand]
         run_folder.prepare(folder)
         config.trainer.default_root_dir = str(folder)
         config.ckpt_path = None if checkpoint is None else str(checkpoint)
+        if is_fit and config.supervision.enabled and not is_supervised() and launch_id() is None:
+            self._become_supervisor(folder)
         rank_zero_info(f"run folder: {folder}" + (f", checkpoint: {checkpoint}" if checkpoint else ""))
         if is_fit and config.supervision.enabled and not is_supervised():
-            if launch_id() is None:
-                self._become_supervisor(folder)
             rank_zero_info("supervision.enabled is ignored: torchrun restarts the processes (--max-restarts)")
         weights = self._weights_file()
         if is_fit and checkpoint is None and weights is not None:
@@ -293,7 +324,7 @@ class YOLOCLI(LightningCLI):
         launch, loader = launch_id(), self.config[self.config.subcommand].data.loader
         if launch is None:
             return
-        level = level_of_launch(folder, launch, loader.num_workers)
+        level = level_of_launch(folder, launch, worker_count(loader.num_workers))
         for name, value in level.settings.items():
             loader[name] = value
         if level.settings:
@@ -302,8 +333,8 @@ class YOLOCLI(LightningCLI):
     def _become_supervisor(self, folder: Path) -> NoReturn:
         config = self.config[self.config.subcommand]
         given = self.parser.instantiate_classes(self.config)[self.config.subcommand].supervision
-        on_gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
-        workers = config.data.loader.num_workers
+        on_gpu = config.trainer.accelerator != "cpu" and torch.accelerator.is_available()
+        workers = worker_count(config.data.loader.num_workers)
         become_supervisor(folder, job(self._words, folder, workers=workers, settings=given, on_gpu=on_gpu))
 
     def _end_if_finished(self, run: Path, content: dict[str, Any]) -> None:
@@ -369,13 +400,34 @@ class YOLOCLI(LightningCLI):
         if config["enable_progress_bar"] in (None, True) and not any(isinstance(one, ProgressBar) for one in chosen):
             terminal = sys.stderr.isatty()
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
+            if is_fit:
+                chosen.append(callbacks.EpochTable())
             kwargs["enable_progress_bar"] = terminal
         kwargs["callbacks"] = chosen
-        trainer = super().instantiate_trainer(**kwargs)
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except MisconfigurationException as error:
+            raise ValueError(f"the options trainer.* cannot be used: {error}") from error
         place = trainer.strategy.root_device.type
         if config["sync_batchnorm"] and trainer.world_size > 1 and place == "cpu":
             raise ValueError("trainer.sync_batchnorm must be false on a CPU, got true: PyTorch's layer requires GPUs.")
         return trainer
+
+    def before_fit(self) -> None:
+        options = self.config["fit"]
+        weights = options.ckpt_path or options.model.weights
+        for line in start_lines(self.trainer, self.model, f"weights {weights}" if weights else "random weights"):
+            rank_zero_info(line)
+
+    def after_fit(self) -> None:
+        """Write best.pt and the report, and log the results; LightningCLI calls this method after a complete fit."""
+        if self.trainer.is_global_zero:
+            heartbeat.enter(Phase.SAVE)
+            present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+            scored = [one.last_scores for one in present if isinstance(one, callbacks.MeanAP)]
+            with_pt = self._get(self.config_init, "best_pt")
+            end_fit(self.trainer, self.model, scored[0] if scored else None, with_pt=with_pt)
+            heartbeat.enter(Phase.EXIT)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a subcommand. A lock, or the lock of the supervisor, allows one fit per run folder."""
@@ -406,6 +458,17 @@ class ShortErrorParser(ShortErrors, LightningArgumentParser):
     commands = tuple(TOOLS)
 
 
+def check_accelerator(accelerator: Any) -> None:
+    """Raise a ValueError if the name of an accelerator is unknown or this machine does not have it."""
+    gpus = {"cuda": CUDAAccelerator.is_available(), "mps": MPSAccelerator.is_available()}
+    available = ["auto", "cpu", *(["gpu"] if any(gpus.values()) else []), *(name for name in gpus if gpus[name])]
+    if isinstance(accelerator, str) and accelerator not in available:
+        raise ValueError(
+            f"trainer.accelerator must be {' or '.join(available)} on this machine, got {accelerator!r}."
+            + ("" if any(gpus.values()) else " PyTorch finds no GPU; the command doctor inspects the machine.")
+        )
+
+
 def seed_of(seed_everything: bool | int) -> int:
     """Return the seed of sample order and augmentation; raise a `ValueError` for a random or negative seed."""
     if seed_everything is True or seed_everything < 0:
@@ -413,9 +476,40 @@ def seed_of(seed_everything: bool | int) -> int:
     return int(seed_everything)
 
 
+class CurrentStderr(logging.Handler):
+    """Handler that prints to the current `sys.stderr`, which a running progress bar replaces.
+
+    A `StreamHandler` keeps the stream of its creation and prints its lines into the bar.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return not any(part in message for part in HARMLESS_LOG_LINES)
+
+
+def make_printable(record: logging.LogRecord) -> bool:
+    """Remove control characters and credentials from a log message, which may contain names from files."""
+    record.msg, record.args = redacted(printable(record.getMessage())), ()
+    return True
+
+
 def hide_harmless_messages() -> None:
-    """Filter Lightning's tips and the warnings of `HARMLESS_WARNINGS`."""
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
-        logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())
+    """Filter the log lines and the warnings above; let Lightning's log lines appear above a progress bar."""
+    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.rank_zero", "fabric.utilities.seed"):
+        logger = logging.getLogger(f"lightning.{name}")
+        logger.addFilter(is_worth_a_line)
+        logger.addFilter(make_printable)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logger = logging.getLogger(name)
+        for handler in [one for one in logger.handlers if type(one) is logging.StreamHandler]:
+            logger.removeHandler(handler)
+            logger.addHandler(CurrentStderr())
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message)

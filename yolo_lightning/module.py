@@ -1,34 +1,48 @@
 """YOLOModule, the LightningModule: names the steps of training and evaluation; the computations are elsewhere."""
 
-from dataclasses import fields
+import math
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Self
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
+from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
+from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.model import layers
-from yolo_lightning.model.graph import Variant, build_graph, head_class_width, network_input
-from yolo_lightning.model.layers import ConvAlgorithm, Convolution, FoldedGraph, MemoryFormat
+from yolo_lightning.model import cpu_convolution, layers
+from yolo_lightning.model.cpu_convolution import CpuPath, allowed_paths, describe, use_path
+from yolo_lightning.model.graph import (
+    build_graph,
+    check_one_to_one,
+    head_class_width,
+    is_same_architecture,
+    network_input,
+    stored_architecture,
+)
+from yolo_lightning.model.layers import ConvAlgorithm, Convolution, FoldedGraph, MemoryFormat, graph_stride, of_branch
 from yolo_lightning.model.loss import DetectionLoss, class_weights
 from yolo_lightning.model.network_settings import input_record
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_candidates
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
-from yolo_lightning.training.guarded_step import Accumulation, GuardedStep
+from yolo_lightning.training.guarded_step import Accumulation, GuardedStep, Losses
 from yolo_lightning.training.nonfinite import NonFiniteGuard, roll_back
 from yolo_lightning.training.optimizers import (
+    AUTO_MOMENTUM,
     OptimizerChoice,
     apply_settings,
+    automatic,
     check_same_optimizer,
+    muon_groups,
     optimizer_maker,
     parameter_groups,
 )
@@ -51,22 +65,27 @@ TRAINING_ARGUMENTS = (
 )
 """Arguments that are not stored in checkpoints, because the network can be rebuilt without them."""
 
+TRIAL_OPTIONS = ("activation_checkpointing", "memory_format", "conv_algorithm", "conv_algorithm_budget_s")
+"""Arguments on which the implementation of the layers depends."""
+
 
 class YOLOModule(LightningModule):
-    """YOLOv8 with its own recipe: warm-up, gradients summed up to the nominal batch, and clipped.
+    """A YOLO network with Ultralytics' recipe: warm-up, gradients summed up to the nominal batch, and clipped.
 
     Optimization is manual: Lightning averages accumulated gradients and forces an update at the end of an epoch, while
-    YOLOv8 sums them and carries them over. Learning rate, momentum and decay are set before every step from the
+    Ultralytics sums them and carries them over. Learning rate, momentum and decay are set before every step from the
     position in training alone, so that a resumed run uses the current options.
 
     `fit` needs the batch size, and for some options more, from the data module's `training_facts()`. With a plain
     DataLoader over `Batch` the batch size is taken from the loader.
 
     Args:
-        variant: Size of the network.
+        variant: Detection graph of Ultralytics by name, for example yolov8n to yolov8x, yolov8n-p2, yolov9t, yolov10n,
+            yolo11n, yolo12n, yolo26n (all: docs/training.md), or the path of a `.yaml` file in Ultralytics' format.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
         conv_backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own; `auto` uses
-            native if a test in a child process shows that it works on the device and is not slower.
+            native if a test in a child process shows that it works on the device and is not slower. On a CPU, `auto`
+            measures native and compiled gemm in training, and stores the choice in the checkpoint.
         probe_timeout_s: Seconds after which the test of `auto` counts as hung, > 0. The result is cached.
         activation_checkpointing: Store fewer activations for the backward pass and recompute the others: less memory,
             more time.
@@ -81,8 +100,9 @@ class YOLOModule(LightningModule):
         single_class: Train and evaluate all classes as one, `object`.
         freeze: The first n layers, or a list of layer numbers (0 to 22) and names of parts (`22.cv3`), whose weights
             and normalisation statistics are not trained.
-        optimizer: SGD (Nesterov), Adam, AdamW, Adamax, NAdam, RAdam or RMSprop, with Ultralytics' arguments; or the
-            path of an optimizer class with its arguments. Learning rate, decay and momentum are set by `model.*`.
+        optimizer: SGD (Nesterov), Adam, AdamW, Adamax, NAdam, RAdam, RMSprop or MuSGD, with Ultralytics' arguments; or
+            the path of an optimizer class with its arguments. Learning rate, decay and momentum are set by `model.*`.
+            `auto` selects as Ultralytics: MuSGD for more than 10,000 updates, else AdamW, and their `lr0`.
         lr0: Learning rate after warm-up, > 0.
         lrf: Final learning rate as a fraction of `lr0`, 0 to 1.
         momentum: Momentum after warm-up, 0 to 1; for Adam's family the first beta, without warm-up.
@@ -109,6 +129,8 @@ class YOLOModule(LightningModule):
         iou_threshold: IoU above which the box of the same class with the lower score is suppressed, 0 to 1.
         max_detections: Detections kept per frame, >= 1.
         class_agnostic: Whether boxes of different classes suppress each other.
+        one_to_one: Evaluate the one-to-one branch of the head (yolov10, yolo26), which needs no suppression, instead of
+            the one-to-many branch. Training uses both.
         tta: Test-time augmentation in `validate`, `test` and `predict`: six scaled and mirrored copies of each frame
             and one joint suppression, at 4.3 times the cost. Not used in the validations of a fit.
 
@@ -118,7 +140,7 @@ class YOLOModule(LightningModule):
 
     def __init__(
         self,
-        variant: Variant = "yolov8n",
+        variant: str = "yolov8n",
         class_names: tuple[str, ...] = CLASS_NAMES,
         conv_backend: Convolution = "auto",
         probe_timeout_s: float = 60.0,
@@ -155,6 +177,7 @@ class YOLOModule(LightningModule):
         iou_threshold: float = 0.7,
         max_detections: int = 300,
         class_agnostic: bool = False,
+        one_to_one: bool = False,
         tta: bool = False,
     ) -> None:
         super().__init__()
@@ -169,7 +192,8 @@ class YOLOModule(LightningModule):
             raise ValueError(f"model.class_weight_power must be 0 with model.single_class, got {class_weight_power}")
         self.automatic_optimization = False
         self.recipe = Recipe(**{field.name: self.hparams[field.name] for field in fields(Recipe)})
-        self._make_optimizer = optimizer_maker(optimizer, self.recipe)
+        self._optimizer: OptimizerChoice = optimizer
+        self._make_optimizer = None if optimizer == "auto" else optimizer_maker(optimizer, self.recipe)
         self._class_weight_power, self._multi_scale, self._tta = class_weight_power, multi_scale, tta
         self._arrange = partial(
             layers.arrange,
@@ -180,6 +204,10 @@ class YOLOModule(LightningModule):
         names = (ONE_CLASS,) if single_class else tuple(class_names)
         self.graph = build_graph(variant, names, conv_backend, weights, class_width, allow_pickle)
         self._arrange(self.graph, conv_backend)
+        if one_to_one:
+            check_one_to_one(self.graph, variant)
+        if (architecture := stored_architecture(variant)) is not None:
+            self.hparams["architecture"] = architecture
         self.hparams["class_names"] = list(names)
         self.hparams["class_width"] = head_class_width(self.graph)
         self._frozen = freeze_parts(self.graph, freeze)
@@ -193,17 +221,36 @@ class YOLOModule(LightningModule):
         self._folded_graph: FoldedGraph | None = None
         self._saved_optimizer: str | None = None
         self._input_record: dict[str, Any] = {}
+        self._cpu_path: CpuPath | None = None  # of a fit with `conv_backend` auto on a CPU
 
     def setup(self, stage: str) -> None:
         """Choose the convolution implementation for `conv_backend` auto, now that the device is known."""
         strategy = self.trainer.strategy
         if strategy.root_device.type == "cpu":
             keep_freed_memory()
-        if self.hparams["conv_backend"] == "auto":
+        if self.hparams["conv_backend"] != "auto":
+            return
+        if strategy.root_device.type == "cpu" and stage == "fit" and self.trainer.precision == "32-true":
+            path: CpuPath = "contiguous"
+            if self.trainer.is_global_zero:
+                path = cpu_convolution.choose_path(self.hparams["memory_format"])
+            self._use_cpu_path(strategy.broadcast(path))
+        else:
             chosen: Convolution = "native"
             if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
-                chosen = layers.choose_convolution(strategy.root_device, self.hparams["probe_timeout_s"])
+                chosen = layers.choose_convolution(
+                    strategy.root_device, self.hparams["probe_timeout_s"], self._trial_settings()
+                )
             self._arrange(self.graph, strategy.broadcast(chosen))
+
+    def _trial_settings(self) -> TrialSettings:
+        """Return the settings of the test of `conv_backend` auto.
+
+        The test may spend a quarter of its time limit on measurements of `autotune`, which later tests need not repeat.
+        """
+        options = {name: self.hparams[name] for name in TRIAL_OPTIONS}
+        budget_s = min(options["conv_algorithm_budget_s"], self.hparams["probe_timeout_s"] / 4)
+        return layers.trial_settings(options | {"conv_algorithm_budget_s": budget_s}, self.trainer.precision)
 
     def forward(self, images: Tensor) -> Any:
         """Return raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels."""
@@ -213,6 +260,8 @@ class YOLOModule(LightningModule):
         """Add the gradients of one batch, and update the weights when enough gradients are summed."""
         self._steps = steps_begun(self.trainer)
         settings = self._apply_settings(batch_idx)
+        assert self.trainer.max_epochs is not None
+        self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
         self._input_record = input_record(batch.images.shape[1], max(batch.images.shape[-2:]))
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
@@ -224,10 +273,7 @@ class YOLOModule(LightningModule):
                 must_roll_back = self._update()
         if must_roll_back:
             self._roll_back()
-        self.log("train/loss", losses.total / len(batch), prog_bar=True, batch_size=len(batch))
-        self.log_dict({f"train/{name}": part for name, part in losses.parts.items()}, batch_size=len(batch))
-        self.log("train/skipped", float(self._guard.tally.skipped), batch_size=len(batch))
-        self.log_dict({f"lr/{group}": rate for group, rate in settings.learning_rates.items()}, batch_size=len(batch))
+        self._log_step(losses, settings, len(batch))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
         """Log the loss and return predictions and targets of one batch of letterboxed frames."""
@@ -243,7 +289,8 @@ class YOLOModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Fold normalisation into convolutions, except within a fit, where the weights still change."""
-        self._folded_graph = None if self.trainer.state.fn == "fit" else FoldedGraph(self.graph)
+        within_fit = self.trainer.state.fn == "fit"
+        self._folded_graph = None if within_fit else FoldedGraph(self.graph, one_to_one=self.hparams["one_to_one"])
 
     on_test_epoch_start = on_validation_epoch_start
     on_predict_epoch_start = on_validation_epoch_start
@@ -256,10 +303,29 @@ class YOLOModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the chosen optimizer; learning rates and decay are set before every step."""
-        groups = parameter_groups(self.graph, self.recipe.weight_decay)
+        if self._optimizer == "auto":
+            self._choose_optimizer()
+        assert self._make_optimizer is not None
+        grouped = muon_groups if self._optimizer == "MuSGD" else parameter_groups
+        groups = grouped(self.graph, self.recipe.weight_decay)
         optimizer = self._make_optimizer(groups, scaled=self._trainer is not None and self.trainer.scaler is not None)
         check_same_optimizer(self._saved_optimizer, optimizer)
         return optimizer
+
+    def _choose_optimizer(self) -> None:
+        """Replace `auto` by an optimizer and its learning rate, now that the length of the training is known."""
+        trainer = self.trainer
+        epochs, _ = trainer.max_epochs or 1, trainer.estimated_stepping_batches  # sets num_training_batches
+        batch_size = TrainingFacts.from_trainer(trainer).batch_size * trainer.world_size
+        images = trainer.num_training_batches * batch_size
+        updates = math.ceil(images / max(batch_size, self.recipe.nominal_batch)) * epochs
+        classes = len(self.hparams["class_names"])
+        name, self.recipe = automatic(
+            self.recipe, classes=classes, updates=updates, epochs=epochs, saved=self._saved_optimizer
+        )
+        self._optimizer = name
+        self._make_optimizer = optimizer_maker(name, replace(self.recipe, momentum=AUTO_MOMENTUM))
+        rank_zero_info(f"model.optimizer auto: {name}, lr0 {self.recipe.lr0:g}, warmup_bias_lr 0, {updates} updates")
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the summed gradients if a scaler has just unscaled them; otherwise `_update` has clipped them."""
@@ -305,19 +371,30 @@ class YOLOModule(LightningModule):
         checkpoint["nonfinite"] = self._guard.state_dict()
         checkpoint["halving"] = self._guarded_step.state_dict()
         checkpoint["optimizer"] = type(self.trainer.optimizers[0]).__name__
+        checkpoint["cpu_convolution"] = self._cpu_path
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a ValueError if variant or classes differ; keep the summed gradients until training starts."""
         saved = checkpoint.get("hyper_parameters", {})
-        for name in ("variant", "class_names"):
+        same_graph = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)
+        for name in ("class_names",) if same_graph else ("variant", "class_names"):
             if name in saved and saved[name] != self.hparams[name]:
                 raise ValueError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
+        path = checkpoint.get("cpu_convolution")
+        if self._cpu_path not in (None, path) and path in allowed_paths(self.hparams["memory_format"]):
+            self._use_cpu_path(path)  # a resumed run must not differ by rounding
         self._saved_optimizer = checkpoint.get("optimizer")
         self._steps = checkpoint.get("steps", 0)
         self._input_record = checkpoint.get(INPUT, {})
         self._guard.load_state_dict(checkpoint.get("nonfinite", {}))
         self._guarded_step.load_state_dict(checkpoint.get("halving", self._guarded_step.state_dict()))
         self._accumulation.load_state_dict(checkpoint.get("accumulation", {"steps": 0, "gradients": {}}))
+
+    def _use_cpu_path(self, path: CpuPath) -> None:
+        if use_path(path, partial(self._arrange, self.graph)):
+            self._cpu_path = path
+        else:
+            rank_zero_warn(f"model.conv_backend auto: {describe(path)} cannot be used here, as the checkpoint requires")
 
     def _apply_settings(self, batch_idx: int) -> OptimizerSettings:
         assert self.trainer.max_epochs is not None
@@ -337,7 +414,9 @@ class YOLOModule(LightningModule):
         images = self._network_input(batch.images)
         if self._multi_scale:
             image_size = max(images.shape[-2:])
-            images = resized(images, training_size(image_size, self._multi_scale, self._facts.seed, self._steps - 1))
+            stride = graph_stride(self.graph)
+            size = training_size(image_size, self._multi_scale, self._facts.seed, self._steps - 1, stride)
+            images = resized(images, size, stride)
         raw = self.graph(images)
         total, parts = self.detection_loss(raw, batch)
         if self.trainer.world_size > 1:
@@ -360,6 +439,19 @@ class YOLOModule(LightningModule):
         self._accumulation.reset(self.graph)
         return self._guard.check_gradient(is_finite, self._steps)
 
+    def _log_step(self, losses: Losses, settings: OptimizerSettings, images: int) -> None:
+        """Log without waiting for the device.
+
+        Lightning would copy a Python number to the device, and read a value with `prog_bar` back, in every step.
+        `RunProgressBar` shows `train/loss`.
+        """
+        values = {"train/loss": losses.total / images}
+        values |= {f"train/{name}": part for name, part in losses.parts.items()}
+        numbers = {"train/skipped": float(self._guard.tally.skipped)}
+        numbers |= {f"lr/{group}": rate for group, rate in settings.learning_rates.items()}
+        values |= {name: torch.full((), number, device=self.device) for name, number in numbers.items()}
+        self.log_dict(values, batch_size=images)
+
     def _roll_back(self) -> None:
         self._accumulation.reset(self.graph)
         path = roll_back(self.trainer, self)
@@ -367,10 +459,14 @@ class YOLOModule(LightningModule):
         rank_zero_warn(f"{restored}; from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}")
 
     def _network_input(self, images: Tensor) -> Tensor:
+        check_image_size("data.image_size", max(images.shape[-2:]), stride=graph_stride(self.graph))
         return network_input(images, next(self.graph.parameters()).dtype)
 
     def _infer(self, images: Tensor) -> Any:
-        return (self._folded_graph or self.graph)(self._network_input(images))
+        input = self._network_input(images)
+        if self._folded_graph is not None:
+            return self._folded_graph(input)
+        return of_branch(self.graph, self.graph(input), one_to_one=self.hparams["one_to_one"])
 
     def _evaluate(self, batch: Batch, stage: str) -> Evaluation:
         if self.hparams["single_class"]:
@@ -381,8 +477,9 @@ class YOLOModule(LightningModule):
         return {"preds": self._predict(raw, batch), "targets": targets(batch)}
 
     def _predict(self, raw: Any, batch: Batch) -> list[Prediction]:
-        if self._tta and self._folded_graph is not None:  # never within a fit
-            raw = (tta_candidates(self._folded_graph, self._network_input(batch.images), raw[0]),)
+        network = self._folded_graph if self._tta else None  # never within a fit
+        if network is not None:
+            raw = (tta_candidates(network, self._network_input(batch.images), raw[0], network.stride),)
         return predictions(
             raw,
             batch,
@@ -390,4 +487,5 @@ class YOLOModule(LightningModule):
             iou_threshold=self.hparams["iou_threshold"],
             max_detections=self.hparams["max_detections"],
             class_agnostic=self.hparams["class_agnostic"],
+            one_to_one=self.hparams["one_to_one"] and network is None,  # every view detects the same objects
         )

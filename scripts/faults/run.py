@@ -159,8 +159,22 @@ class Run:
 
     def start(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Start a process of this case."""
-        given = {name: value.format(folder=self.folder) for name, value in self.case.environment.items()}
-        environment = given | {
+        return subprocess.Popen(
+            [*(traces.SMALL_SHARED_MEMORY if self.case.small_shared_memory else ()), *command],
+            cwd=self.folder,
+            env=os.environ | self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of the processes of this case."""
+        given = {
+            name: value.format(folder=self.folder) for name, value in self.case.environment.items() if name != "TMPDIR"
+        }
+        return given | {
             "PYTHONPATH": os.pathsep.join(map(str, (FAULTS / "fakes", REPOSITORY, FAULTS.parent))),
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self.temporary),
@@ -169,15 +183,6 @@ class Run:
             MARK_VARIABLE: self.mark,
             ROOT_VARIABLE: str(self.root),
         }
-        return subprocess.Popen(
-            [*(traces.SMALL_SHARED_MEMORY if self.case.small_shared_memory else ()), *command],
-            cwd=self.folder,
-            env=os.environ | environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
 
     def write_configuration(self) -> None:
         """Write the configuration file, which every restart reads again."""

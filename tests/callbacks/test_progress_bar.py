@@ -1,12 +1,13 @@
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_training import Interrupt, StopAt, TinyModule, fit, loader, tiny_trainer
-from yolo_lightning.callbacks import LastCheckpoint, ProgressLines, RunProgressBar
+from yolo_lightning.callbacks import LastCheckpoint, ProgressLines, RunProgressBar, progress_bar
 from yolo_lightning.callbacks.progress_bar import describe_time
 
 pytestmark = pytest.mark.usefixtures("any_uptime")
@@ -48,10 +49,13 @@ def test_line_holds_the_loss(tmp_path: Path, lines: list[str]) -> None:
     assert "loss nan" not in lines[0]
 
 
-def test_scores_are_printed_after_validation_but_not_after_the_sanity_check(tmp_path: Path, lines: list[str]) -> None:
-    fit(tmp_path, ProgressLines(), module=TinyModule(val_scores=[0.25, 0.5]), epochs=2, num_sanity_val_steps=1)
+def test_scores_within_an_epoch_are_printed_but_not_those_of_the_sanity_check_and_of_the_end(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    module = TinyModule(val_scores=[0.25, 0.5])
+    fit(tmp_path, ProgressLines(), module=module, epochs=2, batches=4, val_check_interval=2, num_sanity_val_steps=1)
     validated = [line for line in lines if "validated" in line]
-    assert validated == ["epoch 1 validated: map_50 0.2500", "epoch 2 validated: map_50 0.5000"]
+    assert validated == ["epoch 1, batch 2 validated: map_50 0.2500", "epoch 2, batch 2 validated: map_50 0.5000"]
 
 
 def test_negative_interval_is_refused() -> None:
@@ -166,3 +170,51 @@ def test_bar_shows_the_time_of_the_end_and_no_version_number(tmp_path: Path) -> 
 
 def test_bar_survives_the_sanity_check(tmp_path: Path) -> None:
     assert len(with_bar(tmp_path, num_sanity_val_steps=1)) == 3
+
+
+class Readings:
+    """A logged loss that counts how often it is read."""
+
+    count = 0
+
+    def __float__(self) -> float:
+        self.count += 1
+        return 2.5
+
+
+def test_bar_reads_the_loss_once_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, now_s = Readings(), [100.0]
+    trainer: Any = SimpleNamespace(callback_metrics={"train/loss": loss})
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now_s[0])
+    bar = RunProgressBar()
+    shown = [bar._train_loss(trainer) for _ in range(5)]
+    assert shown == [{"loss": 2.5}] * 5
+    assert loss.count == 1
+    now_s[0] += progress_bar.LOSS_INTERVAL_S
+    bar._train_loss(trainer)
+    assert loss.count == 2
+
+
+def test_bar_shows_no_loss_before_the_first_step() -> None:
+    trainer: Any = SimpleNamespace(callback_metrics={})
+    assert RunProgressBar()._train_loss(trainer) == {}
+
+
+class Descriptions(Callback):
+    """Reads the description of the bar of the training."""
+
+    def __init__(self, bar: RunProgressBar) -> None:
+        self.bar = bar
+        self.seen: list[str] = []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.seen.append(self.bar.train_progress_bar.description)
+
+
+def test_bar_counts_epochs_from_1_and_disappears_at_the_end(tmp_path: Path) -> None:
+    bar = RunProgressBar()
+    seen = Descriptions(bar)
+    trainer = tiny_trainer(tmp_path, bar, seen, enable_progress_bar=True, epochs=2)
+    trainer.fit(TinyModule(), loader(1), loader(1))
+    assert [text.strip() for text in seen.seen] == ["Epoch 1/2", "Epoch 2/2"]
+    assert not bar.train_progress_bar.visible

@@ -72,7 +72,7 @@ def test_state_is_restored_once(tmp_path: Path) -> None:
 
 def test_state_of_other_gpus_is_left_out(tmp_path: Path) -> None:
     state = saved_and_loaded(tmp_path / "state.pt")
-    state["cuda"] = [torch.get_rng_state()] * (torch.cuda.device_count() + 1)
+    state["accelerator"], state["accelerator_states"] = "cuda", [torch.get_rng_state()] * 17
     expected = draw()
     callback = RandomState()
     callback.load_state_dict(state)

@@ -54,6 +54,20 @@ def column(folder: Path, name: str) -> list[str]:
     return [row[name] for row in rows(folder)]
 
 
+class WithoutDistribution(Logging):
+    """Logs the third loss as yolo26 does."""
+
+    def log_dict(self, dictionary: Any, *arguments: Any, **options: Any) -> None:
+        renamed = {name.replace("dfl_loss", "l1_loss"): value for name, value in dictionary.items()}
+        super().log_dict(renamed, *arguments, **options)
+
+
+def test_third_loss_of_a_network_without_distribution_is_named_as_in_ultralytics(tmp_path: Path) -> None:
+    train(tmp_path, module=WithoutDistribution())
+    assert (tmp_path / "results.csv").read_text().splitlines()[0] == HEADER.replace("dfl_loss", "l1_loss")
+    assert (column(tmp_path, "train/l1_loss")[0], column(tmp_path, "val/l1_loss")[0]) == ("3", "6")
+
+
 def test_columns_are_those_of_ultralytics(tmp_path: Path) -> None:
     train(tmp_path)
     assert (tmp_path / "results.csv").read_text().splitlines()[0] == HEADER

@@ -21,6 +21,18 @@ def test_lines_come_at_intervals_and_at_the_end(
     ]
 
 
+def test_slow_progress_has_digits_and_an_estimate_that_is_too_small_prints_one_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now_s)
+    lines = Lines("predicted", 2, interval_s=30.0)
+    for _ in range(4):
+        now_s += 4.0
+        lines.advance(1)
+    assert capsys.readouterr().out.splitlines() == ["predicted 2 of 2, 0.25 per second, 0:00 left"]
+
+
 def test_long_lists_are_cut() -> None:
     assert name_some(["a", "b"]) == "a; b"
     assert name_some({"a": "torn"}) == "a: torn"

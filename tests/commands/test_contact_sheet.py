@@ -74,7 +74,8 @@ def test_frames_are_spread_over_the_split(frames: LabelledFrames) -> None:
     assert chosen == sorted(chosen)
     assert len(chosen) == 4
     assert chosen[0] < 8 <= chosen[-1]
-    assert len(spread_frames(frames, 16)) == 16
+    assert sorted(set(spread_frames(frames, 16))) == sorted(spread_frames(frames, 16))
+    assert len(spread_frames(frames, len(frames) + 3)) == len(frames)
 
 
 @pytest.mark.parametrize(

@@ -92,3 +92,49 @@ def test_version_is_printed_without_torch() -> None:
     code += "; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"yolo_lightning {__version__}\n"
+
+
+CALLBACK_ERROR = """Parser key "trainer.callbacks":
+  Does not validate against any of the Union subtypes
+  Errors:
+    - Expected a dot import path string: EMAA
+    - Expected a <class 'NoneType'>
+  Given value: [{'class_path': 'EMAA'}]"""
+
+OPTION_ERROR = """Parser key "trainer.callbacks":
+  Does not validate against any of the Union subtypes
+  Errors:
+    - Problem with given class_path 'yolo_lightning.callbacks.EMA':
+        Option 'taau' is not accepted
+    - Expected a <class 'NoneType'>
+  Given value: NestedArg(key='taau', val='3')"""
+
+
+def test_unknown_callback_is_named_with_the_known_ones() -> None:
+    import yolo_lightning.callbacks  # noqa: F401
+
+    text = short_message(CALLBACK_ERROR, ())
+    assert text.startswith(
+        "trainer.callbacks: there is no callback EMAA. Did you mean EMA? The callbacks are BestCheck"
+    )
+    assert short_message(CALLBACK_ERROR.replace("EMAA", "EarlyStoping"), ()).find("Did you mean EarlyStopping?") > 0
+    assert "\n" not in text
+
+
+def test_unknown_option_of_a_callback_is_named_with_the_known_ones() -> None:
+    import yolo_lightning.callbacks  # noqa: F401
+
+    text = short_message(OPTION_ERROR, ())
+    assert text.startswith(
+        "trainer.callbacks: EMA does not have the option taau. Did you mean tau? The options of EMA are"
+    )
+    assert "\n" not in text
+
+
+def test_empty_configuration_file() -> None:
+    assert short_message("Unexpected config: ", ()).endswith("got an empty file")
+
+
+def test_missing_configuration_file() -> None:
+    text = short_message("Parser key \"config\": File does not exist: 'none.yaml'", ())
+    assert text == "the file none.yaml of --config does not exist"

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tests.conv.test_conv2d import CASES, Case, derivatives, lay_out, random
 from tests.conv.test_conv_dtypes import ROUNDING
 from yolo_lightning.conv import Plan, conv2d
-from yolo_lightning.conv.algorithms import depthwise, shared, table
+from yolo_lightning.conv.algorithms import column_batches, depthwise, shared, table
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
 from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates
 from yolo_lightning.conv.plan import PlanKey
@@ -80,6 +80,8 @@ def test_output_and_gradients(
     input_shape, weight_shape, _, arguments = case
     if tile is not None:
         monkeypatch.setattr(shared, "CPU_TILE_ELEMENTS", tile)
+        monkeypatch.setattr(shared, "ACCELERATOR_TILE_ELEMENTS", tile)
+        monkeypatch.setattr(column_batches, "PARTIAL_ELEMENTS", tile)
     tensors = [lay_out(random(*input_shape), layout), lay_out(random(*weight_shape, seed=1), layout)]
     problem = problem_of(input_shape, weight_shape, arguments, layout == "channels_last")
     grad_output = lay_out(random(*problem.output_size, seed=2), layout)

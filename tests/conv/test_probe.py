@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from yolo_lightning.conv import probe
+from yolo_lightning.conv import probe, trial
 from yolo_lightning.conv.measurement_cache import read_entries
 from yolo_lightning.conv.probe import ProbeResult, probe_native
+from yolo_lightning.conv.trial import TrialSettings, run_trial
 
 CPU = torch.device("cpu")
 GOOD: dict[str, Any] = {
@@ -243,8 +244,8 @@ def test_file_that_cannot_be_written_causes_a_warning(tmp_path: Path) -> None:
 
 
 def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "CASES", (probe.ProbeCase(4, 6, 3, 1, 12),))
-    right = probe.run_trial(CPU)
+    monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
+    right = run_trial(CPU, TrialSettings())
     assert max(right.native_error, right.gemm_error) < 1e-4
     native = torch.nn.Conv2d._conv_forward
 
@@ -253,7 +254,7 @@ def test_wrong_layers_are_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) ->
         return output.roll(1, dims=1) if input.dtype == torch.float32 else output
 
     monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", off_by_one_channel)
-    wrong = probe.run_trial(CPU)
+    wrong = run_trial(CPU, TrialSettings())
     assert wrong.native_error > 0.5
     assert wrong.gemm_error == right.gemm_error
 
@@ -262,26 +263,26 @@ def test_trial_reports_a_failure_of_the_vendor_free_layers(monkeypatch: pytest.M
     def fail(*arguments: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("no BLAS")
 
-    monkeypatch.setattr(probe, "CASES", (probe.ProbeCase(4, 6, 3, 1, 12),))
+    monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
     monkeypatch.setattr("yolo_lightning.conv.layer.conv2d", fail)
-    trial = probe.run_trial(CPU)
-    assert trial.gemm_failure == "RuntimeError: no BLAS"
-    assert trial.native_error < 1e-4
-    assert trial.gemm_ms == float("inf")
+    found = run_trial(CPU, TrialSettings())
+    assert found.gemm_failure == "RuntimeError: no BLAS"
+    assert found.native_error < 1e-4
+    assert found.gemm_ms == float("inf")
 
 
 def test_help_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        probe.main(["--help"])
+        trial.main(["--help"])
     assert end.value.code == 0
     assert "--device" in capsys.readouterr().out
 
 
 def test_orphaned_child_exits_after_the_time_limit() -> None:
     code = (
-        "import sys, time; from yolo_lightning.conv import probe;"
-        "probe.run_trial = lambda device: time.sleep(600);"
-        "probe.main(['--device', 'cpu', '--timeout_s', '0.3'])"
+        "import sys, time; from yolo_lightning.conv import trial;"
+        "trial.run_trial = lambda device, settings: time.sleep(600);"
+        "trial.main(['--device', 'cpu', '--timeout_s', '0.3'])"
     )
     root = str(Path(probe.__file__).parents[2])
     end = subprocess.run(
@@ -289,3 +290,68 @@ def test_orphaned_child_exits_after_the_time_limit() -> None:
     )
     assert end.returncode == 1
     assert "Timeout" in end.stderr
+
+
+def test_time_out_of_the_vendor_free_layers_is_no_hang_of_the_native_ones(tmp_path: Path) -> None:
+    phase = "probe: vendor-free convolution, 3 to 16"
+    code = f"import sys, time; print({phase!r}, file=sys.stderr, flush=True); time.sleep(600)"
+    result = probed(child(code), SHORT_S, tmp_path / "probe.json")
+    assert (result.outcome, result.may_pass) == ("works", True)
+    assert "vendor-free convolutions fail: no result after 0.5 s, in: vendor-free convolution, 3 to 16" in result.detail
+    assert not (tmp_path / "probe.json").exists()
+
+
+def test_result_is_cached_per_settings(tmp_path: Path) -> None:
+    file = tmp_path / "probe.json"
+    half = TrialSettings(autocast="float16")
+    assert probe_native(CPU, LONG_S, file, answering(native_ms=70.0)).outcome == "slower"
+    assert probe_native(CPU, LONG_S, file, answering(), half).works
+    assert probe_native(CPU, LONG_S, file, ["/no/such/program"]).outcome == "slower"
+
+
+SEEN: list[tuple[str, dict[str, Any], Any]] = []
+
+
+def arrange_and_note(layers: Any, kind: trial.Kind, **options: Any) -> None:
+    trial.arrange_layers(layers, kind)
+    SEEN.append((kind, options, layers))
+
+
+def test_trial_computes_layers_as_the_settings_arrange_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    SEEN.clear()
+    layouts: list[tuple[str, bool, bool]] = []
+    forward = trial.ProbedBlock.forward
+
+    def note(block: Any, input: torch.Tensor) -> torch.Tensor:
+        is_channels_last = input.is_contiguous(memory_format=torch.channels_last)
+        layouts.append((type(block.conv).__name__, is_channels_last, torch.is_autocast_enabled("cpu")))
+        return forward(block, input)
+
+    monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12), trial.ProbeCase(6, 4, 1, 1, 8)))
+    monkeypatch.setattr(trial.ProbedBlock, "forward", note)
+    settings = TrialSettings(f"{__name__}:arrange_and_note", {"one": 1}, "bfloat16")
+    found = run_trial(CPU, settings)
+    assert [(kind, options) for kind, options, _ in SEEN] == [("native", {"one": 1}), ("gemm", {"one": 1})]
+    assert 1e-4 < max(found.native_error, found.gemm_error) < probe.LARGEST_ERROR
+    # The references are computed in float64 without autocast.
+    assert set(layouts) == {("Conv2d", False, False), ("Conv2d", False, True), ("GemmConv2d", True, True)}
+
+
+def test_layers_are_checked_on_a_device_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoFloat64(torch.Tensor):
+        def double(self) -> Any:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+
+        def cpu(self) -> Any:
+            return self.as_subclass(torch.Tensor)
+
+    monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
+    references, inputs = list(trial.ProbedLayers().model), trial.make_inputs()
+    on_device = trial._results
+
+    def results(layer: Any, input: torch.Tensor, precision: Any) -> list[torch.Tensor]:
+        found = on_device(layer, input, precision)
+        return found if input.dtype == torch.float64 else [one.as_subclass(NoFloat64) for one in found]
+
+    monkeypatch.setattr(trial, "_results", results)
+    assert trial.largest_error("native", references, references, inputs) < 1e-4

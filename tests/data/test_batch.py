@@ -9,8 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from tests.helpers.annotations import assert_boxes_of_the_json
+from tests.helpers.meta_device import META, MetaDevice
 from yolo_lightning.data.batch import Batch, Prediction, Sample, Target, collate, targets
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames
@@ -168,3 +170,12 @@ def test_month_of_a_sample_reaches_its_target() -> None:
     batch = collate(samples)
     assert [target.month for target in targets(batch)] == [202005, 0, 202101]
     assert [target.month for target in targets(msgspec.structs.replace(batch, months=()))] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_transfer_blocks_unless_the_batch_is_pinned(is_pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: is_pinned)
+    with MetaDevice(images=3) as device:
+        move_data_to_device(collate(three_samples()), META)  # as Lightning does
+    assert device.requests.queued_uploads == (4 if is_pinned else 0)
+    assert device.requests.uploads.total() == (0 if is_pinned else 4)

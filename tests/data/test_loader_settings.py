@@ -198,7 +198,7 @@ def test_start_method_chooses_the_context(multiprocessing_context: Any, context:
     ("settings", "text"),
     [
         (
-            LoaderSettings(),
+            LoaderSettings(4),
             "4 spawn workers, persistent, threads 1, prefetch 2, pinned, no timeout",
         ),
         (
@@ -226,7 +226,7 @@ def overlay(name: str) -> LoaderSettings:
 def test_levels_lead_down() -> None:
     recipe = yaml.safe_load((REPOSITORY / "configs" / "ltdv2.yaml").read_text())
     top, middle, bottom = LoaderSettings(**recipe["data"]["loader"]), overlay("spawn2"), overlay("single")
-    assert (top.num_workers, top.persistent_workers) == (4, True)
+    assert (top.num_workers, top.persistent_workers) == ("auto", True)
     assert (middle.num_workers, middle.persistent_workers, middle.prefetch_factor, middle.worker_threads) == (
         2,
         False,
@@ -256,3 +256,17 @@ def test_overlay_lies_over_the_recipe(path: Path) -> None:
     both = parser.parse_object(yaml.safe_load(path.read_text()), cfg_base=first_config)
     assert parser.instantiate_classes(both).data.loader == overlay(path.stem)
     assert both.data.batch_size == recipe["data"]["batch_size"]
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (3, 3), (64, 4)])
+def test_auto_workers_are_the_available_cores_up_to_four(
+    cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("yolo_lightning.data.loader.available_cores", lambda: cores)
+    assert LoaderSettings().arguments(on_gpu=False, persistent=True)["num_workers"] == workers
+    assert LoaderSettings(num_workers=7).arguments(on_gpu=False, persistent=True)["num_workers"] == 7
+
+
+def test_other_word_for_the_number_of_workers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.loader\.num_workers must be an integer >= 0 or auto, got 'all'"):
+        LoaderSettings(num_workers="all")  # type: ignore[arg-type]

@@ -14,8 +14,10 @@ def enliven(graph: Any) -> None:
     for layer in graph.modules():
         if isinstance(layer, torch.nn.Conv2d) and layer.weight.requires_grad:
             torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")  # signals do not fade
-    for head in graph.model[-1].cv3:
-        torch.nn.init.zeros_(head[-1].bias)
+    head = graph.model[-1]
+    for branch in (head.cv3, getattr(head, "one2one_cv3", None) or ()):
+        for level in branch:
+            torch.nn.init.zeros_(level[-1].bias)
 
 
 def lively_checkpoint(folder: Path, *remembered: str, **arguments: Any) -> Path:

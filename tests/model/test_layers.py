@@ -18,6 +18,8 @@ from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, disable
 from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.probe import ProbeResult
+from yolo_lightning.conv.trial import TrialSettings
+from yolo_lightning.conv.trial import arranged as arranged_blocks
 from yolo_lightning.model import layers
 from yolo_lightning.model.layers import FoldedGraph, arrange, blocks, choose_convolution, make_plan, restore
 
@@ -266,6 +268,18 @@ def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         make_plan("autotune", -1.0)
 
 
+@pytest.mark.parametrize("options", [{}, {"memory_format": "contiguous"}, {"activation_checkpointing": True}])
+@pytest.mark.parametrize("kind", ["native", "gemm"])
+def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, options: dict[str, Any]) -> None:
+    graph = copy.deepcopy(native)
+    arrange(graph, kind, **options)
+    stem, other = arranged_blocks(kind, torch.device("cpu"), layers.trial_settings(options))[:2]
+    for probed, block in ((stem, graph.model[0]), (other, graph.model[1])):
+        for one, same in ((probed.conv, block.conv), (probed.bn, block.bn), (probed.act, block.act)):
+            assert type(one) is type(same)
+        assert probed.conv.weight.is_contiguous() == block.conv.weight.is_contiguous()
+
+
 def test_cpu_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "probe_native", None)
     assert choose_convolution(torch.device("cpu"), 60.0) == "native"
@@ -281,14 +295,15 @@ def test_accelerator_is_probed(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    def probe(*arguments: Any) -> ProbeResult:
-        asked.append(arguments)
+    def probe(*arguments: Any, settings: TrialSettings) -> ProbeResult:
+        asked.append((*arguments, settings.autocast))
         return ProbeResult(outcome, "as seen")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(layers, "probe_native", probe)
     caplog.set_level("INFO")
-    assert choose_convolution(torch.device("cuda", 1), 7.0) == expected
-    assert asked == [(torch.device("cuda", 1), 7.0, tmp_path / "yolo_lightning" / "convolution_probe.json")]
+    settings = layers.trial_settings({}, "16-mixed")
+    assert choose_convolution(torch.device("cuda", 1), 7.0, settings) == expected
+    assert asked == [(torch.device("cuda", 1), 7.0, tmp_path / "yolo_lightning" / "convolution_probe.json", "float16")]
     lines = [record.getMessage() for record in caplog.records if "as seen" in record.getMessage()]
     assert lines == [f"model.conv_backend auto: {expected}; native convolutions: {outcome}, as seen"]

@@ -11,18 +11,20 @@ import torch
 import yaml
 from torch import nn
 from ultralytics.engine.trainer import BaseTrainer
+from ultralytics.optim import MuSGD as UltralyticsMuSGD
 
 from tests.parity.training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.training.musgd import MuSGD
 from yolo_lightning.training.optimizers import (
     OptimizerName,
+    automatic,
     check_same_optimizer,
+    muon_groups,
     optimizer_maker,
     parameter_groups,
 )
-from yolo_lightning.training.recipe import (
-    Recipe,
-)
+from yolo_lightning.training.recipe import CLASS_HEAD_FACTOR, Recipe
 
 pytestmark = pytest.mark.whole_run
 
@@ -37,7 +39,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
 
 
-@pytest.mark.parametrize("name", get_args(OptimizerName))
+@pytest.mark.parametrize("name", sorted({*get_args(OptimizerName)} - {"MuSGD"}))
 def test_named_optimizers_equal_those_of_ultralytics(name: str) -> None:
     recipe, twin = Recipe(lr0=0.02, momentum=0.8), network()
     trainer: Any = SimpleNamespace(args=SimpleNamespace(), data={})
@@ -51,9 +53,82 @@ def test_named_optimizers_equal_those_of_ultralytics(name: str) -> None:
         assert [id(one) for one in group["params"]] == [id(one) for one in other["params"]]
 
 
+@pytest.mark.parametrize("variant", ["yolo26n", "yolov8n"])
+def test_musgd_has_the_groups_of_ultralytics(variant: str) -> None:
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(), data={})
+    graph = YOLOModule(variant=variant).graph
+    theirs = BaseTrainer.build_optimizer(trainer, graph, name="MuSGD", lr=0.02, momentum=0.8, decay=5e-4)
+    make = optimizer_maker("MuSGD", Recipe(lr0=0.02, momentum=0.8))
+    ours: Any = make(muon_groups(graph, 5e-4), scaled=False)
+    assert (ours.muon, ours.sgd) == (theirs.muon, theirs.sgd)
+    assert len({group["name"] for group in ours.param_groups}) == 8
+    for group, other in zip(ours.param_groups, theirs.param_groups, strict=True):
+        assert group["name"].removeprefix("class head ") == other["param_group"].replace("bn", "normalisation")
+        assert [id(one) for one in group["params"]] == [id(one) for one in other["params"]]
+        keys = ("momentum", "weight_decay", "nesterov", "use_muon")
+        assert {key: group[key] for key in keys} == {key: other[key] for key in keys}
+        assert other["lr"] == (0.02 * CLASS_HEAD_FACTOR if group["class_head"] else 0.02)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_musgd_equals_that_of_ultralytics_bit_for_bit(memory_format: torch.memory_format, nesterov: bool) -> None:
+    shapes = [(64, 3, 3, 3), (8, 3, 3, 3), (3, 3, 3, 3), (16, 64, 1, 1), (100, 64), (6, 64, 1, 1), (5, 27), (9,)]
+    generator = torch.Generator().manual_seed(0)
+    starts = [torch.randn(shape, generator=generator) for shape in shapes]
+    found = []
+    for kind in (MuSGD, UltralyticsMuSGD):
+        weights = [
+            nn.Parameter(one.to(memory_format=memory_format) if one.ndim == 4 else one.clone()) for one in starts
+        ]
+        groups = [{"params": weights[:-1], "use_muon": True, "weight_decay": 0.01}, {"params": weights[-1:]}]
+        optimizer = kind(groups, lr=0.1, momentum=0.9, nesterov=nesterov, muon=0.2, sgd=1.0)  # type: ignore[operator]
+        noise = torch.Generator().manual_seed(1)
+        for step in range(4):
+            for number, weight in enumerate(weights):
+                gradient = torch.randn(weight.shape, generator=noise)
+                layout = memory_format if gradient.ndim == 4 else torch.contiguous_format
+                weight.grad = None if step == 1 and number == 2 else gradient.to(memory_format=layout)
+            optimizer.step()
+        found.append([*weights, *(value for state in optimizer.state.values() for value in state.values())])
+    for own, other in zip(*found, strict=True):
+        assert torch.equal(own, other)
+        assert own.stride() == other.stride()
+    assert not torch.equal(found[0][0], starts[0])
+
+
+@pytest.mark.parametrize(
+    ("updates", "classes", "epochs", "expected"),
+    [
+        (10_000, 4, 3, ("AdamW", 0.00125, 0.9)),
+        (10_001, 4, 3, ("MuSGD", 0.01, 0.937)),
+        (99, 80, 3, ("AdamW", 0.000119, 0.9)),
+        (10_001, 4, 1, ("MuSGD", 0.01, 0.9)),
+    ],
+)
+def test_automatic_choice_is_that_of_ultralytics(
+    updates: int, classes: int, epochs: int, expected: tuple[str, float, float]
+) -> None:
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(lr0=0.5), data={"nc": classes})
+    graph = YOLOModule().graph
+    theirs = BaseTrainer.build_optimizer(trainer, graph, name="auto", lr=0.5, momentum=0.937, iterations=updates)
+    name, recipe = automatic(Recipe(lr0=0.5), classes=classes, updates=updates, epochs=epochs)
+    assert (name, recipe.lr0, recipe.momentum) == expected
+    assert (name, recipe.lr0, recipe.warmup_bias_lr) == (
+        type(theirs).__name__,
+        trainer.args.lr0,
+        trainer.args.warmup_bias_lr,
+    )
+
+
+def test_automatic_choice_of_a_checkpoint_is_kept() -> None:
+    for saved, updates in (("AdamW", 99_999), ("MuSGD", 1)):
+        assert automatic(Recipe(), classes=4, updates=updates, epochs=9, saved=saved)[0] == saved
+
+
 def test_unknown_name_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.optimizer must be one of SGD, Adam, AdamW.* got 'auto'"):
-        optimizer_maker("auto", Recipe())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"model\.optimizer must be one of SGD, Adam, AdamW.* got 'Lion'"):
+        optimizer_maker("Lion", Recipe())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [{"lr": 0.5}, {"weight_decay": 0.5}])

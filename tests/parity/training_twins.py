@@ -57,9 +57,9 @@ def as_ultralytics(batch: Batch) -> dict[str, Tensor]:
     }
 
 
-def initial_graph() -> DetectionModel:
+def initial_graph(variant: str = "yolov8n") -> DetectionModel:
     torch.manual_seed(0)
-    return DetectionModel("yolov8n.yaml", ch=3, nc=len(CLASS_NAMES), verbose=False)
+    return DetectionModel(f"{variant}.yaml", ch=3, nc=len(CLASS_NAMES), verbose=False)
 
 
 class Batches:
@@ -92,12 +92,12 @@ class Labels:
 class UltralyticsTrainer(DetectionTrainer):
     """Ultralytics' training loop as it is, without files, data set, validation and pictures."""
 
-    def __init__(self, folder: Path, batches: list[Batch], **overrides: Any) -> None:
+    def __init__(self, folder: Path, batches: list[Batch], variant: str = "yolov8n", **overrides: Any) -> None:
         self.batches, self.steps = batches, []
-        fixed = {"model": "yolov8n.yaml", "project": str(folder), "name": "theirs", "device": "cpu", "imgsz": SIZE}
+        fixed = {"model": f"{variant}.yaml", "project": str(folder), "name": "theirs", "device": "cpu", "imgsz": SIZE}
         off = {"amp": False, "plots": False, "save": False, "close_mosaic": 0, "optimizer": "SGD"}
         super().__init__(overrides=fixed | off | {"batch": BATCH_SIZE, "nbs": BATCH_SIZE} | overrides)
-        self.model = initial_graph()
+        self.model = initial_graph(variant)
         self.add_callback("on_train_batch_end", self._record)
 
     def get_dataset(self) -> dict[str, Any]:
@@ -123,7 +123,10 @@ class UltralyticsTrainer(DetectionTrainer):
         pass
 
     def _record(self, _: Any) -> None:
-        groups = {group["param_group"].replace("bn", "normalisation"): group for group in self.optimizer.param_groups}
+        names = [group["param_group"].replace("bn", "normalisation") for group in self.optimizer.param_groups]
+        if "muon" in names:
+            names = [f"class head {name}" if number % 2 == 0 else name for number, name in enumerate(names)]
+        groups = dict(zip(names, self.optimizer.param_groups, strict=True))
         self.steps.append(record(groups, float(self.loss.detach()) / BATCH_SIZE))
 
 
@@ -183,7 +186,7 @@ def train_ours(
 ) -> tuple[Weights, Weights, list[Step]]:
     """The same by a `YOLOModule` under Lightning."""
     module = YOLOModule(**({"conv_backend": "native", "nominal_batch": BATCH_SIZE} | arguments))
-    module.graph.load_state_dict(initial_graph().state_dict())
+    module.graph.load_state_dict(initial_graph(module.hparams["variant"]).state_dict())
     recorder = Recorder()
     trainer = make_trainer(folder, epochs, recorder, EMA())
     trainer.fit(module, Frames(batches or random_batches()))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +21,7 @@ from faults import traces  # noqa: E402
 from faults.hangs import InsideFault, InsideFaults, Place  # noqa: E402
 from faults.judge import FinalState, differences, restarts  # noqa: E402
 from faults.rows import CASES, chosen  # noqa: E402
-from faults.run import Beat, OutputLine  # noqa: E402
+from faults.run import Beat, OutputLine, Run  # noqa: E402
 
 from yolo_lightning.supervision.heartbeat import Phase  # noqa: E402
 
@@ -41,6 +42,19 @@ def inject(folder: Path, *options: str) -> list[dict[str, Any]]:
     verdicts: list[dict[str, Any]] = json.loads(done.stdout)
     assert done.returncode == int(any(verdict["wrong"] for verdict in verdicts))
     return verdicts
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES if case.environment])
+def test_environment_of_a_case_has_no_placeholders(name: str, tmp_path: Path) -> None:
+    (case,) = chosen(name)
+    run = Run(case, tmp_path)
+    try:
+        environment = run.environment()
+        assert environment["TMPDIR"] == str(run.temporary)
+        assert run.temporary.is_relative_to("/dev/shm") == ("TMPDIR" in case.environment)
+        assert not [value for value in environment.values() if "{" in value]
+    finally:
+        shutil.rmtree(run.temporary)
 
 
 @pytest.mark.whole_run

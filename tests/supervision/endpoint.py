@@ -1,5 +1,6 @@
 """Web servers on this machine that answer, fail or hang."""
 
+import contextlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,9 +12,12 @@ class Endpoint:
 
     Args:
         code: Its answer; 0 for none at all.
+        location: Where a redirect points to.
+        drips: Whether the answer never ends, with a byte of a header every 50 ms.
     """
 
-    def __init__(self, code: int = 200) -> None:
+    def __init__(self, code: int = 200, location: str = "", drips: bool = False) -> None:
+        self.posted: list[tuple[str, str | None]] = []
         self.posts: list[dict[str, Any]] = []
         self.gets: list[str] = []
         self.came = 0
@@ -24,6 +28,7 @@ class Endpoint:
             def do_POST(self) -> None:
                 content = self.rfile.read(int(self.headers["Content-Length"]))
                 endpoint.came += 1
+                endpoint.posted.append((self.path, self.headers["Authorization"]))
                 if code:
                     endpoint.posts.append(json.loads(content))
                 self.answer()
@@ -37,7 +42,15 @@ class Endpoint:
                 if not code:
                     endpoint._over.wait(60)
                     return
+                if drips:
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Drip: ")
+                    with contextlib.suppress(OSError):
+                        while not endpoint._over.wait(0.05):
+                            self.wfile.write(b"x")
+                    return
                 self.send_response(code)
+                if location:
+                    self.send_header("Location", location)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 

@@ -14,7 +14,7 @@ import pytest
 from tests.supervision.endpoint import Endpoint
 from tests.supervision.supervised import APPRISE_STUB, PYTHONPATH, TRAINER, Supervised, floors
 from yolo_lightning.supervision import Job, NotifySettings, notify
-from yolo_lightning.supervision.notify import CLOSE_S, Notifier, json_address
+from yolo_lightning.supervision.notify import CLOSE_S, Notifier
 from yolo_lightning.supervision.processes import all_processes, command_line_now
 from yolo_lightning.utils.exit_codes import ExitCode
 
@@ -86,21 +86,6 @@ def test_missing_apprise_is_an_error_before_training(name: str, monkeypatch: pyt
     with pytest.raises(ValueError, match="pip install apprise"):
         NotifySettings(**{name: URL}).resolved()
     NotifySettings(ping=URL).resolved()
-
-
-def test_webhook_becomes_an_address_of_apprise() -> None:
-    assert json_address("https://user:x@host:8443/a/b?token=x%2By&z=") == (
-        "jsons://user:x@host:8443/a/b?-token=x%2By&-z=&%3Amessage=text"
-    )
-
-
-def test_apprise_reads_the_address_of_a_webhook() -> None:
-    """With the package itself, where it is installed."""
-    sys.path.remove(str(APPRISE_STUB))
-    apprise: Any = pytest.importorskip("apprise")
-    service = apprise.Apprise.instantiate(json_address("http://host:8080/a?token=x%2By"))
-    assert (service.host, service.port, service.fullpath, service.secure) == ("host", 8080, "/a", False)
-    assert (service.params, service.payload_extras) == ({"token": "x+y"}, {"message": "text"})
 
 
 def refused() -> str:
@@ -256,6 +241,51 @@ def test_hanging_webhook_does_not_hold_up_the_ping(tmp_path: Path) -> None:
         while not endpoint.gets and time.monotonic() < end_s:
             time.sleep(0.01)
         assert len(endpoint.gets) == 1
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_redirect_is_reported_and_not_followed(code: int, tmp_path: Path) -> None:
+    log: list[str] = []
+    with Endpoint() as target, Endpoint(code, location=target.address) as endpoint:
+        notifier = Notifier(tmp_path, to(endpoint.address), log.append)
+        notifier.send("stalled")
+        notifier.close()
+        assert (len(endpoint.posts), target.came) == (1, 0)
+    assert log == [
+        f"supervision.notify.webhook: message 'stalled' not sent: HTTP status {code}, a redirect, which is not "
+        "followed: correct the address"
+    ]
+
+
+def test_dripping_endpoint_stops_neither_messages_nor_pings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "CALL_TIMEOUT_S", 0.4)
+    log: list[str] = []
+    with Endpoint(drips=True) as endpoint:
+        notifier = Notifier(tmp_path, to(endpoint.address, endpoint.address), log.append)
+        notifier.send("stalled")
+        notifier.send("recovered")
+        end_s = time.monotonic() + 10
+        while (len(endpoint.gets) < 2 or len(endpoint.posts) < 2) and time.monotonic() < end_s:
+            notifier.ping()
+            notifier.serve()
+            time.sleep(0.02)
+        notifier.close()
+        assert endpoint.events()[:2] == ["stalled", "recovered"]
+        assert len(endpoint.gets) >= 2
+    assert "supervision.notify.webhook: message 'stalled' not sent: no complete answer within 0.4 s" in log
+    assert "supervision.notify.ping: ping not sent: no complete answer within 0.4 s" in log
+    assert not any("SECRET" in line for line in log)
+
+
+def test_user_and_query_of_a_webhook_are_sent(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        address = endpoint.address.replace("http://", "http://user:p%40ss@")
+        notifier = Notifier(tmp_path, to(address), print)
+        notifier.send("started", "text")
+        notifier.close()
+        assert endpoint.posted == [("/hooks/SECRET?token=SECRET", "Basic dXNlcjpwQHNz")]
+        place = f"{tmp_path.name} on {socket.gethostname()}: started"
+        assert endpoint.posts == [{"title": place, "text": f"{place}: text"}]
 
 
 BECOMES = """

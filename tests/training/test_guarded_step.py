@@ -53,12 +53,13 @@ class Rig:
         self.spoil: Callable[[int, Tensor], Tensor] = lambda call, total: total
         self.fails_backward: Callable[[int], bool] = lambda images: False
         self.fails_forward: Callable[[int], bool] = lambda images: False
+        self.error: RuntimeError = torch.OutOfMemoryError("tried to allocate 7 GiB\nand more")
 
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         self.seen.append(len(batch))
         total, parts = self.loss(self.graph(batch.images / 255), batch)
         if self.fails_forward(len(batch)):
-            raise torch.OutOfMemoryError("tried to allocate 7 GiB\nand more")
+            raise self.error
         return self.spoil(len(self.seen), total), parts, self.loss.target_scores
 
     def backward(self, total: Tensor) -> None:
@@ -253,3 +254,51 @@ def test_parts_hold_all_of_a_batch_once(images_at_once: int, sizes: list[int]) -
     assert owners == [batch.image_ids[index] for index in batch.sample_index.tolist()]
     for name in ("image_ids", "frame_shapes", "letterboxes", "readable", "bad_frames", "months"):
         assert sum((getattr(part, name) for part in parts), ()) == getattr(batch, name)
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_error_of_a_backend_without_an_own_type_halves_the_batch() -> None:
+    rig = Rig()
+    rig.error = RuntimeError("MPS backend out of memory (MPS allocated: 8.8 GiB, max allowed: 9.0 GiB)")
+    rig.fails_forward = lambda images: images == IMAGES
+    assert rig.step.run(make_batch()).is_finite
+    assert rig.seen == [6, 3, 3]
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    rig = Rig()
+    rig.error = RuntimeError("expected scalar type Half but found Float")
+    rig.fails_forward = lambda images: True
+    with pytest.raises(RuntimeError, match="Half"):
+        rig.step.run(make_batch())
+    assert rig.seen == [6]
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+@pytest.mark.parametrize("at_once", [None, 3])
+def test_gradients_with_a_scaler_are_scaled_and_losses_are_not(at_once: int | None) -> None:
+    plain, scaled = Rig(), Rig()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaled.step.backward = lambda total: scaler.scale(total).backward()
+    found = []
+    for rig in (plain, scaled):
+        rig.step.images_at_once = at_once
+        found.append([rig.step.run(make_batch(seed)) for seed in range(2)])  # two steps, summed
+    gradients = {name: gradient / 1024 for name, gradient in scaled.gradients().items()}
+    assert_equal(gradients, plain.gradients())
+    assert [float(one.total) for one in found[0]] == [float(one.total) for one in found[1]]
+    assert_equal(scaled.buffers(), plain.buffers())
+
+
+def test_overflowing_gradient_is_left_to_the_scaler() -> None:
+    rig = Rig()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    rig.step.backward = lambda total: scaler.scale(total).backward()
+    optimizer = torch.optim.SGD(rig.graph.parameters(), lr=1.0)
+    before = {name: one.detach().clone() for name, one in rig.graph.named_parameters()}
+    assert rig.step.run(make_batch()).is_finite
+    assert not all(gradient.isfinite().all() for gradient in rig.gradients().values())
+    scaler.step(optimizer)
+    scaler.update()
+    assert_equal({name: one.detach() for name, one in rig.graph.named_parameters()}, before)
+    assert scaler.get_scale() == 2.0**126

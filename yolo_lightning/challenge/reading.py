@@ -4,8 +4,11 @@ Frames are decoded one by one from the text, so that the memory is little more t
 """
 
 import io
+import lzma
 import re
+import struct
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
@@ -16,6 +19,8 @@ import msgspec
 import numpy as np
 
 from yolo_lightning.challenge.content import Certainty, Content, SubmissionProblem, SubmissionReport
+from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import read_regular
 
 MEMBER = "predictions.json"  # name of the submission in the organisers' kit and in the archive
 PICKLE = b"\x80"
@@ -24,6 +29,10 @@ NON_NUMBERS = re.compile(rb"(?<=[:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
 """Extension of JSON that Python's json module writes and reads."""
 KEY = re.compile(rb'"([^"\\]*)"\s*:\s*\{')
 SHOWN_CHARACTERS = 120
+LARGEST_FILE = 2 << 30  # bytes; 300 detections in each of 100,000 frames take less
+UNREADABLE_ARCHIVE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
+UNREADABLE_ARCHIVE += (MemoryError, OverflowError, lzma.LZMAError)
+"""Errors of `zipfile` for damaged archives; a ValueError is a negative position, or a name that is not UTF-8."""
 
 Number = float | None
 Box = tuple[Number, Number, Number, Number]
@@ -50,7 +59,7 @@ class ResultRecord(msgspec.Struct, gc=False):
 def read_submission(path: Path) -> SubmissionReport:
     """Read a JSON or zip file; the report contains errors of the format only."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, LARGEST_FILE)
     except OSError as error:
         raise ValueError(f"submission {path} cannot be read: {error.strerror}") from error
     problems: list[SubmissionProblem] = []
@@ -62,7 +71,7 @@ def read_submission(path: Path) -> SubmissionReport:
     data = data.removeprefix(BYTE_ORDER_MARK)
     try:
         decoded = decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return SubmissionReport(None, (*problems, unreadable(data, error)))
     if isinstance(decoded, list):
         content, problem = from_results(decoded)
@@ -85,14 +94,24 @@ def unzip(data: bytes) -> tuple[bytes | None, list[SubmissionProblem]]:
             if len(answers) != 1:
                 what = f"the archive must contain only {MEMBER}, got {len(answers)} JSON files"
                 return None, [SubmissionProblem(what, len(answers), ", ".join(names[:3]) or "the archive is empty")]
-            unpacked = archive.read(answers[0])
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
-        return None, [SubmissionProblem("the archive is damaged or unreadable", 1, str(error))]
+            unpacked = unpack(archive, answers[0])
+    except UNREADABLE_ARCHIVE as error:
+        reason = one_line(str(error)) or type(error).__name__
+        return None, [SubmissionProblem("the archive is damaged or unreadable", 1, reason)]
     if names == [MEMBER]:
         return unpacked, []
     what = f"the archive must contain only {MEMBER}, at the top level"
     remedy = f"use {answers[0]} and name it {MEMBER}"
     return unpacked, [SubmissionProblem(what, len(names), names[0], Certainty.LIKELY, remedy, unchanged)]
+
+
+def unpack(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Return a member; no more is unpacked than its size in the directory of the archive, which has a limit."""
+    size = archive.getinfo(name).file_size
+    if size > LARGEST_FILE:
+        raise ValueError(f"{name} has {size:,} bytes, more than {LARGEST_FILE:,}")
+    with archive.open(name) as member:
+        return member.read(size + 1)
 
 
 def unchanged(content: Content) -> Content:
@@ -134,7 +153,7 @@ def from_entries(entries: dict[str, msgspec.Raw]) -> tuple[Content, list[Submiss
     for image_id, raw in entries.items():
         try:
             entry = decoder.decode(raw)
-        except msgspec.ValidationError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             malformed.append(f"{image_id}: {shown(bytes(raw))}: {error}")
             continue
         if not len(entry.boxes) == len(entry.scores) == len(entry.labels):
@@ -159,7 +178,7 @@ def from_results(records: Sequence[msgspec.Raw]) -> tuple[Content | None, Submis
     for number, raw in enumerate(records):
         try:
             record = decoder.decode(raw)
-        except msgspec.ValidationError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return None, SubmissionProblem(what, len(records), f"record {number}: {shown(bytes(raw))}: {error}")
         groups.setdefault(str(record.image_id), []).append(record)
     chunks = {

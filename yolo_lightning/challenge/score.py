@@ -16,9 +16,12 @@ from yolo_lightning.data.formats.annotation_file import BYTE_ORDER_MARK, decode
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, month_of_id
 from yolo_lightning.evaluation.matching import Matches, match
+from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import read_regular
 
 FrameSize = tuple[int, int] | None
 FRAMES_AT_ONCE = 256
+LARGEST_FILE = 8 << 30  # bytes; LTDv2's Train.json has 1.1 GB
 
 
 class TruthEntry(msgspec.Struct, gc=False):
@@ -31,12 +34,13 @@ class TruthEntry(msgspec.Struct, gc=False):
 def read_truth(path: Path) -> tuple[Template, Content]:
     """Return the frames and objects of a split from its JSON, or from the organisers' template or file of targets."""
     try:
-        data = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
+        data = read_regular(path, LARGEST_FILE).removeprefix(BYTE_ORDER_MARK)
         outermost = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{path} is neither the JSON of a split nor an object keyed by image id: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = one_line(str(error))
+        raise ValueError(f"{path} is neither the JSON of a split nor an object keyed by image id: {reason}") from error
     frame_size, truth = read_coco(path) if "images" in outermost else read_keyed(path, outermost)
     wrong = np.flatnonzero(~np.isin(truth.labels, CATEGORY_IDS))
     if len(wrong):
@@ -51,7 +55,7 @@ def read_keyed(path: Path, entries: dict[str, msgspec.Raw]) -> tuple[FrameSize, 
     for image_id, raw in entries.items():
         try:
             entry = decoder.decode(raw)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{path}: image {image_id} must have boxes and labels: {error}") from error
         if len(entry.boxes) != len(entry.labels):
             raise ValueError(f"{path}: image {image_id} has {len(entry.boxes)} boxes and {len(entry.labels)} labels")

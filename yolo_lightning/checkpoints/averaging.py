@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, INPUT, find_damage, training_age
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.utils.run_files import STEP_CHECKPOINTS
 
 AVERAGED = "averaged"  # key of an average in a checkpoint: names of the averaged files in order of training
@@ -84,7 +85,7 @@ def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
 
 def read(file: Path) -> dict[str, Any]:
     """Return the parts of a checkpoint that an average needs, so that the memory of the others is released."""
-    content = torch.load(file, map_location="cpu", weights_only=True)
+    content = load_checkpoint(file)
     if AVERAGED in content:
         raise ValueError(f"{file} is already an average of {', '.join(content[AVERAGED])}")
     return {name: content[name] for name in ("state_dict", *OF_NETWORK) if name in content}

@@ -1,6 +1,5 @@
 """Checkpoint files: written atomically, with a checksum file."""
 
-import json
 import os
 import re
 import shutil
@@ -11,9 +10,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from yolo_lightning.utils.files import flush, replacing, write_json
+from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import CHECKSUM_SUFFIX
 
 STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
@@ -43,6 +41,8 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     The temporary file is in the same folder, because only a rename within one file system is atomic. `epoch` and
     `steps` of the checkpoint, if present, are copied into the checksum file.
     """
+    import torch  # only here and in `find_damage`: `monitor` reads checksum files without torch
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         # To memory first: torch.save raises a RuntimeError on a full disk. Not by `torch.save`, which Ultralytics
@@ -88,11 +88,13 @@ def find_damage(path: Path) -> str | None:
         return "it does not exist"
     checksum = read_checksum(path)
     if checksum is None:
+        from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+
         try:
-            content = torch.load(path, map_location="meta", weights_only=True)
-        except Exception as error:
-            return f"it cannot be loaded ({type(error).__name__})"
-        return None if isinstance(content, dict) and "state_dict" in content else "it is not a checkpoint"
+            content = load_checkpoint(path, "meta")
+        except ValueError as error:
+            return f"it cannot be loaded ({type(error.__cause__ or error).__name__})"
+        return None if "state_dict" in content else "it is not a checkpoint"
     if path.stat().st_size != checksum.bytes:
         return f"it has {path.stat().st_size:,} bytes instead of {checksum.bytes:,}"
     with path.open("rb") as file:
@@ -139,9 +141,11 @@ def steps_trained(path: Path) -> int:
     name = STEP_NAME.fullmatch(path.name)
     if name is not None:
         return int(name[1])
+    from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+
     try:
-        return int(torch.load(path, map_location="meta", weights_only=True)["steps"])
-    except Exception:  # torch.load raises errors of many types on a damaged file
+        return int(load_checkpoint(path, "meta")["steps"])
+    except (ValueError, KeyError, TypeError, OverflowError):
         return 0
 
 
@@ -157,10 +161,7 @@ def superseded(paths: Iterable[Path], newest: Path, keep: int) -> list[Path]:
 
 
 def read_checksum(path: Path) -> Checksum | None:
-    try:
-        return Checksum(**json.loads(checksum_path(path).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return read_record(checksum_path(path), Checksum)
 
 
 def checksum_path(path: Path) -> Path:

@@ -19,6 +19,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     link_checkpoint,
     training_age,
 )
+from yolo_lightning.utils.addresses import redacted, resolved
 from yolo_lightning.utils.files import cache_folder
 from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKSUM_SUFFIX, STEP_CHECKPOINTS
 
@@ -37,15 +38,17 @@ class RemoteFolder:
 
     All methods raise FileNotFoundError for a missing file, and ConnectionError for any other failure, because the
     clients of the storages have exception types of their own. An `address`, such as `s3://bucket/runs/ltdv2`, with an
-    unknown protocol or without the package for it is a ValueError.
+    unknown protocol or without the package for it is a ValueError. `$NAME` stands for an environment variable.
     """
 
     def __init__(self, address: str) -> None:
-        self.address = address.rstrip("/")
+        found = resolved(address).rstrip("/")
+        self.address = redacted(found)  # for messages
+        self._secret = found
         try:
-            self._store, root = url_to_fs(self.address)
+            self._store, root = url_to_fs(found)
         except (ImportError, ValueError) as error:
-            raise ValueError(f"{address} cannot be opened: {error}") from error
+            raise ValueError(f"{self.address} cannot be opened: {redacted(str(error))}") from error
         self._root = root.rstrip("/")
 
     @contextmanager
@@ -55,10 +58,10 @@ class RemoteFolder:
         except FileNotFoundError:
             raise
         except Exception as error:
-            raise ConnectionError(f"{self.address}: {type(error).__name__}: {error}") from error
+            raise ConnectionError(f"{self.address}: {type(error).__name__}: {redacted(str(error))}") from error
 
     def folder(self, name: str) -> "RemoteFolder":
-        return RemoteFolder(f"{self.address}/{name}")
+        return RemoteFolder(f"{self._secret}/{name}")
 
     def names(self) -> list[str]:
         """Return the sorted names of all files and folders; none if the folder does not exist."""
@@ -166,5 +169,5 @@ def local_checkpoint(name: str) -> Path:
         if find_damage(target) is not None or not remote.holds(target):
             remote.download(file, target)
     except OSError as error:
-        raise ValueError(f"checkpoint {name} cannot be read: {error}") from error
+        raise ValueError(f"checkpoint {redacted(name)} cannot be read: {error}") from error
     return target

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-import yaml
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from yolo_lightning.checkpoints import run_folder
@@ -19,8 +17,11 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     training_age,
 )
 from yolo_lightning.checkpoints.remote import RemoteFolder, fetch_run, local_checkpoint
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, restarts
+from yolo_lightning.utils.yaml_file import read_yaml
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
 NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
@@ -47,7 +48,12 @@ def checkpoint_to_resume(base: Path, *, exactly: bool = False) -> tuple[Path, di
 def checkpoint_to_evaluate(base: Path) -> Path:
     """Return the best checkpoint of the newest run; without validation scores the one with the most steps."""
     folders = run_folder.runs(base)
-    if folders and (best := folders[0] / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT).is_file():
+    if not folders:
+        raise ValueError(
+            f"there are no weights: no run folder {base} or {base}-<n> contains a checkpoint. Set the folder of a run "
+            "(--trainer.default_root_dir, or --run), or a file (--ckpt_path or --model.weights, or --checkpoint)."
+        )
+    if (best := folders[0] / run_files.CHECKPOINTS / run_files.BEST_CHECKPOINT).is_file():
         return best
     return checkpoint_to_resume(base)[0]
 
@@ -88,10 +94,10 @@ def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None
         try:
             path, damaged = fetch_run(RemoteFolder(mirror).folder(name), folder)
         except OSError as error:
-            raise ValueError(f"mirror {mirror}/{name} cannot be downloaded: {error}") from error
+            raise ValueError(f"mirror {redacted(mirror)}/{name} cannot be downloaded: {error}") from error
         warn_of(damaged)
         if path is not None:
-            rank_zero_info(f"downloaded {path} from {mirror}")
+            rank_zero_info(f"downloaded {path} from {redacted(mirror)}")
 
 
 def mirrored_runs(base: Path, mirror: str) -> list[str]:
@@ -101,7 +107,7 @@ def mirrored_runs(base: Path, mirror: str) -> list[str]:
         numbers = {name: int(match[1] or 1) for name in remote.names() if (match := pattern.fullmatch(name))}
         held = [name for name in numbers if remote.folder(name).complete()]
     except OSError as error:
-        raise ValueError(f"mirror {mirror} cannot be read: {error}") from error
+        raise ValueError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
     return sorted(held, key=lambda name: numbers[name], reverse=True)
 
 
@@ -146,8 +152,7 @@ def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None
 
 
 def content_of(checkpoint: Path) -> dict[str, Any]:
-    content: dict[str, Any] = torch.load(checkpoint, map_location="meta", weights_only=True)
-    return content
+    return load_checkpoint(checkpoint, "meta")
 
 
 def epochs_done(content: dict[str, Any]) -> int:
@@ -163,11 +168,11 @@ def remembered(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     path, configured = folder / run_files.config_name("fit"), content.get(CONFIGURATION, {})
     if path.is_file():
         try:
-            loaded = yaml.safe_load(path.read_text())
+            loaded = read_yaml(path)
             if not isinstance(loaded, dict):
                 raise ValueError("it contains no options")
             configured = loaded
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError) as error:
             instead = "those in the checkpoint" if configured else "none"
             rank_zero_warn(f"{path} cannot be read ({str(error).splitlines()[0]}); options are compared with {instead}")
     return flatten(configured) | flatten({"model": content.get("hyper_parameters", {})})

@@ -1,8 +1,17 @@
 """Commands besides `fit`, `validate`, `test` and `predict`: one file or folder each, named as the user types it."""
 
+SUBCOMMANDS = {
+    "fit": "Train a network",
+    "validate": "Score the validation split",
+    "test": "Score the test split",
+    "predict": "Detect objects in the split for predictions, or in PICTURES",
+}
+"""Purpose of the subcommands of LightningCLI by name."""
+
 TOOLS = {
     "average": "average the last checkpoints of a run",
     "benchmark": "compare the speed and memory of convolution implementations",
+    "benchmark_gpu": "measure a new GPU in minutes: correctness, speed, memory, stability, as one page",
     "benchmark_loader": "measure samples per second from each storage, and the start of the workers",
     "contact_sheet": "draw the input of the network with its boxes",
     "doctor": "inspect this machine and recommend settings",
@@ -15,5 +24,5 @@ TOOLS = {
 }
 """Purpose by name."""
 
-WITHOUT_TORCH = frozenset({"doctor"})
+WITHOUT_TORCH = frozenset({"benchmark_gpu", "doctor", "monitor"})
 """Commands that do not import torch: they start quickly, and work if torch cannot be imported."""

@@ -15,7 +15,9 @@ from jsonargparse import auto_cli
 
 from yolo_lightning.commands import WITHOUT_TORCH
 from yolo_lightning.commands.option_errors import ShortErrorToolParser
+from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.exit_codes import ExitCode
+from yolo_lightning.utils.plain_text import printable
 
 PROGRAM = "python -m yolo_lightning"
 PACKAGE = "yolo_lightning"
@@ -39,6 +41,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
         name: Name of the command, its module and its function.
         words: Command line after the name.
     """
+    refuse_secrets(words)
     module = import_module(f"yolo_lightning.commands.{name}")
     if hasattr(module, "__path__"):  # a command in its own folder
         module = import_module(f"yolo_lightning.commands.{name}.command")
@@ -94,7 +97,7 @@ def user_errors() -> Iterator[None]:
     except ValueError as error:
         if not is_ours(error):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {redacted(printable(str(error)))}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE) from None
 
 

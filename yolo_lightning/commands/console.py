@@ -7,7 +7,10 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from yolo_lightning.utils.plain_text import one_line
+
 LINE_INTERVAL_S = 30.0
+LONGEST_NAME = 500  # characters of a name with its reason
 NAMED_FRAMES = 5
 """Maximum number of names in one message."""
 
@@ -34,7 +37,7 @@ class Lines:
 
     Args:
         verb: Operation on the items.
-        total: Number of items.
+        total: Number of items; may be an estimate, such as the frames of a video.
         interval_s: Seconds between two lines.
     """
 
@@ -48,22 +51,34 @@ class Lines:
     def advance(self, count: int) -> None:
         self._done += count
         now_s = time.monotonic()
-        if now_s - self._printed_s < self.interval_s and self._done < self.total:
+        is_end = self._done >= self.total > self._done - count
+        if now_s - self._printed_s < self.interval_s and not is_end:
             return
         self._printed_s = now_s
         per_second = self._done / max(now_s - self._started_s, 1e-9)
-        left_s = (self.total - self._done) / per_second if per_second else float("inf")
+        left_s = max(0, self.total - self._done) / per_second if per_second else float("inf")
         print(
-            f"{self.verb} {self._done:,} of {self.total:,}, {per_second:,.0f} per second, "
+            f"{self.verb} {self._done:,} of {self.total:,}, {rate_text(per_second)} per second, "
             f"{int(left_s // 60)}:{int(left_s % 60):02d} left",
             flush=True,
         )
 
 
+def rate_text(per_second: float) -> str:
+    """Return a rate, with two digits below 10."""
+    return f"{per_second:,.0f}" if per_second >= 9.95 else f"{per_second:.2g}"
+
+
 def name_some(names: dict[str, str] | Sequence[str]) -> str:
     """Return the first few names, with the reasons if `names` is a dictionary."""
     shown = [f"{name}: {names[name]}" if isinstance(names, dict) else name for name in list(names)[:NAMED_FRAMES]]
+    shown = [one_line(text, LONGEST_NAME) for text in shown]
     return "; ".join(shown) + (f"; and {len(names) - NAMED_FRAMES:,} more" if len(names) > NAMED_FRAMES else "")
+
+
+def count_text(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 epoch, 2,000 epochs."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def gigabytes(size_bytes: int) -> str:

@@ -58,13 +58,18 @@ def contact_sheet(
     chosen = spread_frames(frames, samples)
     shown = busiest(frames, chosen) if frame is None else frame
     draw_rows(sample_rows(data, frames, chosen, shown, epoch), data.class_names, output)
-    print(f"{output}: {samples} of {len(frames):,} training frames; the last row shows {frames.index.file_name(shown)}")
+    last = frames.index.file_name(shown)
+    print(f"{output}: {len(chosen)} of {len(frames):,} training frames; the last row shows {last}")
 
 
 def spread_frames(frames: LabelledFrames, count: int) -> list[int]:
-    """Return `count` positions, evenly spread over the split, each with the most boxes among eight neighbours."""
-    starts = np.linspace(0, len(frames), count, endpoint=False).astype(int).tolist()
-    return [busiest(frames, range(start, min(start + 8, len(frames)))) for start in starts]
+    """Return positions spread evenly over the split, at most `count`, each with the most boxes of its neighbours.
+
+    The neighbours are up to eight frames before the next position, so no frame is returned twice.
+    """
+    starts = np.linspace(0, len(frames), min(count, len(frames)), endpoint=False).astype(int).tolist()
+    ends = [*starts[1:], len(frames)]
+    return [busiest(frames, range(start, min(start + 8, end))) for start, end in zip(starts, ends, strict=True)]
 
 
 def busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:

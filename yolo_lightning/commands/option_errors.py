@@ -1,8 +1,10 @@
 """Error messages for options: one line with the key, the accepted values, the value, and the nearest valid choice."""
 
 import re
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
@@ -66,6 +68,17 @@ UNKNOWN_KEY = re.compile(
 WRONG_VALUE = re.compile(
     r'Parser key "(?P<key>[^"]+)":.*(?:Given value|Got value): (?P<value>.*?)(?P<rest>\n.*)?$', re.DOTALL
 )
+WRONG_CLASS = re.compile(
+    r'Parser key "(?P<key>[^"]+)":.*?Expected a dot import path string: (?P<name>[\w.]+)', re.DOTALL
+)
+WRONG_CLASS_OPTION = re.compile(
+    r"Parser key \"(?P<key>[^\"]+)\":.*?given class_path '(?P<path>[\w.]+)':\s+"
+    r"Option '(?P<option>[\w.]+)' is not accepted",
+    re.DOTALL,
+)
+CALLBACKS = "trainer.callbacks"
+MISSING_FILE = re.compile(r"Parser key \"config\": File does not exist: '?(?P<file>[^'\n]+)'?")
+NO_MAPPING = "Unexpected config:"
 UNKNOWN_COMMAND = re.compile(r"invalid choice: '(?P<typed>[^']+)' \(choose from (?P<known>.+)\)")
 TYPE_NAMES = {
     "<class 'int'>": "an integer",
@@ -118,16 +131,50 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
         key = found["typed"] or found["configured"]
         return f"unknown key {key}{suggestion(nearest_key(key, keys))}"
     if found := UNKNOWN_COMMAND.search(message):
-        known = [*re.findall(r"[\w-]+", found["known"]), *commands]
-        meant = most_similar(found["typed"], known)
-        return f"unknown command {found['typed']}{suggestion(meant)} The commands are {', '.join(known)}."
+        return unknown_command(found["typed"], [*re.findall(r"[\w-]+", found["known"]), *commands])
+    if message.startswith(NO_MAPPING):
+        got = message.removeprefix(NO_MAPPING).strip()
+        return (
+            f"a file of --config must contain keys and values, as 'data: {{root: PATH}}', got {got or 'an empty file'}"
+        )
+    if found := WRONG_CLASS_OPTION.search(message):
+        name, known = last_part(found["path"]), options_of_class(found["path"])
+        listed = f" The options of {name} are {', '.join(known)}." if known else ""
+        meant = suggestion(most_similar(found["option"], known))
+        return f"{found['key']}: {name} does not have the option {found['option']}{meant}{listed}"
+    if (found := WRONG_CLASS.search(message)) and found["key"] == CALLBACKS:
+        own, others = public_names("yolo_lightning.callbacks"), public_names("lightning.pytorch.callbacks")
+        meant = suggestion(most_similar(found["name"], [*own, *others]))
+        listed = f"{', '.join(own)}, and those of lightning.pytorch.callbacks"
+        return f"{CALLBACKS}: there is no callback {found['name']}{meant} The callbacks are {listed}."
+    if found := MISSING_FILE.search(message):
+        return f"the file {found['file']} of --config does not exist"
     if (found := WRONG_VALUE.search(message)) and (accepted := accepted_values(message)):
-        value = found["value"].strip()
-        by_lower = {one.lower(): one for one in accepted}
-        meant = VALUE_SYNONYMS.get(value.lower()) or most_similar(value.lower(), by_lower)
-        choice = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
-        return f"{found['key']} must be {choice}, got {value!r}{suggestion(by_lower.get(meant or ''))}"
+        return wrong_choice(found["key"], found["value"].strip(), accepted)
     return message
+
+
+def unknown_command(typed: str, known: Collection[str]) -> str:
+    return f"unknown command {typed}{suggestion(most_similar(typed, known))} The commands are {', '.join(known)}."
+
+
+def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
+    by_lower = {one.lower(): one for one in accepted}
+    meant = VALUE_SYNONYMS.get(value.lower()) or most_similar(value.lower(), by_lower)
+    choice = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
+    return f"{key} must be {choice}, got {value!r}{suggestion(by_lower.get(meant or ''))}"
+
+
+def options_of_class(path: str) -> list[str]:
+    """Return the names of the arguments of an imported class; none if there is no such class."""
+    module, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return [] if found is None else [one for one in signature(found).parameters if one != "self"]
+
+
+def public_names(module: str) -> list[str]:
+    """Return the names that an imported module exports; none if it is not imported."""
+    return sorted(getattr(sys.modules.get(module), "__all__", ()))
 
 
 def accepted_values(message: str) -> list[str]:

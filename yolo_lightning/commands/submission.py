@@ -12,6 +12,7 @@ from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.evaluation.drift import organisers_scores
 from yolo_lightning.evaluation.score_table import score_table
 from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.plain_text import printable
 
 
 def check(file: str, template: str | None = None, fix: str | None = None) -> None:
@@ -82,9 +83,10 @@ def show(path: Path, report: SubmissionReport) -> None:
         print(f"{path}: {len(report.content.image_ids):,} images, {len(report.content.scores):,} detections")
     for problem in report.problems:
         is_note = problem.certainty is Certainty.NOTE
-        print(f"{'note' if is_note else f'error ({problem.certainty})'}: {problem.what}: {problem.count:,}")
+        kind = "note" if is_note else f"error ({problem.certainty})"
+        print(printable(f"{kind}: {problem.what}: {problem.count:,}"))
         if problem.example:
-            print("    first: " + problem.example.replace("\n", "\n           "))
+            print(printable("    first: " + problem.example.replace("\n", "\n           ")))
         if not is_note:
             print(f"    --fix: {problem.remedy or 'not possible without guessing'}")
     if not report.errors:

@@ -116,7 +116,8 @@ def _accelerator_model(device: torch.device) -> str:
 
 def _driver() -> str:
     """Return the runtime that torch was built for, and the version of the kernel driver if it is available."""
-    runtime = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    built_for = {"ROCm": torch.version.hip, "CUDA": torch.version.cuda, "XPU": getattr(torch.version, "xpu", None)}
+    runtime = next((f"{name} {version}" for name, version in built_for.items() if version), platform.platform())
     for path in ("/sys/module/amdgpu/version", "/sys/module/nvidia/version"):
         with suppress(OSError):
             return f"{runtime}, driver {Path(path).read_text(encoding='utf-8').strip()}"

@@ -50,9 +50,13 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         """Return the positions of the images whose frame could be read."""
         return [position for position, readable in enumerate(self.readable) if readable]
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """Return the batch with its tensors on `device`; called by Lightning."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+    def to(self, device: torch.device | str) -> Self:
+        """Return the batch with its tensors on `device`; called by Lightning.
+
+        Copies from page-locked memory do not block the host: later work on the device waits for them, and the host
+        allocator does not reuse the memory earlier. All other copies block.
+        """
+        return self._map(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
 
     def pin_memory(self) -> Self:
         """Return the batch with its tensors in page-locked memory; called by the pinning thread of the DataLoader."""

@@ -9,13 +9,14 @@ from torch import Tensor
 
 FloatArray = npt.NDArray[np.float32]
 
-STRIDE = 32  # Pixels. Largest stride of YOLOv8; the sides of the network input are multiples of it.
+STRIDE = 32  # Pixels. Largest stride of most graphs; the sides of the network input are multiples of it.
 
 
-def check_image_size(name: str, side: int, least: int = STRIDE) -> None:
+def check_image_size(name: str, side: int, least: int = STRIDE, stride: int = STRIDE) -> None:
     """Raise `ValueError` if a side of the network input, pixels, is not a multiple of the stride >= `least`."""
-    if side < least or side % STRIDE:
-        raise ValueError(f"{name} must be a multiple of {STRIDE} and >= {least}, got {side}")
+    least = max(least, stride)
+    if side < least or side % stride:
+        raise ValueError(f"{name} must be a multiple of {stride} and >= {least}, got {side}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
 from yolo_lightning.data.boxes import check_image_size
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset, cache_images
+from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
 from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, LTDv2Format, choose_format
 from yolo_lightning.data.formats.frame_checks import (
     BadFrames,
@@ -24,7 +24,8 @@ from yolo_lightning.data.formats.frame_checks import (
 )
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
-from yolo_lightning.data.loader import LoaderSettings, describe
+from yolo_lightning.data.loader import LoaderSettings, describe, worker_count
+from yolo_lightning.data.sampling.mosaic_partners import window
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
     FileOrderBatches,
@@ -35,7 +36,9 @@ from yolo_lightning.data.sampling.resumable_loader import (
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, FrameLimits
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 
 SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
@@ -78,11 +81,16 @@ class DetectionDataModule(LightningDataModule):
         max_bad_frames: Number of missing or damaged frames that are left out with a warning; one more ends the run. A
             frame counts once, however often it is sampled.
         allow_unlabelled: Whether a split without any box may be used for training, validation or test.
+        max_image_pixels: Maximum width x height of a frame according to its header, 1 to 178956970. A larger frame is
+            not decoded and counts as a bad frame.
+        allow_outside_root: Whether annotation files and image lists may name files outside of the dataset folder
+            (absolute paths, `..`). Otherwise such a frame is not read.
         quarantine: Frames that are not read and not counted by `max_bad_frames`: `id=<image id>`, or `index=<position>`
             in the training split, from 0. `fit` adds frames at which its supervisor saw training fail repeatedly.
         seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
         loader: Worker processes.
-        image_cache_mib: Memory per process for decoded training frames, MiB. The cache is used only if all frames fit.
+        image_cache_mib: Largest memory per loader process for decoded training frames, MiB; see docs/loader.md. It
+            changes the speed only.
         augmentation: Strength of the training augmentation.
         sampling: Frames of each training epoch.
 
@@ -109,6 +117,8 @@ class DetectionDataModule(LightningDataModule):
         image_size: int = 640,
         batch_size: int = 16,
         max_bad_frames: int = 100,
+        max_image_pixels: int = MAX_IMAGE_PIXELS,
+        allow_outside_root: bool = False,
         allow_unlabelled: bool = False,
         quarantine: tuple[str, ...] = (),
         seed: int = 0,
@@ -135,6 +145,7 @@ class DetectionDataModule(LightningDataModule):
             storage,
             store,
             self.index_root,
+            FrameLimits(max_image_pixels, allow_outside_root),
         )
         self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:
@@ -239,13 +250,14 @@ class DetectionDataModule(LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
         assert self.trainer is not None
-        frames = cache_images(self._splits["train"], self.image_cache_mib)
+        processes = max(1, worker_count(self.loader.num_workers)) * self.trainer.world_size
+        own_window = -(-window(self._order.length) // processes) + self.batch_size
+        frames = self._splits["train"].cached(self.image_cache_mib, own_window)
         keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
         keys.epoch = epochs_trained(self.trainer)  # Lightning restores no loader state at the end of an epoch
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
         arguments = self._loader_arguments(persistent=True)
-        cached = "" if frames is self._splits["train"] else ", decoded images cached"
-        rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}{cached}")
+        rank_zero_info(f"train loader: batch {self.batch_size}, {describe(arguments)}, {frames.describe_cache()}")
         return ResumableLoader(
             TrainingDataset(frames, self.image_size, self.augmentation, mosaic_epochs, self.seed),
             keys,
@@ -303,7 +315,7 @@ class DetectionDataModule(LightningDataModule):
 
     def _loader_arguments(self, *, persistent: bool) -> dict[str, Any]:
         assert self.trainer is not None
-        on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        on_gpu = uses_pinned_memory(self.trainer.strategy.root_device)
         # Without a generator of its own, each iterator of a loader draws from the global stream.
         generator = torch.Generator().manual_seed(self.seed)
         return {"generator": generator, **self.loader.arguments(on_gpu=on_gpu, persistent=persistent)}

@@ -1,17 +1,16 @@
-"""Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation; image cache."""
+"""Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation."""
 
-from collections.abc import Iterable
 from copy import copy
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.storage.frames import Channels, FrameError, ImageFiles, Storage
+from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox
@@ -24,11 +23,17 @@ UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are n
 
 
 class SampleKey(NamedTuple):
-    """Key of a training sample; with the seed, determines all random numbers of the sample."""
+    """Key of a training sample; with the seed, determines the sample.
+
+    The order of an epoch determines `partners`, so that a sample depends on the seed, the sampling rules, `epoch`,
+    `frame` and `occurrence` only.
+    """
 
     epoch: int  # From 0
     frame: int  # Index of the frame in the split
     occurrence: int = 0  # Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame
+    # Indices of the other three frames of a mosaic, see `mosaic_partners`; None draws them from the whole split
+    partners: tuple[int, ...] | None = None
 
 
 class LabelledFrames:
@@ -39,18 +44,42 @@ class LabelledFrames:
         self.storage = storage
         self.channels = channels
         self.quarantined: frozenset[int] = frozenset()
+        self.cache = ImageCache(max_bytes=0, max_frames=0, keep_partners=False)
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def read(self, index: int) -> tuple[Labelled, str | None]:
+    def cached(self, budget_mib: int, window: int) -> Self:
+        """Return a copy with an image cache of at most `budget_mib` per process.
+
+        It contains all frames if all fit and the storage has encoded images; otherwise the own frames of the last
+        `window` samples, because frames of a packed store need no decoding and share the memory of the page cache.
+        """
+        copied, budget = copy(self), budget_mib * MIB
+        is_encoded = isinstance(self.storage, ImageFiles | ZipFrames)
+        keeps_all = is_encoded and self.index.pixels() * self.channels <= budget
+        copied.cache = ImageCache(budget, len(self) if keeps_all else min(window, len(self)), keep_partners=keeps_all)
+        return copied
+
+    def describe_cache(self) -> str:
+        """Return the number of frames that fit into the image cache, at the mean size of a frame."""
+        frame_bytes = max(1, self.index.pixels() * self.channels // len(self))
+        held, wanted = min(self.cache.max_bytes // frame_bytes, self.cache.max_frames), self.cache.max_frames
+        more = f" (all {wanted:,}: {-(-wanted * frame_bytes // MIB):,} MiB)" if held < wanted else ""
+        return f"image cache of {held:,} frames per process{more}"
+
+    def read(self, index: int, is_partner: bool = False) -> tuple[Labelled, str | None]:
         """Return frame `index` and None, or an empty gray frame without boxes and the reason."""
         height, width = self.index.shape(index)
         image_id = self.index.image_id(index)  # read by the supervisor from the stack of a worker that hangs here
         try:
             if index in self.quarantined:
                 raise FrameError(f"{self.index.file_name(index)}: image {image_id} is in data.quarantine")
-            image = self.storage.read(self.index.file_name(index))
+            image = self.cache.get(index)
+            if image is None:
+                image = self.storage.read(self.index.file_name(index))
+            if self.cache.keep_partners or not is_partner:
+                self.cache.add(index, image)
             if image.shape[:2] != (height, width):
                 raise FrameError(
                     f"{self.index.file_name(index)}: the file has {image.shape[1]} x {image.shape[0]} pixels, "
@@ -85,16 +114,17 @@ class TrainingDataset(Dataset[Sample]):
         return len(self.frames)
 
     def __getitem__(self, key: SampleKey | tuple[int, int]) -> Sample:
-        epoch, index, occurrence = SampleKey(*key)
+        epoch, index, occurrence, partners = SampleKey(*key)
         stream = (SAMPLE_STREAM, self.seed, epoch, index)
         generator = np.random.default_rng((*stream, occurrence) if occurrence else stream)
         indices = [index]
         if epoch < self.mosaic_epochs and generator.random() < self.augmentation.mosaic:
-            indices += generator.integers(len(self), size=3).tolist()
+            indices += generator.integers(len(self), size=3).tolist() if partners is None else partners
         lender = reference_index(len(self), self.augmentation, generator) if self.frames.channels == 1 else None
         if lender is not None:
             indices.append(lender)
-        read, problems = zip(*(self.frames.read(part) for part in indices), strict=True)
+        frames = (self.frames.read(part, is_partner=place > 0) for place, part in enumerate(indices))
+        read, problems = zip(*frames, strict=True)
         parts: list[Labelled] = list(read)
         lent = parts.pop().image if lender is not None else None
         reference = lent if problems[-1] is None else None
@@ -140,45 +170,3 @@ class EvaluationDataset(Dataset[Sample]):
             bad_frames=() if problem is None else (problem,),
             month=self.frames.index.month(index),
         )
-
-
-class ImageCache:
-    """Storage that decodes each readable frame of another storage once per process; a pickled copy is empty.
-
-    For small datasets: a mosaic reads four frames per sample, and decoding is most of its cost.
-    """
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._frames: dict[str, npt.NDArray[np.uint8]] = {}
-
-    def __str__(self) -> str:
-        return str(self._storage)
-
-    def __reduce__(self) -> tuple[type["ImageCache"], tuple[Storage]]:
-        return ImageCache, (self._storage,)
-
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return the cached frame, read-only."""
-        frame = self._frames.get(name)
-        if frame is None:
-            frame = self._storage.read(name)
-            frame.flags.writeable = False  # shared by all samples that contain the frame
-            self._frames[name] = frame
-        return frame
-
-    def missing(self, names: Iterable[str]) -> list[str]:
-        return self._storage.missing(names)
-
-
-def cache_images(frames: LabelledFrames, budget_mib: int) -> LabelledFrames:
-    """Add an image cache if the storage holds encoded images and all decoded frames fit into `budget_mib`.
-
-    Frames of a packed store need no decoding, and share the memory of the page cache.
-    """
-    size_mib = frames.index.pixels() * frames.channels / MIB
-    if size_mib > budget_mib or not isinstance(frames.storage, ImageFiles | ZipFrames):
-        return frames
-    cached = copy(frames)
-    cached.storage = ImageCache(frames.storage)
-    return cached

@@ -8,6 +8,11 @@ import cv2
 import torch
 
 from yolo_lightning.data.worker_processes import THREADS_VARIABLE, ForkServingContext, SpawningContext
+from yolo_lightning.utils.host import available_cores
+
+AUTO: Literal["auto"] = "auto"
+MOST_AUTO_WORKERS = 4
+NumWorkers = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,8 @@ class LoaderSettings:
     """Settings of the loader's worker processes.
 
     Attributes:
-        num_workers: Number of processes that prepare batches; with 0, the training process prepares them.
+        num_workers: Number of processes that prepare batches; with 0, the training process prepares them. `auto` is the
+            number of available cores, at most 4.
         persistent_workers: Keep the training workers between epochs, which saves their start-up (2 s and more). If
             false, no worker idles during a validation, where the death of a worker would go unnoticed. Validation
             workers always end with the validation.
@@ -30,7 +36,7 @@ class LoaderSettings:
             told from a hang; the supervisor and `StallMonitor` watch the whole training loop instead.
     """
 
-    num_workers: int = 4
+    num_workers: NumWorkers = AUTO
     persistent_workers: bool = True
     prefetch_factor: int = 2
     multiprocessing_context: Literal["spawn", "forkserver"] = "spawn"
@@ -39,8 +45,11 @@ class LoaderSettings:
     timeout_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("num_workers", 0), ("prefetch_factor", 1), ("worker_threads", 1), ("timeout_s", 0)):
-            if not getattr(self, name) >= least:
+        if isinstance(self.num_workers, str) and self.num_workers != AUTO:
+            raise ValueError(f"data.loader.num_workers must be an integer >= 0 or auto, got {self.num_workers!r}")
+        limits = {"num_workers": 0, "prefetch_factor": 1, "worker_threads": 1, "timeout_s": 0}
+        for name, least in limits.items():
+            if getattr(self, name) != AUTO and not getattr(self, name) >= least:
                 raise ValueError(f"data.loader.{name} must be >= {least}, got {getattr(self, name)}")
         if self.multiprocessing_context not in ("spawn", "forkserver"):
             given = self.multiprocessing_context
@@ -48,11 +57,12 @@ class LoaderSettings:
 
     def arguments(self, *, on_gpu: bool, persistent: bool) -> dict[str, Any]:
         """Return the arguments of `DataLoader`; `persistent` is False for evaluation."""
+        num_workers = worker_count(self.num_workers)
         arguments: dict[str, Any] = {
-            "num_workers": self.num_workers,
+            "num_workers": num_workers,
             "pin_memory": on_gpu if self.pin_memory is None else self.pin_memory,
         }
-        if self.num_workers:
+        if num_workers:
             context = SpawningContext if self.multiprocessing_context == "spawn" else ForkServingContext
             arguments |= {
                 "multiprocessing_context": context(self.worker_threads),
@@ -62,6 +72,11 @@ class LoaderSettings:
                 "worker_init_fn": prepare_worker,
             }
         return arguments
+
+
+def worker_count(num_workers: NumWorkers) -> int:
+    """Return the number of worker processes for a value of `data.loader.num_workers`."""
+    return min(MOST_AUTO_WORKERS, available_cores()) if isinstance(num_workers, str) else num_workers
 
 
 def prepare_worker(worker: int) -> None:

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.utils.plain_text import without_math
 
 COLOURS = ("#4cc9f0", "#f9c74f", "#f94144", "#90be6d", "#c77dff", "#f8961e", "#43aa8b", "#ff70a6")
 """Colours of the classes, readable on gray."""
@@ -56,7 +57,7 @@ def draw_pictures(pictures: Sequence[LabelledImage], class_names: Sequence[str],
 def draw_picture(axis: Axes, picture: LabelledImage, class_names: Sequence[str]) -> None:
     height, width = picture.frame.shape[:2]
     axis.imshow(picture.frame, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
-    axis.set_title(picture.prediction.image_id, fontsize=8, pad=3)
+    axis.set_title(without_math(picture.prediction.image_id), fontsize=8, pad=3)
     if picture.target is not None:
         for box in picture.target.boxes.tolist():
             axis.add_patch(outline(box, "white", "--", 1.4))
@@ -69,7 +70,7 @@ def draw_picture(axis: Axes, picture: LabelledImage, class_names: Sequence[str])
         axis.text(
             box[0] if box[0] < 0.75 * width else box[2],
             box[1] - 1.5 if box[1] > 12 else box[3] + 1.5,
-            f"{class_names[label]} {score:.2f}",
+            f"{without_math(class_names[label])} {score:.2f}",
             fontsize=5.5,
             color="black",
             va="bottom" if box[1] > 12 else "top",
@@ -88,7 +89,9 @@ def outline(box: Sequence[float], colour: str, style: str, width: float) -> Rect
 
 def legend_lines(pictures: Sequence[LabelledImage], class_names: Sequence[str]) -> list[Line2D]:
     """Return the legend: a line per class, and one for annotations if there are any."""
-    lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], label=name) for i, name in enumerate(class_names)]
+    lines = [
+        Line2D([], [], color=COLOURS[i % len(COLOURS)], label=without_math(name)) for i, name in enumerate(class_names)
+    ]
     if any(picture.target is not None for picture in pictures):
         lines.append(Line2D([], [], color="black", linestyle="--", label="annotated (white in the frames)"))
     return lines

@@ -20,6 +20,7 @@ from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_IOU_THRESHO
 from yolo_lightning.evaluation.ultralytics_metrics import GRID, SMOOTHED_POINTS, UltralyticsScores, running_mean
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.plain_text import without_math
 from yolo_lightning.utils.run_files import EVALUATIONS, evaluation_record
 
 Floats = npt.NDArray[np.float64]
@@ -71,7 +72,9 @@ def precision_recall_figure(scores: UltralyticsScores, class_names: Sequence[str
     """Plot precision over recall at IoU 0.5, per annotated class and on average."""
     figure, axes = curve_axes("Recall", "Precision", "Precision and recall at IoU 0.5")
     at_50 = scores.average_precision[:, AT_50]
-    labels = [f"{class_names[label]} {value:.3f}" for label, value in zip(scores.labels, at_50, strict=True)]
+    labels = [
+        f"{without_math(class_names[label])} {value:.3f}" for label, value in zip(scores.labels, at_50, strict=True)
+    ]
     mean = scores.precision_by_recall.mean(axis=0)
     draw_curves(figure, axes, scores.precision_by_recall, labels, mean, f"all {at_50.mean():.3f}")
     figure.legends[0].set_title("ultralytics_map_50")
@@ -82,7 +85,7 @@ def score_threshold_figure(values: Floats, scores: UltralyticsScores, class_name
     """Plot `values`, `(K, 1000)`, over the score threshold, per annotated class and on average."""
     figure, axes = curve_axes("Score threshold", name, f"{name} at IoU 0.5, by score threshold")
     mean = running_mean(values.mean(axis=0), SMOOTHED_POINTS)
-    labels = [class_names[label] for label in scores.labels]
+    labels = [without_math(class_names[label]) for label in scores.labels]
     draw_curves(figure, axes, values, labels, mean, f"all {mean.max():.2f} at {GRID[mean.argmax()]:.3f}")
     return figure
 
@@ -125,7 +128,7 @@ def confusion_figure(values: npt.NDArray[np.int64] | Floats, class_names: Sequen
     last column false alarms.
     """
     is_share = values.dtype.kind == "f"
-    names = [*class_names, "background"]
+    names = [*map(without_math, class_names), "background"]
     inches = max(6.5, min(0.9 * len(names) + 3, 7 + 0.14 * len(names)))
     figure = Figure(figsize=(inches * 1.12, inches), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()

@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH, PartScores
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, DriftScores, month_name
 from yolo_lightning.evaluation.ultralytics_metrics import GRID, UltralyticsScores
+from yolo_lightning.utils.plain_text import one_line
 
 
 def number_table(first: str, headings: Iterable[str], caption: str | None = None, *, wraps: bool = False) -> Table:
@@ -24,7 +26,9 @@ def number_table(first: str, headings: Iterable[str], caption: str | None = None
 
 def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table:
     """Return one row for all frames and one per month, with the remaining scores below."""
-    table = number_table("", ("frames", "objects", "map", "map_50", *class_names), drift_summary(scores))
+    table = number_table(
+        "", ("frames", "objects", "map", "map_50", *map(cell_text, class_names)), drift_summary(scores)
+    )
     table.add_row("all", *cells(scores.overall))
     for month, part in scores.monthly.items():
         table.add_row(month_name(month), *cells(part))
@@ -43,8 +47,13 @@ def class_table(scores: DriftScores, ultralytics: UltralyticsScores, class_names
     for label in ultralytics.labels.tolist():
         coco = scores.overall.of_class(label)
         values = (*ultralytics.of_class(label).values(), coco["map_50"], coco["map"])
-        table.add_row(class_names[label], f"{annotated[label]:,}", *map(score_text, values))
+        table.add_row(cell_text(class_names[label]), f"{annotated[label]:,}", *map(score_text, values))
     return table
+
+
+def cell_text(name: str) -> str:
+    """Return a class name for a cell or heading, in which rich interprets text in square brackets as a style."""
+    return escape(one_line(name))
 
 
 def cells(part: PartScores) -> list[str]:

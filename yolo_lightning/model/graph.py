@@ -1,17 +1,24 @@
-"""YOLOv8 graph of Ultralytics: construction, input and weights."""
+"""Detection graphs of Ultralytics: construction, input and weights."""
 
+import re
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from ultralytics.nn.tasks import DetectionModel, torch_safe_load
+from ultralytics.nn import tasks
+from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
-from yolo_lightning.model.layers import Convolution, arrange
-from yolo_lightning.utils.choices import check_choices
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason
+from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange, has_one_to_one_branch, image_layers
+from yolo_lightning.model.pt_file import PtFile, read_pt
+from yolo_lightning.model.variants import PARTS, description_of, is_file_of_user
 
-Variant = Literal["yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x"]
+ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z]\w*\([\w=., -]*\)")
+"""Values of `activation` in a description. Ultralytics evaluates the text, so it may only create a layer."""
 
 OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
 INPUT_CHANNELS = 3
@@ -24,38 +31,96 @@ def network_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def build_graph(
-    variant: Variant,
+    variant: str,
     class_names: tuple[str, ...],
     convolution: Convolution,
     weights: str | None = None,
     class_width: int | None = None,
     allow_pickle: bool = False,
+    memory_format: MemoryFormat = "auto",
+    architecture: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """Return a YOLOv8 detection graph.
+    """Return a detection graph.
 
     In training mode the graph maps `(B, 1 or 3, H, W)` float images (0 to 1) to raw predictions for `loss`, in
-    evaluation mode to raw predictions and decoded boxes for `postprocess`.
+    evaluation mode to decoded boxes and raw predictions for `postprocess`. H and W are multiples of `graph_stride`.
 
-    `weights` is a file with initial weights, see `load_weights`; None for random weights. `class_width` is the number
-    of channels of the hidden layers of the class head; None for the default of Ultralytics for this number of classes,
-    or the width in `weights`.
+    Args:
+        variant: A name in `variants`, or the path of a `.yaml` file.
+        class_names: Index 0 first, at least one.
+        convolution: See `arrange`.
+        weights: File with initial weights, see `load_weights`; None for random weights.
+        class_width: Channels of the hidden layers of the class head; None for the default of Ultralytics for this
+            number of classes, or the width in `weights`.
+        allow_pickle: See `load_weights`.
+        memory_format: See `arrange`.
+        architecture: Description of the graph, as stored in checkpoints; None: the description of `variant`.
     """
-    check_choices("model.variant", [variant], Variant)
     if not class_names:
         raise ValueError("model.class_names must contain at least one name, got none")
-    graph = plain_graph(variant, len(class_names))
+    description = description_of(variant) if architecture is None else architecture
+    check_description(variant, description)
+    graph = plain_graph(description, len(class_names))
+    if not image_layers(graph):
+        raise ValueError(f"model.variant {variant} must begin with a convolution of the image, got another layer")
     graph.names = dict(enumerate(class_names))
     if class_width is not None and class_width != head_class_width(graph):
-        graph.load(plain_graph(variant, class_width), verbose=False)
+        graph.load(plain_graph(description, class_width), verbose=False)
     if weights is not None:
         load_weights(graph, weights, allow_pickle=allow_pickle)
-    arrange(graph, convolution)
+    arrange(graph, convolution, memory_format=memory_format)
     module: nn.Module = graph
     return module
 
 
-def plain_graph(variant: str, classes: int) -> Any:
-    return DetectionModel(f"{variant}.yaml", ch=INPUT_CHANNELS, nc=classes, verbose=False)
+def plain_graph(description: dict[str, Any], classes: int) -> Any:
+    """Return the graph of a description with random weights, as Ultralytics builds it."""
+    return DetectionModel(deepcopy(description) | {"nc": classes}, ch=INPUT_CHANNELS, verbose=False)
+
+
+def check_description(variant: str, description: dict[str, Any]) -> None:
+    """Raise a ValueError for a description that names anything but layers.
+
+    Ultralytics calls the named modules and evaluates the text of the activation, and a description can be part of a
+    checkpoint of unknown origin.
+    """
+    for name in [layer[2] for part in PARTS for layer in description[part]]:
+        home, _, own = str(name).rpartition(".")
+        module = getattr(nn if home == "nn" else tasks, own, None)
+        if home not in ("", "nn") or not (isinstance(module, type) and issubclass(module, nn.Module)):
+            raise ValueError(f"model.variant {variant} must consist of layers of torch.nn or Ultralytics, got {name!r}")
+    activation = description.get("activation")
+    if activation is not None and not ACTIVATION.fullmatch(str(activation)):
+        raise ValueError(f"activation of model.variant {variant} must be like nn.ReLU(), got {activation!r}")
+
+
+def stored_architecture(variant: str) -> dict[str, Any] | None:
+    """Return the description that a checkpoint has to store: that of a file; None for a name, which is sufficient."""
+    return description_of(variant) if is_file_of_user(variant) else None
+
+
+def is_same_architecture(saved: Mapping[str, Any], hyperparameters: Mapping[str, Any]) -> bool:
+    """Whether hyperparameters contain the description `saved`, possibly from a file that has been moved.
+
+    Raises:
+        ValueError: If the file of `hyperparameters` describes another graph.
+    """
+    own = hyperparameters.get("architecture")
+    if own is not None and dict(own) | {"yaml_file": ""} != dict(saved) | {"yaml_file": ""}:
+        raise ValueError(
+            f"model.variant must describe the graph of the checkpoint ({saved['yaml_file']}, scale "
+            f"{saved['scale'] or 'none'}), got another graph in {own['yaml_file']}, scale {own['scale'] or 'none'}"
+        )
+    return own is not None
+
+
+def check_one_to_one(graph: Any, variant: str) -> None:
+    """Raise a ValueError if the graph has no one-to-one branch."""
+    if not has_one_to_one_branch(graph):
+        raise ValueError(
+            f"model.one_to_one must be false for {variant}, got true: its head has no one-to-one branch; yolov10 and "
+            "yolo26 have one"
+        )
 
 
 def head_class_width(graph: Any) -> int:
@@ -67,7 +132,7 @@ def load_weights(graph: Any, path: str, *, allow_pickle: bool = False) -> None:
 
     Rows of the classification head are copied for classes with the same name. `path` is an Ultralytics `.pt` file or an
     own `.ckpt` file. A `.pt` file is a pickle and can run code when it is opened. Without `allow_pickle` only layers of
-    PyTorch and Ultralytics are created, which suffices for YOLOv8.
+    PyTorch and Ultralytics are created, which suffices for detection graphs.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -90,9 +155,15 @@ def read_network(file: Path, *, allow_pickle: bool = False) -> Any:
 
 
 def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any], Any]:
-    """Return the content of an Ultralytics `.pt` file, and its network in float32."""
+    """Return the content of an Ultralytics `.pt` file, and its network in float32.
+
+    Without `allow_pickle` the network is built from its description, and only tensors are read.
+    """
     try:
-        content, _ = torch_safe_load(str(file), safe_only=not allow_pickle)
+        if not allow_pickle:
+            recorded = read_pt(file)
+            return recorded.content, network_of(recorded)
+        content, _ = torch_safe_load(str(file), safe_only=False)
         return content, (content.get("ema") or content["model"]).float()
     except Exception as error:
         foreign = [] if allow_pickle else foreign_globals(file)
@@ -101,7 +172,33 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
                 f"model.weights {file} is a pickle that would run {', '.join(foreign)}; if you trust its origin, "
                 "add --allow_pickle"
             ) from error
-        raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {error}") from error
+        remedy = "" if allow_pickle else "; if you trust its origin, add --allow_pickle"
+        raise ValueError(
+            f"model.weights {file} cannot be read as a detection network: {reason(error)}{remedy}"
+        ) from error
+
+
+def network_of(recorded: PtFile) -> Any:
+    """Build the recorded network and copy its tensors; names and shapes of all tensors must be equal."""
+    description, classes = recorded.description, recorded.description["nc"]
+    channels, tensors = description["channels"], recorded.tensors
+    with torch.device("meta"):  # no memory: the description can contain layers of any size
+        layers, _ = parse_model(deepcopy(description), channels, verbose=False)
+    expected = {f"model.{name}": tensor.shape for name, tensor in layers.state_dict().items()}
+    different = [name for name in expected if name not in tensors or tensors[name].shape != expected[name]]
+    # The hidden layers of the class head may have the width for another number of classes.
+    different = [name for name in different if ".cv3." not in name] + sorted(tensors.keys() - expected.keys())
+    if different:
+        raise ValueError(f"tensor {different[0]!r} does not fit the network's description")
+    network = DetectionModel(deepcopy(description), ch=channels, nc=classes, verbose=False)
+    width = tensors.get(f"model.{len(layers) - 1}.cv3.0.2.weight")
+    if width is not None and width.shape[1] != head_class_width(network):
+        wider = DetectionModel(deepcopy(description), ch=channels, nc=width.shape[1], verbose=False)
+        network.load(wider, verbose=False)
+    network.load_state_dict(tensors)
+    network.names = recorded.names or network.names
+    network.args = recorded.arguments
+    return network.eval()
 
 
 def ultralytics_description(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
@@ -125,12 +222,21 @@ def foreign_globals(file: Path) -> list[str]:
 
 
 def read_checkpoint(file: Path) -> Any:
-    checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    parameters = checkpoint["hyper_parameters"]
-    names = tuple(parameters["class_names"])
-    source = build_graph(parameters["variant"], names, "native", class_width=parameters["class_width"])
+    checkpoint = load_checkpoint(file)
     prefix = "graph."
-    source.load_state_dict(
-        {name[len(prefix) :]: tensor for name, tensor in checkpoint["state_dict"].items() if name.startswith(prefix)}
-    )
+    try:
+        parameters = checkpoint["hyper_parameters"]
+        names = tuple(parameters["class_names"])
+        source = build_graph(
+            parameters["variant"],
+            names,
+            "native",
+            class_width=parameters["class_width"],
+            architecture=parameters.get("architecture"),
+        )
+        source.load_state_dict(
+            {name[len(prefix) :]: one for name, one in checkpoint["state_dict"].items() if name.startswith(prefix)}
+        )
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        raise ValueError(f"checkpoint {file} contains no network of this package: {reason(error)}") from error
     return source

@@ -1,4 +1,4 @@
-"""Implementation of the layers of a YOLOv8 graph; parameters, buffers and their names never change.
+"""Implementation of the layers of a detection graph; parameters, buffers and their names never change.
 
 A block is Ultralytics' `Conv`: a module with a convolution `conv`, a normalisation `bn` and an activation `act`,
 applied in this order.
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from yolo_lightning.conv import (
     DEFAULT_PLAN,
     AutotunedPlan,
+    GemmConv2d,
     Plan,
     enable_compiled_kernels,
     enable_gpu_kernels,
@@ -24,6 +25,8 @@ from yolo_lightning.conv import (
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
 from yolo_lightning.conv.probe import probe_native
+from yolo_lightning.conv.trial import TrialSettings
+from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.utils.choices import check_choices, check_range
 from yolo_lightning.utils.files import cache_folder
 
@@ -32,6 +35,7 @@ ConvAlgorithm = Literal["auto", "table", "autotune", "compiled"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 
 BLOCK_PARTS = (nn.Conv2d, nn.BatchNorm2d, nn.Module)
+IMAGE_CHANNELS = 3
 
 
 def arrange(
@@ -41,9 +45,9 @@ def arrange(
     plan: Plan = DEFAULT_PLAN,
     memory_format: MemoryFormat = "auto",
 ) -> None:
-    """Set the implementation of all layers of a YOLOv8 graph, in place, whatever implementation they have.
+    """Set the implementation of all layers of a detection graph, in place, whatever implementation they have.
 
-    The first layer also accepts images with one channel.
+    The layers that read the image also accept images with one channel.
 
     Args:
         graph: The graph.
@@ -60,7 +64,8 @@ def arrange(
     restore(graph)
     if convolution == "gemm":
         swap_convs(graph, plan=plan)
-    graph.model[0].conv.__class__ = GrayGemmConv2d if convolution == "gemm" else GrayConv2d
+    for layer in image_layers(graph):
+        layer.__class__ = GrayGemmConv2d if convolution == "gemm" else GrayConv2d
     channels_last = memory_format == "channels_last" or (memory_format == "auto" and convolution == "gemm")
     graph.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     if convolution == "gemm" or activation_checkpointing:
@@ -73,11 +78,46 @@ def arrange(
 
 def restore(graph: Any) -> None:
     """Set all layers to the classes that Ultralytics created, for files that Ultralytics opens."""
-    stem = graph.model[0].conv
-    if type(stem) in (GrayConv2d, GrayGemmConv2d):
-        stem.__class__ = type(stem).__base__
+    for layer in image_layers(graph):
+        if type(layer) in (GrayConv2d, GrayGemmConv2d):
+            layer.__class__ = type(layer).__base__
     _split_activations(graph)
     unswap_convs(graph)
+
+
+def image_layers(graph: nn.Module) -> list[Any]:
+    """Return the convolutions that read the image; yolov9e has two.
+
+    They are the only ones with three input channels: all other channel counts are multiples of 8, or those of groups.
+    """
+    layers = [layer for layer in graph.modules() if isinstance(layer, nn.Conv2d)]
+    return [layer for layer in layers if layer.in_channels == IMAGE_CHANNELS and layer.groups == 1]
+
+
+def has_one_to_one_branch(graph: Any) -> bool:
+    """Whether the head has a one-to-one branch beside the one-to-many branch."""
+    return getattr(graph.model[-1], "one2one_cv2", None) is not None
+
+
+def keep_branch(graph: Any, *, one_to_one: bool) -> None:
+    """Make one branch of the head the only one, in place, for inference without loss."""
+    head = graph.model[-1]
+    if not has_one_to_one_branch(graph):
+        return
+    if one_to_one:
+        head.cv2, head.cv3 = head.one2one_cv2, head.one2one_cv3
+    head.one2one_cv2 = head.one2one_cv3 = None
+
+
+def of_branch(graph: Any, output: Any, *, one_to_one: bool) -> Any:
+    """Return the output of a graph in evaluation mode with the decoded boxes of one branch of the head.
+
+    Ultralytics decodes the one-to-many branch, and keeps only the best boxes if it decodes the one-to-one branch.
+    """
+    if not one_to_one:
+        return output
+    _, raw = output
+    return graph.model[-1]._inference(raw["one2one"]), raw
 
 
 def blocks(graph: nn.Module) -> Iterator[Any]:
@@ -96,19 +136,38 @@ def _split_activations(graph: nn.Module) -> None:
             block.act = shared
 
 
+def graph_stride(graph: Any) -> int:
+    """Return the number of pixels of which all sides of the input must be multiples, >= 32, as in Ultralytics."""
+    return max(int(graph.stride.max()), STRIDE)
+
+
 class FoldedGraph:
     """Copy of a graph for inference, with batch normalisation folded into the convolutions.
 
     It is not a module, so that it never becomes part of a checkpoint. Later changes of the graph do not affect it.
+
+    Args:
+        graph: The graph.
+        one_to_one: Whether to decode the boxes of the one-to-one branch.
+        with_loss: Whether the raw predictions of both branches are needed, for a loss.
     """
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Any, *, one_to_one: bool = False, with_loss: bool = True) -> None:
         self._graph: Any = deepcopy(graph)
         self._graph.eval()
+        self.stride = graph_stride(graph)
+        self._decodes_one_to_one = one_to_one and with_loss
+        if with_loss:
+            self._graph.model[-1].fuse = _keep_branches
+        else:
+            keep_branch(self._graph, one_to_one=one_to_one)
         # Folding a layer that includes the activation would remove the activation.
         _split_activations(self._graph)
         folding = list(blocks(self._graph))
+        plans = [layer.plan for layer in self._graph.modules() if isinstance(layer, GemmConv2d)]
         self._graph.fuse(verbose=False)
+        if plans:  # Ultralytics replaces parallel convolutions by a new one
+            swap_convs(self._graph, plan=plans[0])
         for block in folding:
             if isinstance(block.act, nn.SiLU):
                 block.act = nn.SiLU(inplace=True)
@@ -116,20 +175,51 @@ class FoldedGraph:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Any:
         """Return the output of the graph in evaluation mode, up to rounding, for `(B, 1 or 3, H, W)` float images."""
-        return self._graph(images)
+        return of_branch(self._graph, self._graph(images), one_to_one=self._decodes_one_to_one)
 
 
-def choose_convolution(device: torch.device, timeout_s: float) -> Literal["gemm", "native"]:
+def _keep_branches() -> None:
+    """Replace Ultralytics' `fuse` of a head, which removes a branch."""
+
+
+def trial_settings(options: dict[str, Any], precision: str = "32-true") -> TrialSettings:
+    """Return the settings of a trial that computes layers as training does.
+
+    `options` are those arguments of `YOLOModule` that `arrange_trial` accepts, `precision` is that of the Trainer.
+    """
+    autocast = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}.get(precision)
+    return TrialSettings(f"{__name__}:{arrange_trial.__name__}", options, autocast)
+
+
+def arrange_trial(
+    trial: nn.Module,
+    convolution: Literal["gemm", "native"],
+    *,
+    activation_checkpointing: bool = False,
+    memory_format: MemoryFormat = "auto",
+    conv_algorithm: ConvAlgorithm = "auto",
+    conv_algorithm_budget_s: float = 60.0,
+) -> None:
+    """Arrange `conv.trial.ProbedLayers` as `YOLOModule` arranges its graph; see there for the options."""
+    plan = make_plan(conv_algorithm, conv_algorithm_budget_s) if convolution == "gemm" else DEFAULT_PLAN
+    arrange(trial, convolution, activation_checkpointing, plan, memory_format)
+
+
+def choose_convolution(
+    device: torch.device, timeout_s: float, settings: TrialSettings | None = None
+) -> Literal["gemm", "native"]:
     """Return the convolution implementation that `auto` selects on a device, and log it.
 
-    On a CPU nothing is tested: PyTorch's convolutions need no vendor library of a GPU and are faster. On other devices
-    the test of native convolutions counts as hung after `timeout_s` seconds.
+    On a CPU nothing is tested: PyTorch's convolutions need no vendor library of a GPU. `cpu_convolution` chooses for a
+    training. On other devices the test of native convolutions counts as hung after `timeout_s` seconds. `settings`
+    describe the layers of the training; None for the defaults of `arrange_trial`.
     """
     if device.type == "cpu":
         rank_zero_info("model.conv_backend auto: native, on a CPU")
         return "native"
     rank_zero_info(f"model.conv_backend auto: testing native convolutions on {device}, for at most {timeout_s:g} s")
-    result = probe_native(device, timeout_s, cache_folder() / "convolution_probe.json")
+    cache_file = cache_folder() / "convolution_probe.json"
+    result = probe_native(device, timeout_s, cache_file, settings=settings or trial_settings({}))
     convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
     rank_zero_info(f"model.conv_backend auto: {convolution}; {result}")
     return convolution

@@ -1,4 +1,4 @@
-"""YOLOv8's loss, computed by Ultralytics' criterion."""
+"""Detection loss, computed by Ultralytics' criteria."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,15 +6,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ultralytics.utils.loss import v8DetectionLoss
+from ultralytics.utils.loss import E2ELoss, v8DetectionLoss
 
 from yolo_lightning.data.batch import Batch
-
-LOSS_PARTS = ("box_loss", "cls_loss", "dfl_loss")
+from yolo_lightning.model.layers import has_one_to_one_branch
 
 
 class DetectionLoss:
     """Box loss (CIoU), class loss (binary cross-entropy) and distribution focal loss over assigned anchors.
+
+    Without a distribution (yolo26) the third loss is the L1 distance of the sides of the boxes. A head with a
+    one-to-one branch (yolov10, yolo26) has a loss per branch; from the first epoch to the last, the weight of the
+    one-to-many branch falls from 0.8 to 0.1, and the two weights sum to 1. The weights follow from the epoch alone, so
+    that a checkpoint needs no state of the loss.
 
     Ultralytics' criterion stores tensors on one device and is not a module; it is created at the first call and again
     after the graph has moved.
@@ -23,29 +27,53 @@ class DetectionLoss:
     """
 
     def __init__(self, graph: Any, box: float = 7.5, cls: float = 0.5, dfl: float = 1.5) -> None:
-        graph.args = SimpleNamespace(box=box, cls=cls, dfl=dfl)
+        graph.args = SimpleNamespace(box=box, cls=cls, dfl=dfl, epochs=1)
         self.class_weights: Tensor | None = None  # `(classes,)`, factor of the class loss per class; None is 1
         # Sum of the scores that the last call assigned to anchors; the loss is divided by it, or by 1 if it is smaller.
+        # 0-d, or `(2,)` for a head with two branches, one-to-many first.
         self.target_scores = torch.zeros(())
         self._graph = graph
         self._criterion: Any = None
+        self._branches: list[Any] = []  # criterion of each branch of the head
+        self._scores: list[Tensor] = []
+        self._epoch = 0
 
     def __call__(self, raw: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of one batch from `raw`, the output of the graph in training or evaluation mode.
 
-        The total is a 0-d tensor, gains applied and *summed* over the images as in YOLOv8; the parts `box_loss`,
-        `cls_loss`, `dfl_loss` are detached 0-d tensors, gains applied, per image.
+        The total is a 0-d tensor, gains applied and *summed* over the images as in YOLOv8; for a head with two branches
+        `(2,)`, one weighted total per branch, one-to-many first. The parts `box_loss`, `cls_loss`, `dfl_loss`
+        (`l1_loss` without a distribution) are detached 0-d tensors, gains applied, per image; as in Ultralytics, those
+        of the one-to-one branch if there is one.
         """
-        if self._criterion is None or self._criterion.device != batch.images.device:
-            self._criterion = v8DetectionLoss(self._graph)
-            self._criterion.assigner.register_forward_hook(self._store_target_scores)
+        if self._criterion is None or self._branches[0].device != batch.images.device:
+            self._create()
+        if self.class_weights is not None and self.class_weights.device != batch.images.device:
+            self.class_weights = self.class_weights.to(batch.images.device)
         weights = self.class_weights
-        self._criterion.class_weights = None if weights is None else weights.to(batch.images.device).view(1, 1, -1)
+        for branch in self._branches:
+            branch.class_weights = None if weights is None else weights.view(1, 1, -1)
         dtype = torch.get_default_dtype()  # the criterion creates tensors of it; float64 under precision 64-true
         labels, boxes = batch.labels.to(dtype).unsqueeze(1), batch.boxes.to(dtype)
         targets = {"batch_idx": batch.sample_index.to(dtype), "cls": labels, "bboxes": boxes}
-        total, parts = self._criterion(raw, targets)
-        return torch.as_tensor(total).sum(), {name: parts[name] for name in LOSS_PARTS}
+        outputs = raw[1] if isinstance(raw, tuple) else raw
+        self._scores = []
+        if isinstance(self._criterion, E2ELoss):
+            many, _ = self._criterion.one2many.loss(outputs["one2many"], targets)
+            one, parts = self._criterion.one2one.loss(outputs["one2one"], targets)
+            total = torch.stack([many.sum() * self._criterion.o2m, one.sum() * self._criterion.o2o])
+            self.target_scores = torch.stack(self._scores)
+        else:
+            totals, parts = self._criterion.loss(outputs, targets)
+            total, (self.target_scores,) = totals.sum(), self._scores
+        return total, {name: parts[name] for name in self._branches[-1].loss_names}
+
+    def set_epoch(self, epoch: int, epochs: int) -> None:
+        """Set the weights of the branches for `epoch`, from 0, of `epochs`; heads with one branch ignore them."""
+        is_new = (epoch, epochs) != (self._epoch, self._graph.args.epochs)
+        self._graph.args.epochs, self._epoch = epochs, epoch
+        if is_new and isinstance(self._criterion, E2ELoss):
+            self._decay()
 
     @staticmethod
     def reaching_all_outputs(total: Tensor, raw: Any) -> Tensor:
@@ -53,12 +81,35 @@ class DetectionLoss:
 
         A batch without boxes has no gradient in the box branch, for which DistributedDataParallel would wait.
         """
-        outputs: Tensor = raw["boxes"].sum() + raw["scores"].sum()
+        branches = [raw] if "boxes" in raw else [raw["one2many"], raw["one2one"]]
+        outputs: Tensor = sum(branch[name].sum() for branch in branches for name in ("boxes", "scores"))
         return total + 0 * outputs
+
+    def _create(self) -> None:
+        if has_one_to_one_branch(self._graph):
+            self._criterion = E2ELoss(self._graph)
+            self._branches = [self._criterion.one2many, self._criterion.one2one]
+            self._decay()
+        else:
+            self._criterion = v8DetectionLoss(self._graph)
+            self._branches = [self._criterion]
+        for branch in self._branches:
+            branch.assigner.register_forward_hook(self._store_target_scores)
+            # The criterion uses strides as numbers, which it would read from the device three times per call.
+            branch.stride = branch.stride.cpu()
+
+    def _decay(self) -> None:
+        """Set the state that Ultralytics' criterion has after an update at the end of each earlier epoch."""
+        criterion = self._criterion
+        criterion.updates, criterion.o2m = 0, criterion.o2m_copy
+        criterion.o2o = criterion.total - criterion.o2m
+        if self._epoch:
+            criterion.updates = self._epoch - 1
+            criterion.update()
 
     def _store_target_scores(self, assigner: nn.Module, inputs: Any, assigned: tuple[Tensor, ...]) -> None:
         _, _, scores, _, _ = assigned
-        self.target_scores = scores.sum()
+        self._scores.append(scores.sum())
 
 
 def class_weights(class_counts: tuple[int, ...], power: float) -> Tensor | None:

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import report_differences
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.model.graph import ultralytics_description
 
@@ -25,7 +25,7 @@ SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
 SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
 OF_DATA = ("image_size", "channels")
-OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic")
+OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic", "one_to_one")
 OF_GRAPH = ("variant", "class_width")
 """Hyperparameters in a checkpoint that must be equal for the weights to fit."""
 
@@ -42,6 +42,7 @@ class NetworkSettings:
     iou_threshold: float = 0.7  # IoU above which the box with the lower score is suppressed, 0 to 1
     max_detections: int = 300  # kept per frame
     class_agnostic: bool = False  # whether boxes of different classes suppress each other
+    one_to_one: bool = False  # whether the boxes are those of the one-to-one branch, without suppression
     letterbox: str = LETTERBOX  # how a frame is placed in the input
     normalisation: str = NORMALISATION  # how pixels are converted to the input
 
@@ -101,7 +102,7 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     `allow_pickle`.
     """
     if file.suffix == ".ckpt":
-        return checkpoint_record(torch.load(file, map_location="meta", weights_only=True))
+        return checkpoint_record(load_checkpoint(file, "meta"))
     record = ultralytics_description(file, allow_pickle=allow_pickle)
     side = record.pop("image_size")
     return record | ({"image_size": -(-side // STRIDE) * STRIDE} if isinstance(side, int) else {})
@@ -109,7 +110,10 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
 
 def checkpoint_record(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a loaded checkpoint; see `read_record`."""
-    return {**content.get("hyper_parameters", {}), **content.get(INPUT, {})}
+    parts = (content.get("hyper_parameters", {}), content.get(INPUT, {}))
+    if not all(isinstance(part, Mapping) for part in parts):
+        raise ValueError(f"the checkpoint's hyper_parameters and {INPUT} must be dictionaries")
+    return {str(name): value for part in parts for name, value in part.items()}
 
 
 def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Non-maximum suppression of raw predictions, and boxes in pixels of the original frames."""
+"""Non-maximum suppression, or choice of the best boxes, and boxes in pixels of the original frames."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from ultralytics.utils.nms import non_max_suppression
 
@@ -10,6 +11,9 @@ from yolo_lightning.data.boxes import clip_to_frame, input_to_frame
 
 NO_TIME_LIMIT_S = 1e9
 """Ultralytics returns no boxes for the images left when a time limit is reached, which would falsify the scores."""
+
+CHOSEN_COLUMNS = 6
+"""Ultralytics takes a tensor for boxes that the head has chosen if its last dimension, the anchors, has this size."""
 
 
 def predictions(
@@ -20,15 +24,21 @@ def predictions(
     iou_threshold: float,
     max_detections: int,
     class_agnostic: bool = False,
+    one_to_one: bool = False,
 ) -> list[Prediction]:
     """Return the predictions of each readable frame of a batch, in its order.
 
     Suppression runs on the CPU: torchvision may have no kernel for the device (CPU-only torchvision with ROCm torch).
 
     The first element of `raw`, the output of the graph in evaluation mode, is `(B, 4 + classes, anchors)`: xywh in
-    pixels of the letterboxed input and class scores from 0 to 1. `NetworkSettings` describes the other values.
+    pixels of the letterboxed input and class scores from 0 to 1. With `one_to_one` these are boxes of a one-to-one
+    branch, of which the best are chosen without suppression. `NetworkSettings` describes the other values.
     """
     decoded: Tensor = raw[0].detach().float().cpu()
+    if one_to_one:
+        decoded = best_boxes(decoded, max_detections, class_agnostic=class_agnostic)
+    elif decoded.shape[-1] == CHOSEN_COLUMNS:
+        decoded = torch.nn.functional.pad(decoded, (0, 1))
     kept = non_max_suppression(
         decoded,
         conf_thres=score_threshold,
@@ -37,6 +47,7 @@ def predictions(
         agnostic=class_agnostic,
         max_det=max_detections,
         max_time_img=NO_TIME_LIMIT_S,
+        end2end=one_to_one,
     )
     result = []
     for position in batch.readable_positions():
@@ -45,3 +56,35 @@ def predictions(
         boxes = clip_to_frame(unclipped, batch.frame_shapes[position])
         result.append(Prediction(batch.image_ids[position], boxes, found[:, 4], found[:, 5].long(), unclipped))
     return result
+
+
+def best_boxes(decoded: Tensor, max_detections: int, *, class_agnostic: bool = False) -> Tensor:
+    """Return the boxes with the highest scores, as the end-to-end heads of Ultralytics (`Detect.postprocess`).
+
+    The `max_detections` anchors with the highest scores are candidates; one anchor can be detected as several classes,
+    or with `class_agnostic` as one.
+
+    Args:
+        decoded: `(B, 4 + classes, anchors)`, xywh in input pixels and class scores from 0 to 1.
+        max_detections: Number of rows; unused ones are 0.
+        class_agnostic: Whether an anchor is detected as its best class only.
+
+    Returns:
+        `(B, max_detections, 6)` sorted by descending score: x1, y1, x2, y2, score, class.
+    """
+    # Padding instead of a smaller count, so that exported files accept images with few anchors.
+    decoded = torch.nn.functional.pad(decoded, (0, max_detections))
+    rows = decoded.mT
+    centres, half, scores = rows[..., :2], rows[..., 2:4] / 2, rows[..., 4:]
+    boxes = torch.cat([centres - half, centres + half], dim=-1)
+    best, labels = scores.max(-1)
+    _, anchors = best.topk(max_detections, dim=1)
+    if class_agnostic:
+        found, labels = best.gather(1, anchors), labels.gather(1, anchors)
+    else:
+        classes = scores.shape[-1]
+        candidates = scores.gather(1, anchors.unsqueeze(-1).expand(-1, -1, classes))
+        found, chosen = candidates.flatten(1).topk(max_detections, dim=1)
+        anchors, labels = anchors.gather(1, chosen // classes), chosen % classes
+    kept = boxes.gather(1, anchors.unsqueeze(-1).expand(-1, -1, 4))
+    return torch.cat([kept, found.unsqueeze(-1), labels.unsqueeze(-1).to(kept)], dim=-1)

@@ -24,7 +24,7 @@ VIEWS = tuple(View(scale, mirrored) for scale in (1.0, 0.83, 0.67) for mirrored 
 """The unchanged image first. Together the views have 4.3 times its pixels."""
 
 
-def tta_candidates(network: Callable[[Tensor], Any], images: Tensor, original: Tensor) -> Tensor:
+def tta_candidates(network: Callable[[Tensor], Any], images: Tensor, original: Tensor, stride: int = STRIDE) -> Tensor:
     """Return the candidates of scaled and mirrored copies of each image (test-time augmentation), for one suppression.
 
     Scales and merging are those of Ultralytics' `DetectionModel._predict_augment` (8.4). Ultralytics mirrors the middle
@@ -32,29 +32,31 @@ def tta_candidates(network: Callable[[Tensor], Any], images: Tensor, original: T
     mirroring and no cell is dropped, so that a mirrored image gives exactly the mirrored result.
 
     Args:
-        network: Maps `(B, C, H, W)` floating-point images (0 to 1), sides multiples of 32, to a sequence whose first
-            element is `(B, 4 + classes, anchors)`: xywh in input pixels and class scores.
+        network: Maps `(B, C, H, W)` floating-point images (0 to 1), sides multiples of `stride`, to a sequence whose
+            first element is `(B, 4 + classes, anchors)`: xywh in input pixels and class scores.
         images: `(B, C, H, W)`, C = 1 or 3.
         original: Candidates of the unchanged images, `(B, 4 + classes, A)`, the first part of the result.
+        stride: See `graph_stride`.
     """
-    return torch.cat([original, *(view_candidates(network, images, view) for view in VIEWS[1:])], dim=-1)
+    views = (view_candidates(network, images, view, stride) for view in VIEWS[1:])
+    return torch.cat([original, *views], dim=-1)
 
 
-def view_candidates(network: Callable[[Tensor], Any], images: Tensor, view: View) -> Tensor:
+def view_candidates(network: Callable[[Tensor], Any], images: Tensor, view: View, stride: int = STRIDE) -> Tensor:
     height, width = images.shape[-2:]
     scaled = (int(height * view.scale), int(width * view.scale))
-    decoded: Tensor = network(apply_view(images, view))[0]
+    decoded: Tensor = network(apply_view(images, view, stride))[0]
     return to_original(decoded, view, (height, width), (scaled[0] / height, scaled[1] / width))
 
 
-def apply_view(images: Tensor, view: View) -> Tensor:
+def apply_view(images: Tensor, view: View, stride: int = STRIDE) -> Tensor:
     """Scale and mirror images `(B, C, H, W)`, and pad them on the right and bottom to multiples of the stride."""
     if view.mirrored:
         images = images.flip(-1)
     if view.scale != 1:
         sides = [int(side * view.scale) for side in images.shape[-2:]]
         images = nn.functional.interpolate(images, size=sides, mode="bilinear", align_corners=False)
-    below, right = (-side % STRIDE for side in images.shape[-2:])
+    below, right = (-side % stride for side in images.shape[-2:])
     return nn.functional.pad(images, (0, right, 0, below), value=PADDING_LEVEL)
 
 

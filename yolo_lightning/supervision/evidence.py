@@ -22,6 +22,7 @@ from yolo_lightning.supervision.classify import Evidence, Frame, ProcessEvidence
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.supervision.processes import PROC, read_process
+from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.run_files import STACKS_FILE, stacks_path
 from yolo_lightning.utils.sensors import evicted_ms
 
@@ -63,7 +64,11 @@ def keep(path: Path, text: str) -> None:
 
 
 def collect(request: Request, keep: Keep = keep) -> Evidence:
-    """Collect all evidence within a few seconds, or at most a few time limits; store the parts with `keep`."""
+    """Collect all evidence within a few seconds, or at most a few time limits; store the parts with `keep`.
+
+    Credentials in addresses are hidden in all parts: command lines, stacks with local variables, the log.
+    """
+    keep = without_secrets(keep)
     limit_s, trainer_id = request.part_timeout_s, request.trainer
     evicted_before = bounded(lambda: evicted_ms(trainer_id), limit_s)
     heartbeat = None if request.heartbeat is None else asdict(request.heartbeat)
@@ -91,6 +96,10 @@ def collect(request: Request, keep: Keep = keep) -> Evidence:
     )
     keep(request.folder / "evidence.json", json.dumps(asdict(evidence), indent=2) + "\n")
     return evidence
+
+
+def without_secrets(keep: Keep) -> Keep:
+    return lambda path, text: keep(path, redacted(text))
 
 
 def system_state() -> str:

@@ -110,6 +110,11 @@ class Helper:
             self._current.answered = True
             self._current = None
 
+    def cancel(self, reason: str) -> None:
+        """Kill the child process and start another one; the current call fails with `reason`."""
+        self._restart(reason)
+        self.serve()
+
     def close(self, wait_s: float) -> None:
         """Wait at most `wait_s` seconds until all calls are made, then end the child process without waiting for it."""
         end_s = time.monotonic() + wait_s
@@ -148,13 +153,13 @@ class Helper:
         with contextlib.suppress(ConnectionError):  # the child process has died; `serve` handles that
             self._connection.send((call.function, (*call.arguments, *grown)))
 
-    def _restart(self) -> None:
-        """Start another child process after the previous one has died; the call that it was making fails."""
+    def _restart(self, reason: str = "the helper process has died") -> None:
+        """Start another child process in place of a dead or cancelled one; the call that it was making fails."""
         self._connection.close()
         os.kill(self._child, signal.SIGKILL)
         os.waitpid(self._child, os.WNOHANG)
         if self._current is not None:
-            self._current.answered, self._current.value = True, OSError("the helper process has died")
+            self._current.answered, self._current.value = True, OSError(reason)
         self._current = None
         self._start()
 

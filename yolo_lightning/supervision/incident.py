@@ -9,6 +9,8 @@ from typing import Any
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
+from yolo_lightning.utils.json_record import LARGEST_INTEGER, read_json
+from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.run_files import INCIDENT_FILE, INCIDENTS
 
 WAITS_FOR_BATCH = (Phase.FIRST_BATCH.label, Phase.FETCH.label)
@@ -83,12 +85,12 @@ def read_incident(path: Path) -> IncidentReport:
     report = read_report(path)
     try:
         time_s = datetime.fromisoformat(report["time"]).timestamp()
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         time_s = path.stat().st_mtime
     step = report.get("step")
-    step = float(step) if isinstance(step, int | float) and not isinstance(step, bool) else None
-    kind, sentence, outcome = (str(report.get(name, "")) for name in ("class", "sentence", "outcome"))
-    return IncidentReport(time_s, kind or StallClass.UNKNOWN, sentence, outcome, step, path.parent.name)
+    step = float(step) if type(step) in (int, float) and abs(step) < LARGEST_INTEGER else None
+    kind, sentence, outcome = (one_line(str(report.get(name, ""))) for name in ("class", "sentence", "outcome"))
+    return IncidentReport(time_s, kind or StallClass.UNKNOWN, sentence, outcome, step, one_line(path.parent.name))
 
 
 def loader_stalls(run: Path, launch: str) -> int:
@@ -103,13 +105,13 @@ def loader_stalls(run: Path, launch: str) -> int:
         except (OSError, ValueError):
             continue
         if report.get("launch") == launch and report.get("phase") in WAITS_FOR_BATCH:
-            attempts.add(report["attempt"])
+            attempts.add(str(report.get("attempt")))
     return len(attempts)
 
 
 def read_report(path: Path) -> dict[str, Any]:
     """Return the entries of an incident report; raise an OSError or a ValueError if they cannot be read."""
-    report = json.loads(path.read_text())
+    report = read_json(path)
     if not isinstance(report, dict):
         raise ValueError(f"must contain a JSON object, got {type(report).__name__}")
     return report

@@ -1,8 +1,9 @@
 """Notifications about a run: settings, and a sender that never blocks the supervisor."""
 
+import base64
+import json
 import logging
 import os
-import re
 import socket
 import time
 from collections.abc import Callable
@@ -11,15 +12,18 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from yolo_lightning.supervision.helper_process import Call, Helper
+from yolo_lightning.utils.addresses import REFERENCE
 
 ADDRESSES = ("webhook", "apprise", "ping")
-APPRISE_SCHEMES = {"http": "json", "https": "jsons"}
-REFERENCE = re.compile(r"\$(\w+)")
+WEB_SCHEMES = ("http", "https")
 REPEAT_AFTER_S = 3600.0
-PING_TIMEOUT_S = 10.0
+SOCKET_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 30.0
+"""Total time limit of a message or ping: a byte per second resets the time limit of a socket forever."""
+USER_AGENT = "yolo_lightning"
 CLOSE_S = 5.0
 """Seconds to wait for the last messages when the supervisor ends."""
 
@@ -33,7 +37,7 @@ class NotifySettings:
 
     Attributes:
         webhook: http or https address. apprise recognises the addresses of Slack, Discord and others; any other address
-            receives one JSON object per event by POST, with `title` and `text`.
+            receives one JSON object per event by POST, with `title` and `text`. Redirects are not followed.
         apprise: Address of the package apprise (`mailto://...`, `tgram://...`), or several, separated by commas.
         ping: Address that receives a GET request while training makes progress (dead man's switch, as of
             healthchecks.io): the service raises the alarm when the requests stop.
@@ -82,7 +86,7 @@ def check_address(name: str, address: str) -> None:
         scheme, host = "", None
     if name == "apprise" and "://" not in address:
         raise ValueError("supervision.notify.apprise must be $NAME or contain a scheme, such as mailto://...")
-    if name != "apprise" and (scheme not in APPRISE_SCHEMES or not host):
+    if name != "apprise" and (scheme not in WEB_SCHEMES or not host):
         raise ValueError(
             f"supervision.notify.{name} must be http://HOST/..., https://HOST/... or $NAME, "
             f"got the scheme {scheme!r} and {'a' if host else 'no'} host"
@@ -126,6 +130,8 @@ class Notifier:
         """Take answers, send what is queued, and log failures; returns at once."""
         for helper in self._helpers.values():
             helper.serve()
+            if helper.silent_s > CALL_TIMEOUT_S:
+                helper.cancel(f"no complete answer within {CALL_TIMEOUT_S:g} s")
         for name, what, call in self._calls:
             if call.answered:
                 try:
@@ -158,7 +164,8 @@ def without_address(send: Callable[..., None], *arguments: str) -> None:
         send(*arguments)
     except Exception as error:
         if isinstance(status := getattr(error, "code", None), int):  # urllib's HTTPError
-            raise OSError(f"HTTP status {status}") from None
+            moved = ", a redirect, which is not followed: correct the address" if 300 <= status < 400 else ""
+            raise OSError(f"HTTP status {status}{moved}") from None
         reason = getattr(error, "reason", error)
         raise OSError(getattr(reason, "strerror", None) or type(reason).__name__) from None
 
@@ -167,23 +174,40 @@ def send_message(address: str, title: str, body: str) -> None:
     apprise: Any = import_module("apprise")  # optional
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its messages may contain the address
     service = apprise.Apprise()
-    is_web = urlsplit(address).scheme in APPRISE_SCHEMES
-    if not service.add(address) and not (is_web and service.add(json_address(address))):
-        raise OSError(0, "apprise does not support the address")
+    if not service.add(address):
+        if urlsplit(address).scheme not in WEB_SCHEMES:
+            raise OSError(0, "apprise does not support the address")
+        post(address, {"title": title, "text": body})
+        return
     if not service.notify(title=title, body=body):
-        raise OSError(0, "apprise could not send it; test the address with: apprise -vv -b test ADDRESS")
+        raise OSError(
+            0, "the service did not accept it, or cannot be reached; test the address with: apprise -vv -b test ADDRESS"
+        )
 
 
-def json_address(webhook: str) -> str:
-    """Return apprise's address for a JSON object by POST to `webhook`, with the message in the field `text`."""
-    parts = urlsplit(webhook)
-    query = [(f"-{name}", value) for name, value in parse_qsl(parts.query, keep_blank_values=True)]
-    words = urlencode([*query, (":message", "text")], quote_via=quote)  # apprise does not decode "+" as a space
-    return urlunsplit((APPRISE_SCHEMES[parts.scheme], parts.netloc, parts.path, words, ""))
+def post(address: str, content: dict[str, str]) -> None:
+    """Send a JSON object by POST; raise an OSError unless the answer is a success."""
+    from urllib.request import HTTPRedirectHandler, Request, build_opener  # needs 5 MB, only in the child process
+
+    class Refused(HTTPRedirectHandler):
+        """A redirect is an error: urllib and requests would repeat the request as a GET without the message."""
+
+        def redirect_request(self, *_: Any, **__: Any) -> None:
+            return None
+
+    parts = urlsplit(address)
+    host = parts.netloc.rpartition("@")[2]
+    headers = {"User-Agent": USER_AGENT, "Content-Type": "application/json"}
+    if parts.username is not None:
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+    request = Request(urlunsplit(parts._replace(netloc=host)), json.dumps(content).encode(), headers)
+    with build_opener(Refused).open(request, timeout=SOCKET_TIMEOUT_S) as answer:
+        answer.read(1)
 
 
 def send_ping(address: str) -> None:
     from urllib.request import Request, urlopen  # needs 5 MB, which the supervisor itself does not use
 
-    with urlopen(Request(address, headers={"User-Agent": "yolo_lightning"}), timeout=PING_TIMEOUT_S) as answer:
+    with urlopen(Request(address, headers={"User-Agent": USER_AGENT}), timeout=SOCKET_TIMEOUT_S) as answer:
         answer.read(1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from yolo_lightning.supervision.heartbeat import Phase
+from yolo_lightning.utils.json_record import converted, read_json
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ class AdaptiveTimeouts:
     def read(cls, path: Path) -> Self | None:
         """Return the timeouts stored in a file, or None if the file does not exist or is damaged."""
         try:
-            content = json.loads(path.read_text())
-            longest = {Phase[name.upper()]: float(seconds) for name, seconds in content["longest_s"].items()}
-            return cls(PhaseTimeouts(**content["minimum"]), longest, float(content["factor"]))
+            content = read_json(path)
+            longest = converted(content["longest_s"], dict[str, float])
+            by_phase = {Phase[name.upper()]: seconds for name, seconds in longest.items()}
+            return cls(converted(content["minimum"], PhaseTimeouts), by_phase, converted(content["factor"], float))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -1,6 +1,5 @@
 """Decision what follows a failed attempt: a restart, a lower fallback level, quarantined samples, or the end."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.fallback import FallbackLevel
 from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import STATE_FILE
 
 QUARANTINE_AFTER = 2
@@ -29,11 +29,7 @@ class FallbackState:
     @staticmethod
     def read(path: Path) -> "FallbackState":
         """Return the content of a file, or the initial state if the file is missing or damaged."""
-        try:
-            content = json.loads(path.read_text())
-            return FallbackState(**(content | {"quarantined": tuple(content["quarantined"])}))
-        except (OSError, ValueError, TypeError, KeyError):
-            return FallbackState()
+        return read_record(path, FallbackState) or FallbackState()
 
     def for_new_supervisor(self, levels: int) -> "FallbackState":
         """Return the state for a supervisor that a person has started: the level is kept, attempts are reset."""

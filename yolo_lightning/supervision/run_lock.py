@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from yolo_lightning.utils.json_record import read_record
 from yolo_lightning.utils.run_files import LOCK_FILE
 
 
@@ -57,7 +58,4 @@ def run_lock(folder: Path, marker: str = "") -> Iterator[Holder | None]:
 
 def read_holder(path: Path) -> Holder | None:
     """Return the content of a lock file, or None if it is missing or damaged."""
-    try:
-        return Holder(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return read_record(path, Holder)

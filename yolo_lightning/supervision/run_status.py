@@ -4,10 +4,11 @@ The heartbeat file contains the current phase; the status file contains values t
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.json_record import read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,4 @@ def write_status(status: Status, path: Path) -> None:
 
 def read_status(path: Path) -> Status | None:
     """Return the content of a status file, or None if it is missing or damaged."""
-    try:
-        content = json.loads(path.read_text())
-        content["scores"] = tuple(Scores(**one) for one in content["scores"])
-        return Status(**{field.name: content[field.name] for field in fields(Status)})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    return read_record(path, Status)

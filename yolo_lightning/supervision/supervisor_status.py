@@ -1,9 +1,10 @@
 """State of a supervisor, in `supervisor.json` of the run folder."""
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from yolo_lightning.utils.json_record import read_record
 
 
 class SupervisorState(StrEnum):
@@ -37,8 +38,4 @@ class SupervisorStatus:
 
     @classmethod
     def read(cls, path: Path) -> "SupervisorStatus | None":
-        try:
-            content = json.loads(path.read_text())
-            return cls(**(content | {"state": SupervisorState(content["state"])}))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
+        return read_record(path, cls)

@@ -16,7 +16,7 @@ SIZE_STREAM = 4
 ONE_CLASS = "object"  # class name of a network with `single_class`
 
 
-def training_size(image_size: int, spread: float, seed: int, step: int) -> int:
+def training_size(image_size: int, spread: float, seed: int, step: int, stride: int = STRIDE) -> int:
     """Return the input size of one training step in pixels, drawn as Ultralytics does, from (seed, step) alone.
 
     `spread` is the largest relative difference from `image_size` before rounding outwards to a multiple of the stride,
@@ -24,12 +24,12 @@ def training_size(image_size: int, spread: float, seed: int, step: int) -> int:
     """
     if not spread:
         return image_size
-    smallest = max(STRIDE, int(image_size * (1 - spread)))
+    smallest = max(stride, int(image_size * (1 - spread)))
     generator = np.random.default_rng((SIZE_STREAM, seed, step))
-    return int(generator.integers(smallest, int(image_size * (1 + spread) + STRIDE))) // STRIDE * STRIDE
+    return int(generator.integers(smallest, int(image_size * (1 + spread) + stride))) // stride * stride
 
 
-def resized(images: Tensor, size: int) -> Tensor:
+def resized(images: Tensor, size: int, stride: int = STRIDE) -> Tensor:
     """Resize floating-point images `(B, C, H, W)` bilinearly, so that the longer side has `size` pixels.
 
     Sides are rounded up to multiples of the stride. Boxes are relative to the input and do not change.
@@ -38,7 +38,7 @@ def resized(images: Tensor, size: int) -> Tensor:
     gain = size / max(height, width)
     if gain == 1:
         return images
-    sides = [math.ceil(side * gain / STRIDE) * STRIDE for side in (height, width)]
+    sides = [math.ceil(side * gain / stride) * stride for side in (height, width)]
     return nn.functional.interpolate(images, size=sides, mode="bilinear", align_corners=False)
 
 

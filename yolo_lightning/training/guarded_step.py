@@ -12,11 +12,16 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch, in_parts
+from yolo_lightning.utils.accelerator import free_cached_memory, is_out_of_memory
 from yolo_lightning.utils.choices import check_range
 
 Compute = Callable[[Batch], tuple[Tensor, dict[str, Tensor], Tensor]]
 """Forward pass and loss of a batch: the total summed over its images, its named parts per image, and the sum of target
-scores. Total and parts are divided by this sum, or by 1 if it is smaller."""
+scores. Total and parts are divided by this sum, or by 1 if it is smaller. Total and scores are 0-d, or `(2,)` for a
+head with a one-to-many and a one-to-one branch; the parts are those of the last branch."""
+
+ONE_TO_ONE = "one2one_"
+"""Part of the names of the parameters which the loss of the one-to-one branch changes; that loss changes no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,11 @@ class GuardedStep:
     the gradients of this one.
 
     `max_oom_splits` out-of-memory errors since training began halve the batch; the next one is fatal.
+
+    With mixed precision, `backward` multiplies the loss by the scale of the `GradScaler`, and the gradients that this
+    class sums, weights and restores are scaled ones. The scale is a power of two and changes at updates only, so that
+    gradients of several steps can be summed. The losses are unscaled. A gradient that overflows in float16 is no reason
+    to skip a batch here: the scaler skips the update and halves the scale. bfloat16 needs no scaler.
     """
 
     def __init__(self, compute: Compute, backward: Callable[[Tensor], None], max_oom_splits: int = 1) -> None:
@@ -48,8 +58,9 @@ class GuardedStep:
         self._world_size = 1
         self._summed: Callable[[Tensor], Tensor]
         self._parameters: list[nn.Parameter] = []
-        self._buffers: list[Tensor] = []
-        self._copies: list[Tensor] = []
+        self._buffers: list[list[Tensor]] = []  # by dtype: a fused copy supports tensors of one dtype only
+        self._copies: list[list[Tensor]] = []
+        self._one_to_one: set[int] = set()
         self._statistics: list[Tensor] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,15 +77,20 @@ class GuardedStep:
         """
         self._world_size, self._summed = world_size, summed
         self._parameters = list(graph.parameters())
-        self._buffers = list(graph.buffers())
-        self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
-        self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in graph.buffers():
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        self._buffers = list(by_dtype.values())
+        self._copies = [[torch.empty_like(buffer) for buffer in buffers] for buffers in self._buffers]
+        self._statistics = [buffer for buffer in graph.buffers() if buffer.is_floating_point()]
+        self._one_to_one = {id(one) for name, one in graph.named_parameters() if ONE_TO_ONE in name}
 
     def run(self, batch: Batch) -> Losses:
         """Add the gradients of `batch`, which is on the device; with several ranks, this rank's share of the batch.
 
         Raises:
-            torch.OutOfMemoryError: If no further halving is allowed or possible.
+            RuntimeError: Out of memory, and no further halving is allowed or possible. It is a
+                `torch.OutOfMemoryError` if the backend raises one.
         """
         while True:
             earlier = [parameter.grad for parameter in self._parameters]
@@ -83,7 +99,9 @@ class GuardedStep:
             self._copy(self._buffers, self._copies)
             try:
                 losses = self._gradients(batch) if self._world_size == 1 else self._gradients_of_share(batch)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 failure = error.with_traceback(None)  # its frames keep the activations alive
             else:
                 if losses.is_finite:
@@ -97,7 +115,8 @@ class GuardedStep:
     def _gradients(self, batch: Batch) -> Losses:
         if self.images_at_once is not None and len(batch) > self.images_at_once:
             return self._gradients_of_parts(in_parts(batch, self.images_at_once), len(batch))
-        total, parts, _ = self.compute(batch)
+        totals, parts, _ = self.compute(batch)
+        total = totals.sum()
         is_finite = self._are_finite(total)
         if is_finite:
             self.backward(total)
@@ -105,38 +124,43 @@ class GuardedStep:
 
     def _gradients_of_share(self, batch: Batch) -> Losses:
         """Scale the loss of this share by the target scores of the global batch, which all ranks exchange first."""
-        total, parts, scores = self.compute(batch)
+        totals, parts, scores = self.compute(batch)
         divisor = scores.clamp(min=1)
-        undivided = torch.stack([total.detach() / len(batch), *parts.values()]) * divisor
-        counts = undivided.new_tensor([not self._are_finite(total), len(batch)])
-        failures, images, all_scores, *sums = self._summed(torch.cat([counts, scores.to(counts)[None], undivided]))
+        undivided = _undivided(totals, parts, divisor, len(batch))
+        counts = undivided.new_tensor([not self._are_finite(totals.sum()), len(batch)])
+        sums = self._summed(torch.cat([counts, scores.to(counts).flatten(), undivided]))
+        (failures, images), all_scores, sums = torch.split(sums, [2, scores.numel(), len(undivided)])
         is_finite = not failures
         all_scores = all_scores.clamp(min=1)
         if is_finite:
             # The backward pass averages gradients over the ranks, but their sum is needed.
-            self.backward(total / len(batch) * divisor * (images / all_scores * self._world_size))
-        per_image = torch.stack(sums) / all_scores
-        return Losses(per_image[0] * len(batch), dict(zip(parts, per_image[1:], strict=True)), is_finite)
+            share = totals / len(batch) * divisor * (images / all_scores.view_as(scores) * self._world_size)
+            self.backward(share.sum())
+        total, losses = _divided(sums, parts, all_scores)
+        return Losses(total * len(batch), losses, is_finite)
 
     def _gradients_of_parts(self, batches: Sequence[Batch], images: int) -> Losses:
         """Scale the gradients by the target scores of the whole batch, known only after the last part."""
         scores, undivided, is_finite = torch.zeros(()), torch.zeros(()), True
         parts: dict[str, Tensor] = {}
         for batch in batches:
-            total, parts, batch_scores = self.compute(batch)
+            totals, parts, batch_scores = self.compute(batch)
             divisor = batch_scores.clamp(min=1)
             scores = scores.to(batch_scores) + batch_scores
-            of_batch = torch.stack([total.detach() / len(batch), *parts.values()]) * divisor
+            of_batch = _undivided(totals, parts, divisor, len(batch))
             undivided = undivided.to(of_batch) + of_batch
-            is_finite = self._are_finite(total)
+            is_finite = self._are_finite(totals.sum())
             if not is_finite:
                 break
-            self.backward(total / len(batch) * divisor)
-        scores = scores.clamp(min=1)
+            self.backward((totals / len(batch) * divisor).sum())
+        scores = scores.clamp(min=1).flatten()
         if is_finite:
-            torch._foreach_mul_([one.grad for one in self._parameters if one.grad is not None], images / scores)
-        per_image = undivided / scores
-        return Losses(per_image[0] * images, dict(zip(parts, per_image[1:], strict=True)), is_finite)
+            for branch, factor in ((False, images / scores[0]), (True, images / scores[-1])):
+                own = [one.grad for one in self._parameters if (id(one) in self._one_to_one) == branch]
+                if gradients := [gradient for gradient in own if gradient is not None]:
+                    torch._foreach_mul_(gradients, factor)
+        total, losses = _divided(undivided, parts, scores)
+        return Losses(total * images, losses, is_finite)
 
     def _are_finite(self, total: Tensor) -> bool:
         """Whether the loss and all running statistics are finite, with one synchronisation of the device."""
@@ -158,22 +182,33 @@ class GuardedStep:
 
     @staticmethod
     @torch.no_grad()
-    def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
-        if sources:
-            torch._foreach_copy_(targets, sources)
+    def _copy(sources: list[list[Tensor]], targets: list[list[Tensor]]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            torch._foreach_copy_(target, source)
 
-    def _halve(self, images: int, failure: torch.OutOfMemoryError) -> None:
+    def _halve(self, images: int, failure: RuntimeError) -> None:
         at_once = min(images, self.images_at_once or images)
         if self._world_size > 1 or self.halvings >= self.max_oom_splits or at_once < 2:
             raise failure
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_cached_memory(self._parameters[0].device)
         self.halvings += 1
         self.images_at_once = -(-at_once // 2)
         rank_zero_warn(
             f"out of memory with {at_once} of {images} images: from now on {self.images_at_once} images are computed "
             f"at once and their gradients summed ({str(failure).partition(chr(10))[0]})"
         )
+
+
+def _undivided(totals: Tensor, parts: dict[str, Tensor], divisor: Tensor, images: int) -> Tensor:
+    """Return the totals per image and the parts of a batch, multiplied by the scores that they were divided by."""
+    per_image = totals.detach().flatten() / images * divisor.flatten()
+    return torch.cat([per_image, torch.stack([*parts.values()]) * divisor.flatten()[-1]])
+
+
+def _divided(undivided: Tensor, parts: dict[str, Tensor], scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the total per image and the parts of several batches, from the sum of `_undivided` over the batches."""
+    totals, of_parts = torch.split(undivided, [len(scores), len(parts)])
+    return (totals / scores).sum(), dict(zip(parts, of_parts / scores[-1], strict=True))
 
 
 class Accumulation:

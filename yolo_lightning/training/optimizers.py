@@ -1,6 +1,7 @@
 """Optimizers by name or class path, and the parameter groups whose settings the recipe changes before every step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any, Literal, get_args
@@ -10,11 +11,17 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 from torch.optim import Optimizer
 
+from yolo_lightning.training.musgd import MuSGD
 from yolo_lightning.training.recipe import Group, OptimizerSettings, Recipe
 
-OptimizerName = Literal["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"]
-OptimizerChoice = OptimizerName | OptimizerCallable
+OptimizerName = Literal["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "MuSGD"]
+OptimizerChoice = Literal["auto"] | OptimizerName | OptimizerCallable
 """A name, with Ultralytics' arguments, or a function of parameter groups, which jsonargparse makes of a class path."""
+
+AUTO_MOMENTUM = 0.9  # with which `auto` builds an optimizer; a warm-up ends at the momentum of the recipe nevertheless
+LONG_TRAINING = 10_000  # updates; a longer training has MuSGD under `auto`, a shorter one AdamW
+MUON_SHARES = {"muon": 0.2, "sgd": 1.0}  # factors of the two parts of MuSGD
+NORMALISATIONS = tuple(layer for name, layer in vars(nn).items() if "Norm" in name)
 
 SECOND_BETA = 0.999  # second beta of Adam's family, as in Ultralytics; the first beta is the momentum of the recipe
 FROM_RECIPE = {"lr": "lr0", "weight_decay": "weight_decay", "momentum": "momentum"}
@@ -29,16 +36,71 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     members: dict[Group, list[nn.Parameter]] = {group: [] for group in (Group.BIAS, Group.WEIGHT, Group.NORMALISATION)}
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            if "bias" in name:
-                members[Group.BIAS].append(parameter)
-            elif isinstance(part, nn.modules.batchnorm._NormBase):
-                members[Group.NORMALISATION].append(parameter)
-            else:
-                members[Group.WEIGHT].append(parameter)
+            members[group_of(part, name)].append(parameter)
     return [
         {"params": parameters, "name": group.value, "weight_decay": weight_decay if group is Group.WEIGHT else 0.0}
         for group, parameters in members.items()
     ]
+
+
+def group_of(part: nn.Module, name: str) -> Group:
+    """Return the group of the parameter `name` of a layer."""
+    if "bias" in name:
+        return Group.BIAS
+    return Group.NORMALISATION if isinstance(part, NORMALISATIONS) else Group.WEIGHT
+
+
+def muon_groups(graph: Any, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the parameters of a detection graph for MuSGD, in the order of Ultralytics.
+
+    Parameters with two or four dimensions are updated by Muon and SGD, the others by SGD. Every group is split again:
+    the class branches of the head have learning rates of their own (`CLASS_HEAD_FACTOR`).
+    """
+    head = graph.model[-1]
+    branches = [branch for name in ("cv3", "one2one_cv3") if (branch := getattr(head, name, None)) is not None]
+    boosted = {id(parameter) for branch in branches for parameter in branch.parameters()}
+    members: dict[tuple[str, bool], list[nn.Parameter]] = {
+        (role, in_head): []
+        for role in (Group.WEIGHT.value, Group.NORMALISATION.value, Group.BIAS.value, "muon")
+        for in_head in (True, False)
+    }
+    for part in graph.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            role = "muon" if parameter.ndim in (2, 4) else group_of(part, name).value
+            members[role, id(parameter) in boosted].append(parameter)
+    return [
+        {
+            "params": parameters,
+            "name": f"class head {role}" if in_head else role,
+            "role": Group.WEIGHT.value if role == "muon" else role,
+            "class_head": in_head,
+            "use_muon": role == "muon",
+            "weight_decay": weight_decay if role in ("muon", Group.WEIGHT.value) else 0.0,
+        }
+        for (role, in_head), parameters in members.items()
+    ]
+
+
+def automatic(
+    recipe: Recipe, *, classes: int, updates: float, epochs: int, saved: str | None = None
+) -> tuple[OptimizerName, Recipe]:
+    """Return the optimizer and the recipe of `auto`, as in Ultralytics.
+
+    Args:
+        recipe: The configured recipe, whose `lr0` and `warmup_bias_lr` are replaced.
+        classes: Number of classes.
+        updates: Updates of the whole training, at the nominal batch or the batch size, whichever is larger.
+        epochs: Epochs of the whole training.
+        saved: Optimizer class in the checkpoint that is resumed, which is kept for a changed number of epochs.
+    """
+    name: OptimizerName = "MuSGD" if saved == "MuSGD" or (saved is None and updates > LONG_TRAINING) else "AdamW"
+    warms_up = min(recipe.warmup_epochs, epochs - 1) > 0
+    return name, replace(
+        recipe,
+        lr0=0.01 if name == "MuSGD" else round(0.002 * 5 / (4 + classes), 6),
+        momentum=recipe.momentum if warms_up and name == "MuSGD" else AUTO_MOMENTUM,
+        warmup_bias_lr=0.0,
+    )
 
 
 def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> Callable[..., Optimizer]:
@@ -69,23 +131,27 @@ def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> Callable[..., Op
 
 def _named(name: str, recipe: Recipe) -> OptimizerCallable:
     if name not in get_args(OptimizerName):
-        names = ", ".join(get_args(OptimizerName))
+        names = ", ".join((*get_args(OptimizerName), "auto"))
         raise ValueError(f"model.optimizer must be one of {names}, or the path of an optimizer class, got {name!r}")
     arguments: dict[str, Any] = {"betas": (recipe.momentum, SECOND_BETA)}
-    if name in ("SGD", "RMSprop"):
+    if name in ("SGD", "MuSGD", "RMSprop"):
         arguments = {"momentum": recipe.momentum}
-    if name == "SGD":
+    if name in ("SGD", "MuSGD"):
         arguments["nesterov"] = True
+    if name == "MuSGD":
+        return partial(MuSGD, lr=recipe.lr0, **arguments, **MUON_SHARES)
     return partial(getattr(torch.optim, name), lr=recipe.lr0, **arguments)
 
 
 def apply_settings(optimizer: Optimizer, settings: OptimizerSettings, weight_decay: float) -> None:
     """Set learning rate, momentum (if the optimizer has one) and weight decay of every parameter group."""
     for group in optimizer.param_groups:
-        group["lr"] = settings.learning_rates[group["name"]]
+        rates = settings.class_head_rates if group.get("class_head") else settings.learning_rates
+        role = group.get("role", group["name"])
+        group["lr"] = rates[role]
         if "momentum" in group:
             group["momentum"] = settings.momentum
-        group["weight_decay"] = weight_decay if group["name"] == Group.WEIGHT else 0.0
+        group["weight_decay"] = weight_decay if role == Group.WEIGHT else 0.0
 
 
 def check_same_optimizer(saved: str | None, optimizer: Optimizer) -> None:

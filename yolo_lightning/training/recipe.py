@@ -5,7 +5,7 @@ not averaged, into one update, until the nominal batch size is reached.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
@@ -20,6 +20,10 @@ class Group(StrEnum):
     WEIGHT = "weight"
     NORMALISATION = "normalisation"
     BIAS = "bias"
+
+
+CLASS_HEAD_FACTOR = 3.0
+"""Factor of the learning rates of the class branches of the head, as in Ultralytics; only MuSGD uses them."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,14 @@ class OptimizerSettings:
     learning_rates: dict[Group, float]
     momentum: float  # of all groups, if the optimizer has one
     accumulate: int  # number of steps whose gradients are summed into one update
+    class_head_rates: dict[Group, float] = field(default_factory=dict)  # learning rates of groups with `class_head`
 
     def slowed(self, factor: float) -> Self:
-        return replace(self, learning_rates={group: rate * factor for group, rate in self.learning_rates.items()})
+        rates, head_rates = (
+            {group: rate * factor for group, rate in rates.items()}
+            for rates in (self.learning_rates, self.class_head_rates)
+        )
+        return replace(self, learning_rates=rates, class_head_rates=head_rates)
 
 
 def full_accumulation(recipe: Recipe, batch_size: int) -> int:
@@ -85,17 +94,18 @@ def settings_at(
     The last epoch never belongs to the warm-up. `step` and `epoch` count from 0 since training began, `batch_size` is
     the number of images per step over all ranks.
     """
-    target_lr = recipe.lr0 * decay_factor(recipe, epoch, epochs)
+    decay = decay_factor(recipe, epoch, epochs)
+    targets = (recipe.lr0 * decay, recipe.lr0 * CLASS_HEAD_FACTOR * decay)
     accumulate = min(full_accumulation(recipe, batch_size), steps_per_epoch * epochs)
     warmup = max(round(min(recipe.warmup_epochs, epochs - 1) * steps_per_epoch), 0)
     if step > warmup or warmup == 0:
-        return OptimizerSettings(dict.fromkeys(Group, target_lr), recipe.momentum, accumulate)
+        rates, head_rates = (dict.fromkeys(Group, target) for target in targets)
+        return OptimizerSettings(rates, recipe.momentum, accumulate, head_rates)
 
     def ramp(start: float, end: float) -> float:
         return float(np.interp(step, (0, warmup), (start, end)))
 
-    learning_rates = {group: ramp(0.0, target_lr) for group in (Group.WEIGHT, Group.NORMALISATION)}
-    learning_rates[Group.BIAS] = ramp(recipe.warmup_bias_lr, target_lr)
-    return OptimizerSettings(
-        learning_rates, ramp(recipe.warmup_momentum, recipe.momentum), max(1, round(ramp(1, accumulate)))
-    )
+    starts = {Group.WEIGHT: 0.0, Group.NORMALISATION: 0.0, Group.BIAS: recipe.warmup_bias_lr}
+    rates, head_rates = ({group: ramp(start, target) for group, start in starts.items()} for target in targets)
+    momentum = ramp(recipe.warmup_momentum, recipe.momentum)
+    return OptimizerSettings(rates, momentum, max(1, round(ramp(1, accumulate))), head_rates)

@@ -1,10 +1,10 @@
 """Names of the files in a run folder, and operations on these files that need only the standard library."""
 
-import json
 import time
 from pathlib import Path
 
 from yolo_lightning.utils.files import first_free, flush, remove_leftovers
+from yolo_lightning.utils.json_record import read_json
 
 CHECKPOINTS = "checkpoints"
 BEST_CHECKPOINT = "best.ckpt"
@@ -80,8 +80,8 @@ def saved_steps(run: Path) -> frozenset[int]:
     found = set()
     for path in (run / CHECKPOINTS).glob(STEP_CHECKPOINTS + CHECKSUM_SUFFIX):
         try:
-            found.add(int(json.loads(path.read_text())["steps"]))
-        except (OSError, ValueError, TypeError, KeyError):
+            found.add(int(read_json(path)["steps"]))
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
             continue
     return frozenset(found)
 

@@ -67,7 +67,7 @@ def test_probes_can_be_left_out(tried: list[dict[Probe, Outcome]], capsys: pytes
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cuda:x"}, "--device must be auto, cpu, cuda or cuda:N .* got 'cuda:x'"),
+        ({"device": "cuda:x"}, "--device must be auto, cpu, mps, cuda, xpu, or cuda:N or xpu:N .* got 'cuda:x'"),
         ({"device": "gpu"}, "got 'gpu'"),
         ({"probe_timeout_s": 0.0}, "--probe_timeout_s must be > 0, got 0.0"),
         ({"data_root": "/not/there"}, "--data_root must be an existing folder, got '/not/there'"),

@@ -22,8 +22,7 @@ from yolo_lightning.commands.doctor.probes import (
     run_probe,
     run_probes,
 )
-from yolo_lightning.conv import VendorFreeBatchNorm2d
-from yolo_lightning.conv import probe as conv_probe
+from yolo_lightning.conv import VendorFreeBatchNorm2d, trial
 from yolo_lightning.supervision.child_process import Ended, run_child
 from yolo_lightning.supervision.processes import read_process
 
@@ -190,12 +189,12 @@ def test_errors_are_compared_with_the_tolerance(error: float, outcome: str) -> N
 
 
 def test_phase_prefix_equals_that_of_the_trial() -> None:
-    assert conv_probe.PHASE == probes.PHASE
+    assert trial.PHASE == probes.PHASE
 
 
 @pytest.mark.parametrize("probe", [Probe.OWN_CONVOLUTION, Probe.BATCH_NORM])
 def test_wrong_layers_are_found(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv_probe, "CASES", (conv_probe.ProbeCase(4, 6, 3, 1, 12),))
+    monkeypatch.setattr(trial, "CASES", (trial.ProbeCase(4, 6, 3, 1, 12),))
     assert layer(probe, "cpu", 10.0).outcome is Outcome.WORKS
     normalise = torch.nn.BatchNorm2d.forward if probe is Probe.BATCH_NORM else VendorFreeBatchNorm2d.forward
     owner = torch.nn.BatchNorm2d if probe is Probe.BATCH_NORM else VendorFreeBatchNorm2d

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+import yaml
 
 from tests.helpers.archives import drawn_frames, pixels, write_annotations, write_zip
 from yolo_lightning.commands.prepare.command import LOCK, prepare
@@ -246,12 +248,45 @@ def test_bad_option_is_refused(pack: Callable[..., PackedFrames], options: dict[
         pack(**options)
 
 
-def test_summary_prints_and_draws_each_annotation_file(
-    pack: Callable[..., PackedFrames], capfd: pytest.CaptureFixture[str]
+def test_summary_counts_and_packs_nothing(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, index_root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    packed = pack(summary=True)
-    assert "Train.json, 8 frames by month" in capfd.readouterr().out
-    assert (packed.store / "Train.png").stat().st_size > 1000
+    pictures = tmp_path_factory.mktemp("pictures")
+    (root / "Train.json").with_name("Valid.json").write_bytes((root / "Train.json").read_bytes())
+    before = sorted(root.rglob("*"))
+    prepare(str(root), summary=True, index_root=str(index_root), output=str(pictures))
+    assert sorted(root.rglob("*")) == before
+    shown = capfd.readouterr().out
+    assert "Train.json, 8 frames" in shown
+    assert "Valid.json, 8 frames" in shown
+    assert (pictures / "summary-Train.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("classes", [2, 12])
+def test_summary_of_a_data_yaml(
+    tmp_path: Path, index_root: Path, capfd: pytest.CaptureFixture[str], classes: int
+) -> None:
+    for split in ("train", "val"):
+        for number in range(3):
+            image = tmp_path / "data" / "images" / split / f"{number}.png"
+            label = tmp_path / "data" / "labels" / split / f"{number}.txt"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            label.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(image), np.zeros((32, 32), np.uint8))
+            label.write_text(f"{number % 2} 0.5 0.5 0.2 0.2\n")
+    description = tmp_path / "data" / "data.yaml"
+    names = [f"class{number}" for number in range(classes)]
+    description.write_text(yaml.safe_dump({"train": "images/train", "val": "images/val", "names": names}))
+    prepare(format=str(description), summary=True, index_root=str(index_root), output=str(tmp_path))
+    shown = capfd.readouterr().out
+    assert "train, 3 frames" in shown
+    assert "class11" in shown or classes == 2
+    assert (tmp_path / "summary-valid.png").stat().st_size > 1000
+
+
+def test_only_ltdv2_is_packed() -> None:
+    with pytest.raises(ValueError, match="format must be ltdv2, got coco"):
+        prepare("x", format="coco")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.dataset import LabelledFrames, SampleKey, TrainingDataset
 from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.loader import prepare_worker
+from yolo_lightning.data.sampling.mosaic_partners import mosaic_partners
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling, occurrences
 from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
@@ -30,6 +31,8 @@ SAMPLING = Sampling(repeat_threshold=1.0, epoch_frames=18)
 """Some frames twice in an epoch, epochs that begin within a pass, and a smaller last batch."""
 AUGMENTATION = Augmentation(mosaic=0.5, photometric=1.0)
 MOSAIC_EPOCHS = 2
+WINDOW = 5
+"""Frames that a process caches from a packed store; it caches all frames of the other storages."""
 STORAGES: tuple[StorageKind, ...] = ("folder", "zip", "packed")
 
 
@@ -76,7 +79,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_dataset(root: Path, index_root: Path, storage: StorageKind = "folder") -> TrainingDataset:
     source = open_frames(root, storage, index_root=index_root)
     frames = LabelledFrames(open_index(root / "Train.json", index_root), source)
-    return TrainingDataset(frames, 64, AUGMENTATION, MOSAIC_EPOCHS, SEED)
+    return TrainingDataset(frames.cached(1, WINDOW), 64, AUGMENTATION, MOSAIC_EPOCHS, SEED)
 
 
 def make_loader(dataset: TrainingDataset, workers: Workers, state: dict[str, Any] | None = None) -> ResumableLoader:
@@ -112,8 +115,9 @@ def expected(dataset: TrainingDataset) -> list[str]:
     found = []
     for epoch in range(EPOCHS):
         indices = order.indices(epoch)
-        pairs = zip(indices.tolist(), occurrences(indices).tolist(), strict=True)
-        samples = [dataset[SampleKey(epoch, frame, occurrence)] for frame, occurrence in pairs]
+        partners = map(tuple, mosaic_partners(indices, slice(None)).tolist())
+        members = zip(indices.tolist(), occurrences(indices).tolist(), partners, strict=True)
+        samples = [dataset[SampleKey(epoch, *member)] for member in members]
         found += [digest(collate(samples[first : first + BATCH_SIZE])) for first in range(0, len(samples), BATCH_SIZE)]
     return found
 

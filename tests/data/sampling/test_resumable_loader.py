@@ -81,7 +81,9 @@ def take(loader: ResumableLoader, batches: int) -> Keys:
 def keys_of(epoch: int, seed: int = SEED) -> list[SampleKey]:
     """The samples of one epoch, straight from the definition of the order."""
     indices = Shuffled(seed).indices(epoch).tolist()
-    return [SampleKey(epoch, index, indices[:place].count(index)) for place, index in enumerate(indices)]
+    partners = [tuple(indices[place - distance] for distance in (1, 4, 6)) for place in range(COUNT)]
+    earlier = [indices[:place].count(index) for place, index in enumerate(indices)]
+    return [SampleKey(epoch, *member) for member in zip(indices, earlier, partners, strict=True)]
 
 
 def uninterrupted(epoch_batches: int = EPOCH_BATCHES) -> Keys:
@@ -126,7 +128,7 @@ def test_sampler_tells_the_occurrences_of_a_sample_apart() -> None:
 def test_occurrences_count_from_the_epochs_start_also_after_resuming() -> None:
     sampler = EpochBatchSampler(Shuffled(), BATCH_SIZE)
     sampler.start = next(place for place, key in enumerate(keys_of(0)) if key.occurrence)
-    assert next(iter(sampler))[0] == SampleKey(0, frame=0, occurrence=1)
+    assert next(iter(sampler))[0][:3] == (0, 0, 1)
 
 
 def test_sampler_starts_again_at_the_same_sample_when_asked_twice() -> None:

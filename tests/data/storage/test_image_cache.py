@@ -3,34 +3,36 @@
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from lightning.pytorch import Trainer
 
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import ImageCache, LabelledFrames, TrainingDataset, cache_images
+from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.storage.frames import FrameError
+from yolo_lightning.data.storage.frames import FrameError, ImageFiles
+from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
-PIXELS_OF_16 = 16 * 96 * 64
+PIXELS = 96 * 64
+WINDOW = 5
 
 
-class Counting:
+class Counting(ImageFiles):
     """Storage that records the names that are read."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: Any, torn: str = "") -> None:
+        self.source = source
+        self.torn = torn
         self.asked: list[str] = []
 
     def read(self, name: str) -> np.ndarray:
         self.asked.append(name)
-        if name == "torn":
-            raise FrameError("torn")
-        return np.full((2, 2), len(self.asked), np.uint8)
-
-    def missing(self, names: object) -> list[str]:
-        return ["torn"]
+        if name == self.torn:
+            raise FrameError(f"{name}: torn")
+        return self.source.read(name)
 
 
 @pytest.fixture
@@ -39,35 +41,52 @@ def split(look_alike: Path, index_root: Path) -> LabelledFrames:
     return DetectionDataModule(str(look_alike), index_root=str(index_root), storage="folder").open("train")
 
 
-def test_a_frame_is_decoded_once_and_what_cannot_be_read_each_time() -> None:
-    source = Counting()
-    kept = ImageCache(source)
-    assert [int(kept.read(name)[0, 0]) for name in ("a", "b", "a", "b")] == [1, 2, 1, 2]
-    for _ in range(2):
-        with pytest.raises(FrameError):
-            kept.read("torn")
-    assert source.asked == ["a", "b", "torn", "torn"]
-    assert kept.missing(["a"]) == ["torn"]
+@pytest.fixture
+def budget_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One MiB has room for all 16 frames."""
+    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", 16 * PIXELS)
 
 
-def test_a_kept_frame_cannot_be_changed() -> None:
+def image(value: int, size: int = 2) -> np.ndarray:
+    return np.full((size, size), value, np.uint8)
+
+
+def test_oldest_frames_are_dropped_beyond_either_limit() -> None:
+    cache = ImageCache(max_bytes=12, max_frames=10, keep_partners=False)
+    for index in (0, 1, 2, 0, 3):
+        cache.add(index, image(index))
+    assert [cache.get(index) is not None for index in range(4)] == [True, False, True, True]
+    assert (len(cache), cache.bytes) == (3, 12)
+    cache.add(4, image(4, size=3))
+    assert [cache.get(index) is not None for index in range(5)] == [False, False, False, False, True]
+    assert (len(cache), cache.bytes) == (1, 9)
+    cache.add(5, image(5, size=4))
+    assert cache.get(5) is None
+    few = ImageCache(max_bytes=1000, max_frames=2, keep_partners=False)
+    for index in range(4):
+        few.add(index, image(index))
+    assert [few.get(index) is not None for index in range(4)] == [False, False, True, True]
+
+
+def test_a_cached_frame_cannot_be_changed(split: LabelledFrames) -> None:
     with pytest.raises(ValueError, match="read-only"):
-        ImageCache(Counting()).read("a")[0] = 7
+        split.cached(1, WINDOW).read(0)[0].image[0] = 7
 
 
 def test_a_worker_is_not_sent_what_was_decoded(split: LabelledFrames) -> None:
-    kept = cache_images(split, 1)
+    kept = split.cached(1, WINDOW)
     before = len(pickle.dumps(kept))
     kept.read(3)
     assert len(pickle.dumps(kept)) == before
     copy = pickle.loads(pickle.dumps(kept))
+    assert (copy.cache.max_frames, copy.cache.keep_partners, len(copy.cache)) == (16, True, 0)
     assert np.array_equal(copy.read(3)[0].image, split.read(3)[0].image)
 
 
+@pytest.mark.parametrize("budget", [1, 0])
 @pytest.mark.parametrize("settings", [Augmentation(photometric=1, mosaic=0.5), Augmentation(photometric=0, scale=0)])
-def test_samples_are_the_same_again_and_again(split: LabelledFrames, settings: Augmentation) -> None:
-    kept = cache_images(split, 1)
-    assert kept is not split
+def test_samples_are_the_same_again_and_again(split: LabelledFrames, settings: Augmentation, budget: int) -> None:
+    kept = split.cached(budget, WINDOW)
     settings = replace(settings, histogram_match=0.5)
     plain, fast = (TrainingDataset(frames, 96, settings, 1, seed=0) for frames in (split, kept))
     for epoch in (0, 1, 0, 1):  # frames as wide as the input are not scaled by the letterbox
@@ -77,29 +96,54 @@ def test_samples_are_the_same_again_and_again(split: LabelledFrames, settings: A
             np.testing.assert_array_equal(sample.boxes, expected.boxes)
 
 
-def test_all_frames_are_kept_or_none(split: LabelledFrames, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", PIXELS_OF_16)
+def test_a_split_that_fits_is_decoded_once_and_what_cannot_be_read_each_time(
+    split: LabelledFrames, budget_of_16: None
+) -> None:
+    split.storage = source = Counting(split.storage, torn=split.index.file_name(3))
     split.quarantined = frozenset({5})
-    assert cache_images(split, 0) is split
-    assert cache_images(split, 1).quarantined == {5}
-    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", PIXELS_OF_16 - 1)
-    assert cache_images(split, 1) is split
+    kept = split.cached(1, WINDOW)
+    assert kept.quarantined == {5}
+    assert kept.describe_cache() == "image cache of 16 frames per process"
+    for _ in range(2):
+        problems = [kept.read(index, is_partner=index % 2 > 0)[1] for index in range(16)]
+        assert [place for place, problem in enumerate(problems) if problem] == [3, 5]
+    assert len(source.asked) == 16
+    assert len(set(source.asked)) == 15
 
 
-def test_channels_count(look_alike: Path, index_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = DetectionDataModule(str(look_alike), index_root=str(index_root), storage="folder").open("train")
-    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", PIXELS_OF_16)
-    assert cache_images(LabelledFrames(split.index, split.storage, 3), 2).storage is split.storage
+def test_otherwise_the_last_samples_are_kept_but_not_their_partners(
+    split: LabelledFrames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", 16 * PIXELS - 1)
+    split.storage = source = Counting(split.storage)
+    kept = split.cached(1, WINDOW)
+    assert kept.describe_cache() == "image cache of 5 frames per process"
+    for index in (4, 5, 6, 7, 8, 9):
+        kept.read(index)
+    kept.read(10, is_partner=True)
+    before = len(source.asked)
+    for index in (10, 4, 5, 9):
+        kept.read(index, is_partner=True)
+    assert source.asked[before:] == [split.index.file_name(index) for index in (10, 4)]
+
+
+def test_frames_of_a_packed_store_are_never_all_kept(split: LabelledFrames, budget_of_16: None) -> None:
+    class Packed:
+        read = split.storage.read
+
+    stored = LabelledFrames(split.index, Packed(), 1).cached(1, WINDOW)  # type: ignore[arg-type]
+    assert (stored.cache.max_frames, stored.cache.keep_partners) == (WINDOW, False)
+
+
+def test_channels_count_and_the_log_names_the_missing_memory(split: LabelledFrames, budget_of_16: None) -> None:
+    colour = LabelledFrames(split.index, split.storage, 3).cached(1, 6)
+    assert (colour.cache.max_frames, colour.cache.keep_partners) == (6, False)
+    assert colour.describe_cache() == "image cache of 5 frames per process (all 6: 2 MiB)"
 
 
 def test_part_of_a_split_counts_its_own_pixels(look_alike: Path, index_root: Path) -> None:
     data = DetectionDataModule(str(look_alike), index_root=str(index_root), train_fraction=0.5)
-    assert data.open("train").index.pixels() == PIXELS_OF_16 // 2
-
-
-def test_frames_of_another_kind_are_left_where_they_are(split: LabelledFrames) -> None:
-    stored = LabelledFrames(split.index, Counting(), 1)
-    assert cache_images(stored, 1) is stored
+    assert data.open("train").index.pixels() == 8 * PIXELS
 
 
 @pytest.mark.parametrize("budget_mib", [0, 1])
@@ -108,4 +152,6 @@ def test_setting_decides_whether_training_keeps_them(look_alike: Path, index_roo
     data = DetectionDataModule(str(look_alike), index_root=str(index_root), **options)
     data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1)
     data.setup("fit")
-    assert isinstance(data.train_dataloader().dataset.frames.storage, ImageCache) == bool(budget_mib)
+    frames = data.train_dataloader().dataset.frames
+    frames.read(0)
+    assert len(frames.cache) == budget_mib

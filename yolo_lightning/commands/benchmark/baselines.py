@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from yolo_lightning.conv import Plan, swap_convs
+from yolo_lightning.conv import AutotunedPlan, Plan, disable_compiled_kernels, enable_compiled_kernels, swap_convs
 from yolo_lightning.model.layers import arrange
+from yolo_lightning.utils.files import cache_folder
 
 Implementation = Literal["native", "slow", "unfold", "gemm"]
 
@@ -26,6 +27,10 @@ class Variant(StrEnum):
     GEMM_RECOMPUTE = "gemm-recompute"
     UNFOLD = "unfold"
     SLOW = "slow"
+    NATIVE_TF32 = "native-tf32"
+    GEMM_TF32 = "gemm-tf32"
+    GEMM_AUTOTUNE = "gemm-autotune"
+    GEMM_COMPILED = "gemm-compiled"
 
     @property
     def implementation(self) -> Implementation:
@@ -35,9 +40,20 @@ class Variant(StrEnum):
     @property
     def memory_format(self) -> torch.memory_format:
         """The memory format of images, activations and weights."""
-        nhwc = self in (Variant.NATIVE_NHWC, Variant.GEMM_NHWC, Variant.GEMM_RECOMPUTE)
+        nhwc = self is Variant.NATIVE_NHWC or (self.implementation == "gemm" and self is not Variant.GEMM)
         return torch.channels_last if nhwc else torch.contiguous_format
 
+    @property
+    def uses_tf32(self) -> bool:
+        """Whether NVIDIA GPUs may compute float32 products with TF32 inputs."""
+        return self in (Variant.NATIVE_TF32, Variant.GEMM_TF32)
+
+
+LAYOUTS = (
+    *(Variant.NATIVE, Variant.NATIVE_NHWC, Variant.GEMM, Variant.GEMM_NHWC),
+    *(Variant.GEMM_RECOMPUTE, Variant.UNFOLD, Variant.SLOW),
+)
+"""The variants of `benchmark`, whose option `conv_algorithm` applies to all gemm variants."""
 
 DESCRIPTIONS = {
     Variant.NATIVE: "PyTorch's default: cuDNN, MIOpen or oneDNN",
@@ -45,6 +61,10 @@ DESCRIPTIONS = {
     Variant.GEMM_RECOMPUTE: "gemm-nhwc; batch norm is recomputed in the backward pass",
     Variant.UNFOLD: "F.unfold and one matrix product, differentiated by autograd",
     Variant.SLOW: "native with the vendor library disabled",
+    Variant.NATIVE_TF32: "native; TF32 products allowed, which is PyTorch's default on NVIDIA GPUs",
+    Variant.GEMM_TF32: "gemm-nhwc; TF32 products allowed",
+    Variant.GEMM_AUTOTUNE: "gemm-nhwc; the fastest algorithm of each layer, by measurement",
+    Variant.GEMM_COMPILED: "gemm-nhwc; with compiled kernels: CUDA/HIP on a GPU, C++ on a CPU",
 }
 """Printed descriptions; the `-nhwc` variants differ in the memory layout only."""
 
@@ -71,8 +91,21 @@ class UnfoldConv2d(nn.Conv2d):
 
 
 def variants(skip: tuple[Implementation, ...]) -> tuple[Variant, ...]:
-    """Return all variants except those of the skipped implementations."""
-    return tuple(variant for variant in Variant if variant.implementation not in skip)
+    """Return `LAYOUTS` without the skipped implementations."""
+    return tuple(variant for variant in LAYOUTS if variant.implementation not in skip)
+
+
+def make_plan(variant: Variant, budget_s: float) -> Plan:
+    """Return a new plan for a gemm variant, and enable the compiled kernels for `GEMM_COMPILED`, else disable them.
+
+    A plan selects algorithms at the first use of each layer, so variants that take turns must be prepared in an order
+    in which `GEMM_COMPILED` is the last gemm variant. `budget_s` limits the measurements of `GEMM_AUTOTUNE` in seconds.
+    """
+    if variant is Variant.GEMM_COMPILED:
+        enable_compiled_kernels(cache_folder() / "kernels")
+    else:
+        disable_compiled_kernels()
+    return AutotunedPlan(budget_s) if variant is Variant.GEMM_AUTOTUNE else Plan()
 
 
 def convert(module: nn.Module, variant: Variant, plan: Plan) -> None:
@@ -91,7 +124,7 @@ def convert(module: nn.Module, variant: Variant, plan: Plan) -> None:
 
 @contextmanager
 def libraries(variant: Variant, device: torch.device, vendor_search: bool) -> Iterator[None]:
-    """Disable the vendor library for `slow` and enable it, without TF32, for all others.
+    """Disable the vendor library for `slow` and enable it for all others; allow TF32 for the variants that use it only.
 
     The backward pass must run inside the context, too.
     """
@@ -103,11 +136,12 @@ def libraries(variant: Variant, device: torch.device, vendor_search: bool) -> It
             with torch.backends.mkldnn.flags(enabled=enabled):
                 yield
         return
-    cudnn = torch.backends.cudnn
-    before = cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     # Not cudnn.flags(): that context also sets the float32 precision of all CUDA libraries.
-    cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32 = enabled, vendor_search, False
+    cudnn.enabled, cudnn.benchmark = enabled, vendor_search
+    cudnn.allow_tf32 = matmul.allow_tf32 = variant.uses_tf32
     try:
         yield
     finally:
-        cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32 = before
+        cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before

@@ -195,9 +195,10 @@ def compare(
 
 
 def reference(results: list[Result], implementations: tuple[str, ...] = REFERENCES) -> Result | None:
-    """Return the fastest variant of the first implementation that was measured, or None if none was."""
+    """Return the fastest variant without TF32 of the first implementation that was measured, or None if none was."""
+    comparable = [result for result in results if not result.variant.uses_tf32]
     for implementation in implementations:
-        own = [(r.total.median_s, r) for r in results if r.variant.implementation == implementation and r.total]
+        own = [(r.total.median_s, r) for r in comparable if r.variant.implementation == implementation and r.total]
         if own:
             return min(own, key=lambda pair: pair[0])[1]
     return None

@@ -1,7 +1,7 @@
 """Work to be measured, on random images: single convolutions of YOLOv8n, the network and the training step."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -39,11 +39,19 @@ class Layer:
     output_size: tuple[int, ...]  # `(O, H', W')` of the output
     needs_input_gradient: bool  # false for the first layer, whose input is the image
     operations: int  # floating point operations of a forward and backward pass: 2 or 3 products of equal size
+    kernel: int  # height and width of the kernel; the padding is half of it
+    stride: int  # step between outputs, pixels
     results: list[Result] = field(default_factory=list)  # result of each variant
 
 
-def find_layers(graph: nn.Module, image_size: int, batch_size: int) -> list[Layer]:
-    """Return the convolutions in `SIX` of a YOLOv8n graph with native convolutions."""
+def convolution_names(graph: nn.Module) -> tuple[str, ...]:
+    """Return the names of the convolutions that a YOLOv8 graph uses in training."""
+    named = [name for name, module in graph.named_modules() if isinstance(module, nn.Conv2d)]
+    return tuple(name for name in named if not name.endswith(".dfl.conv"))
+
+
+def find_layers(graph: nn.Module, image_size: int, batch_size: int, names: Sequence[str] = SIX) -> list[Layer]:
+    """Return the named convolutions of a YOLOv8n graph with native convolutions."""
     found = {}
 
     def record(name: str, module: nn.Conv2d, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -53,14 +61,16 @@ def find_layers(graph: nn.Module, image_size: int, batch_size: int) -> list[Laye
         multiplications = batch_size * output[0].numel() * module.weight[0].numel()
         operations = 2 * multiplications * (3 if needs_gradient else 2)
         sizes = tuple(inputs[0].shape[1:]), tuple(output.shape[1:])
-        found[name] = Layer(name, label, *sizes, needs_gradient, operations)
+        found[name] = Layer(
+            name, label, *sizes, needs_gradient, operations, kernel=module.kernel_size[0], stride=module.stride[0]
+        )
 
     # Shapes are enough: no data on the meta device. Batch norm in training needs more than one image.
     skeleton = copy.deepcopy(graph).to("meta").train()
-    for name in SIX:
+    for name in names:
         skeleton.get_submodule(name).register_forward_hook(partial(record, name))
     skeleton(torch.empty(2, 3, image_size, image_size, device="meta"))
-    return [found[name] for name in SIX]
+    return [found[name] for name in names]
 
 
 def layer_pass(
@@ -122,11 +132,14 @@ def synthetic_batch(batch_size: int, image_size: int, seed: int) -> Batch:
     )
 
 
-def make_module(seed: int) -> YOLOModule:
-    """Return YOLOv8n with native convolutions and random weights, in training mode on the CPU."""
+def make_module(seed: int, **options: Any) -> YOLOModule:
+    """Return YOLOv8n with native convolutions and random weights, in training mode on the CPU.
+
+    `options` are further arguments of `YOLOModule`.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return YOLOModule("yolov8n", conv_backend="native").train()
+        return YOLOModule("yolov8n", conv_backend="native", **options).train()
 
 
 def variant_module(plain: YOLOModule, variant: Variant, plan: Plan, device: torch.device) -> YOLOModule:

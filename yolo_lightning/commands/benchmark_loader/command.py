@@ -7,21 +7,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import cv2
-import numpy as np
 import torch
 from rich.table import Table
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
 from yolo_lightning.commands.benchmark.comparison import Spread, rounds
 from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import TrainingDataset
+from yolo_lightning.data.dataset import SampleKey, TrainingDataset
+from yolo_lightning.data.sampling.mosaic_partners import window
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
+from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.utils.files import write_json
 
 STARTS = 3
@@ -77,13 +80,15 @@ def benchmark_loader(
     data.setup("fit")
     setup_s = time.perf_counter() - started
     datasets = training_datasets(data)
-    speeds = measure_speeds({name: sample_maker(dataset) for name, dataset in datasets.items()}, samples, repeats)
+    makers = {name: sample_maker(dataset) for name, dataset in datasets.items()}
+    speeds = measure_speeds(makers, samples, repeats, warm_up_samples(datasets))
     dataset = next(iter(datasets.values()))
     pickled_bytes = len(pickle.dumps(dataset))
     starts = {f"{count} workers": [measure_start(data, dataset, count) for _ in range(STARTS)] for count in workers}
     bounds = {f"{count} workers": measure_bound(count) for count in workers if count}
     console = wide_console()
     console.print(f"data module setup: {setup_s:.2f} s; pickled dataset: {pickled_bytes:,} bytes")
+    console.print(describe_caches(datasets))
     console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core"))
     console.print(start_table(starts, bounds, data))
     if json is not None:
@@ -98,7 +103,10 @@ def benchmark_loader(
 
 
 def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
-    """Return a training dataset for each available storage of the frames, with mosaic in every sample."""
+    """Return a training dataset for each available storage of the frames, with mosaic in every sample.
+
+    Each has the image cache of a single loader process.
+    """
     settings = replace(data.augmentation, mosaic=1.0)
     datasets: dict[str, TrainingDataset] = {}
     problems = []
@@ -108,6 +116,7 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
         except ValueError as error:
             problems.append(f"{storage}: {error}")
         else:
+            frames = frames.cached(data.image_cache_mib, window(len(frames)))
             datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
     if not datasets:
         raise ValueError("; ".join(problems))
@@ -115,29 +124,48 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
 
 
 def sample_maker(dataset: TrainingDataset) -> MakeSample:
-    """Return a function that makes the samples of the dataset in the order of its epochs."""
-    order = shuffled(dataset)
-    return lambda number: dataset[number // len(order), order[number % len(order)]]
+    """Return a function that makes the samples of the dataset in the order of its epochs, which use each frame once."""
+    keys = sample_keys(dataset, batch_size=1)
+    length = len(dataset)
+
+    @cache
+    def keys_of(epoch: int) -> list[SampleKey]:
+        keys.epoch = epoch
+        return [key for (key,) in keys]
+
+    return lambda number: dataset[keys_of(number // length)[number % length]]
 
 
-def shuffled(dataset: TrainingDataset) -> list[int]:
-    """Return a permutation of the frame indices that depends on the seed of the dataset only."""
-    return [int(index) for index in np.random.default_rng(dataset.seed).permutation(len(dataset))]
+def sample_keys(dataset: TrainingDataset, batch_size: int) -> EpochBatchSampler:
+    return EpochBatchSampler(SampledOrder(dataset.frames.index, Sampling(), dataset.seed), batch_size)
 
 
-def measure_speeds(makers: Mapping[str, MakeSample], samples: int, repeats: int) -> dict[str, Spread]:
+def warm_up_samples(datasets: Mapping[str, TrainingDataset]) -> int:
+    """Return the number of samples after which all image caches are full."""
+    return max(dataset.frames.cache.max_frames for dataset in datasets.values())
+
+
+def describe_caches(datasets: Mapping[str, TrainingDataset]) -> str:
+    """Return a line with the image cache of each storage."""
+    return "; ".join(f"{name}: {dataset.frames.describe_cache()}" for name, dataset in datasets.items())
+
+
+def measure_speeds(makers: Mapping[str, MakeSample], samples: int, repeats: int, warm_up: int = 0) -> dict[str, Spread]:
     """Return the seconds per sample of each function on one core.
 
-    The functions take turns of `samples` samples: one unmeasured turn each, then `repeats` measured ones.
+    The functions take turns: one unmeasured turn of `samples` or `warm_up` samples, whichever is more, then `repeats`
+    measured ones of `samples` samples.
     """
+    first = max(samples, warm_up)
+    turns = [range(first), *(range(first + turn * samples, first + (turn + 1) * samples) for turn in range(repeats))]
     times: dict[str, list[float]] = {name: [] for name in makers}
     with single_thread():
-        for turn, order in enumerate([tuple(makers), *rounds(tuple(makers), repeats)]):
+        for numbers, order in zip(turns, [tuple(makers), *rounds(tuple(makers), repeats)], strict=True):
             for name in order:
                 started = time.perf_counter()
-                for number in range(turn * samples, (turn + 1) * samples):
+                for number in numbers:
                     makers[name](number)
-                if turn > 0:
+                if numbers is not turns[0]:
                     times[name].append((time.perf_counter() - started) / samples)
     return {name: Spread(tuple(own)) for name, own in times.items()}
 
@@ -158,10 +186,9 @@ def single_thread() -> Iterator[None]:
 def measure_start(data: DetectionDataModule, dataset: TrainingDataset, workers: int) -> WorkerStart:
     """Start workers with the loader settings of `data`; return the time to the first batch and their memory."""
     settings = replace(data.loader, num_workers=workers, timeout_s=FIRST_BATCH_LIMIT_S)
-    samples: Any = [(0, index) for index in shuffled(dataset)]
-    batches = BatchSampler(samples, data.batch_size, drop_last=False)
     arguments = settings.arguments(on_gpu=False, persistent=False)
-    loader = DataLoader(dataset, batch_sampler=batches, collate_fn=collate, **arguments)
+    keys = sample_keys(dataset, data.batch_size)
+    loader = DataLoader(dataset, batch_sampler=keys, collate_fn=collate, **arguments)
     return time_first_batch(lambda: loader)
 
 

@@ -37,6 +37,9 @@ WORKER_BYTES = 600 << 20
 BFLOAT16_CAPABILITY = 8
 """Major compute capability of the first NVIDIA GPUs with bfloat16 units."""
 
+NUMBERED = ("cuda", "xpu")
+"""Types of devices of which a machine may have several."""
+
 Value = str | int | bool | None
 
 
@@ -71,7 +74,7 @@ def doctor(
     Exit code 0 if no finding is bad, 1 if one is, 2 for an invalid option. docs/doctor.md explains the checks.
 
     Args:
-        device: auto, cpu, cuda or cuda:1; auto selects the GPU that torch finds, else the CPU.
+        device: auto, cpu, cuda, cuda:1, xpu or mps; auto selects the GPU that torch finds, else the CPU.
         run: Parent folder of run folders; its free disk space is checked.
         data_root: Dataset folder; its free disk space is checked.
         probes: Also run tests on the device, which takes half a minute, or longer if one hangs.
@@ -114,8 +117,10 @@ def doctor(
 def check_device(device: str) -> None:
     """Check the form of a device name without importing torch."""
     name, _, number = device.partition(":")
-    if device not in ("auto", "cpu", "cuda") and not (name == "cuda" and number.isdigit()):
-        raise ValueError(f"--device must be auto, cpu, cuda or cuda:N with a number N, got {device!r}.")
+    if device not in ("auto", "cpu", "mps", *NUMBERED) and not (name in NUMBERED and number.isdigit()):
+        raise ValueError(
+            f"--device must be auto, cpu, mps, cuda, xpu, or cuda:N or xpu:N with a number N, got {device!r}."
+        )
 
 
 def recommended_options(machine: MachineFacts, results: Sequence[ProbeOutcome]) -> list[Option]:
@@ -144,7 +149,7 @@ def _precision(machine: MachineFacts, gpu: ProbeOutcome | None, bfloat16: ProbeO
     if capability and capability[0] >= BFLOAT16_CAPABILITY and bfloat16 is not None and bfloat16.works:
         return "bf16-mixed", "this card has bfloat16 units; 32-true is as accurate, but slower"
     if any(card.architecture in RDNA1 for card in machine.cards):
-        return "32-true", "gfx101x: float16 convolutions fail, no bfloat16 units"
+        return "32-true", "gfx101x has no bfloat16 units; try 16-mixed if the float16 products work"
     return "32-true", "the precision of the training recipe"
 
 

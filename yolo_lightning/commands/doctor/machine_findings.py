@@ -41,7 +41,7 @@ def worst(findings: Iterable[Finding]) -> Severity:
 
 
 RDNA1 = frozenset({"gfx1010", "gfx1011", "gfx1012", "gfx1013"})
-"""Architectures on which vendor convolutions hang or crash, and float16 convolutions fail."""
+"""Architectures on which vendor convolutions hung, crashed or were wrong with some ROCm versions."""
 
 FORK_BUG_SINCE, FORK_BUG_UNTIL = (6, 2), (7, 1)
 """ROCm versions whose runtime removes the fork protection of host buffers of 2 MiB and more. Cause: madvise advice was
@@ -112,7 +112,8 @@ def _graphics_card(gpu: PciGpu) -> Finding:
     if is_integrated(gpu):
         return Finding(check, f"{found}: integrated graphics with too little memory, ignored", Severity.NOTE)
     if gpu.architecture in RDNA1:
-        return Finding(check, f"{found}: vendor convolutions can hang, float16 convolutions fail", Severity.NOTE)
+        advice = "vendor convolutions and float16 work with some ROCm versions only: see the tests of this command"
+        return Finding(check, found, Severity.NOTE, advice)
     return Finding(check, found)
 
 

@@ -81,9 +81,10 @@ def torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
     announce("import torch")
     import torch
 
+    from yolo_lightning.utils.accelerator import accelerator_type, device_name
+
     announce("find the device")
-    available = torch.cuda.is_available()
-    device = device if device != "auto" else "cuda" if available else "cpu"
+    device = accelerator_type() if device == "auto" else device
     facts: dict[str, Any] = {"device": device, "name": "", "architectures": [], "capability": None}
     announce(f"compute on {device}")
     total = torch.arange(1000.0, device=device).sum().item()
@@ -92,6 +93,8 @@ def torch_device(probe: Probe, device: str, timeout_s: float) -> Answer:
         facts["name"] = f"{properties.name} {getattr(properties, 'gcnArchName', '') if is_rocm else ''}".strip()
         facts["architectures"] = torch.cuda.get_arch_list()
         facts["capability"] = None if is_rocm else [properties.major, properties.minor]
+    elif not device.startswith("cpu"):
+        facts["name"] = device_name(torch.device(device))
     if total != 499_500.0:
         return Answer(Outcome.WRONG, f"the sum of 0 to 999 is {total} on {device}", facts)
     return Answer(Outcome.WORKS, f"{device} {facts['name']}".strip(), facts)
@@ -107,25 +110,39 @@ def matmul(probe: Probe, device: str, timeout_s: float) -> Answer:
     left = torch.randn(rows, inner, generator=generator).to(dtype)
     right = torch.randn(batch, inner, columns, generator=generator).to(dtype)
     announce(f"{dtype} product on {device}")
-    found = torch.matmul(left.to(device), right.to(device)).double().cpu()
+    found = torch.matmul(left.to(device), right.to(device)).cpu().double()  # on the CPU: MPS has no float64
     expected = torch.matmul(left.double(), right.double())
     return judge_error(((found - expected).abs().max() / expected.abs().max()).item(), TOLERANCE[probe])
 
 
 def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
-    """Compare forward and backward of BatchNorm, or of our convolution with BatchNorm, with float64 on the CPU."""
-    from yolo_lightning.conv import swap_convs
-    from yolo_lightning.conv.probe import largest_error, make_layers
+    """Compare forward and backward of BatchNorm, or of our layers as training uses them, with float64 on the CPU."""
+    import torch
 
-    layers, inputs = make_layers()
-    references: list[Any] = [*layers]
+    from yolo_lightning.conv.trial import ProbedLayers, arranged, largest_error, make_inputs
+
+    references: list[Any] = list(ProbedLayers().model)
+    inputs = make_inputs()
     if probe is Probe.BATCH_NORM:
-        inputs = [layer[0](input).detach() for layer, input in zip(layers, inputs, strict=True)]
-        references = [layer[1] for layer in layers]
-    tested = [copy.deepcopy(reference).to(device) for reference in references]
-    if probe is Probe.OWN_CONVOLUTION:
-        tested = [swap_convs(one) for one in tested]
+        inputs = [block.conv(input).detach() for block, input in zip(references, inputs, strict=True)]
+        references = [block.bn for block in references]
+        tested = [copy.deepcopy(reference).to(device) for reference in references]
+    else:
+        tested = arranged("gemm", torch.device(device), default_settings(timeout_s))
     return judge_error(largest_error(f"{probe} on {device}", tested, references, inputs), LAYER_TOLERANCE)
+
+
+def default_settings(timeout_s: float) -> Any:
+    """Return the settings of a trial for the default options of the model, with a budget within the time limit."""
+    from inspect import signature
+
+    from yolo_lightning.model.layers import trial_settings
+    from yolo_lightning.module import TRIAL_OPTIONS, YOLOModule
+
+    defaults = signature(YOLOModule).parameters
+    options = {name: defaults[name].default for name in TRIAL_OPTIONS}
+    budget_s = min(options["conv_algorithm_budget_s"], timeout_s / 4)
+    return trial_settings(options | {"conv_algorithm_budget_s": budget_s})
 
 
 def judge_error(error: float, tolerance: float) -> Answer:
@@ -141,7 +158,8 @@ def convolution(probe: Probe, device: str, timeout_s: float) -> Answer:
     from yolo_lightning.conv.probe import probe_native
 
     announce(f"PyTorch's own convolutions on {device}")
-    result = probe_native(torch.device(device), max(timeout_s - SPARE_S, timeout_s / 2))
+    limit_s = max(timeout_s - SPARE_S, timeout_s / 2)
+    result = probe_native(torch.device(device), limit_s, settings=default_settings(limit_s))
     outcomes = {"crashed": Outcome.CRASHES, "hung": Outcome.HANGS, "wrong": Outcome.WRONG, "slower": Outcome.SLOWER}
     return Answer(outcomes.get(result.outcome, Outcome.WORKS), result.detail)
 
@@ -160,12 +178,14 @@ class Frames:
 
 def loader(probe: Probe, device: str, timeout_s: float) -> Answer:
     """Load two epochs with the loader settings of training; the workers are restarted in between."""
+    import torch
     from torch.utils.data import DataLoader
 
     from yolo_lightning.data.loader import LoaderSettings
+    from yolo_lightning.utils.accelerator import uses_pinned_memory
 
     settings = LoaderSettings(num_workers=LOADER_WORKERS, persistent_workers=False)
-    arguments = settings.arguments(on_gpu=not device.startswith("cpu"), persistent=False)
+    arguments = settings.arguments(on_gpu=uses_pinned_memory(torch.device(device)), persistent=False)
     frames: Any = Frames()
     expected = LOADER_BATCHES * (len(frames) - 1) / 2
     batches: Any = DataLoader(frames, batch_size=LOADER_BATCH_SIZE, **arguments)

@@ -23,6 +23,7 @@ from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTim
 from yolo_lightning.supervision.processes import loader_workers, read_process
 from yolo_lightning.supervision.run_status import Status, read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
+from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.run_files import (
     CHECKPOINTS,
     FINISHED_FILE,
@@ -158,7 +159,7 @@ def checkpoints(folder: Path, now_s: float) -> list[Checkpoint]:
         with suppress(OSError):  # replaced since the listing
             stat, checksum = path.stat(), read_checksum(path)
             steps = None if checksum is None else checksum.steps
-            one = Checkpoint(path.name, max(0.0, now_s - stat.st_mtime), stat.st_size, steps)
+            one = Checkpoint(one_line(path.name), max(0.0, now_s - stat.st_mtime), stat.st_size, steps)
             found.setdefault((stat.st_dev, stat.st_ino), one)
     return sorted(found.values(), key=lambda one: one.steps or 0, reverse=True)
 

@@ -12,7 +12,7 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, name_some
 from yolo_lightning.commands.export.onnx_file import Suppression
 from yolo_lightning.commands.predict.detector import Detector
-from yolo_lightning.commands.predict.inputs import InputImage, find_files, read_pictures
+from yolo_lightning.commands.predict.inputs import InputImage, absolute, find_files, image_count, read_pictures
 from yolo_lightning.commands.predict.results import Result, Results
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
@@ -95,8 +95,8 @@ def predict(
     )
     bad: dict[str, Exception] = {}
     pictures = detections = 0
-    base = Path(commonpath([file.parent for file in files]))
-    with counter("predicted", len(files)) as advance:
+    base = Path(commonpath([absolute(file).parent for file in files]))
+    with counter("predicted", sum(map(image_count, files))) as advance:
         found = pictures_of(files, bad, advance)
         first = next(found, None)
         if first is None:
@@ -113,6 +113,7 @@ def predict(
                     results.write(picture, prediction)
                     pictures += 1
                     detections += len(prediction.labels)
+                advance(len(group))
     if bad:
         print(f"skipped {len(bad)} unreadable files: {name_some(reasons(bad))}")
     print(f"{detections:,} detections in {pictures:,} images, weights {file}, results in {folder}")
@@ -123,13 +124,13 @@ def predict(
 def pictures_of(
     files: Sequence[Path], bad: dict[str, Exception], advance: Callable[[int], None]
 ) -> Iterator[InputImage]:
-    """Yield the images of all files; record the error of an unreadable file in `bad`."""
+    """Yield the images of all files; record the error of an unreadable file in `bad` and advance the progress by it."""
     for path in files:
         try:
             yield from read_pictures(path)
         except (FrameError, OSError, ValueError) as error:
             bad[str(path)] = error
-        advance(1)
+            advance(1)
 
 
 def reasons(bad: Mapping[str, Exception]) -> dict[str, str]:

@@ -9,8 +9,9 @@ import torch
 
 from yolo_lightning.commands.predict.inputs import InputImage
 from yolo_lightning.data.batch import Prediction, Sample, collate
+from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
-from yolo_lightning.model.graph import network_input, read_network
+from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
 from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange, choose_convolution
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.model.postprocess import predictions
@@ -36,7 +37,10 @@ class Detector:
         allow_pickle: bool = False,
         tta: bool = False,
     ) -> None:
-        self._graph, self.names = folded_network(file, device, convolution, allow_pickle=allow_pickle)
+        self._graph, self.names = folded_network(
+            file, device, convolution, allow_pickle=allow_pickle, one_to_one=settings.one_to_one
+        )
+        check_image_size("image_size", settings.image_size or 0, stride=self._graph.stride)
         self.settings = settings
         self.device = device
         self._augment = tta
@@ -48,7 +52,7 @@ class Detector:
         images = network_input(batch.images.to(self.device))
         raw = self._graph(images)
         if self._augment:
-            raw = (tta_candidates(self._graph, images, raw[0]),)
+            raw = (tta_candidates(self._graph, images, raw[0], self._graph.stride),)
         return predictions(
             raw,
             batch,
@@ -56,6 +60,7 @@ class Detector:
             iou_threshold=self.settings.iou_threshold,
             max_detections=self.settings.max_detections,
             class_agnostic=self.settings.class_agnostic,
+            one_to_one=self.settings.one_to_one and not self._augment,  # every view detects the same objects
         )
 
     def _sample(self, picture: InputImage, *, gray: bool) -> Sample:
@@ -72,15 +77,23 @@ class Detector:
 
 
 def folded_network(
-    file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False
+    file: Path,
+    device: torch.device,
+    convolution: Convolution,
+    *,
+    allow_pickle: bool = False,
+    one_to_one: bool = False,
 ) -> tuple[FoldedGraph, list[str]]:
     """Return the network of a file with folded normalization, and its class names by index.
 
     The file is a checkpoint of this package or an Ultralytics `.pt` file, which is opened with `allow_pickle` even if
-    it contains arbitrary pickled code. `convolution` is as `model.conv_backend`.
+    it contains arbitrary pickled code. `convolution` is as `model.conv_backend`, `one_to_one` as `model.one_to_one`.
     """
     graph = read_network(file, allow_pickle=allow_pickle)
     graph.to(device).requires_grad_(False)
     chosen = choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else convolution
     arrange(graph, chosen)
-    return FoldedGraph(graph), [str(graph.names[number]) for number in range(len(graph.names))]
+    if one_to_one:
+        check_one_to_one(graph, str(file))
+    folded = FoldedGraph(graph, one_to_one=one_to_one, with_loss=False)
+    return folded, [str(graph.names[number]) for number in range(len(graph.names))]

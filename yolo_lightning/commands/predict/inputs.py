@@ -1,5 +1,6 @@
 """Input images of `predict`: files, folders, glob patterns and videos."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, FrameError, decode_frame
+from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.utils.regular_files import read_regular, regular_files
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
@@ -40,20 +43,29 @@ def find_files(sources: Sequence[str]) -> list[Path]:
     files: dict[Path, None] = {}
     for source in sources:
         path = Path(source).expanduser()
-        if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if is_known(file) and file.is_file())
-        elif path.is_file():
+        if os.path.isdir(path):
+            found = sorted(file for file in map(Path, regular_files(path)) if is_known(file))
+        elif os.path.isfile(path):
             if not is_known(path):
                 raise ValueError(f"{source} must end in one of {', '.join(sorted(SUFFIXES))}.")
             found = [path]
         elif has_magic(source):
-            found = sorted(file for file in map(Path, glob(str(path), recursive=True)) if is_known(file))
+            found = sorted(file for file in map(Path, glob(str(path), recursive=True)) if is_regular(file))
         else:
             raise ValueError(f"{source} does not exist")
         if not found:
             raise ValueError(f"{source} contains no file that ends in {', '.join(sorted(SUFFIXES))}.")
         files |= dict.fromkeys(found)
     return list(files)
+
+
+def absolute(path: Path) -> Path:
+    """Return the absolute path without `..`; links are not followed."""
+    return Path(os.path.abspath(path))
+
+
+def is_regular(path: Path) -> bool:
+    return is_known(path) and os.path.isfile(path)
 
 
 def is_known(path: Path) -> bool:
@@ -63,7 +75,7 @@ def is_known(path: Path) -> bool:
 def read_pictures(path: Path) -> Iterator[InputImage]:
     """Yield the image of an image file, or the frames of a video."""
     if path.suffix.lower() not in VIDEO_SUFFIXES:
-        yield InputImage(path, None, decode_frame(path.read_bytes(), str(path), channels=3))
+        yield InputImage(path, None, decode_frame(read_regular(path, FrameLimits().max_bytes), str(path), channels=3))
         return
     video = cv2.VideoCapture(str(path))
     try:
@@ -93,6 +105,17 @@ def refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:
             f"{path}: gray videos must have 8 bits per pixel, got {bits}. Convert the frames to 8 bits with one range "
             "for all frames (docs/datasets.md)."
         )
+
+
+def image_count(path: Path) -> int:
+    """Return 1 for an image, and the number of frames that a video file states, at least 1, for a video."""
+    if path.suffix.lower() not in VIDEO_SUFFIXES:
+        return 1
+    video = cv2.VideoCapture(str(path))
+    try:
+        return max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
+    finally:
+        video.release()
 
 
 def frames_per_second(path: Path) -> float:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,16 +12,18 @@ import cv2
 import numpy as np
 import supervision as sv
 
-from yolo_lightning.commands.predict.inputs import InputImage, frames_per_second
+from yolo_lightning.commands.predict.inputs import InputImage, absolute, frames_per_second
 from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.boxes import corners_to_centres
 from yolo_lightning.utils.files import first_free
+from yolo_lightning.utils.plain_text import csv_text, one_line
 
 Result = Literal["pictures", "json", "csv", "txt"]
 """Annotated images and videos; one `predictions.json`; one `predictions.csv`; a text file per image."""
 
 PICTURES_FOLDER = "pictures"
 LABELS_FOLDER = "labels"
+LONGEST_STEM = 200  # bytes of a file name, to which a number and a suffix are added; file systems accept 255
 
 SMALLEST_TEXT = 0.4  # Smallest legible font scale of OpenCV
 CSV_COLUMNS = ("source", "frame", "x1", "y1", "x2", "y2", "score", "label", "name")
@@ -128,7 +131,8 @@ class CsvFile:
         frame = "" if picture.frame is None else picture.frame
         for box, score, label, name in rows(prediction, self._names):
             numbers = [f"{value:.2f}" for value in box]
-            self._rows.writerow([picture.source, frame, *numbers, f"{score:.5f}", label, name])
+            source = csv_text(str(picture.source))
+            self._rows.writerow([source, frame, *numbers, f"{score:.5f}", label, csv_text(name)])
 
     def close(self) -> None:
         self._file.close()
@@ -168,7 +172,7 @@ def annotated(picture: InputImage, prediction: Prediction, names: Sequence[str])
     found = sv.Detections(
         xyxy=prediction.boxes.numpy(), confidence=prediction.scores.numpy(), class_id=prediction.labels.numpy()
     )
-    texts = [f"{name} {score:.2f}" for _, score, _, name in rows(prediction, names)]
+    texts = [f"{one_line(name)} {score:.2f}" for _, score, _, name in rows(prediction, names)]
     thickness = max(1, min(size) // 300)
     scale = max(SMALLEST_TEXT, 0.8 * sv.calculate_optimal_text_scale(size))
     boxed = sv.BoxAnnotator(thickness=thickness).annotate(scene, found)
@@ -177,7 +181,11 @@ def annotated(picture: InputImage, prediction: Prediction, names: Sequence[str])
 
 
 def place(source: Path, base: Path, folder: Path, ending: str) -> Path:
-    """Return the result path of `source`: the path relative to `base`, in `folder`; numbered if the name exists."""
-    path = folder / source.relative_to(base).with_suffix("")
+    """Return the result path of `source`: the path relative to `base`, in `folder`; numbered if the name exists.
+
+    `base` is absolute and contains no `..`; the result is therefore always below `folder`.
+    """
+    path = folder / absolute(source).relative_to(base).with_suffix("")
+    path = path.with_name(os.fsdecode(os.fsencode(path.name)[:LONGEST_STEM]))
     path.parent.mkdir(parents=True, exist_ok=True)
     return first_free(path, ending)  # the inputs one.jpg and one.png have the same result name

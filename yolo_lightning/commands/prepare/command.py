@@ -9,9 +9,11 @@ from typing import Literal
 import rich
 
 from yolo_lightning.commands.console import counter, gigabytes, name_some
-from yolo_lightning.commands.prepare.summary import monthly_counts, save_picture, table
+from yolo_lightning.commands.prepare.summary import monthly_counts, save_picture, tables
+from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, choose_format
 from yolo_lightning.data.formats.frame_checks import check_depth
-from yolo_lightning.data.index.split_index import default_index_root, open_index
+from yolo_lightning.data.index.split_index import SplitIndex, default_index_root, open_index
+from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.storage.choose_storage import STORE, open_original
 from yolo_lightning.data.storage.frames import FolderFrames
 from yolo_lightning.data.storage.packing import (
@@ -36,7 +38,7 @@ INTERRUPTED = 130  # Exit code after Ctrl-C, as in shells
 
 
 def prepare(
-    root: str,
+    root: str | None = None,
     annotations: list[str] | None = None,
     store: str | None = None,
     bucket: str | None = None,
@@ -46,14 +48,16 @@ def prepare(
     shard_frames: int = 4096,
     verify: bool = False,
     summary: bool = False,
+    format: str = LTDV2,
+    output: str = ".",
 ) -> None:
     """Decode the frames that annotation files name into a packed store, which is ten times faster to read.
 
     After a kill, an interrupt or a full disk, the same command resumes. Frames that cannot be decoded are listed and
-    left out.
+    left out. With `summary`, nothing is packed: the boxes of a dataset of any format are counted.
 
     Args:
-        root: Dataset folder with the annotation files and `frames/` or `frames.zip`.
+        root: Dataset folder with the annotation files and `frames/` or `frames.zip`; null only for a `data.yaml`.
         annotations: Annotation files whose frames are packed, relative to `root`; null selects the existing files of
             Train.json, Valid.json and TestNoLabels.json.
         store: Folder to write; null is `packed` in `root`.
@@ -64,7 +68,10 @@ def prepare(
         workers: Number of decoding processes; null is the number of cores.
         shard_frames: Frames per shard file; a kill discards at most one unfinished shard per worker.
         verify: Verify the checksums of existing shards, and pack damaged shards again.
-        summary: Print frames and boxes per month, and save them as a picture in the store.
+        summary: Only print the frames and boxes per month and class of each split, and save them as pictures.
+        format: Format of the dataset for `summary`: `ltdv2`, `coco`, or the path of a `data.yaml` of Ultralytics. Only
+            `ltdv2` can be packed.
+        output: Folder of the pictures of `summary`.
 
     Raises:
         ValueError: If an option or the data cannot be used, the disk is too small, or another process is packing.
@@ -73,10 +80,17 @@ def prepare(
     for option, value in (("workers", workers), ("shard_frames", shard_frames)):
         if value < 1:
             raise ValueError(f"{option} must be >= 1, got {value}")
+    index_folder = Path(index_root).expanduser() if index_root else default_index_root()
+    if summary:
+        summarise(format, root, annotations, index_folder, Path(output).expanduser())
+        return
+    if format != LTDV2:
+        raise ValueError(f"format must be {LTDV2}, got {format}: other datasets are read without packing, see summary")
+    if root is None:
+        raise ValueError("root must be the folder of the dataset, got null")
     folder = Path(root).expanduser()
     if bucket and (store or verify):
         raise ValueError("store and verify must not be set with bucket")
-    index_folder = Path(index_root).expanduser() if index_root else default_index_root()
     if annotations is None:
         annotations = [name for name in OFFICIAL_FILES if (folder / name).is_file()]
     if not annotations:
@@ -102,12 +116,6 @@ def prepare(
         with sole_writer(target / LOCK):
             remove_leftovers(target)
             pack_store(target, original, frame_bytes, workers, shard_frames, verify=verify)
-        if summary:
-            for name, index in indexes.items():
-                counts = monthly_counts(index)
-                picture = target / f"{Path(name).stem}.png"
-                save_picture(counts, picture)
-                rich.print(f"{name}, {len(index):,} frames by month, picture: {picture}", table(counts))
     except OSError as error:
         if error.errno in DISK_FULL:
             raise ValueError(
@@ -118,6 +126,35 @@ def prepare(
     except KeyboardInterrupt:
         print(f"interrupted: finished shards in {target} are kept; run the same command to resume", flush=True)
         raise SystemExit(INTERRUPTED) from None
+
+
+def summarise(format: str, root: str | None, annotations: list[str] | None, index_root: Path, output: Path) -> None:
+    """Print and draw the counts of the annotation files, or of the splits of a dataset; see `prepare`."""
+    folder = None if root is None else Path(root).expanduser()
+    indexes: dict[str, SplitIndex] = {}
+    if annotations is not None and folder is not None:
+        indexes = {name: open_index(folder / name, index_root) for name in annotations}
+    elif format == LTDV2 and folder is not None:
+        existing = [name for name in OFFICIAL_FILES if (folder / name).is_file()]
+        indexes = {name: open_index(folder / name, index_root) for name in existing}
+    else:
+        files: dict[Split, str | None] = {"train": TRAIN_FILE, "valid": VALID_FILE, "test": None, "predict": None}
+        dataset = choose_format(format, folder, files, (), Shares(), "auto", None, index_root)
+        splits: tuple[Split, ...] = ("train", "valid")
+        indexes = {split: dataset.open_index(split) for split in splits}
+    if not indexes:
+        raise ValueError(
+            f"dataset root {folder} contains none of {', '.join(OFFICIAL_FILES)}: set annotations to other files, or "
+            "format to coco or to the path of a data.yaml"
+        )
+    for name, index in indexes.items():
+        counts = monthly_counts(index)
+        picture = output / f"summary-{Path(name).stem}.png"
+        try:
+            save_picture(counts, picture)
+        except OSError as error:
+            raise ValueError(f"cannot write {picture} ({error.strerror}): set output to a writable folder") from error
+        rich.print(f"{name}, {len(index):,} frames, picture: {picture}", *tables(counts))
 
 
 def write_bucket(bucket: str, original: FolderFrames | ZipFrames, names: list[str], workers: int) -> None:

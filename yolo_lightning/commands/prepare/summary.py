@@ -1,5 +1,6 @@
 """Frames, clips, boxes and temperature of a split by month, as a table and as a picture."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,12 @@ from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.utils.files import replacing
 
-COLOURS = ("#2a6f97", "#e9a03b", "#c1443c", "#5b8c5a")  # One per class
+COLOURS = ("#2a6f97", "#e9a03b", "#c1443c", "#5b8c5a", "#7b5ea7", "#3aa6a0", "#b07c4f", "#8f9aa3")  # One per class
 FRAMES_COLOUR, EMPTY_COLOUR, TEMPERATURE_COLOUR = "#6c757d", "#d3d7da", "#333333"
+
+MOST_CLASS_COLUMNS = 8
+"""With more classes, boxes are counted by class and not by class and month."""
+MOST_CLASS_BARS = 40
 
 MONTH_WIDTH_INCHES, LEAST_WIDTH_INCHES = 0.95, 6.5
 FRAMES_HEIGHT_INCHES, BOXES_HEIGHT_INCHES, TEMPERATURE_HEIGHT_INCHES = 2.5, 3.3, 1.8
@@ -35,14 +40,15 @@ class MonthlyCounts:
     frames: Counts  # `(K,)` int64
     empty_frames: Counts  # `(K,)` int64, frames without boxes
     clips: Counts  # `(K,)` int64
-    boxes: Counts  # `(K, 4)` int64, by class index
+    boxes: Counts  # `(K, C)` int64, by class index
     # `(K,)` float64, mean over the frames with a temperature, degrees Celsius; NaN if unknown
     temperature: npt.NDArray[np.float64]
+    class_names: Sequence[str] = CLASS_NAMES  # C names
 
 
 def monthly_counts(index: SplitIndex) -> MonthlyCounts:
     months, row = np.unique(index.months(), return_inverse=True)
-    count, classes = len(months), len(CLASS_NAMES)
+    count, classes = len(months), len(index.class_names)
     boxes_per_frame = np.diff(index.box_offsets())
     boxes = np.bincount(np.repeat(row, boxes_per_frame) * classes + index.all_labels(), minlength=count * classes)
     clips = np.unique(np.stack((row, index.clips())), axis=1)
@@ -57,7 +63,26 @@ def monthly_counts(index: SplitIndex) -> MonthlyCounts:
         clips=np.bincount(clips[0], minlength=count),
         boxes=boxes.reshape(-1, classes),
         temperature=mean,
+        class_names=index.class_names,
     )
+
+
+def tables(counts: MonthlyCounts) -> list[Table]:
+    """Return the counts by month and, if there are many classes, by class."""
+    return [table(counts)] + ([] if len(counts.class_names) <= MOST_CLASS_COLUMNS else [class_counts_table(counts)])
+
+
+def class_counts_table(counts: MonthlyCounts) -> Table:
+    """Return the boxes of each class and their share, the most frequent class first."""
+    result = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    result.add_column("class")
+    for header in ("boxes", "share"):
+        result.add_column(header, justify="right", no_wrap=True)
+    boxes = counts.boxes.sum(axis=0)
+    for label in np.argsort(-boxes, kind="stable").tolist():
+        share = boxes[label] / max(1, boxes.sum())
+        result.add_row(counts.class_names[label], f"{boxes[label]:,}", f"{share:.2%}")
+    return result
 
 
 def table(counts: MonthlyCounts) -> Table:
@@ -72,9 +97,17 @@ def table(counts: MonthlyCounts) -> Table:
     )
     known = ~np.isnan(counts.temperature)
     mean = np.average(counts.temperature[known], weights=counts.frames[known]) if known.any() else np.nan
-    columns = (counts.frames, counts.empty_frames, counts.clips, counts.boxes.sum(axis=1), *counts.boxes.T)
+    few = len(counts.class_names) <= MOST_CLASS_COLUMNS
+    names = counts.class_names if few else ()
+    columns = (
+        counts.frames,
+        counts.empty_frames,
+        counts.clips,
+        counts.boxes.sum(axis=1),
+        *counts.boxes.T[: len(names)],
+    )
     result.add_column("month", "total", no_wrap=True)
-    for name, values in zip(("frames", "empty", "clips", "boxes", *CLASS_NAMES), columns, strict=True):
+    for name, values in zip(("frames", "empty", "clips", "boxes", *names), columns, strict=True):
         header = name.replace("motorcycle", "motor-\ncycle")
         result.add_column(header, f"{values.sum():,}", justify="right", no_wrap=True)
     result.add_column("°C", degrees(mean), justify="right", no_wrap=True, min_width=5)
@@ -93,7 +126,13 @@ def degrees(temperature: float) -> str:
 
 
 def save_picture(counts: MonthlyCounts, path: Path) -> None:
-    """Draw frames, boxes per class and mean temperature of each month, if known, into a PNG file."""
+    """Draw frames, boxes per class and mean temperature of each month, if known, into a PNG file.
+
+    With many classes, the boxes of the most frequent ones are drawn instead.
+    """
+    if len(counts.class_names) > MOST_CLASS_COLUMNS:
+        save_class_picture(counts, path)
+        return
     panels = [(draw_frames, FRAMES_HEIGHT_INCHES)]
     if counts.boxes.any():
         panels.append((draw_boxes, BOXES_HEIGHT_INCHES))
@@ -116,6 +155,27 @@ def save_picture(counts: MonthlyCounts, path: Path) -> None:
         figure.savefig(temporary, format="png")
 
 
+def save_class_picture(counts: MonthlyCounts, path: Path) -> None:
+    """Draw the boxes of the most frequent classes as bars on a log scale."""
+    boxes = counts.boxes.sum(axis=0)
+    chosen = np.argsort(-boxes, kind="stable")[:MOST_CLASS_BARS]
+    figure = Figure(figsize=(LEAST_WIDTH_INCHES, 1.2 + 0.2 * len(chosen)), dpi=DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.add_subplot()
+    axis.barh([counts.class_names[label] for label in chosen.tolist()], boxes[chosen], 0.7, color=COLOURS[0])
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.set_xlim(left=0.8)
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axis.tick_params(axis="y", labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+    shown = "" if len(chosen) == len(boxes) else f", the {len(chosen)} most frequent of {len(boxes)} classes"
+    axis.set_title(f"{boxes.sum():,} boxes in {counts.frames.sum():,} frames{shown}", loc="left", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
 def draw_frames(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
     filled = counts.frames - counts.empty_frames
     axis.bar(places, filled, 0.62, color=FRAMES_COLOUR, label="with boxes")
@@ -126,10 +186,10 @@ def draw_frames(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
 
 def draw_boxes(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
     """Draw bars per class on a log scale: the rarest class has a 200th of the boxes of the most frequent class."""
-    bar = 0.8 / len(CLASS_NAMES)
-    for label, name in enumerate(CLASS_NAMES):
-        shifted = places + (label - (len(CLASS_NAMES) - 1) / 2) * bar
-        axis.bar(shifted, counts.boxes[:, label], bar * 0.92, color=COLOURS[label], label=name)
+    bar = 0.8 / len(counts.class_names)
+    for label, name in enumerate(counts.class_names):
+        shifted = places + (label - (len(counts.class_names) - 1) / 2) * bar
+        axis.bar(shifted, counts.boxes[:, label], bar * 0.92, color=COLOURS[label % len(COLOURS)], label=name)
     axis.set_yscale("log")
     axis.set_ylim(bottom=0.8)
     finish(axis, f"{counts.boxes.sum():,} boxes", "boxes, log scale")

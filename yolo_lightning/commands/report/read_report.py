@@ -18,6 +18,8 @@ from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.supervision.incident import IncidentReport, read_incident
 from yolo_lightning.supervision.supervisor_status import SupervisorStatus
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.addresses import redacted
+from yolo_lightning.utils.yaml_file import read_yaml
 
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{9,11})\.")
 """TensorBoard creates one file per start of the training, with the time in seconds since 1970 in its name."""
@@ -104,7 +106,7 @@ class Reader:
             return read(path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, msgspec.MsgspecError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError, yaml.YAMLError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{path} ")
             self.add(path, f"cannot be read: {type(error).__name__}: {reason}")
             return None
@@ -157,8 +159,8 @@ def state(folder: Path) -> str:
 
 def configuration(path: Path) -> str:
     """Return the configuration as YAML, without the addresses of notifications; `$NAME` variables are kept."""
-    content = without_secrets(yaml.safe_load(path.read_text()))
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    content = without_secrets(read_yaml(path))
+    return redacted(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100))
 
 
 def without_secrets(content: Any, is_secret: bool = False) -> Any:

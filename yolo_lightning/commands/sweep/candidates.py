@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Prediction, Target, collate, targets
+from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
@@ -50,6 +51,7 @@ def collect(
     limit: int,
     single_class: bool,
     tta: bool,
+    stride: int = STRIDE,
 ) -> list[Candidates]:
     """Return the candidates of the validation split, batch by batch, in file order.
 
@@ -66,7 +68,7 @@ def collect(
         images = network_input(batch.images.to(device, non_blocking=True))
         decoded = network(images)[0]
         if tta:
-            decoded = tta_candidates(network, images, decoded)
+            decoded = tta_candidates(network, images, decoded, stride)
         labelled = as_one_class(batch) if single_class else batch
         parts.append(keep_candidates(decoded, labelled, score_threshold=score_threshold, limit=limit))
         advance(len(batch))

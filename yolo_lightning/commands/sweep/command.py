@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from yolo_lightning.commands.sweep.sweep_scores import (
     operating_points,
     score_settings,
 )
+from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.dataset_format import LTDV2
 from yolo_lightning.evaluation.drift import month_name
@@ -83,7 +84,8 @@ def sweep(
         run: Run folder; the best checkpoint of its newest run is used.
         checkpoint: Path or address of a checkpoint, instead of the best one of `run`.
         score_thresholds: Values to try, 0 to 1; the checkpoint's value is added. Boxes below the lowest are dropped.
-        iou_thresholds: Values to try, 0 to 1; the checkpoint's value is added.
+        iou_thresholds: Values to try, 0 to 1; the checkpoint's value is added. Not used with `model.one_to_one`, which
+            has no NMS, unless `tta` is true.
         candidates: Boxes with the highest scores kept per frame before NMS, >= 100; 22 bytes each.
         tta: Test-time augmentation, as `model.tta`.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
@@ -94,7 +96,8 @@ def sweep(
     file = checkpoint_file(run, checkpoint)
     known = read_settings(file)
     place = chosen_device(device)
-    network, names = folded_network(file, place, conv_backend)
+    network, names = folded_network(file, place, conv_backend, one_to_one=known.one_to_one)
+    check_image_size("data.image_size", data.image_size, stride=network.stride)
     if not known.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
@@ -110,8 +113,12 @@ def sweep(
             limit=candidates,
             single_class=known.single_class,
             tta=tta,
+            stride=network.stride,
         )
-    found = score_all(parts, data, known, len(names), thresholds, sorted({*iou_thresholds, known.iou_threshold}))
+    known = replace(known, one_to_one=known.one_to_one and not tta)  # every view detects the same objects
+    # Without suppression every IoU threshold gives the same boxes.
+    limits = [known.iou_threshold] if known.one_to_one else sorted({*iou_thresholds, known.iou_threshold})
+    found = score_all(parts, data, known, len(names), thresholds, limits)
     options = best(found.scored).setting.options() + (" --model.tta true" if tta else "")
     if data.image_size != (known.image_size or data.image_size):
         options += f" --data.image_size {data.image_size}"
@@ -177,6 +184,7 @@ def score_all(
                     iou_threshold=iou_threshold,
                     max_detections=known.max_detections,
                     class_agnostic=known.class_agnostic,
+                    one_to_one=known.one_to_one,
                 )
                 matched.append(match(found, part.targets, classes))
                 advance(len(part.targets))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.shared import accumulation_dtype, add_products_
+from yolo_lightning.conv.algorithms.shared import accumulation_dtype, add_products_, product_parts
 
 
 def forward(input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -16,14 +16,31 @@ def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Ten
 
 
 def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Tensor:
-    """Return the weight gradient, `problem.weight_size`; half types are summed over samples in float32."""
+    """Return the weight gradient, `problem.weight_size`; parts of half types are summed in float32.
+
+    On an accelerator the sum over the pixels is divided into parts, see `product_parts`; without parts, few compute
+    units would be used, because the result is small.
+    """
     if problem.channels_last and problem.groups == 1:
+        grads, values = _pixels_by_channels(grad_output), _pixels_by_channels(input)
+        if input.device.type != "cpu":
+            return _sum_of_parts(grads, values).view(problem.weight_size)
         total = input.new_zeros(problem.weight_size[:2], dtype=accumulation_dtype(input.dtype))
-        add_products_(total, _pixels_by_channels(grad_output), _pixels_by_channels(input), input.size(0))
+        add_products_(total, grads, values, input.size(0))
         return total.to(input.dtype).view(problem.weight_size)
     left, right = (_samples_by_groups(tensor, problem.groups) for tensor in (grad_output, input))
     total = (left @ right.transpose(2, 3)).sum(0, dtype=accumulation_dtype(input.dtype))
     return total.to(input.dtype).view(problem.weight_size)
+
+
+def _sum_of_parts(grads: Tensor, values: Tensor) -> Tensor:
+    """Return `grads (pixels, O)` transposed times `values (pixels, C)`."""
+    outputs, channels = grads.size(1), values.size(1)
+    parts = product_parts(grads.size(0), outputs, channels)
+    if parts == 1:
+        return grads.t() @ values
+    by_part = torch.bmm(grads.view(parts, -1, outputs).transpose(1, 2), values.view(parts, -1, channels))
+    return by_part.sum(0)
 
 
 def _mix_channels(images: Tensor, matrices: Tensor, problem: Problem) -> Tensor:

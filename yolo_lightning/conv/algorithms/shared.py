@@ -1,8 +1,9 @@
 """Helpers of several algorithms: padding, kernel taps, tiles, accumulation, mirrored weights, scratch memory."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any, TypeVar
@@ -17,6 +18,11 @@ from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 CPU_TILE_ELEMENTS = 1 << 18
 # Limit of the scratch memory on an accelerator (256 MiB in float32); smaller tiles have no advantage there.
 ACCELERATOR_TILE_ELEMENTS = 1 << 26
+# Blocks of 64 x 64 results that occupy an accelerator: 4 on each of 40 compute units. The number, and therefore the
+# order of a sum, is equal on every device.
+BUSY_BLOCKS = 160
+# Least number of pixels in a part of a sum over pixels.
+PIXELS_PER_PART = 256
 # Largest number of cached objects; a network has a few dozen layer shapes, but images may have many sizes.
 MOST_PREPARED = 256
 
@@ -35,6 +41,12 @@ def have_data(tensors: Tensors) -> bool:
 def is_capturing(device: torch.device) -> bool:
     """Return whether the current stream records a CUDA graph instead of computing."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def channels_last_strides(size: Sequence[int]) -> tuple[int, int, int, int]:
+    """Return the strides of a dense channels_last tensor `(N, C, H, W)`."""
+    _, channels, height, width = size
+    return height * width * channels, 1, width * channels, channels
 
 
 def pad(input: Tensor, problem: Problem) -> Tensor:
@@ -88,6 +100,23 @@ def add_products_(total: Tensor, grads: Tensor, values: Tensor, samples: int) ->
         return
     by_sample = grads.view(samples, -1, grads.size(1)).transpose(1, 2)
     total += torch.bmm(by_sample, values.view(samples, -1, values.size(1))).sum(0, dtype=total.dtype)
+
+
+@lru_cache(maxsize=1 << 10)
+def product_parts(pixels: int, rows: int, columns: int) -> int:
+    """Return into how many products of `(rows, pixels / parts)` and `(pixels / parts, columns)` to divide a long sum.
+
+    The smallest divisor of `pixels` with `BUSY_BLOCKS` blocks of the results, or the largest with at least
+    `PIXELS_PER_PART` pixels in each product.
+    """
+    blocks = -(-rows // 64) * -(-columns // 64)
+    parts = 1
+    for divisor in range(1, pixels // PIXELS_PER_PART + 1):
+        if pixels % divisor == 0:
+            parts = divisor
+            if divisor * blocks >= BUSY_BLOCKS:
+                break
+    return parts
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

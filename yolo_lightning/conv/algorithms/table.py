@@ -8,12 +8,14 @@ input gradient of stride 1 by the forward function with a mirrored weight.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms import (
+    column_batches,
     depthwise,
     im2col,
     im2col_channels_last,
@@ -97,6 +99,27 @@ def _prefers_winograd(problem: Problem, dtype: torch.dtype, device_type: str) ->
     return _serves_winograd(problem, dtype, device_type) and device_type == "cpu" and thinnest >= WINOGRAD_CHANNELS
 
 
+def _serves_column_batches(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return column_batches.accepts(problem)
+
+
+def _prefers_column_batches(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    # An accelerator is limited by launches and by memory traffic; the tiles of row lowering suit the cache of a CPU.
+    return device_type != "cpu" and _serves_column_batches(problem, dtype, device_type)
+
+
+_BY_SAMPLE = SimpleNamespace(
+    **{
+        name: partial(getattr(column_batches, name), by_sample=True)
+        for name in ("forward", "input_gradient", "weight_gradient", "gradients")
+    }
+)
+
+
+def _serves_by_sample(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
+    return problem.input_size[0] > 1 and _serves_column_batches(problem, dtype, device_type)
+
+
 WINOGRAD_CHANNELS = 32
 """With fewer input or output channels the matrix products are too small to compensate for the transforms."""
 
@@ -108,6 +131,7 @@ _TABLE = (
     _Algorithm("fused", _FUSED_PRODUCTS, (_NHWC,), _serves_fused, may_refuse=True),
     _Algorithm("compiled", compiled, (_NHWC,), _serves_compiled, may_refuse=True),
     _Algorithm("winograd", winograd, (_NHWC,), _prefers_winograd),
+    _Algorithm("column_batches", column_batches, (_NHWC,), _prefers_column_batches),
     _Algorithm("rows", rows, (_NCHW,), _serves_rows),
     _Algorithm("rows_channels_last", rows_channels_last, (_NHWC,), _serves_rows),
     _Algorithm(
@@ -119,6 +143,13 @@ _TABLE = (
     _Algorithm(
         "winograd", winograd, (_NHWC,), lambda *about: _serves_winograd(*about) and not _prefers_winograd(*about)
     ),
+    _Algorithm(
+        "column_batches",
+        column_batches,
+        (_NHWC,),
+        lambda *about: _serves_column_batches(*about) and not _prefers_column_batches(*about),
+    ),
+    _Algorithm("column_batches by sample", _BY_SAMPLE, (_NHWC,), _serves_by_sample),
     _Algorithm("im2col", im2col, (_NCHW,), lambda problem, _, __: not problem.is_pointwise),
 )
 

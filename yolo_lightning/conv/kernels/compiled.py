@@ -101,26 +101,31 @@ def accepts(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
     )
 
 
+def compiler() -> str | None:
+    """Return the command of the C++ compiler, or None if there is none."""
+    return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+
 def build(build_folder: Path) -> Loops:
     """Return the compiled loops; compile them if `build_folder` has no build for these sources, compiler and CPU.
 
     One process compiles at a time. Raises `BuildError` if there is no compiler, the compiler fails, or the BLAS library
     of torch has no `sgemm_`.
     """
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    found = compiler()
+    if found is None:
         raise BuildError("no C++ compiler found: install c++, g++ or clang++, or set the environment variable CXX")
     here = Path(__file__).parent
     sources = [here / name for name in SOURCES]
     text = "\n".join(file.read_text(encoding="utf-8") for file in (*sources, here / "compiled.h"))
-    key = hashlib.sha256("\n".join((text, compiler, *FLAGS, _processor())).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\n".join((text, found, *FLAGS, _processor())).encode()).hexdigest()[:16]
     try:
         folder = build_folder / f"yolo_lightning_compiled_{key}"
         folder.mkdir(parents=True, exist_ok=True)
         library = folder / "compiled.so"
         with file_lock(folder / "building", BUILD_TIMEOUT_S):
             if not library.exists():
-                _compile(compiler, sources, library)
+                _compile(found, sources, library)
         return Loops(ctypes.CDLL(str(library)), _sgemm())
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"{type(error).__name__}: {error}") from error

@@ -3,6 +3,7 @@
 Records are decoded without intermediate dictionaries: LTDv2's Train.json (1.1 GB) takes seconds and about 2.5 GB.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.formats.image_ids import id_text, unknown_image_hint
+from yolo_lightning.utils.plain_text import one_line
 
 LTDV2_FILE = "an LTDv2 annotation file (COCO JSON)"
 COCO_FILE = "a COCO annotation file"
@@ -72,7 +74,7 @@ RECORDS = {"images": ImageEntry, "categories": CategoryRecord, "annotations": An
 
 def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
     """Decode an annotation file of the expected `kind`; `NaN` and `Infinity` are read as null."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises an error for a name of more than 255 bytes
         raise ValueError(f"annotation file {path} does not exist")
     try:
         content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
@@ -87,14 +89,16 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
         for pattern in NON_NUMBERS:
             content = pattern.sub(b"null", content)
         return msgspec.json.decode(content, type=AnnotationFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not {kind}: {fault_in(content, error)}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not {kind}: {one_line(fault_in(content, error))}") from error
 
 
 def fault_in(content: bytes, error: Exception) -> str:
     """Return the reason why `content` cannot be decoded, with the damaged record or the text before the error."""
     if isinstance(error, msgspec.ValidationError):
         return invalid_record(content) or str(error)
+    if isinstance(error, RecursionError):
+        return "the JSON is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text: {shown(error.object)}"
     if position := BYTE_POSITION.search(str(error)):
@@ -115,7 +119,7 @@ def invalid_record(content: bytes) -> str | None:
                     decoder.decode(record)
                 except msgspec.ValidationError as error:
                     return f"{key}[{number}] {shown(bytes(record))}: {error}"
-    except msgspec.ValidationError:
+    except (msgspec.DecodeError, RecursionError):
         pass  # the outermost value is not an object, or the value of a key is not an array
     return None
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.formats.annotation_file import ImageEntry
+from yolo_lightning.utils.plain_text import one_line
 
 WEATHER = (
     "Temperature",
@@ -26,6 +27,7 @@ WEATHER = (
 TEMPERATURE = WEATHER[0]  # Degrees Celsius
 
 MINIMUM_BOX_SIDE = 1e-3  # Pixels. A box with a shorter side after clipping is dropped.
+LONGEST_NAME = 200  # Characters of a class name
 LARGEST_SIDE = 1 << 16  # Pixels. A larger width or height is refused as damaged.
 
 
@@ -115,7 +117,11 @@ def encoded(texts: Iterable[str]) -> npt.NDArray[np.bytes_]:
 
 
 def distinct_names(names: Mapping[int, str]) -> dict[int, str]:
-    """Return class names by number; a name of several classes gets its number, because scores are stored by name."""
+    """Return class names by number, each as one line without control characters.
+
+    A name of several classes gets its number, because scores are stored by name.
+    """
+    names = {number: one_line(name, LONGEST_NAME) for number, name in names.items()}
     counts = Counter(names.values())
     return {number: name if counts[name] == 1 else f"{name} ({number})" for number, name in names.items()}
 

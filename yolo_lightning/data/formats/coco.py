@@ -1,7 +1,8 @@
 """Reader of plain COCO JSON (`instances_*.json`): any categories and image ids, boxes x, y, width, height in pixels."""
 
+import os
 from collections import Counter
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], fi
     beside = annotation_file.parent
     candidates = [root / folder for folder in folders or usual] + ([] if folders else [beside, beside / "images"])
     probed = file_names[:: max(1, len(file_names) // PROBED_IMAGES)]
-    found = {folder: sum((folder / PurePosixPath(name)).is_file() for name in probed) for folder in candidates}
+    found = {folder: sum(os.path.isfile(folder / name) for name in probed) for folder in candidates}
     best = max(found, key=lambda folder: found[folder])
     if not found[best]:
         raise ValueError(

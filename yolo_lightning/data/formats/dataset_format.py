@@ -12,6 +12,7 @@ from yolo_lightning.data.index.split_index import SplitIndex, open_index
 from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
 from yolo_lightning.data.storage.frames import Channels, ImageFiles, Storage
+from yolo_lightning.data.storage.image_header import FrameLimits
 
 LTDV2, COCO = "ltdv2", "coco"
 TRAIN_FILE, VALID_FILE, PREDICT_FILE = "Train.json", "Valid.json", "TestNoLabels.json"
@@ -28,6 +29,7 @@ class JsonFormat:
     files: Mapping[Split, str | None]
     shares: Shares
     index_root: Path  # Folder of the packed indexes
+    limits: FrameLimits  # Limits of the frames that are read
 
     def replacement(self, split: Split) -> Split:
         """Return `split`, or the split that replaces it if it has no file."""
@@ -63,7 +65,9 @@ class LTDv2Format(JsonFormat):
 
     def open_storage(self, split: Split, channels: Channels, storage: StorageKind | None = None) -> Storage:
         """Return the storage of the frames of `split`: `storage`, one of `storages`, or the configured one."""
-        return open_frames(self.root, storage or self.storage, index_root=self.index_root, store=self.store)
+        return open_frames(
+            self.root, storage or self.storage, index_root=self.index_root, store=self.store, limits=self.limits
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ class CocoFormat(JsonFormat):
 
     def open_storage(self, split: Split, channels: Channels, storage: StorageKind | None = None) -> Storage:
         names = self._whole(split).file_names()
-        return ImageFiles(image_folder(self.root / self.name(split), self.root, self.folders, names), channels)
+        folder = image_folder(self.root / self.name(split), self.root, self.folders, names)
+        return ImageFiles(folder, channels, self.limits)
 
     def _whole(self, split: Split) -> SplitIndex:
         return open_index(self.root / self.name(split), self.index_root, read_coco)
@@ -129,6 +134,7 @@ def choose_format(
     storage: StorageKind,
     store: str | None,
     index_root: Path,
+    limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
 ) -> DatasetFormat:
     """Return the dataset format for the options of `DetectionDataModule`; `files` are the JSON files by split."""
     if format != LTDV2 and (storage not in ("auto", "folder") or store is not None):
@@ -147,7 +153,7 @@ def choose_format(
         file = Path(format).expanduser()
         if file.suffix not in (".yaml", ".yml") and not file.is_dir():
             raise ValueError(f"data.format must be one of {LTDV2}, {COCO}, or the path of a data.yaml, got {format!r}")
-        return YoloFormat(file, root, shares, index_root)
+        return YoloFormat(file, root, shares, index_root, limits)
     if root is None:
         raise ValueError("data.root must be the dataset folder, got null (or set data.format to a data.yaml)")
     if (files["valid"] is None) == (shares.valid_share is None):
@@ -156,6 +162,6 @@ def choose_format(
             f"{files['valid']} and data.valid_share {shares.valid_share}"
         )
     if format == COCO:
-        return CocoFormat(root, files, shares, index_root, image_folders)
+        return CocoFormat(root, files, shares, index_root, limits, image_folders)
     files |= {"test": files["test"] or VALID_FILE, "predict": files["predict"] or PREDICT_FILE}
-    return LTDv2Format(root, files, shares, index_root, storage, store)
+    return LTDv2Format(root, files, shares, index_root, limits, storage, store)

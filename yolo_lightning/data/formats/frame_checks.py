@@ -9,8 +9,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.frames import EIGHT_BITS, BitDepthError, Channels, FrameError, Storage
+from yolo_lightning.utils.plain_text import one_line
 
 SAMPLED_FRAMES = 32  # Number of frames, evenly spread over a split, that are decoded before training starts
+LONGEST_PROBLEM = 500  # Characters of the name and the reason of a bad frame
 NAMED_FRAMES = 5  # Maximum number of bad frames in one message
 
 
@@ -125,7 +127,7 @@ def sampled(count: int) -> range:
 def named(problems: Sequence[str]) -> str:
     """Return the first problems in one line, and the number of the others."""
     more = f"; and {len(problems) - NAMED_FRAMES:,} more" if len(problems) > NAMED_FRAMES else ""
-    return "; ".join(problems[:NAMED_FRAMES]) + more
+    return "; ".join(one_line(problem, LONGEST_PROBLEM) for problem in problems[:NAMED_FRAMES]) + more
 
 
 def check_quarantine(entries: Iterable[str]) -> None:

@@ -1,10 +1,10 @@
 """YOLO datasets: images in folders or lists, a label file per image, and a `data.yaml` with the splits."""
 
-import glob
 import os
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,14 @@ from yolo_lightning.data.index.split_index import SplitIndex, open_packed
 from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameError, ImageFiles, Storage, decode_frame
+from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
 
 IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
 
 UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
+LARGEST_LIST = 1 << 30  # Bytes of a list of images
 READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
 UNDECODED_SUFFIXES = frozenset({".dng", ".heic", ".heif"})
 """Suffixes of Ultralytics' image formats that OpenCV does not decode."""
@@ -38,7 +42,14 @@ class YoloFormat:
 
     storages: tuple[StorageKind, ...] = ("folder",)
 
-    def __init__(self, file: Path, root: Path | None, shares: Shares, index_root: Path) -> None:
+    def __init__(
+        self,
+        file: Path,
+        root: Path | None,
+        shares: Shares,
+        index_root: Path,
+        limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
+    ) -> None:
         self.description = read_description(file, root)
         self.root = self.description.root
         self.class_names = self.description.class_names
@@ -46,6 +57,7 @@ class YoloFormat:
         self.channels = self.description.channels
         self.shares = shares
         self.index_root = index_root
+        self.limits = limits
 
     def name(self, split: Split) -> str:
         return f"{self.description.file.name} {self._key(split)}"
@@ -55,13 +67,14 @@ class YoloFormat:
 
     def open_index(self, split: Split) -> SplitIndex:
         key = self._key(split)
-        images = YoloSplit(self.description, key)
+        images = YoloSplit(self.description, key, self.limits)
         index = open_packed(f"{self.description.file.stem}-{key}", images.state, images.read, self.index_root)
         part: Split = "valid" if split in ("test", "predict") and key == "train" else split
         return self.shares.part(part, index)
 
     def open_storage(self, split: Split, channels: Channels, storage: StorageKind | None = None) -> Storage:
-        return ImageFiles(self.root, channels)
+        # `YoloSplit` has checked the names; a folder in the data.yaml may be outside of the dataset folder.
+        return ImageFiles(self.root, channels, replace(self.limits, outside_root=True))
 
     def _key(self, split: Split) -> Key:
         """Return the key of the `data.yaml` that a split is read from; raise `ValueError` if it does not exist."""
@@ -78,8 +91,14 @@ class YoloFormat:
 class YoloSplit:
     """Images and labels of one split of a `data.yaml`; `files` are absolute, sorted and unique."""
 
-    def __init__(self, description: DataDescription, key: Key) -> None:
+    def __init__(
+        self,
+        description: DataDescription,
+        key: Key,
+        limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
+    ) -> None:
         self.description = description
+        self.limits = limits
         self.key = key
         places = description.places(key)
         found = [file for place in places for file in files_at(place, description.root)]
@@ -90,6 +109,8 @@ class YoloSplit:
                 f"{', '.join(sorted(IMAGE_SUFFIXES))})"
             )
         self.files = sorted(set(images))
+        if not limits.outside_root:
+            refuse_outside(description, places, self.files)
         for file in self.files:
             if file.encode(errors="replace") != file.encode(errors="surrogateescape"):
                 raise ValueError(f"{description.file}: the name of the image {file!r} is not UTF-8")
@@ -149,8 +170,8 @@ class YoloSplit:
     def _record(self, image: str) -> tuple[tuple[int, int] | None, Labels | str | None]:
         """Return the shape of an image (None if unreadable) and its labels (None without a file) or their error."""
         try:
-            shape = image_shape(Path(image))
-        except OSError:
+            shape = image_shape(Path(image), self.limits)
+        except (OSError, ValueError):
             shape = None
         try:
             return shape, read_labels(
@@ -169,7 +190,7 @@ class YoloSplit:
             (self.repeated, "duplicate images"),
             (self.undecoded, f"files in formats that cannot be decoded ({', '.join(sorted(UNDECODED_SUFFIXES))})"),
         )
-        return tuple(f"{count:,} {what}" for count, what in found if count)
+        return tuple(one_line(f"{count:,} {what}") for count, what in found if count)
 
 
 def label_file(image: str) -> str:
@@ -200,31 +221,44 @@ def files_at(place: Path, root: Path) -> Iterable[str]:
     folder or the working folder: the first of them in which the first name exists.
     """
     if place.is_dir():
-        return glob.iglob(os.path.join(glob.escape(str(place)), "**", "*.*"), recursive=True)
+        return regular_files(place)
     if suffix(str(place)) in IMAGE_SUFFIXES:
         return [str(place)]
     try:
-        lines = place.read_text(encoding="utf-8-sig").split("\n")
+        lines = read_regular(place, LARGEST_LIST).decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"image list {place} cannot be read: {error}") from error
     names = [line.strip() for line in lines if line.strip()]
     first = next((name for name in names if not name.startswith("./")), "")
-    base = next((base for base in (place.parent, root, Path.cwd()) if (base / first).exists()), place.parent)
+    base = next((base for base in (place.parent, root, Path.cwd()) if os.path.exists(base / first)), place.parent)
     return [
         os.path.join(place.parent, name[2:]) if name.startswith("./") else os.path.join(base, name) for name in names
     ]
+
+
+def refuse_outside(description: DataDescription, places: Iterable[Path], files: Iterable[str]) -> None:
+    """Refuse images of a list outside of the dataset folder, the folder of the list and the folders of `places`."""
+    folders = {description.root, description.file.parent}
+    folders |= {place if place.is_dir() else place.parent for place in places}
+    allowed = tuple(f"{folder}{os.sep}" for folder in folders)
+    for file in files:
+        if not os.path.normpath(file).startswith(allowed):
+            raise ValueError(
+                f"{description.file}: image {one_line(file, 300)!r} is outside of the dataset folder "
+                f"{description.root}; set data.allow_outside_root true to read it"
+            )
 
 
 def suffix(file: str) -> str:
     return os.path.splitext(file)[1].lower()
 
 
-def image_shape(path: Path) -> tuple[int, int] | None:
+def image_shape(path: Path, limits: FrameLimits = FrameLimits()) -> tuple[int, int] | None:  # noqa: B008
     """Return `(height, width)` of the decoded image in pixels, after its EXIF orientation; None if it is damaged.
 
     Only the header is read, except for formats whose orientation depends on the OpenCV version.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
             with Image.open(file) as image:
                 width, height = image.size
@@ -237,7 +271,8 @@ def image_shape(path: Path) -> tuple[int, int] | None:
         except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
             pass
     try:
-        height, width = decode_frame(path.read_bytes(), path.name).shape[:2]
+        content = read_regular(path, limits.max_bytes)
+        height, width = decode_frame(content, path.name, limits=limits).shape[:2]
     except FrameError:
         return None
     return height, width

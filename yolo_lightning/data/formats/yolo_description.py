@@ -1,17 +1,21 @@
 """Reader of `data.yaml`, with the rules of Ultralytics 8.4 (`check_det_dataset`) except for downloads."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
 from yolo_lightning.data.formats.annotations import distinct_names
 from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.yaml_file import read_yaml
 
 Key = Literal["train", "val", "test"]
 FILE_NAME = "data.yaml"
+MOST_CLASSES = 32_767  # class indexes are stored with 16 bits
+MOST_KEYPOINTS = 10_000
+SHOWN_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,11 @@ class DataDescription:
             tried = [self.root / Path(entry).expanduser()]
             if entry.startswith("../"):
                 tried.append(self.root / entry.removeprefix("../"))
-            place = next((path for path in tried if path.exists()), None)
+            place = next((path for path in tried if os.path.exists(path)), None)
             if place is None:
+                places_tried = " and ".join(shown(str(path)) for path in tried)
                 raise ValueError(
-                    f"{self.file}: '{key}' is {entry}, which does not exist (tried {' and '.join(map(str, tried))}). "
+                    f"{self.file}: '{key}' is {shown(entry)}, which does not exist (tried {places_tried}). "
                     "Nothing is downloaded, and Ultralytics' setting datasets_dir is not used: correct 'path', or set "
                     "data.root"
                 )
@@ -45,13 +50,13 @@ class DataDescription:
 
 def read_description(file: Path, root: Path | None = None) -> DataDescription:
     """Read and check a `data.yaml`, given its path or folder; `root` replaces the `path` in the file."""
-    file = file / FILE_NAME if file.is_dir() else file
+    file = file / FILE_NAME if os.path.isdir(file) else file
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+        content = read_yaml(file)
     except FileNotFoundError as error:
         raise ValueError(f"data.format {file} does not exist") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"data.format {file} cannot be read as YAML: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"data.format {file} cannot be read as YAML: {one_line(str(error))}") from error
     if not isinstance(content, dict):
         raise ValueError(f"data.format {file} is not a data.yaml: it must have keys such as 'train', 'val' and 'names'")
     root = find_root(file, content.get("path")) if root is None else root
@@ -63,17 +68,25 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
             parts: list[Any] = value if isinstance(value, list) else [value]
             if not parts or not all(isinstance(part, str) and part for part in parts):
                 raise ValueError(
-                    f"{file}: '{key}' must be a folder, a .txt list of images, or a list of them, got {value!r}"
+                    f"{file}: '{key}' must be a folder, a .txt list of images, or a list of them, got "
+                    f"{shown(repr(value))}"
                 )
             entries[key] = tuple(parts)
     if "train" not in entries and "val" not in entries:
         raise ValueError(f"{file} must have the key 'train' or 'val'")
     channels = content.get("channels")
     if channels not in (None, *get_args(Channels)):
-        raise ValueError(f"{file}: 'channels' must be one of 1, 3, got {channels!r}")
+        raise ValueError(f"{file}: 'channels' must be one of 1, 3, got {shown(repr(channels))}")
     keypoints = [0, 0] if content.get("kpt_shape") is None else content["kpt_shape"]
-    if not (isinstance(keypoints, list) and len(keypoints) == 2 and all(type(n) is int and n >= 0 for n in keypoints)):
-        raise ValueError(f"{file}: 'kpt_shape' must be a list of two integers, got {keypoints!r}")
+    if not (
+        isinstance(keypoints, list)
+        and len(keypoints) == 2
+        and all(type(n) is int and 0 <= n <= MOST_KEYPOINTS for n in keypoints)
+    ):
+        raise ValueError(
+            f"{file}: 'kpt_shape' must be a list of two integers from 0 to {MOST_KEYPOINTS}, got "
+            f"{shown(repr(keypoints))}"
+        )
     return DataDescription(
         file=file.resolve(),
         root=root.resolve(),
@@ -84,18 +97,23 @@ def read_description(file: Path, root: Path | None = None) -> DataDescription:
     )
 
 
+def shown(text: str) -> str:
+    return one_line(text, SHOWN_CHARACTERS)
+
+
 def find_root(file: Path, path: object) -> Path:
     """Return the dataset folder: `path` relative to the folder of the file, else to the working folder."""
     if path is None or path == "":
         return file.parent
     if not isinstance(path, str):
-        raise ValueError(f"{file}: 'path' must be a folder, got {path!r}")
+        raise ValueError(f"{file}: 'path' must be a folder, got {shown(repr(path))}")
     tried = [file.parent / Path(path).expanduser(), Path.cwd() / Path(path).expanduser()]
     for folder in tried:
-        if folder.is_dir():
+        if os.path.isdir(folder):
             return folder
+    places_tried = " and ".join(shown(str(folder)) for folder in dict.fromkeys(tried))
     raise ValueError(
-        f"{file}: 'path' is {path}, which does not exist (tried {' and '.join(map(str, dict.fromkeys(tried)))}). "
+        f"{file}: 'path' is {shown(path)}, which does not exist (tried {places_tried}). "
         "Ultralytics' setting datasets_dir is not used: use an absolute path, or set data.root"
     )
 
@@ -105,24 +123,28 @@ def class_names(file: Path, names: object, count: Any) -> tuple[str, ...]:
     if count is not None:
         try:
             number = float(count)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = 0.0
-        if number < 1 or not number.is_integer():
-            raise ValueError(f"{file}: 'nc' must be an integer >= 1, got {count!r}")
+        if not 1 <= number <= MOST_CLASSES or not number.is_integer():
+            raise ValueError(f"{file}: 'nc' must be an integer from 1 to {MOST_CLASSES}, got {shown(repr(count))}")
         count = int(number)
     if names is None:
         if count is None:
             raise ValueError(f"{file} must have the key 'names' or 'nc'")
         return tuple(f"class_{index}" for index in range(count))
-    if not isinstance(names, list | dict) or not names:
-        raise ValueError(f"{file}: 'names' must be a list, or names by class number, got {names!r}")
+    if not isinstance(names, list | dict) or not 0 < len(names) <= MOST_CLASSES:
+        raise ValueError(f"{file}: 'names' must be a list, or names by class number, got {shown(repr(names))}")
     pairs = list(enumerate(names)) if isinstance(names, list) else list(names.items())
     try:
         by_number = {int(index): str(name) for index, name in pairs}
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{file}: the keys of 'names' must be class numbers, got {list(names)}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{file}: the keys of 'names' must be class numbers, got {shown(repr(list(names)))}"
+        ) from error
     if sorted(by_number) != list(range(len(names))):
-        raise ValueError(f"{file}: the keys of 'names' must be 0 to {len(names) - 1}, got {sorted(by_number)}")
+        raise ValueError(
+            f"{file}: the keys of 'names' must be 0 to {len(names) - 1}, got {shown(repr(sorted(by_number)))}"
+        )
     if count not in (None, len(names)):
         raise ValueError(f"{file}: 'nc' must be {len(names)}, the number of 'names', got {count}")
     return tuple(distinct_names(dict(sorted(by_number.items()))).values())

@@ -11,10 +11,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import read_regular
+
 BOX_COLUMNS = 5
 TOLERANCE = 0.01
 """Tolerated distance of coordinates from the image, as a fraction of its side: rounding errors of the labels."""
 SHOWN_CHARACTERS = 80
+LARGEST_FILE = 64 << 20  # Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ NO_LABELS = Labels(np.zeros(0, dtype=np.int64), np.zeros((0, 4)))
 def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels | None:
     """Read a label file, without its keypoints; a missing file (None) means a background image."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path, LARGEST_FILE).decode("utf-8-sig")
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
@@ -52,7 +56,8 @@ def read_labels(path: Path, classes: int, keypoint_columns: int = 0) -> Labels |
         try:
             lines.setdefault(parsed(words), number)
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}: {line[:SHOWN_CHARACTERS]!r}") from error
+            reason = one_line(str(error), 2 * SHOWN_CHARACTERS)
+            raise ValueError(f"{path}, line {number}: {reason}: {line[:SHOWN_CHARACTERS]!r}") from error
     if not lines:
         return NO_LABELS
     polygons = [number for row, number in lines.items() if len(row) > BOX_COLUMNS]

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.utils.files import flush
+from yolo_lightning.utils.json_record import read_json
 
 MANIFEST = "manifest.json"
 NamesArray = npt.NDArray[np.bytes_]
@@ -28,7 +29,7 @@ NamesArray = npt.NDArray[np.bytes_]
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a folder, empty if it is missing or unreadable."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):
         return {}
     return manifest if isinstance(manifest, dict) else {}
@@ -41,7 +42,7 @@ def is_current(folder: Path, source: Mapping[str, Any]) -> bool:
         return False
     try:
         return all((folder / name).stat().st_size == size for name, size in manifest["file_bytes"].items())
-    except (OSError, KeyError):
+    except (OSError, KeyError, AttributeError, TypeError):
         return False
 
 

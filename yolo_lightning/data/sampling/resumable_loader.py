@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from yolo_lightning.data.batch import Batch, Sample
 from yolo_lightning.data.dataset import SampleKey
+from yolo_lightning.data.sampling.mosaic_partners import mosaic_partners
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, occurrences
 
 
@@ -89,8 +90,9 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
         epoch, indices = self.epoch, self.order.indices(self.epoch)
         repeats = occurrences(indices)
         for own in self.batches.slices(self.start, len(indices)):
-            members = zip(indices[own].tolist(), repeats[own].tolist(), strict=True)
-            yield [SampleKey(epoch, frame, occurrence) for frame, occurrence in members]
+            partners = map(tuple, mosaic_partners(indices, own).tolist())
+            members = zip(indices[own].tolist(), repeats[own].tolist(), partners, strict=True)
+            yield [SampleKey(epoch, *member) for member in members]
 
 
 class ResumableLoader(DataLoader[Sample]):

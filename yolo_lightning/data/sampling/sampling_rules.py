@@ -34,8 +34,8 @@ class Sampling:
     """Sampling of the training split. The defaults use every frame once per epoch.
 
     The Trainer counts the epochs defined here: validation intervals, warm-up, `close_mosaic_epochs` and learning rates
-    depend on them. Mosaic draws its other three frames uniformly from the whole split. A resumed run may change the
-    rules at the end of an epoch only.
+    depend on them. Mosaic takes its other three frames from the same epoch (`mosaic_partners`). A resumed run may
+    change the rules at the end of an epoch only.
 
     Attributes:
         frame_interval: Use every n-th frame of each clip, in order of time. The phase changes with the epoch, so that n

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from yolo_lightning.data.storage.frames import BitDepthError, FolderFrames, FrameError, Storage
+from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
@@ -18,7 +19,12 @@ COMPARED_FRAMES = 8
 
 
 def open_frames(
-    root: Path, storage: StorageKind = "auto", *, index_root: Path, store: str | Path | None = None
+    root: Path,
+    storage: StorageKind = "auto",
+    *,
+    index_root: Path,
+    store: str | Path | None = None,
+    limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
 ) -> Storage:
     """Open the storage of the frames of a dataset.
 
@@ -34,24 +40,29 @@ def open_frames(
             from yolo_lightning.data.storage.litdata_frames import LitdataFrames
         except ImportError as error:
             raise ValueError(f"data.storage litdata requires litdata ({error}): pip install litdata") from error
-        return LitdataFrames(str(store), index_root / "litdata")
+        return LitdataFrames(str(store), index_root / "litdata", limits)
     store = root / STORE if store is None else Path(store).expanduser()
     if storage == "auto":
         storage = find_storage(root, store)
     if storage != "packed":
-        return open_original(root, storage, index_root)
+        return open_original(root, storage, index_root, limits)
     packed = PackedFrames(store)
     compare_with_original(packed, root, index_root)
     return packed
 
 
-def open_original(root: Path, storage: str, index_root: Path) -> FolderFrames | ZipFrames:
+def open_original(
+    root: Path,
+    storage: str,
+    index_root: Path,
+    limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
+) -> FolderFrames | ZipFrames:
     """Open the encoded frames; "auto" selects the folder if it exists, else the archive."""
     if storage == "auto":
         storage = "zip" if (root / ARCHIVE).is_file() and not (root / FOLDER).is_dir() else "folder"
     if storage not in ("folder", "zip"):
         raise ValueError(f"storage must be one of auto, folder, zip, got {storage!r}")
-    return ZipFrames(root / ARCHIVE, index_root) if storage == "zip" else FolderFrames(root)
+    return ZipFrames(root / ARCHIVE, index_root, limits) if storage == "zip" else FolderFrames(root, limits)
 
 
 def find_storage(root: Path, store: Path) -> StorageKind:

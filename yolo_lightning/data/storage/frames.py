@@ -10,6 +10,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.utils.regular_files import read_regular
+
 Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
 IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"})
 """Suffixes of the image formats of Ultralytics that OpenCV decodes, in lower case."""
@@ -66,24 +69,29 @@ class Storage(Protocol):
 
 
 class ImageFiles:
-    """Image files below the folder `base`; absolute names may be outside of it."""
+    """Image files below the folder `base`."""
 
-    def __init__(self, base: Path, channels: Channels = 1) -> None:
+    def __init__(self, base: Path, channels: Channels = 1, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
         self.base = base
         self.channels = channels
+        self.limits = limits
 
     def __str__(self) -> str:
         return str(self.base)
 
     def read(self, name: str) -> npt.NDArray[np.uint8]:
-        return decode_frame(self.content(name), name, self.channels)
+        return decode_frame(self.content(name), name, self.channels, self.limits)
 
     def content(self, name: str) -> bytes:
-        """Return the content of a file; raise `FrameError` if it cannot be read."""
+        """Return the content of a regular file; raise `FrameError` if it cannot be read or is too large."""
+        if problem := self.limits.problem_of_name(name):
+            raise FrameError(f"{name}: {problem}")
         try:
-            return (self.base / name).read_bytes()
+            return read_regular(self.base / name, self.limits.max_bytes)
         except OSError as error:
             raise FrameError(f"{name}: {error.strerror}") from error
+        except ValueError as error:  # a null character
+            raise FrameError(f"{name!r}: {error}") from error
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return the names without a file; lists each folder once, which is faster than one query per file."""
@@ -95,7 +103,7 @@ class ImageFiles:
         for folder, files in by_folder.items():
             try:
                 present = set(os.listdir(self.base / folder))
-            except OSError:
+            except (OSError, ValueError):
                 present = set()
             if not present.issuperset(files):
                 absent.extend(folder + file for file in files if file not in present)
@@ -108,28 +116,36 @@ class FolderFrames(ImageFiles):
     `frames/frames/...`, the result of extracting `frames.zip` into a folder `frames`, is found too.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
         if not root.is_dir():
             raise ValueError(f"dataset root {root} does not exist or is not a folder")
         if not (root / "frames").is_dir():
             raise ValueError(f"dataset root {root} has no folder 'frames': extract frames.zip there")
-        super().__init__(root / "frames" if (root / "frames" / "frames").is_dir() else root)
+        super().__init__(root / "frames" if (root / "frames" / "frames").is_dir() else root, limits=limits)
 
     def __str__(self) -> str:
         return str(self.base / "frames")
 
 
-def decode_frame(content: bytes, name: str, channels: Channels = 1) -> npt.NDArray[np.uint8]:
+def decode_frame(
+    content: bytes,
+    name: str,
+    channels: Channels = 1,
+    limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
+) -> npt.NDArray[np.uint8]:
     """Decode an image file to `(H, W)` uint8 or, with three channels, `(H, W, 3)` RGB; its EXIF orientation is applied.
 
-    OpenCV fills missing rows of a truncated JPEG with gray and reports success, so the end marker is checked first.
+    The size in the header is checked first. The end marker is checked, too, because OpenCV fills missing rows of a
+    truncated JPEG with gray and reports success.
 
     Raises:
         BitDepthError: If the pixels are not 8-bit unsigned integers.
-        FrameError: If `content` is truncated or not an image.
+        FrameError: If `content` is truncated, not an image, or larger than `limits`.
     """
     if not content:
         raise FrameError(f"{name}: the file is empty")
+    if problem := limits.problem_of_content(content):
+        raise FrameError(f"{name}: {problem}")
     if content.startswith(JPEG_START) and JPEG_END not in content[-TRAILING_BYTES:] and is_truncated(content):
         raise FrameError(f"{name}: the JPEG is truncated ({len(content)} bytes, no end marker)")
     if content.startswith(TIFF_STARTS):  # OpenCV cannot convert float RGB pixels to gray, and prints lines to stderr

@@ -21,6 +21,7 @@ import obstore
 
 from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError, decode_frame
+from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
 NAMES = "names.npy"
@@ -33,9 +34,10 @@ class LitdataFrames:
     An instance is pickled as two texts; each process opens the store itself.
     """
 
-    def __init__(self, store: str, cache: Path) -> None:
+    def __init__(self, store: str, cache: Path, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
         self.store = store
         self.cache = cache
+        self.limits = limits
         try:
             self._names = NameTable(np.load(io.BytesIO(read_object(store, NAMES)), allow_pickle=False))
         except (OSError, ValueError, obstore.exceptions.BaseError) as error:
@@ -44,7 +46,7 @@ class LitdataFrames:
         self._opened: tuple[int, litdata.StreamingDataset] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LitdataFrames, (self.store, self.cache)
+        return LitdataFrames, (self.store, self.cache, self.limits)
 
     def __str__(self) -> str:
         return f"{self.store}, {len(self._names):,} frames in litdata chunks"
@@ -60,7 +62,7 @@ class LitdataFrames:
             raise FrameError(f"{name}: {record['problem']}")
         if record["name"] != name or zlib.crc32(content) != record["crc"]:
             raise FrameError(f"{name}: damaged in {self.store}: wrong name or checksum in record {position}")
-        return decode_frame(content, name)
+        return decode_frame(content, name, limits=self.limits)
 
     def missing(self, names: Iterable[str]) -> list[str]:
         return self._names.absent(names)

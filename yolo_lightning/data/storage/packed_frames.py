@@ -20,6 +20,7 @@ import numpy.typing as npt
 from yolo_lightning.data.index.index_folder import NameTable
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.utils.files import PositionedFile
+from yolo_lightning.utils.plain_text import one_line
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -57,6 +58,8 @@ class PackedFrames:
         self.store = store
         manifest = read_manifest(store)
         for shard in manifest.shards:
+            if Path(shard.file).name != shard.file:
+                raise ValueError(f"{store / MANIFEST}: shard {shard.file!r} must be a file in the store")
             path = store / shard.file
             size = path.stat().st_size if path.is_file() else None
             if size != shard.bytes:
@@ -87,6 +90,8 @@ class PackedFrames:
         if position is None:
             raise FrameError(f"{name}: {self._damaged.get(name, f'not in the packed store {self.store}')}")
         number, crc, offset, height, width = self._frames[position].item()
+        if number >= len(self._shards) or offset + height * width > self._shards[number].size_bytes:
+            raise FrameError(f"{name}: the index of {self.store} is damaged: run prepare")
         shard = self._shards[number]
         frame = np.empty((height, width), dtype=np.uint8)
         try:
@@ -122,8 +127,8 @@ def read_manifest(store: Path) -> Manifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError as error:
         raise ValueError(f"{store} is not a finished packed store ({MANIFEST} is missing): run prepare") from error
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}; run prepare, which writes it again") from error
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {one_line(str(error))}; run prepare, which writes it again") from error
     if manifest.format != FORMAT:
         raise ValueError(f"{path} must have format {FORMAT}, got {manifest.format}: delete the store and run prepare")
     return manifest
@@ -131,11 +136,15 @@ def read_manifest(store: Path) -> Manifest:
 
 def map_index(store: Path, manifest: Manifest) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[Any]]:
     """Return the sorted names and their `FRAME` records; raise `ValueError` if they are missing or damaged."""
+    if Path(manifest.index).name != manifest.index:
+        raise ValueError(f"{store / MANIFEST}: index {manifest.index!r} must be a folder in the store")
     folder = store / manifest.index
     try:
         names, frames = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("names", "frames"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} is damaged: {error}; run prepare, which writes it again") from error
+    except Exception as error:  # numpy raises errors of many types on a damaged header, also SyntaxError
+        raise ValueError(f"{folder} is damaged: {one_line(str(error))}; run prepare, which writes it again") from error
+    if names.dtype.kind != "S" or names.ndim != 1 or frames.dtype != FRAME or frames.shape != names.shape:
+        raise ValueError(f"{folder} is damaged: wrong types; run prepare, which writes it again")
     if index_checksum(names, frames) != manifest.index_crc:
         raise ValueError(f"{folder} is damaged: wrong checksum; run prepare, which writes it again")
     return names, frames

@@ -19,7 +19,9 @@ import numpy.typing as npt
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import NamesArray, NameTable, encode
 from yolo_lightning.data.storage.frames import FrameError, decode_frame
+from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.utils.files import PositionedFile
+from yolo_lightning.utils.plain_text import one_line
 
 FORMAT = 1
 MEMBER = np.dtype(
@@ -27,6 +29,7 @@ MEMBER = np.dtype(
 )
 METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
 ENCRYPTED = 0x1
+LARGEST_MEMBER = 1 << 40  # Bytes
 LONGEST_NAME = 512  # Bytes. A member with a longer name is not a frame; one such name would widen the whole array.
 LEADING_FOLDERS = re.compile(r"^(?:.*/)?(?:frames/|(?=\d{8}/))")
 """Folders before `<date>/<clip>/<frame>`: archives were packed above, at or below the folder `frames`."""
@@ -53,28 +56,31 @@ class ZipFrames:
     archive itself.
     """
 
-    def __init__(self, archive: Path, index_root: Path) -> None:
+    def __init__(self, archive: Path, index_root: Path, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
         self.archive = archive
         self.index_root = index_root
+        self.limits = limits
         names, self._members, manifest = open_directory(archive, index_root)
         self._names = NameTable(names)
         self.fingerprint: str = manifest["fingerprint"]
         self._file = PositionedFile(archive, manifest["source"]["bytes"], manifest["source"]["modified_ns"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (self.archive, self.index_root, self.fingerprint)
+        return reopen, (self.archive, self.index_root, self.limits, self.fingerprint)
 
     def __str__(self) -> str:
         return f"{self.archive}, {len(self._names):,} frames"
 
     def read(self, name: str) -> npt.NDArray[np.uint8]:
-        return decode_frame(self.content(name), name)
+        return decode_frame(self.content(name), name, limits=self.limits)
 
     def content(self, name: str) -> bytes:
         position = self._names.find(name)
         if position is None:
             raise FrameError(f"{name}: not in {self.archive.name}")
         offset, compressed_bytes, size, crc, method = self._members[position].item()
+        if max(size, compressed_bytes) > self.limits.max_bytes:
+            raise FrameError(f"{name}: {size:,} bytes, more than {self.limits.max_bytes:,}")
         try:
             content = self._compressed(offset, compressed_bytes)
             if method == zipfile.ZIP_DEFLATED:
@@ -103,9 +109,9 @@ class ZipFrames:
         return data
 
 
-def reopen(archive: Path, index_root: Path, fingerprint: str) -> ZipFrames:
+def reopen(archive: Path, index_root: Path, limits: FrameLimits, fingerprint: str) -> ZipFrames:
     """Open the archive in a spawned worker; raise `ValueError` if it was replaced."""
-    storage = ZipFrames(archive, index_root)
+    storage = ZipFrames(archive, index_root, limits)
     if storage.fingerprint != fingerprint:
         raise ValueError(f"{archive} has changed since this run was started: restart the run")
     return storage
@@ -167,15 +173,23 @@ def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = opened.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, struct.error, OSError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, struct.error, OSError, ValueError, MemoryError) as error:
+        reason = one_line(str(error)) or type(error).__name__  # ValueError: seek to a negative offset, text in names
         raise ValueError(
-            f"{archive} ({archive.stat().st_size:,} bytes) cannot be read as a zip archive: {error}; its directory "
+            f"{archive} ({archive.stat().st_size:,} bytes) cannot be read as a zip archive: {reason}; its directory "
             "is at the end of the file, so the download or copy may be incomplete"
         ) from error
     entries = [entry for entry in entries if not entry.is_dir() and len(encode(entry.filename)) <= LONGEST_NAME]
     if not entries:
         raise ValueError(f"{archive} contains no files")
+    archive_bytes = archive.stat().st_size
     for entry in entries:
+        if not 0 <= entry.header_offset <= archive_bytes - entry.compress_size or entry.file_size > LARGEST_MEMBER:
+            raise ValueError(
+                f"{archive}: {entry.filename!r} has {entry.compress_size:,} bytes at {entry.header_offset:,} and "
+                f"{entry.file_size:,} unpacked bytes, which is not inside the archive of {archive_bytes:,} bytes: its "
+                "directory is damaged"
+            )
         if entry.flag_bits & ENCRYPTED:
             raise ValueError(f"{archive}: {entry.filename} is encrypted: extract the archive and use the folder")
         if entry.volume:

@@ -1,0 +1,149 @@
+"""A table of the epochs of a fit: one line per epoch, in a terminal and in a log file."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from yolo_lightning.callbacks.results_file import LOSSES, ResultsFile
+from yolo_lightning.callbacks.status_file import MAP, MAP_50, is_validation_of_fit
+
+HEADING_INTERVAL = 20
+"""Rows between two headings."""
+
+HEADINGS = ("box", "cls", "dfl", "box", "cls", "dfl", "mAP50", "mAP50-95", "lr", "img/s", "time")
+WIDTHS = (5, 5, 5, 5, 5, 5, 6, 8, 6, 5, 7)
+GAP = " "
+MISSING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """Values of one finished epoch; None if a value was not measured, for example without a validation."""
+
+    epoch: int  # from 1
+    epochs: int | None  # of the fit; None if it has no limit
+    train_losses: tuple[float | None, ...]  # box, class and distribution focal loss, means over the epoch
+    val_losses: tuple[float | None, ...]  # of the validation at the end of the epoch
+    map_50: float | None
+    map: float | None
+    learning_rate: float | None  # of the weights, in the last batch
+    images_per_s: float | None  # of training, all ranks together, without validations
+    duration_s: float  # with validations
+
+    def text(self) -> str:
+        """Return one line of at most 80 characters for up to 999 epochs."""
+        values = [
+            *map(loss_text, (*self.train_losses, *self.val_losses)),
+            *(MISSING if score is None else f"{score:.4f}" for score in (self.map_50, self.map)),
+            MISSING if self.learning_rate is None else f"{self.learning_rate:.1e}".replace("e-0", "e-"),
+            MISSING if self.images_per_s is None else rate_text(self.images_per_s),
+            duration_text(self.duration_s),
+        ]
+        first = f"{self.epoch}/{self.epochs}" if self.epochs else str(self.epoch)
+        return GAP.join([first.rjust(first_width(self.epochs)), *map(str.rjust, values, WIDTHS)])
+
+
+def heading(epochs: int | None) -> str:
+    """Return the two lines above the rows."""
+    first = first_width(epochs)
+    loss_width = sum(WIDTHS[:3]) + 2 * len(GAP)
+    groups = GAP.join(["".ljust(first), " train loss ".center(loss_width, "-"), " val loss ".center(loss_width, "-")])
+    return f"{groups}\n" + GAP.join(["epoch".rjust(first), *map(str.rjust, HEADINGS, WIDTHS)])
+
+
+def first_width(epochs: int | None) -> int:
+    return max(len("epoch"), 2 * len(str(epochs)) + 1 if epochs else 0)
+
+
+def loss_text(value: float | None) -> str:
+    """Return a loss in at most five characters: 1.234, 12.34, 123.4, 1e+05."""
+    if value is None:
+        return MISSING
+    digits = 3 if abs(value) < 9.9995 else 2 if abs(value) < 99.995 else 1
+    return f"{value:.{digits}f}" if not abs(value) >= 999.95 else f"{value:.0e}"
+
+
+def rate_text(per_s: float) -> str:
+    return f"{per_s:.1f}" if per_s < 999.95 else f"{per_s:.0f}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return minutes and seconds, with hours from one hour on: 0:07, 12:30, 1:02:30."""
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest_s:02d}" if hours else f"{minutes}:{rest_s:02d}"
+
+
+class EpochTable(Callback):
+    """Logs one line per epoch: mean losses, scores, learning rate, images per second and time, on the first rank.
+
+    The losses are those of `ResultsFile`, without which their columns contain dashes. Validation columns are empty for
+    an epoch without a validation. Images per second and time of a resumed epoch refer to its part after the resume.
+    """
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._images = 0
+        self._began_s = 0.0
+        self._training_s = 0.0
+        """Seconds of the epoch up to the last batch, without validations."""
+        self._resting_s = 0.0
+        """Seconds of the validations of the epoch."""
+        self._validation_began_s = 0.0
+        self._scores: Mapping[str, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._rows = 0
+        self._begin()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._images += len(batch) * trainer.world_size
+        self._training_s = time.monotonic() - self._began_s - self._resting_s
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_began_s = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if is_validation_of_fit(trainer):
+            self._resting_s += time.monotonic() - self._validation_began_s
+            self._scores = {name: float(trainer.callback_metrics[name]) for name in trainer.callback_metrics}
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the row; `ResultsFile`, an earlier callback, has completed the losses of the epoch."""
+        epoch = trainer.current_epoch + 1
+        results = next((one for one in trainer.callbacks if isinstance(one, ResultsFile)), None)  # type: ignore[attr-defined]
+        known = {} if results is None else results.row(epoch)
+        row = EpochRow(
+            epoch,
+            trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None,
+            tuple(known.get(f"train/{name}") for name in LOSSES),
+            tuple(self._scores.get(f"val/{name}") for name in LOSSES),
+            valid_score(self._scores.get(MAP_50)),
+            valid_score(self._scores.get(MAP)),
+            known.get("lr/pg0"),
+            self._images / self._training_s if self._images and self._training_s > 0 else None,
+            time.monotonic() - self._began_s,
+        )
+        if self._rows % HEADING_INTERVAL == 0:
+            rank_zero_info(heading(row.epochs))
+        rank_zero_info(row.text())
+        self._rows += 1
+
+    def _begin(self) -> None:
+        self._began_s = time.monotonic()
+        self._images, self._training_s, self._resting_s, self._scores = 0, 0.0, 0.0, {}
+
+
+def valid_score(score: float | None) -> float | None:
+    """Return None for a score that is not defined: without annotated objects, it is -1 or NaN."""
+    return None if score is None or math.isnan(score) or score < 0 else score

@@ -1,0 +1,64 @@
+"""Fuzz all readers for a number of minutes: `python scripts/fuzz.py --minutes 60`.
+
+Every reader gets changed files in turns, with another seed in each turn. The totals are printed and, with `--log`,
+appended as JSON lines after each turn. Inputs with findings are stored in `--keep`. The exit code is 1 with findings.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from fuzzing.readers import READERS, available
+from fuzzing.session import SessionReport, fuzz
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of one turn of a reader")
+    parser.add_argument("--seed", type=int, default=1, help="of the first turn")
+    parser.add_argument("--only", nargs="*", choices=[reader.name for reader in READERS])
+    parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="folder for inputs with findings")
+    parser.add_argument("--log", type=Path)
+    arguments = parser.parse_args()
+    readers = [reader for reader in available() if not arguments.only or reader.name in arguments.only]
+    totals = {reader.name: SessionReport(reader.name) for reader in readers}
+    end_s, seed = time.monotonic() + 60 * arguments.minutes, arguments.seed
+    while time.monotonic() < end_s:
+        for reader in readers:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            report = fuzz(reader, min(arguments.seconds, left_s), seed, arguments.keep)
+            add(totals[reader.name], report)
+            if arguments.log is not None:
+                with arguments.log.open("a") as file:
+                    file.write(json.dumps(asdict(report)) + "\n")
+        seed += 1
+    print(table(list(totals.values())))
+    for one in totals.values():
+        for found in one.findings:
+            print(f"{one.reader}: {found['error']} ({found['file']})")
+    sys.exit(any(one.findings for one in totals.values()))
+
+
+def add(total: SessionReport, report: SessionReport) -> None:
+    total.inputs += report.inputs
+    total.accepted += report.accepted
+    known = {found["error"].partition(": ")[0] for found in total.findings}
+    total.findings += [found for found in report.findings if found["error"].partition(": ")[0] not in known]
+
+
+def table(reports: list[SessionReport]) -> str:
+    """Return the totals as a Markdown table."""
+    lines = ["| reader | inputs | read without error | findings |", "| --- | ---: | ---: | ---: |"]
+    lines += [f"| {one.reader} | {one.inputs:,} | {one.accepted:,} | {len(one.findings)} |" for one in reports]
+    inputs, accepted = sum(one.inputs for one in reports), sum(one.accepted for one in reports)
+    return "\n".join([*lines, f"| all | {inputs:,} | {accepted:,} | {sum(len(one.findings) for one in reports)} |"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,475 @@
+"""Readers of files of unknown origin, each with valid files and one function that reads a changed file.
+
+A reader writes its other files once into `folder` and returns the file to change, with its valid contents.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+IMAGE_NAME = "frames/20200502/clip_1_1142/image_0000.jpg"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a reader is tried on."""
+
+    file: Path  # receives the changed contents
+    contents: Sequence[bytes]  # valid contents
+    read: Callable[[], object]  # reads `file`
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """A reader by the name of what it reads."""
+
+    name: str
+    prepare: Callable[[Path], Target]
+    needs: str = ""  # optional package
+
+
+def annotations(categories: Sequence[tuple[int, str]]) -> bytes:
+    images = [
+        {
+            "id": 20200502114223000 + number,
+            "file_name": f"frames/20200502/clip_1_1142/image_{number:04d}.jpg",
+            "width": 32,
+            "height": 24,
+            "date_captured": "2020-05-02T11:42:23",
+            "meta": {"Temperature": 12.5, "Humidity": "80,5 %"},
+        }
+        for number in range(3)
+    ]
+    boxes = [
+        {"id": number, "image_id": images[number % 3]["id"], "category_id": 1 + number % 4, "bbox": [1, 2, 3.5, 4]}
+        for number in range(5)
+    ]
+    listed = [{"id": number, "name": name} for number, name in categories]
+    return json.dumps({"images": images, "annotations": boxes, "categories": listed}).encode()
+
+
+def ltdv2(folder: Path) -> Target:
+    from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES, read_annotations
+
+    file = folder / "Train.json"
+    return Target(file, [annotations(list(enumerate(("background", *CLASS_NAMES))))], lambda: read_annotations(file))
+
+
+def coco(folder: Path) -> Target:
+    from yolo_lightning.data.formats.coco import image_folder, read_coco
+
+    file = folder / "instances_train.json"
+    (folder / IMAGE_NAME).parent.mkdir(parents=True)
+    (folder / IMAGE_NAME).touch()
+
+    def read() -> None:
+        names = [name.decode() for name in read_coco(file).file_names.tolist()]
+        image_folder(file, folder, (), names)
+
+    return Target(file, [annotations([(1, "a"), (2, "b"), (3, "c"), (4, "d")])], read)
+
+
+def labels(folder: Path) -> Target:
+    from yolo_lightning.data.formats.yolo_labels import read_labels
+
+    file = folder / "a.txt"
+    contents = [
+        b"0 0.5 0.5 0.25 0.5\n3 0.1 0.1 0.1 0.1\n",
+        b"1 0.1 0.1 0.2 0.2 0.3 0.1\n",
+        b"\xef\xbb\xbf2 1 1 0 0\r\n",
+    ]
+    return Target(file, contents, lambda: (read_labels(file, 4), read_labels(file, 4, 6)))
+
+
+def data_yaml(folder: Path) -> Target:
+    from yolo_lightning.data.formats.yolo_description import read_description
+
+    for name in ("images/train", "images/val"):
+        (folder / name).mkdir(parents=True)
+    file = folder / "data.yaml"
+    contents = [
+        b"path: .\ntrain: images/train\nval: [images/val]\nnames: {0: a, 1: b}\nkpt_shape: [17, 3]\nchannels: 1\n",
+        b"train: images/train\nval: images/val\nnc: 2\nnames:\n  - person\n  - 'a car'\n",
+        b"names: &n [a, b]\nother: *n\nval: images/val\nnc: 2\n",
+    ]
+    return Target(
+        file, contents, lambda: [read_description(file).places(key) for key in read_description(file).entries]
+    )
+
+
+def image_list(folder: Path) -> Target:
+    from yolo_lightning.data.formats.yolo import YoloSplit
+    from yolo_lightning.data.formats.yolo_description import read_description
+
+    (folder / "images").mkdir()
+    for number, content in enumerate(pictures()[:2]):
+        (folder / "images" / f"{number}.jpg").write_bytes(content)
+    (folder / "data.yaml").write_text("train: list.txt\nnames: [a]\n")
+    file = folder / "list.txt"
+
+    def read() -> None:
+        split = YoloSplit(read_description(folder), "train")
+        split.state()
+        split.read()
+
+    return Target(file, [b"./images/0.jpg\nimages/1.jpg\n", b"\xef\xbb\xbfimages/0.jpg\r\n\r\n"], read)
+
+
+def pictures() -> list[bytes]:
+    import cv2
+    import numpy as np
+
+    coarse = np.random.default_rng(0).integers(0, 256, (6, 8), dtype=np.uint8)
+    pixels = cv2.resize(coarse, (32, 24), interpolation=cv2.INTER_CUBIC)
+    suffixes = (".jpg", ".png", ".bmp", ".tif", ".webp")
+    found = [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in suffixes]
+    return [*found, cv2.imencode(".tif", pixels.astype(np.float32))[1].tobytes()]
+
+
+def image(folder: Path) -> Target:
+    from yolo_lightning.data.formats.yolo import image_shape
+    from yolo_lightning.data.storage.frames import ImageFiles
+
+    file, files = folder / "a.jpg", (ImageFiles(folder), ImageFiles(folder, 3))
+
+    def read() -> None:
+        image_shape(file)
+        for one in files:
+            one.read("a.jpg")
+
+    return Target(file, pictures(), read)
+
+
+def archive(compression: int) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as opened:
+        opened.writestr("frames/", b"")
+        for number, content in enumerate(pictures()[:3]):
+            opened.writestr(f"frames/20200502/clip_1_1142/image_{number:04d}.jpg", content)
+    return buffer.getvalue()
+
+
+def zip_frames(folder: Path) -> Target:
+    from yolo_lightning.data.storage.frames import FrameError
+    from yolo_lightning.data.storage.zip_frames import ZipFrames
+
+    file = folder / "frames.zip"
+
+    def read() -> None:
+        frames = ZipFrames(file, folder / "index")
+        frames.missing([IMAGE_NAME, "absent"])
+        for number in range(3):
+            try:
+                frames.read(f"frames/20200502/clip_1_1142/image_{number:04d}.jpg")
+            except FrameError as error:
+                check_text(str(error))
+
+    return Target(file, [archive(zipfile.ZIP_STORED), archive(zipfile.ZIP_DEFLATED)], read)
+
+
+def packed(folder: Path) -> Target:
+    """Change one file of a store: what `file` receives is the number of the file and its new content."""
+    from yolo_lightning.data.storage.choose_storage import open_original
+    from yolo_lightning.data.storage.frames import FrameError
+    from yolo_lightning.data.storage.packed_frames import PackedFrames
+    from yolo_lightning.data.storage.packing import complete_shards, describe, write_index, write_shard
+
+    (folder / "frames.zip").write_bytes(archive(zipfile.ZIP_STORED))
+    original, store = open_original(folder, "zip", folder / "index"), folder / "packed"
+    names = [f"frames/20200502/clip_1_1142/image_{number:04d}.jpg" for number in range(3)]
+    store.mkdir()
+    shard, damaged = write_shard(store, original, describe(original), names)
+    assert shard is not None
+    write_index(store, [shard], damaged, describe(original))
+    valid = {path: path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
+    paths = list(valid)
+
+    def read() -> None:
+        content = file.read_bytes()
+        path = paths[content[0] % len(paths)] if content else paths[0]
+        path.write_bytes(content[1:])
+        try:
+            complete_shards(store)
+            frames = PackedFrames(store)
+            frames.missing(names)
+            for name in names:
+                try:
+                    frames.read(name)
+                except FrameError as error:
+                    check_text(str(error))
+        finally:
+            path.write_bytes(valid[path])
+
+    file = folder / "change"
+    return Target(file, [bytes([number]) + valid[path] for number, path in enumerate(paths)], read)
+
+
+def litdata(folder: Path) -> Target:
+    from yolo_lightning.data.storage.choose_storage import open_original
+    from yolo_lightning.data.storage.frames import FrameError
+    from yolo_lightning.data.storage.litdata_frames import LitdataFrames, write_litdata
+
+    (folder / "frames.zip").write_bytes(archive(zipfile.ZIP_STORED))
+    names = [f"frames/20200502/clip_1_1142/image_{number:04d}.jpg" for number in range(3)]
+    store = folder / "store"
+    write_litdata(open_original(folder, "zip", folder / "index"), names, str(store), 1)  # type: ignore[arg-type]
+    file = store / "names.npy"
+
+    def read() -> None:
+        frames = LitdataFrames(str(store), folder / "cache")
+        for name in names:
+            try:
+                frames.read(name)
+            except FrameError as error:
+                check_text(str(error))
+
+    return Target(file, [file.read_bytes()], read)
+
+
+def submission() -> bytes:
+    entry = {"boxes": [[1, 2, 30.5, 40], [5, 5, 9, 9]], "scores": [0.5, 0.25], "labels": [1, 4]}
+    empty: dict[str, list[Any]] = {"boxes": [], "scores": [], "labels": []}
+    return json.dumps({"20200502114223000": entry, "20200502114223001": empty}).encode()
+
+
+def check(file: Path) -> Callable[[], None]:
+    from yolo_lightning.challenge.check import check_submission, repaired
+    from yolo_lightning.challenge.content import Template
+
+    template = Template(("20200502114223000", "20200502114223001"))
+
+    def read() -> None:
+        for one in (None, template):
+            report = check_submission(file, one)
+            repaired(report, one)
+            for problem in report.problems:
+                check_text(problem.what)
+
+    return read
+
+
+def submission_json(folder: Path) -> Target:
+    result = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}
+    file = folder / "predictions.json"
+    return Target(file, [submission(), json.dumps([result, result]).encode()], check(file))
+
+
+def submission_zip(folder: Path) -> Target:
+    contents = []
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", compression) as opened:
+            opened.writestr("predictions.json", submission())
+        contents.append(buffer.getvalue())
+    file = folder / "predictions.zip"
+    return Target(file, contents, check(file))
+
+
+def truth(folder: Path) -> Target:
+    from yolo_lightning.challenge.score import read_truth
+    from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+
+    file = folder / "truth.json"
+    keyed = json.dumps({"20200502114223000": {"boxes": [[1, 2, 3, 4]], "labels": [1]}}).encode()
+    return Target(file, [keyed, annotations(list(enumerate(("background", *CLASS_NAMES))))], lambda: read_truth(file))
+
+
+def heartbeat(folder: Path) -> Target:
+    from yolo_lightning.supervision.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
+
+    file = folder / "heartbeat"
+    writer = HeartbeatWriter(file)
+    writer.beat(Phase.STEP)
+    writer.close()
+    return Target(file, [file.read_bytes()], HeartbeatReader(file).read)
+
+
+def checkpoint(folder: Path) -> Target:
+    import torch
+
+    from yolo_lightning.checkpoints.checkpoint_file import find_damage, steps_trained
+    from yolo_lightning.checkpoints.resume import content_of, epochs_done, remembered
+    from yolo_lightning.model.graph import read_checkpoint
+    from yolo_lightning.model.network_settings import read_settings
+
+    content = {
+        "state_dict": {"graph.a": torch.zeros(3, 4)},
+        "hyper_parameters": {"variant": "yolov8n", "class_names": ["a", "b"], "class_width": 2},
+        "input": {"image_size": 64, "channels": 1},
+        "steps": 3,
+        "epoch": 1,
+        "loops": {"fit_loop": {"epoch_progress": {"current": {"processed": 2}}}},
+        "config": {"data": {"batch_size": 4}},
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    file = folder / "last.ckpt"
+
+    def read() -> None:
+        find_damage(file)
+        steps_trained(file)
+        loaded = content_of(file)
+        read_settings(file)
+        epochs_done(loaded)
+        remembered(folder, loaded)
+        if set(loaded.get("hyper_parameters", ())) != set(content["hyper_parameters"]):  # else a network is built
+            read_checkpoint(file)
+
+    return Target(file, [buffer.getvalue()], read)
+
+
+def weights(folder: Path) -> Target:
+    import torch
+
+    from yolo_lightning.model.graph import network_of, plain_graph
+    from yolo_lightning.model.pt_file import read_pt
+    from yolo_lightning.model.variants import description_of
+
+    rows = [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [8, 3, 2]]]
+    small = {"nc": 2, "backbone": rows, "head": [[[0, 1], 1, "Detect", ["nc"]]], "scales": {"n": [1.0, 1.0, 1024]}}
+    model = type(plain_graph(description_of("yolov8n"), 2))(small | {"scale": "n"}, ch=3, nc=2, verbose=False)
+    buffer = io.BytesIO()
+    torch.save({"model": model.half(), "ema": None, "train_args": {"imgsz": 64}}, buffer)
+    file = folder / "weights.pt"
+    return Target(file, [buffer.getvalue()], lambda: network_of(read_pt(file)))
+
+
+def configuration(folder: Path) -> Target:
+    from yolo_lightning.checkpoints.resume import remembered, report_differences
+    from yolo_lightning.commands.report.read_report import Reader
+    from yolo_lightning.commands.report.read_report import configuration as shown
+
+    file = folder / "config.yaml"
+    content = (
+        b"seed_everything: 0\ndata:\n  batch_size: 4\n  root: a\nsupervision:\n  notify: {webhook: $HOOK, ping: null}\n"
+    )
+
+    def read() -> None:
+        report_differences(remembered(folder, {}), {"data.batch_size": 4})
+        Reader(folder).read(file, shown)
+
+    return Target(file, [content, b"trainer: {max_epochs: 3, callbacks: []}\nmodel: &m {a: 1}\nother: *m\n"], read)
+
+
+def run_files(folder: Path) -> Target:
+    """Change one file of a run folder, and show the run as `monitor` does."""
+    from rich.console import Console
+
+    from yolo_lightning.checkpoints.checkpoint_file import read_checksum
+    from yolo_lightning.commands.monitor.command import as_json
+    from yolo_lightning.commands.monitor.read_run import read_run
+    from yolo_lightning.commands.monitor.screen import screen
+    from yolo_lightning.commands.report.read_report import read_report
+    from yolo_lightning.supervision.incident import loader_stalls
+    from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
+    from yolo_lightning.supervision.restart_policy import FallbackState, quarantined
+    from yolo_lightning.supervision.run_lock import read_holder
+    from yolo_lightning.supervision.run_status import Scores, Status
+    from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+    from yolo_lightning.utils.run_files import saved_steps
+
+    run = folder / "run"
+    losses: dict[str, float | None] = {"train/loss": 1.5, "train/box": None}
+    status = Status(
+        3, 100, 1, 1, 1.8e9, 5.0, 99, 0, "host", "cpu", 2, 1, 50, 150, 0.5, 0.1, 100.0, 5.0, losses, {"lr": 0.1},
+        (Scores(0, {"val/map_50": 0.5}),), 0.5,
+    )  # fmt: skip
+    standing = SupervisorStatus(SupervisorState.STALLED, 1.8e9, 3, 98, 0, "host", "because", 2, 1, "no workers", 99)
+    incident = {"time": "2026-11-21T09:55:27+0000", "class": "loader stall", "sentence": "s", "outcome": "o", "step": 3}
+    checksum = {"sha256": "0", "bytes": 3, "epoch": 1, "steps": 40}
+    metrics = "epoch,step,time_s,train/loss,val/map_50\n0,10,10.0,9.5,\n0,20,25.0,,0.2\n"
+    valid = {
+        "status.json": json.dumps(asdict(status)),
+        "supervisor.json": json.dumps(asdict(standing)),
+        "supervision.json": json.dumps(asdict(FallbackState(suspicions={"id=1": 1}, quarantined=("id=2",)))),
+        "phase_timeouts.json": AdaptiveTimeouts(PhaseTimeouts(), {}).to_json(),
+        "run.lock": json.dumps({"process": 1, "host": "h", "marker": "m"}),
+        "metrics.csv": metrics,
+        "environment.json": json.dumps({"torch": "2.6.0"}),
+        "test_scores.json": json.dumps({"test/map_50": 0.3, "test/cov": None}),
+        "incidents/20261121-095523/incident.json": json.dumps(incident | {"launch": "1", "attempt": 1}),
+        "checkpoints/step-000000040.ckpt.json": json.dumps(checksum),
+        "checkpoints/step-000000040.ckpt": "x",
+    }
+    for name, content in valid.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(content)
+    names = list(valid)
+
+    def read() -> None:
+        content = file.read_bytes()
+        name = names[content[0] % len(names)] if content else names[0]
+        (run / name).write_bytes(content[1:])
+        try:
+            FallbackState.read(run / "supervision.json").for_new_supervisor(3)
+            quarantined(run)
+            saved_steps(run)
+            loader_stalls(run, "1")
+            read_holder(run / "run.lock")
+            read_checksum(run / "checkpoints/step-000000040.ckpt")
+            state = read_run(run)
+            json.dumps(as_json(state, None))
+            console = Console(file=io.StringIO(), width=100)
+            console.print(screen(state, None))
+            check_text(console.file.getvalue())  # type: ignore[attr-defined]
+            if name in ("metrics.csv", "environment.json", "test_scores.json"):
+                read_report(run)
+        finally:
+            (run / name).write_text(valid[name])
+
+    file = folder / "change"
+    return Target(file, [bytes([number]) + text.encode() for number, text in enumerate(valid.values())], read)
+
+
+def evaluation(folder: Path) -> Target:
+    import torch
+
+    from yolo_lightning.data.batch import Prediction
+    from yolo_lightning.data.batch import Target as Truth
+    from yolo_lightning.evaluation.matching import match
+    from yolo_lightning.evaluation.record import EvaluationRecord
+    from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
+
+    box, label = torch.tensor([[1.0, 1.0, 9.0, 9.0]]), torch.tensor([0])
+    found, real = [Prediction("1", box, torch.tensor([0.5]), label)], [Truth("1", box, label, 202005)]
+    file = folder / "val.npz"
+    EvaluationRecord("val", ("a",), ("1",), match(found, real, 1), match_as_ultralytics(found, real, 1)).save(file)
+    return Target(file, [file.read_bytes()], lambda: EvaluationRecord.load(file))
+
+
+def check_text(text: str) -> None:
+    """Raise an AssertionError if a text for a terminal contains control characters."""
+    found = {one for one in text if (one < " " and one not in "\n\t") or "\x7f" <= one < "\xa0"}
+    assert not found, f"control characters {sorted(found)} in {text[:200]!r}"
+
+
+READERS = (
+    FileReader("annotations (LTDv2)", ltdv2),
+    FileReader("annotations (COCO)", coco),
+    FileReader("labels", labels),
+    FileReader("data.yaml", data_yaml),
+    FileReader("image list", image_list),
+    FileReader("image", image),
+    FileReader("frames.zip", zip_frames),
+    FileReader("packed store", packed),
+    FileReader("litdata store", litdata, "litdata"),
+    FileReader("submission (JSON)", submission_json),
+    FileReader("submission (zip)", submission_zip),
+    FileReader("ground truth", truth),
+    FileReader("heartbeat", heartbeat),
+    FileReader("checkpoint", checkpoint),
+    FileReader("weights (.pt)", weights),
+    FileReader("config.yaml", configuration),
+    FileReader("run folder", run_files),
+    FileReader("evaluation record", evaluation),
+)
+"""Run folder: supervision.json, status.json and the other small files of a run, as `monitor` and `report` read them."""
+
+
+def available() -> list[FileReader]:
+    return [reader for reader in READERS if not reader.needs or find_spec(reader.needs) is not None]

@@ -1,0 +1,171 @@
+"""Runs a reader on changed files in a child process, with limits of time and memory."""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from fuzzing.mutation import mutated
+from fuzzing.readers import READERS, FileReader
+
+INPUT_TIMEOUT_S = 5.0
+MEMORY_BYTES = 2 << 30  # in addition to what the reader uses before the first input
+GRACE_S = 60.0  # for the import of the libraries, and for an input that does not end
+PACKAGE = "yolo_lightning"
+MOST_FINDINGS = 20  # per session
+
+
+class TimeLimitError(BaseException):
+    """An input has taken longer than `INPUT_TIMEOUT_S`."""
+
+
+@dataclass
+class SessionReport:
+    """Result of a session."""
+
+    reader: str
+    inputs: int = 0
+    accepted: int = 0  # inputs that were read without an error
+    findings: list[dict[str, str]] = field(default_factory=list)  # `error` and `file`, one per place in the code
+
+
+def fuzz(reader: FileReader, seconds: float, seed: int, keep: Path, most_inputs: int = 0) -> SessionReport:
+    """Run a session in a child process; inputs with findings are stored in the folder `keep`.
+
+    `most_inputs` ends the session earlier; 0 for no limit.
+    """
+    keep.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        answer = Path(folder) / "answer.json"
+        words = [
+            sys.executable,
+            "-m",
+            "scripts.fuzzing.session",
+            reader.name,
+            f"{seconds}",
+            f"{seed}",
+            f"{most_inputs}",
+        ]
+        child = subprocess.Popen([*words, folder, str(keep)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            _, errors = child.communicate(timeout=seconds + GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            _, errors = child.communicate()
+        try:
+            return SessionReport(**json.loads(answer.read_text()))
+        except FileNotFoundError:  # the child process has died or was killed
+            lines = errors.decode(errors="replace").strip().splitlines()
+            ended = f"the process ended with {child.returncode}: {lines[-1] if lines else ''}"
+            current = Path(folder) / "current"
+            content = current.read_bytes() if current.exists() else b""
+            return SessionReport(reader.name, 0, 0, [finding(keep, reader.name, ended, content)])
+
+
+def run_session(reader: FileReader, seconds: float, seed: int, most_inputs: int, folder: Path, keep: Path) -> None:
+    """Run a session in this process and write its report."""
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, end_input)
+    work = folder / "work"
+    work.mkdir()
+    target = reader.prepare(work)
+    chance, report, places = random.Random(f"{reader.name} {seed}"), SessionReport(reader.name), set[str]()
+    for content in target.contents:  # valid files: here the reader imports what it needs
+        target.file.write_bytes(content)
+        error = outcome(target.read)
+        if error is not None and not is_allowed(error):
+            raise error
+    limit_memory()
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s and (not most_inputs or report.inputs < most_inputs):
+        content = mutated(chance.choice(list(target.contents)), chance)
+        (folder / "current").write_bytes(content)
+        target.file.write_bytes(content)
+        report.inputs += 1
+        error = outcome(target.read)
+        report.accepted += error is None
+        if error is None or is_allowed(error):
+            continue
+        place = where(error)
+        if place not in places and len(places) < MOST_FINDINGS:
+            places.add(place)
+            shown = " ".join(str(error)[:5000].split())[:120]
+            report.findings.append(finding(keep, reader.name, f"{place}: {shown!r}", content))
+    (folder / "answer.json").write_text(json.dumps(asdict(report)))
+
+
+def outcome(read: object) -> BaseException | None:
+    assert callable(read)
+    signal.setitimer(signal.ITIMER_REAL, INPUT_TIMEOUT_S)
+    try:
+        with silent():
+            read()
+    except (Exception, TimeLimitError) as error:
+        return error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return None
+
+
+def end_input(*_: object) -> None:
+    raise TimeLimitError
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Discard what libraries print, also from C."""
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+        yield
+
+
+def is_allowed(error: BaseException) -> bool:
+    """Return whether an error is a `ValueError` or `FrameError` of the package, in one line of printable text."""
+    from yolo_lightning.data.storage.frames import FrameError
+
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    module = str(frame.tb_frame.f_globals.get("__name__", "")) if frame is not None else ""
+    if not isinstance(error, ValueError | FrameError) or module.split(".")[0] != PACKAGE:
+        return False
+    text = str(error)
+    return "\n" not in text and "\r" not in text and len(text) < 10_000
+
+
+def where(error: BaseException) -> str:
+    """Return type and place of an error, by which findings are counted once."""
+    calls = traceback.extract_tb(error.__traceback__)
+    own = [call for call in calls if PACKAGE in call.filename] or calls
+    return f"{type(error).__name__} in {Path(own[-1].filename).name}:{own[-1].lineno} {own[-1].name}"
+
+
+def finding(keep: Path, reader: str, error: str, content: bytes) -> dict[str, str]:
+    name = "".join(character if character.isalnum() else "-" for character in reader)
+    path = next(path for number in range(10**6) if not (path := keep / f"{name}-{number}").exists())
+    path.write_bytes(content)
+    path.with_name(f"{path.name}.txt").write_text(error + "\n")
+    return {"error": error, "file": str(path)}
+
+
+def limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    name, seconds, seed, most, folder, keep = sys.argv[1:]
+    chosen = next(reader for reader in READERS if reader.name == name)
+    run_session(chosen, float(seconds), int(seed), int(most), Path(folder), Path(keep))

@@ -1,0 +1,57 @@
+"""What a training step asks of an accelerator, counted on the meta device, which takes the accelerator's choices."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.dispatch_count import DispatchCount, count_step
+from yolo_lightning.model.graph import build_graph
+
+# Forward and backward of YOLOv8n, 8 gray images of 640 pixels, float32, channels_last, without compiled kernels. Lower
+# a number with every improvement; never raise one.
+BATCH, SIZE = 8, 640
+KERNELS = 1_080
+DISPATCHES = 3_400
+GIGABYTES = 17.5
+MILLISECONDS = {"RX 5600 XT": 101.0, "H100 float32": 12.5}
+
+
+@pytest.fixture(scope="module")
+def step() -> DispatchCount:
+    return count_step(build_graph("yolov8n", ("a", "b", "c", "d"), "gemm", memory_format="channels_last"), BATCH, SIZE)
+
+
+def test_launches(step: DispatchCount) -> None:
+    assert sum(step.kernels.values()) <= KERNELS, step.kernels
+    assert step.dispatches <= DISPATCHES, step.dispatched
+
+
+def test_traffic_and_modelled_time(step: DispatchCount) -> None:
+    assert step.bytes <= GIGABYTES * 1e9
+    for card, milliseconds in MILLISECONDS.items():
+        assert step.seconds[card] <= milliseconds / 1e3, card
+
+
+def test_the_products_are_those_of_the_network(step: DispatchCount) -> None:
+    """Forward 69.4 GFLOP with one input channel, and twice this number for the gradients except that of the images."""
+    assert 190e9 < step.flop < 195e9
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_no_transfer_between_host_and_device(memory_format: Any, dtype: torch.dtype) -> None:
+    """A value that is read on the host raises an error on the meta device by itself."""
+    graph = build_graph("yolov8n", ("a", "b"), "gemm", memory_format=memory_format)
+    assert not count_step(graph, 2, 64, dtype=dtype).uploads
+
+
+def test_an_index_list_and_a_tensor_of_numbers_count_as_uploads() -> None:
+    values = torch.zeros(4, device="meta")
+    for work in (lambda: values[[0, 2]], lambda: values + values.new_tensor([1.0, 2.0, 3.0, 4.0])):
+        count = DispatchCount()
+        with count:
+            work()
+        assert count.uploads
+    with pytest.raises(RuntimeError, match="meta"):
+        values.sum().item()

@@ -1,0 +1,115 @@
+"""Count what a computation asks of an accelerator on the meta device: launches, uploads, dispatches, traffic, time."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+VIEWS = frozenset(
+    (
+        "view",
+        "expand",
+        "permute",
+        "transpose",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "t",
+        "as_strided",
+        "detach",
+        "alias",
+        "unfold",
+        "split",
+        "_unsafe_view",
+        "empty",
+        "new_empty",
+        "empty_like",
+        "split_with_sizes",
+        "lift_fresh",
+        "unbind",
+        "_reshape_alias",
+        "empty_strided",
+        "new_empty_strided",
+    )
+)
+"""Operators that launch no kernel."""
+PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addmm_": (1, 2), "baddbmm_": (1, 2)}
+"""Positions of the two factors of a matrix product."""
+UPLOADS = frozenset(("lift_fresh", "lift_fresh_copy", "lift"))
+"""Operators that receive a tensor made from Python numbers: each is a blocking copy to the device."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """Limits of a device: achievable bytes per second, floating-point operations per second in products, launch."""
+
+    bytes_per_s: float
+    flop_per_s: float
+    launch_s: float
+
+
+CARDS = {
+    "RX 5600 XT": Card(288e9 * 0.8, 7.2e12 * 0.5, 12e-6),
+    "H100 float32": Card(3.35e12 * 0.8, 60e12 * 0.6, 6e-6),
+}
+
+
+@dataclass
+class DispatchCount(TorchDispatchMode):
+    """Counts the operators that PyTorch dispatches. A kernel takes the longest of its traffic, products and launch."""
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    dispatches: int = 0
+    uploads: list[str] = field(default_factory=list)
+    bytes: int = 0
+    flop: int = 0
+    seconds: Counter[str] = field(default_factory=Counter)
+    dispatched: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, arguments: tuple[Any, ...] = (), options: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = operator(*arguments, **(options or {}))
+        name = str(operator).split(".")[1]
+        self.dispatches += 1
+        self.dispatched[name] += 1
+        inputs = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, Tensor)]
+        tensors = [*inputs, *(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))]
+        # A tensor on the CPU beside tensors on the device, for example an index made from a Python list.
+        if name in UPLOADS or len({tensor.device for tensor in tensors if tensor.dim()}) > 1:
+            self.uploads.append(name)
+        if name in VIEWS:
+            return result
+        self.kernels[name] += 1
+        size = sum(tensor.numel() * tensor.element_size() for tensor in {id(one): one for one in tensors}.values())
+        flop = 0
+        if name in PRODUCTS:
+            left, right = (arguments[position] for position in PRODUCTS[name])
+            flop = 2 * left.numel() * right.shape[-1]
+        self.bytes += size
+        self.flop += flop
+        for card, limits in CARDS.items():
+            self.seconds[card] += max(size / limits.bytes_per_s, flop / limits.flop_per_s, limits.launch_s)
+        return result
+
+
+def count_step(
+    graph: torch.nn.Module, batch: int, size: int, channels: int = 1, dtype: torch.dtype = torch.float32
+) -> DispatchCount:
+    """Count the forward and backward pass of a detection graph on the meta device, with the sum of all predictions."""
+    graph = graph.train().to("meta", dtype)
+    images = torch.empty(batch, channels, size, size, device="meta", dtype=dtype)
+    count = DispatchCount()
+    with count:
+        predictions = graph(images)
+        (predictions["boxes"].sum() + predictions["scores"].sum()).backward()
+    return count

@@ -1,0 +1,149 @@
+"""Ultralytics `.pt` files without trust: the network is built from its description, and nothing in the file runs."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from ultralytics.nn.modules import block
+from ultralytics.nn.tasks import DetectionModel
+
+from yolo_lightning.model.graph import open_ultralytics, read_network
+
+FAMILIES = ("yolov8n", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n")
+
+
+def network(variant: str = "yolov8n", classes: int = 3) -> Any:
+    torch.manual_seed(1)
+    model = DetectionModel(f"{variant}.yaml", ch=3, nc=classes, verbose=False)
+    model.names = {number: f"class {number}" for number in range(classes)}
+    return model.eval()
+
+
+def write(path: Path, model: Any, **more: Any) -> Path:
+    torch.save({"model": model, "ema": None, "epoch": -1, "train_args": {"imgsz": 64}, **more}, path)
+    return path
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_every_family_is_rebuilt_with_equal_predictions(variant: str, tmp_path: Path) -> None:
+    model = network(variant)
+    file = write(tmp_path / "weights.pt", model)
+    rebuilt = read_network(file)
+    images = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(rebuilt.eval()(images)[0], model(images)[0])
+    assert rebuilt.names == model.names
+
+
+def test_class_head_of_another_width_is_rebuilt(tmp_path: Path) -> None:
+    model = network(classes=3)
+    model.load(network(classes=80), verbose=False)
+    rebuilt = read_network(write(tmp_path / "weights.pt", model))
+    assert rebuilt.model[-1].cv3[0][-1].in_channels == 80
+    assert torch.equal(
+        rebuilt.state_dict()["model.22.cv3.0.1.conv.weight"], model.state_dict()["model.22.cv3.0.1.conv.weight"]
+    )
+
+
+class Downloader:
+    """Is stored as a call of Ultralytics' `TorchVision`, whose constructor downloads weights."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return block.TorchVision, ("512", "resnet18", "DEFAULT")
+
+
+def test_no_constructor_of_a_layer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "weights.pt", network(), note=Downloader())
+    calls: list[Any] = []
+    monkeypatch.setattr(block.TorchVision, "__init__", lambda self, *arguments: calls.append(arguments))
+    open_ultralytics(file, allow_pickle=False)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation": "__import__('os').getcwd()"}, "activation"),
+        ({"activation": 3}, "activation"),
+        ({"nc": 99999999999}, "number of classes must be 1 to 10,000"),
+        ({"nc": [3]}, "number of classes"),
+        ({"backbone": [[-1, 1, "TorchVision", [512, "resnet18", "DEFAULT"]]]}, "'TorchVision' is not a layer"),
+        ({"backbone": [[-1, 1, ["Conv"], [64]]]}, "is not a layer"),
+        ({"backbone": [[-1, 1, "Conv", ["d", 3, 2]]]}, "unsupported repeats or arguments"),
+        ({"backbone": [[-1, 10**9, "Conv", [64, 3, 2]]]}, "unsupported repeats or arguments"),
+        ({"backbone": [[-1, 1, "Conv"]]}, "must be a list of source, repeats, name, arguments"),
+        ({"backbone": [], "head": []}, "must have 1 to 256 layers, got 0"),
+        ({"scales": {"n": [1e9, 1e9, 1024]}}, "scales"),
+        ({"channels": -1}, "number of channels"),
+    ],
+)
+def test_description_with_anything_but_known_layers_is_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model = network()
+    model.yaml = model.yaml | change
+    file = write(tmp_path / "weights.pt", model)
+    with pytest.raises(ValueError, match=message) as error:
+        open_ultralytics(file, allow_pickle=False)
+    assert "\n" not in str(error.value)
+    assert f"model.weights {file} cannot be read" in str(error.value)
+
+
+def test_layer_of_any_size_takes_no_memory(tmp_path: Path) -> None:
+    model = network()
+    model.yaml["backbone"][0] = [-1, 1, "Conv", [8192, 8191, 2]]  # 13 TB
+    with pytest.raises(ValueError, match="does not fit the network's description"):
+        open_ultralytics(write(tmp_path / "weights.pt", model), allow_pickle=False)
+
+
+def test_expanded_tensor_is_refused(tmp_path: Path) -> None:
+    model = network()
+    model.model[0].conv.weight = nn.Parameter(torch.zeros(1).expand(1 << 40))
+    with pytest.raises(ValueError, match="more elements than are stored"):
+        open_ultralytics(write(tmp_path / "weights.pt", model), allow_pickle=False)
+
+
+def test_network_that_contains_itself_ends_with_an_error(tmp_path: Path) -> None:
+    model = network()
+    model.model[0]._modules["again"] = nn.Identity()
+    model.model[0]._modules["again"]._modules["again"] = model.model[0]._modules["again"]
+    with pytest.raises(ValueError, match="32 levels"):
+        open_ultralytics(write(tmp_path / "weights.pt", model), allow_pickle=False)
+
+
+def compressed(source: Path, target: Path) -> Path:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda file: compressed(write(file, network()), file.with_name("b.pt")), "is compressed"),
+        (lambda file: write_bytes(file, b"not an archive"), "not an archive of torch.save"),
+        (lambda file: write_bytes(file, b""), "not an archive of torch.save"),
+        (lambda file: saved(file, [1, 2]), "contains no dictionary"),
+        (lambda file: saved(file, {"model": 3}), "'model' contains no network"),
+        (lambda file: write_bytes(file, write(file, network()).read_bytes()[:-500]), "not an archive"),
+    ],
+)
+def test_damaged_files_are_refused_in_one_line(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        open_ultralytics(make(tmp_path / "a.pt"), allow_pickle=False)
+    assert "\n" not in str(error.value)
+
+
+def write_bytes(file: Path, content: bytes) -> Path:
+    file.write_bytes(content)
+    return file
+
+
+def saved(file: Path, content: Any) -> Path:
+    torch.save(content, file)
+    return file

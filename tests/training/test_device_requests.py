@@ -1,0 +1,196 @@
+"""A training step by Lightning's Trainer on the meta device: waits for the device, copies to it, and memory."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from tests.helpers.meta_device import META, MetaAccelerator, MetaDevice, Requests
+from yolo_lightning.callbacks import EMA
+from yolo_lightning.data.batch import Batch, TrainingFacts
+from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.module import YOLOModule
+
+IMAGES, SIZE, BOXES = 8, 640, 8
+GIB = 1 << 30
+
+DOCUMENTED_WAITS = {
+    # Whether a batch is skipped must be known before its backward pass, and an update before it changes the weights.
+    "local_scalar_dense in yolo_lightning/training/guarded_step.py:GuardedStep._are_finite": 1,
+    "local_scalar_dense in yolo_lightning/module.py:YOLOModule._update": 1,
+    # The numbers of boxes and of assigned anchors are sizes of tensors.
+    "unique2 in ultralytics/utils/loss.py:v8DetectionLoss.preprocess": 1,
+    "local_scalar_dense in ultralytics/utils/loss.py:v8DetectionLoss.preprocess": 1,
+    "nonzero in ultralytics/utils/tal.py:TaskAlignedAssigner.get_box_metrics": 1,
+    "nonzero in ultralytics/utils/loss.py:BboxLoss.forward": 1,
+}
+DOCUMENTED_UPLOADS = {
+    "_to_copy in ultralytics/utils/tal.py:make_anchors": 6,
+    "lift_fresh in ultralytics/utils/loss.py:v8DetectionLoss.get_assigned_targets_and_loss": 2,
+    "lift_fresh in ultralytics/utils/tal.py:TaskAlignedAssigner.select_candidates_in_gts": 1,
+}
+"""docs/accelerators.md explains them."""
+
+
+class RecordSteps(Callback):
+    """Stores what each step asked of the device, from the end of the previous step on, and its peak of memory."""
+
+    def __init__(self, device: MetaDevice) -> None:
+        self.device = device
+        self.steps: list[tuple[Requests, int]] = []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.steps.append((self.device.requests, self.device.peak_bytes))
+        self.device.start()
+
+
+def make_batch() -> Batch:
+    count = IMAGES * BOXES
+    return Batch(
+        images=torch.zeros(IMAGES, 1, SIZE, SIZE, dtype=torch.uint8),
+        boxes=torch.full((count, 4), 0.3),
+        labels=torch.zeros(count, dtype=torch.int64),
+        sample_index=torch.arange(IMAGES).repeat_interleave(BOXES),
+        image_ids=tuple(map(str, range(IMAGES))),
+        frame_shapes=((SIZE, SIZE),) * IMAGES,
+        letterboxes=(Letterbox(1.0, 0, 0),) * IMAGES,
+        readable=(True,) * IMAGES,
+    )
+
+
+@functools.cache
+def second_step(backend: str, activation_checkpointing: bool) -> tuple[Requests, int]:
+    """Return what the second training step of YOLOv8n asks of a device, and its peak of memory in bytes.
+
+    Forward pass, loss, backward pass, update, EMA, logging and the transfer of a pinned batch, as Lightning runs them.
+    """
+    loader: Any = DataLoader([make_batch()] * 2, batch_size=None)  # type: ignore[arg-type]
+    device = MetaDevice(IMAGES, number=BOXES)
+    recorder = RecordSteps(device)
+    module = YOLOModule(
+        conv_backend=backend,  # type: ignore[arg-type]
+        activation_checkpointing=activation_checkpointing,
+        nominal_batch=IMAGES,
+        class_weight_power=0.5,
+    )
+    trainer = Trainer(
+        strategy=SingleDeviceStrategy(device=META, accelerator=MetaAccelerator()),
+        max_epochs=1,
+        callbacks=[EMA(), recorder],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with pytest.MonkeyPatch.context() as patch, device:
+        facts = TrainingFacts(IMAGES, class_counts=(4, 3, 2, 1))
+        patch.setattr(TrainingFacts, "from_trainer", lambda trainer: facts)
+        patch.setattr(Tensor, "is_pinned", lambda tensor: tensor.device.type == "cpu")
+        trainer.fit(module, loader)
+    return recorder.steps[1]
+
+
+@pytest.mark.parametrize("backend", ["native", "gemm"])
+def test_step_waits_for_the_device_where_it_is_documented_only(backend: str) -> None:
+    requests, _ = second_step(backend, False)
+    assert dict(requests.waits) == DOCUMENTED_WAITS
+
+
+@pytest.mark.parametrize("backend", ["native", "gemm"])
+def test_step_copies_nothing_to_the_device_but_the_batch(backend: str) -> None:
+    requests, _ = second_step(backend, False)
+    assert requests.queued_uploads == 4
+    # tests/conv holds the uploads of the convolution engine.
+    uploads = {name: count for name, count in requests.uploads.items() if "yolo_lightning/conv/" not in name}
+    assert uploads == DOCUMENTED_UPLOADS
+
+
+def test_step_backs_up_buffers_with_one_copy_per_dtype() -> None:
+    requests, _ = second_step("native", False)
+    # GuardedStep copies float32 and int64 buffers, EMA the int64 buffers.
+    assert requests.kernels["_foreach_copy_"] == 3
+    assert requests.kernels["_foreach_lerp_"] == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "checkpointing", "limit_gib"), [("native", False, 1.5), ("gemm", False, 1.5), ("gemm", True, 1.1)]
+)
+def test_peak_memory_of_a_step(backend: str, checkpointing: bool, limit_gib: float) -> None:
+    """The limits are the measured peaks, rounded up."""
+    _, peak_bytes = second_step(backend, checkpointing)
+    assert 0.9 * limit_gib < peak_bytes / GIB < limit_gib
+
+
+def hidden_item(tensor: Tensor) -> None:
+    tensor.sum().item()
+
+
+def blocking_copy(tensor: Tensor) -> None:
+    tensor.copy_(torch.ones(4))
+
+
+def indexing_by_a_list(tensor: Tensor) -> None:
+    tensor[[0, 1]]
+
+
+def indexing_by_a_host_tensor(tensor: Tensor) -> None:
+    tensor[torch.tensor([0, 1])]
+
+
+def indexing_by_a_mask(tensor: Tensor) -> None:
+    tensor[tensor > 0]
+
+
+def copy_to_the_host(tensor: Tensor) -> None:
+    tensor.cpu()
+
+
+def tensor_of_a_number(tensor: Tensor) -> None:
+    torch.tensor(1.0, device=tensor.device)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        hidden_item,
+        blocking_copy,
+        indexing_by_a_list,
+        indexing_by_a_host_tensor,
+        indexing_by_a_mask,
+        copy_to_the_host,
+        tensor_of_a_number,
+    ],
+)
+def test_instrument_counts(work: Any) -> None:
+    with MetaDevice(IMAGES) as device:
+        tensor = torch.empty(4, device=META)
+        work(tensor)
+    assert len(device.requests.waits) + len(device.requests.uploads) == 1
+
+
+def test_instrument_ignores_what_a_device_does_alone() -> None:
+    with MetaDevice(IMAGES) as device:
+        tensor = torch.full((4,), 2.0, device=META)
+        tensor.mul_(torch.tensor(3.0)).copy_(torch.ones(4), non_blocking=True)
+        tensor[1:3] = 0.0
+    assert not device.requests.waits
+    assert not device.requests.uploads
+    assert device.requests.queued_uploads == 1
+
+
+def test_instrument_measures_live_memory() -> None:
+    with MetaDevice(IMAGES) as device:
+        first = torch.empty(1000, device=META)
+        view = first[10:]
+        del first
+        second = view + 1
+        del view
+        third = second.clone()
+    assert device.live_bytes == (990 + 990) * third.element_size()
+    assert device.peak_bytes == (1000 + 990) * third.element_size()
+    assert [size for size, _ in device.alive()] == [3960, 3960]

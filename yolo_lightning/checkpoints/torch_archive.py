@@ -1,0 +1,44 @@
+"""Reading of archives of torch.save of unknown origin: no code runs, and no more memory is used than the file has."""
+
+import zipfile
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from yolo_lightning.utils.plain_text import one_line
+
+
+def load_checkpoint(path: Path, map_location: Literal["cpu", "meta"] = "cpu") -> dict[str, Any]:
+    """Return the content of a checkpoint of tensors and plain Python objects; "meta" reads no tensors.
+
+    Raises:
+        ValueError: If the file is damaged, contains other objects or is no dictionary.
+    """
+    try:
+        check_archive(path)
+        content = torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as error:  # torch.load raises errors of many types on a damaged file, also MemoryError
+        raise ValueError(f"checkpoint {path} cannot be loaded: {reason(error)}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"checkpoint {path} must contain a dictionary, got {type(content).__name__}")
+    return content
+
+
+def check_archive(path: Path) -> None:
+    """Raise a ValueError unless a file is a zip archive of uncompressed members, as torch.save writes it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError) as error:
+        raise ValueError(f"it is not an archive of torch.save ({reason(error)})") from error
+    compressed = next((member.filename for member in members if member.compress_type != zipfile.ZIP_STORED), None)
+    if compressed is not None:
+        raise ValueError(f"its member {compressed!r} is compressed, which torch.save never does")
+    if sum(member.file_size for member in members) > path.stat().st_size:
+        raise ValueError("its members overlap or are incomplete")
+
+
+def reason(error: BaseException) -> str:
+    """Return the message of an error as one line of at most 300 characters, or the name of its type."""
+    return one_line(str(error), 300) or type(error).__name__

@@ -1,0 +1,129 @@
+"""Lines at the start of a fit, and the block of results, files and next commands at its end."""
+
+import sys
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from rich.console import Console
+
+from yolo_lightning.checkpoints.checkpoint_file import read_checksum
+from yolo_lightning.commands.console import count_text
+from yolo_lightning.evaluation.drift import DriftScores
+from yolo_lightning.evaluation.score_table import class_table
+from yolo_lightning.evaluation.ultralytics_metrics import UltralyticsScores
+from yolo_lightning.module import YOLOModule
+from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, LAST_CHECKPOINT, REPORT, config_name
+from yolo_lightning.utils.stop_signals import pasteable
+
+ValidationScores = tuple[DriftScores, UltralyticsScores]
+
+TABLE_WIDTH = 80
+LABEL_WIDTH = 17
+
+
+def start_lines(trainer: Trainer, model: YOLOModule, start: str) -> list[str]:
+    """Return one line about the model and one about the devices of a fit; `start` describes the initial weights."""
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    total = sum(one.numel() for one in model.parameters())
+    options = model.hparams
+    parts = [
+        f"{options['variant']}, {total / 1e6:.1f} M parameters"
+        + (f" ({trained / 1e6:.1f} M trained)" if trained / total < 0.999 else ""),  # the loss' own 16 are constant
+        f"{len(options['class_names'])} classes",
+        f"convolutions {options['conv_backend']}",
+        start,
+    ]
+    device = trainer.strategy.root_device
+    name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    ranks = "" if trainer.world_size == 1 else f", {trainer.world_size} processes"
+    return [f"model: {', '.join(parts)}", f"device: {name}{ranks}, precision {trainer.precision}"]
+
+
+def end_fit(trainer: Trainer, model: YOLOModule, scores: ValidationScores | None, *, with_pt: bool) -> None:
+    """Write best.pt and the report, and log the closing block. Nothing in it can fail the fit.
+
+    Args:
+        trainer: Trainer of the finished fit; its first rank only calls this function.
+        model: Trained model.
+        scores: Scores of the last validation, if any.
+        with_pt: Whether to write best.pt, which opens with Ultralytics' `YOLO()`.
+    """
+    run = Path(trainer.default_root_dir)
+    best, last = (run / CHECKPOINTS / name for name in (BEST_CHECKPOINT, LAST_CHECKPOINT))
+    files: dict[str, Path | None] = {"best checkpoint": best, "last checkpoint": last}
+    if with_pt and best.is_file():
+        files["Ultralytics file"] = attempted(best.with_suffix(".pt"), lambda path: write_pt(best, path))
+    files["report"] = attempted(run / REPORT, lambda path: write_report(run, path))
+    existing = {label: path for label, path in files.items() if path is not None and path.is_file()}
+    lines = [finish_line(trainer, best), *table_lines(scores, model.hparams["class_names"])]
+    lines += [f"{label:<{LABEL_WIDTH}}{path}" for label, path in existing.items()]
+    rank_zero_info("\n".join([*lines, "next:", *(f"  {command}" for command in next_commands(run, existing))]))
+
+
+def attempted(path: Path, write: Callable[[Path], None]) -> Path | None:
+    """Write an additional file of a finished fit and return its path; after an error, warn and return None."""
+    try:
+        write(path)
+    except Exception as error:  # the fit is finished and its checkpoints are saved
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        rank_zero_warn(f"could not write {path} ({reason}); the fit is finished and its checkpoints are complete")
+        return None
+    return path
+
+
+def write_pt(checkpoint: Path, path: Path) -> None:
+    """Write the averaged weights of a checkpoint as an Ultralytics file, as `export --format pt` does."""
+    from yolo_lightning.commands.export.export_network import plain_network, write_ultralytics_file
+    from yolo_lightning.model.network_settings import read_settings
+
+    write_ultralytics_file(plain_network(checkpoint), path, read_settings(checkpoint))
+
+
+def write_report(run: Path, path: Path) -> None:
+    from yolo_lightning.commands.report.page import render
+    from yolo_lightning.commands.report.read_report import read_contents
+    from yolo_lightning.utils.files import replacing
+
+    page = render(read_contents(run))
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def finish_line(trainer: Trainer, best: Path) -> str:
+    """Return the number of trained epochs, and the epoch and score of the best checkpoint."""
+    epochs = count_text(trainer.current_epoch, "epoch")
+    checksum = read_checksum(best) if best.is_file() else None
+    if checksum is None:
+        return f"finished {epochs}; no best checkpoint, because no validation was scored"
+    callback = trainer.checkpoint_callback
+    score = getattr(callback, "best_model_score", None)
+    shown = "" if score is None else f", {getattr(callback, 'monitor', 'score')} {float(score):.4f}"
+    return f"finished {epochs}; best epoch {checksum.epoch + 1}{shown}"
+
+
+def table_lines(scores: ValidationScores | None, class_names: Sequence[str]) -> list[str]:
+    """Return the class table of the last validation as plain lines; none if nothing was scored."""
+    if scores is None:
+        return []
+    text = StringIO()
+    console = Console(file=text, width=TABLE_WIDTH, color_system=None, highlight=False)
+    console.print(class_table(*scores, class_names))
+    return ["scores by class in the last validation:", *(line.rstrip() for line in text.getvalue().splitlines())]
+
+
+def next_commands(run: Path, files: dict[str, Path]) -> list[str]:
+    """Return commands for the terminal that use the finished run."""
+    program = ("python", "-m", "yolo_lightning") if Path(sys.argv[0]).name.endswith(".py") else (sys.argv[0],)
+    commands = [
+        (*program, "test", "--config", str(run / config_name("fit"))),
+        (*program, "predict", "PICTURES", "--run", str(run)),
+    ]
+    if "report" not in files:
+        commands.append((*program, "report", str(run)))
+    if "Ultralytics file" not in files:
+        commands.append((*program, "export", "--run", str(run)))
+    return [pasteable(words) for words in commands]

@@ -1,0 +1,239 @@
+"""Trial of native and vendor-free layers on one device: errors against float64, and times of training passes.
+
+    python -m yolo_lightning.conv.trial --device cuda
+
+prints a `Trial` as one line of JSON. It may crash or hang; `probe` runs it in a child process. `TrialSettings` names
+the function that arranges layers for training, so that the trial computes what training computes.
+"""
+
+import argparse
+import copy
+import faulthandler
+import importlib
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from yolo_lightning.conv.algorithms.problem import looks_channels_last
+from yolo_lightning.conv.plan import run_seconds
+from yolo_lightning.conv.swap import swap_convs
+
+PHASE = "probe: "
+"""Prefix of the lines on stderr that name the next computation."""
+NATIVE, VENDOR_FREE = "native convolution", "vendor-free convolution"
+REPEATS = 5
+BATCH = 4
+
+Kind = Literal["native", "gemm"]
+
+
+class ProbeCase(NamedTuple):
+    """A convolution without bias, then batch normalisation and SiLU, in training."""
+
+    channels: int  # of the input
+    outputs: int  # channels of the output
+    kernel: int  # size in each direction; the padding is half of it
+    stride: int  # step between outputs, pixels
+    size: int  # height and width of the input, pixels
+
+
+CASES = (
+    ProbeCase(3, 16, 3, 2, 320),
+    ProbeCase(64, 64, 3, 1, 40),
+    ProbeCase(128, 64, 1, 1, 80),
+    # On gfx1010, a version of MIOpen computed small images and hung from a size between 42 and 48 pixels on.
+    ProbeCase(32, 32, 3, 1, 80),
+    ProbeCase(64, 128, 3, 2, 80),
+    ProbeCase(128, 128, 3, 1, 20),
+)
+"""Layers of YOLOv8n at 640 pixels, the first one for images."""
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """How training arranges and computes its layers; plain values, which travel to a child process as JSON."""
+
+    # `module:function`, called as `function(layers, "native" or "gemm", **options)`; it changes `ProbedLayers` in place
+    arrange: str = "yolo_lightning.conv.trial:arrange_layers"
+    options: dict[str, Any] = field(default_factory=dict)
+    autocast: str | None = None  # "float16" or "bfloat16" if training uses mixed precision
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Result of a trial."""
+
+    native_error: float  # `largest_error` of the native layers
+    gemm_error: float  # `largest_error` of the vendor-free layers
+    native_ms: float  # median time of the forward and backward pass through all cases, milliseconds
+    gemm_ms: float  # time of the vendor-free layers
+    gemm_failure: str  # exception of the vendor-free layers, or empty; if set, their error and time are infinite
+
+
+class ProbedBlock(nn.Module):
+    """Convolution, batch normalisation and activation, named as in Ultralytics' `Conv`."""
+
+    def __init__(self, case: ProbeCase) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(case.channels, case.outputs, case.kernel, case.stride, case.kernel // 2, bias=False)
+        self.bn = nn.BatchNorm2d(case.outputs)
+        self.act = nn.SiLU()
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self.act(self.bn(self.conv(input)))
+        return output
+
+
+class ProbedLayers(nn.Module):
+    """The blocks of `CASES` in `model`, as in a graph of Ultralytics; each block has an input of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.ModuleList()
+        for case in CASES:
+            torch.manual_seed(0)
+            self.model.append(ProbedBlock(case))
+
+
+def arrange_layers(layers: nn.Module, kind: Kind) -> None:
+    """Arrange layers as training does by default: vendor-free ones in channels_last, with the plan by the table."""
+    if kind == "gemm":
+        swap_convs(layers)
+        layers.to(memory_format=torch.channels_last)
+
+
+def arranged(kind: Kind, device: torch.device, settings: TrialSettings) -> list[nn.Module]:
+    """Return the blocks of `CASES` on a device, arranged by the function that the settings name."""
+    layers = ProbedLayers()
+    module, _, function = settings.arrange.partition(":")
+    getattr(importlib.import_module(module), function)(layers, kind, **settings.options)
+    return list(layers.to(device).model)
+
+
+def run_trial(device: torch.device, settings: TrialSettings) -> Trial:
+    """Compute all cases on a device, native layers first, so that their failure is found early. May hang or crash."""
+    references, inputs = list(ProbedLayers().model), make_inputs()
+    precision = partial(autocast, device, settings)
+    native = arranged("native", device, settings)
+    native_error = largest_error(NATIVE, native, references, inputs, precision)
+    paths, gemm_error, gemm_failure = {"native": native}, float("inf"), ""
+    try:
+        gemm = arranged("gemm", device, settings)
+        gemm_error = largest_error(VENDOR_FREE, gemm, references, inputs, precision)
+        paths["gemm"] = gemm
+    except Exception as error:
+        gemm_failure = f"{type(error).__name__}: {error}"
+    announce("timing")
+    moved = {name: inputs_for(path, inputs) for name, path in paths.items()}
+    times: dict[str, list[float]] = {"native": [], "gemm": [float("inf")] if gemm_failure else []}
+    for _ in range(REPEATS):
+        # In turns, so that other work on the device slows both.
+        for name, path in paths.items():
+            times[name].append(1000 * run_seconds(partial(_pass, path, moved[name], precision), device))
+    native_ms, gemm_ms = (statistics.median(times[name]) for name in ("native", "gemm"))
+    return Trial(native_error, gemm_error, native_ms, gemm_ms, gemm_failure)
+
+
+def autocast(device: torch.device, settings: TrialSettings) -> AbstractContextManager[Any]:
+    """Return the context in which training computes its forward pass."""
+    if settings.autocast is None:
+        return nullcontext()
+    return torch.autocast(device.type, getattr(torch, settings.autocast))
+
+
+def make_inputs() -> list[Tensor]:
+    """Return an input `(BATCH, C, H, W)` for each of `CASES`, with equal values in every process."""
+    return [torch.randn(BATCH, case.channels, case.size, case.size, generator=_generator()) for case in CASES]
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def largest_error(
+    name: str,
+    tested: Sequence[nn.Module],
+    references: Sequence[nn.Module],
+    inputs: Sequence[Tensor],
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> float:
+    """Return the largest error of any output, gradient or running statistic, relative to the largest value.
+
+    `tested` are layers for `CASES` on the tested device, computed within `precision`; `references` are the same layers
+    on the CPU, which are computed in float64. `name` is printed on stderr with the case before each computation.
+    """
+    largest, moved = 0.0, inputs_for(tested, inputs)
+    for case, layer, reference, input, on_device in zip(CASES, tested, references, inputs, moved, strict=True):
+        sizes = f"{case.kernel}x{case.kernel}, stride {case.stride}, {case.size}x{case.size}"
+        announce(f"{name}, {case.channels} to {case.outputs} channels, {sizes}")
+        # First to the CPU: some devices have no float64.
+        found = [tensor.cpu().double() for tensor in _results(copy.deepcopy(layer), on_device, precision)]
+        expected = _results(copy.deepcopy(reference).double(), input.double(), nullcontext)
+        for one, other in zip(found, expected, strict=True):
+            error = ((one - other).abs().max() / other.abs().max()).item()
+            # This comparison also selects a NaN.
+            largest = largest if error <= largest else error
+    return largest
+
+
+def inputs_for(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return inputs on the device and in the memory format of layers, as preceding layers would give them."""
+    weights = [parameter for layer in layers for parameter in layer.parameters()]
+    is_channels_last = any(weight.ndim == 4 and looks_channels_last(weight) for weight in weights)
+    layout = torch.channels_last if is_channels_last else torch.contiguous_format
+    return [input.to(weights[0].device).contiguous(memory_format=layout) for input in inputs]
+
+
+def _results(layer: nn.Module, input: Tensor, precision: Callable[[], AbstractContextManager[Any]]) -> list[Tensor]:
+    """Return the output, the gradients of input and parameters, and the running statistics."""
+    leaf = input.clone().requires_grad_()
+    with precision():
+        output = layer(leaf)
+    # Not the plain sum, whose gradients vanish after normalisation.
+    direction = torch.randn(output.shape, generator=_generator()).to(leaf)
+    gradients = torch.autograd.grad(output.to(leaf).square().mul(direction).sum(), [leaf, *layer.parameters()])
+    return [output.detach(), *gradients, *(buffer for buffer in layer.buffers() if buffer.is_floating_point())]
+
+
+def announce(computation: str) -> None:
+    print(f"{PHASE}{computation}", file=sys.stderr, flush=True)
+
+
+def _pass(
+    path: Sequence[nn.Module], inputs: Sequence[Tensor], precision: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    for layer, input in zip(path, inputs, strict=True):
+        with precision():
+            output = layer(input.requires_grad_())
+        torch.autograd.grad(output.float().square().sum(), [input, *layer.parameters()])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure in this process and print a `Trial` as one line of JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m yolo_lightning.conv.trial",
+        description="Compare native and vendor-free convolutions with float64; print errors and times as JSON.",
+    )
+    parser.add_argument("--device", default="cuda", help="cpu, cuda, cuda:1, xpu, mps (default: %(default)s)")
+    parser.add_argument("--timeout_s", type=float, default=300.0, help="exit with a stack trace after this time")
+    parser.add_argument("--settings", type=json.loads, default={}, help="TrialSettings as JSON")
+    options = parser.parse_args(arguments)
+    # Ends a hang if the parent has exited. The watchdog is a C thread, which does not need the interpreter lock.
+    faulthandler.dump_traceback_later(options.timeout_s, exit=True)
+    try:
+        trial = run_trial(torch.device(options.device), TrialSettings(**options.settings))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    print(json.dumps(asdict(trial)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Partners of a mosaic: the frames of the three tiles besides the sample's own frame.
+
+The partners of the sample at position p of an epoch are the frames at the positions p - s, p - 4 s and p - 6 s, modulo
+the length of the epoch, where s is the stride. Since the order of an epoch is a random permutation, each mosaic
+consists of random frames; each frame is a partner three times for each time that it is sampled; and the sampling rules
+apply to all tiles. Two mosaics have at most one position in common, because all differences of (0, 1, 4, 6) are
+distinct (a Golomb ruler).
+
+A partner was the own frame of an earlier sample, so a process that caches the frames of its last `window` samples reads
+one frame per sample instead of four. Workers receive batches in turns. If the stride is a multiple of batch size times
+number of workers times number of ranks, each process prepares a sample and its partners' own samples. Batches do not
+depend on the cache: with other numbers, a process reads some partners again.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+RULER = (1, 4, 6)
+"""Distances of the partners, strides."""
+
+LARGEST_STRIDE = 192
+"""Positions; a multiple of 8, 16 or 32 samples times 1, 2, 3 or 6 workers, of 8 or 16 times 4, and of 8 times 8."""
+
+WINDOWS_PER_EPOCH = 4
+"""The first samples of an epoch have partners from its end, which are not cached: up to 11 strides are read again."""
+
+
+def stride(length: int) -> int:
+    """Return the stride of an epoch of `length` samples: `LARGEST_STRIDE`, halved until the epoch has four windows."""
+    found = LARGEST_STRIDE
+    while found > 1 and WINDOWS_PER_EPOCH * RULER[-1] * found > length:
+        found //= 2
+    return found
+
+
+def window(length: int) -> int:
+    """Return the distance between a sample and its farthest partner in an epoch of `length` samples."""
+    return RULER[-1] * stride(length)
+
+
+def mosaic_partners(indices: npt.NDArray[np.int64], positions: slice) -> npt.NDArray[np.int64]:
+    """Return the `(P, 3)` partners of the samples at P `positions` of an epoch whose frames are `indices` `(N,)`."""
+    places = np.arange(len(indices))[positions, None] - stride(len(indices)) * np.array(RULER)
+    partners: npt.NDArray[np.int64] = indices[places % len(indices)]
+    return partners

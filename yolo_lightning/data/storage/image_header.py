@@ -1,0 +1,116 @@
+"""Size of an image from its header, before any pixel is decoded: a file of 4 KB can claim 30,000 x 30,000 pixels."""
+
+import io
+import struct
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from PIL import Image
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+MAX_IMAGE_PIXELS = 89_478_485
+"""Default of `data.max_image_pixels`: the size above which Pillow warns about a decompression bomb. As 8-bit RGB pixels
+such an image takes 268 MB, in each loader worker."""
+PILLOW_LIMIT = 2 * MAX_IMAGE_PIXELS  # Pillow refuses larger images
+REFUSED_BY_PILLOW = (PILLOW_LIMIT, PILLOW_LIMIT)  # In place of the size of such an image, which Pillow does not tell
+
+BYTES_PER_PIXEL = 4
+SMALLEST_LIMIT_BYTES = 1 << 20  # Files up to this size are read, whatever `max_image_pixels`
+
+PNG_START = b"\x89PNG\r\n\x1a\n"
+PNG_SIZE = struct.Struct(">16x2I")
+JPEG_START = b"\xff\xd8"
+JPEG_SIZE = struct.Struct(">3x2H")  # After the marker: length, bits per sample, height, width
+JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # ISO/IEC 10918-1, table B.1
+JPEG_WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
+JPEG_LAST = frozenset((0xD9, 0xDA))  # End of the image, start of its pixels
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
+TIFF_WIDTH, TIFF_HEIGHT = 256, 257
+
+
+@dataclass(frozen=True)
+class FrameLimits:
+    """Limits of what a storage reads for a name in an annotation file."""
+
+    max_pixels: int = MAX_IMAGE_PIXELS  # `data.max_image_pixels`
+    outside_root: bool = False  # `data.allow_outside_root`: whether names may be absolute or contain `..`
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_pixels <= PILLOW_LIMIT:
+            raise ValueError(
+                f"data.max_image_pixels must be 1 to {PILLOW_LIMIT} (Pillow's limit), got {self.max_pixels}"
+            )
+
+    @property
+    def max_bytes(self) -> int:
+        """Maximum size of an encoded file: the pixels uncompressed."""
+        return max(SMALLEST_LIMIT_BYTES, BYTES_PER_PIXEL * self.max_pixels)
+
+    def problem_of_name(self, name: str) -> str | None:
+        """Return why a file must not be read because of its name."""
+        path = PurePosixPath(name)
+        if self.outside_root or not (path.is_absolute() or ".." in path.parts):
+            return None
+        return "is outside of the dataset folder; set data.allow_outside_root true to read it"
+
+    def problem_of_content(self, content: bytes) -> str | None:
+        """Return why an encoded image must not be decoded."""
+        size = header_size(content)
+        if size is None:
+            return f"not an image that can be decoded ({len(content)} bytes)"
+        if size[0] * size[1] <= self.max_pixels:
+            return None
+        claimed = f"more than {PILLOW_LIMIT:,}" if size == REFUSED_BY_PILLOW else f"{size[0]:,} x {size[1]:,}"
+        return f"the header claims {claimed} pixels, more than data.max_image_pixels {self.max_pixels}"
+
+
+def header_size(content: bytes) -> tuple[int, int] | None:
+    """Return width and height in pixels that the header of an encoded image claims; None if it has no known header.
+
+    PNG and JPEG are read here, in a hundredth of the time that Pillow takes; other formats by Pillow.
+    """
+    if content.startswith(PNG_START):
+        return PNG_SIZE.unpack_from(content) if len(content) >= PNG_SIZE.size else None
+    if content.startswith(JPEG_START):
+        return jpeg_size(content)
+    file = io.BytesIO(content)
+    try:
+        with Image.open(file) as image:
+            return image.size
+    except Image.DecompressionBombError:
+        return REFUSED_BY_PILLOW
+    except Exception:  # Pillow raises many types of exceptions for damaged headers, also struct.error
+        return tiff_size(content) if content.startswith(TIFF_STARTS) else None
+
+
+def jpeg_size(content: bytes) -> tuple[int, int] | None:
+    """Return width and height in the first frame header, found as libjpeg finds it: other bytes are skipped."""
+    position = len(JPEG_START)
+    while (position := content.find(b"\xff", position)) >= 0:
+        while position < len(content) and content[position] == 0xFF:
+            position += 1
+        if position + JPEG_SIZE.size >= len(content):
+            return None
+        marker = content[position]
+        position += 1
+        if marker in JPEG_FRAMES:
+            height, width = JPEG_SIZE.unpack_from(content, position)
+            return width, height
+        if marker in JPEG_LAST:
+            return None
+        if marker and marker not in JPEG_WITHOUT_LENGTH:
+            position += int.from_bytes(content[position : position + 2], "big")
+    return None
+
+
+def tiff_size(content: bytes) -> tuple[int, int] | None:
+    """Return width and height of a TIFF file whose kind of pixels Pillow does not know, such as float RGB."""
+    try:
+        header = content[:16] if content[2:3] == b"+" or content[3:4] == b"+" else content[:8]
+        directory = ImageFileDirectory_v2(header)
+        file = io.BytesIO(content)
+        file.seek(directory.next)
+        directory.load(file)
+        return int(directory[TIFF_WIDTH]), int(directory[TIFF_HEIGHT])
+    except Exception:
+        return None

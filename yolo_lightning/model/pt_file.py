@@ -1,0 +1,194 @@
+"""Reader of Ultralytics `.pt` files that creates no layer: the description of the network, and its tensors.
+
+A `.pt` file is a pickle of the whole network. The constructors of its layers are not called, because some of them have
+side effects: `TorchVision("resnet18", "DEFAULT")` downloads weights. Every class of a layer is replaced by `Record`,
+which only stores attributes. The network is then built from its description, whose layers must be in `LAYERS`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from yolo_lightning.checkpoints.torch_archive import check_archive, reason
+from yolo_lightning.utils.plain_text import one_line
+
+RECORDED = ("torch.nn.modules.", "ultralytics.", "pathlib.", "numpy.")
+"""Beginnings of the names of classes and functions that are replaced by `Record`."""
+
+# fmt: off
+LAYERS = frozenset((
+    "A2C2f", "ADown", "AConv", "Bottleneck", "C1", "C2", "C2f", "C2fCIB", "C2fPSA", "C2PSA", "C3", "C3Ghost",
+    "C3k2", "C3x", "CBFuse", "CBLinear", "Concat", "Conv", "ConvTranspose", "DWConv", "DWConvTranspose2d", "Detect",
+    "ELAN1", "Focus", "GhostBottleneck", "GhostConv", "OBB", "OBB26", "PSA", "Pose", "Pose26", "RepC3",
+    "RepNCSPELAN4", "SCDown", "SPP", "SPPELAN", "SPPF", "Segment", "Segment26", "Silence", "nn.BatchNorm2d",
+    "nn.ConvTranspose2d", "nn.Identity", "nn.MaxPool2d", "nn.Upsample", "nn.ZeroPad2d", "v10Detect",
+))
+# fmt: on
+"""Layers of the detection networks of YOLOv3 to YOLO26. Their constructors only create tensors."""
+
+WORDS = frozenset(("nc", "kpt_shape", "None", "True", "False", "nearest", "bilinear"))  # accepted texts in arguments
+ACTIVATION = re.compile(r"(torch\.)?nn\.(SiLU|ReLU|ReLU6|LeakyReLU|GELU|Hardswish|Mish|Identity)\(([0-9.]{0,8})\)")
+DESCRIPTION_KEYS: tuple[str, ...] = (
+    "nc",
+    "scale",
+    "scales",
+    "depth_multiple",
+    "width_multiple",
+    "kpt_shape",
+    "activation",
+)
+DESCRIPTION_KEYS += ("end2end", "reg_max", "inplace", "channels", "backbone", "head")
+MOST_LAYERS, MOST_REPEATS, LARGEST_NUMBER, MOST_CLASSES, MOST_CHANNELS = 256, 64, 8192, 10_000, 16
+LONGEST_NAME = 200  # characters of a class name
+MOST_MODULES, DEEPEST_MODULE = 50_000, 32
+
+
+class Record:
+    """Attributes of an object in a pickle, in place of the object."""
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        pass
+
+    def __new__(cls, *arguments: Any, **attributes: Any) -> "Record":
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update({str(name): value for name, value in state.items()})
+
+
+@dataclass(frozen=True)
+class PtFile:
+    """Content of an Ultralytics `.pt` file, without code."""
+
+    content: dict[str, Any]  # the outermost dictionary, in which `Record` replaces all objects
+    description: dict[str, Any]  # checked content of the network's YAML file
+    tensors: dict[str, Tensor]  # weights and statistics by full name, as in a `state_dict`
+    names: dict[int, str]  # class names by class index
+    arguments: dict[str, Any]  # training arguments
+
+
+def read_pt(file: Path) -> PtFile:
+    """Read a `.pt` file without running any code of it.
+
+    Raises:
+        ValueError: If the file is not a checkpoint of a known detection network; the message does not name the file.
+    """
+    check_archive(file)
+    try:
+        content = load(file)
+    except MemoryError:
+        raise ValueError("it needs more memory than is available") from None
+    except Exception as error:  # torch.load raises errors of many types on a damaged file
+        raise ValueError(reason(error)) from error
+    if not isinstance(content, dict):
+        raise ValueError("it contains no dictionary")
+    network = content.get("ema") or content.get("model")
+    if not isinstance(network, Record):
+        raise ValueError("its key 'model' contains no network")
+    attributes = vars(network)
+    names = attributes.get("names")
+    names = names if isinstance(names, dict) else dict(enumerate(names)) if isinstance(names, list | tuple) else {}
+    arguments = attributes.get("args", {})
+    description = checked_description(attributes.get("yaml"))
+    tensors = dict(tensors_of(network))
+    check_tensors(tensors)
+    return PtFile(
+        content,
+        description,
+        tensors,
+        {int(index): one_line(str(name), LONGEST_NAME) for index, name in names.items() if isinstance(index, int)},
+        arguments if isinstance(arguments, dict) else vars(arguments) if isinstance(arguments, Record) else {},
+    )
+
+
+def load(file: Path) -> Any:
+    """Return the content of a pickle with a new class derived from `Record` for each class of a layer.
+
+    Other classes raise an error; PyTorch's restricted unpickler calls no function by its name.
+    """
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    recorded: list[Any] = [
+        (type(name.rpartition(".")[2], (Record,), {}), name) for name in unsafe if name.startswith(RECORDED)
+    ]
+    with torch.serialization.safe_globals(recorded):
+        return torch.serialization.load(file, map_location="cpu", weights_only=True)
+
+
+def tensors_of(network: Record) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of `state_dict` by full name."""
+    waiting: list[tuple[str, Any, int]] = [("", network, 0)]
+    for visited, (prefix, module, depth) in enumerate(waiting):
+        if visited > MOST_MODULES or depth > DEEPEST_MODULE:
+            raise ValueError(f"its network has more than {MOST_MODULES:,} modules, or {DEEPEST_MODULE} levels")
+        attributes = vars(module) if isinstance(module, Record) else {}
+        transient = attributes.get("_non_persistent_buffers_set") or ()
+        for group in ("_parameters", "_buffers"):
+            for name, tensor in entries(attributes.get(group)):
+                if isinstance(tensor, Tensor) and name not in transient:
+                    yield prefix + name, tensor
+        waiting.extend((f"{prefix}{name}.", child, depth + 1) for name, child in entries(attributes.get("_modules")))
+
+
+def entries(group: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(group, Mapping):
+        yield from ((str(name), value) for name, value in group.items())
+
+
+def check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError if a tensor is not stored completely: an expanded one can have any size."""
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+            raise ValueError(f"tensor {name!r} is not an ordinary tensor")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise ValueError(f"tensor {name!r} has more elements than are stored")
+
+
+def checked_description(description: Any) -> dict[str, Any]:
+    """Return the known keys of a network's YAML content; raise a ValueError if a layer could do more than compute."""
+    if not isinstance(description, dict):
+        raise ValueError("its network has no description ('yaml')")
+    kept = {key: description[key] for key in DESCRIPTION_KEYS if description.get(key) is not None}
+    if not (type(kept.get("nc")) is int and 1 <= kept["nc"] <= MOST_CLASSES):
+        raise ValueError(f"its number of classes must be 1 to {MOST_CLASSES:,}, got {shown(kept.get('nc'))}")
+    if not (type(kept.setdefault("channels", 3)) is int and 1 <= kept["channels"] <= MOST_CHANNELS):
+        raise ValueError(f"its number of channels must be 1 to {MOST_CHANNELS}, got {shown(kept['channels'])}")
+    if "activation" in kept and not (isinstance(kept["activation"], str) and ACTIVATION.fullmatch(kept["activation"])):
+        raise ValueError(f"its activation {shown(kept['activation'])} is not supported")
+    for key in ("scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "end2end", "reg_max", "inplace"):
+        if not is_plain(list(kept[key].values()) if isinstance(kept.get(key), dict) else kept.get(key), any_text=True):
+            raise ValueError(f"its {key} {shown(kept[key])} is not supported")
+    rows = [row for part in ("backbone", "head") for row in kept.get(part, ())]
+    if not 0 < len(rows) <= MOST_LAYERS:
+        raise ValueError(f"its network must have 1 to {MOST_LAYERS} layers, got {len(rows)}")
+    for row in rows:
+        check_layer(row)
+    return kept
+
+
+def check_layer(row: Any) -> None:
+    if not (isinstance(row, list | tuple) and len(row) == 4):
+        raise ValueError(f"layer {shown(row)} must be a list of source, repeats, name, arguments")
+    sources, repeats, name, arguments = row
+    if not (isinstance(name, str) and name in LAYERS):
+        raise ValueError(f"layer {shown(name)} is not a layer of YOLOv3 to YOLO26")
+    if not (type(repeats) is int and 0 < repeats <= MOST_REPEATS and is_plain(sources) and is_plain(arguments)):
+        raise ValueError(f"layer {shown(row)} has unsupported repeats or arguments")
+
+
+def is_plain(value: Any, depth: int = 0, *, any_text: bool = False) -> bool:
+    """Return whether a value is a number of usual size, a known text, or a short list of them."""
+    if isinstance(value, list | tuple):
+        return depth < 3 and len(value) <= MOST_LAYERS and all(is_plain(one, depth + 1) for one in value)
+    if isinstance(value, str):
+        return value in WORDS or (any_text and len(value) <= 8)
+    return value is None or (isinstance(value, bool | int | float) and abs(value) <= LARGEST_NUMBER)
+
+
+def shown(value: Any) -> str:
+    return one_line(repr(value), 80)

@@ -1,0 +1,101 @@
+"""Descriptions of detection graphs: those of the installed Ultralytics by name, and YAML files of the user."""
+
+import re
+from difflib import get_close_matches
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HEADS = ("Detect", "v10Detect")
+"""Heads whose output and loss are supported: boxes and classes, with one branch or a one-to-one branch beside it."""
+
+PARTS = ("backbone", "head")  # lists of layers of a description; a layer is [inputs, repeats, module, arguments]
+SCALE_OF_NAME = re.compile(r"yolov?\d+([a-z])")  # as in Ultralytics: yolo11s-p2 has scale s
+NAMED = 3  # suggested names for an unknown one
+
+
+@cache
+def variants() -> dict[str, Path]:
+    """Return the file of each detection graph that the installed Ultralytics describes, by name.
+
+    A file with scales, such as `yolov8-p2.yaml`, describes one graph per scale: `yolov8n-p2`, `yolov8s-p2`, ...
+    """
+    package = find_spec("ultralytics")
+    assert package is not None
+    assert package.submodule_search_locations
+    folder = Path(package.submodule_search_locations[0]) / "cfg" / "models"
+    found = {}
+    for file in sorted(folder.glob("*/*.yaml"), key=lambda file: (len(file.parent.name), file.parent.name, file.stem)):
+        description = read_yaml(file)
+        if head_of(description) not in HEADS:
+            continue
+        if SCALE_OF_NAME.match(file.stem) or not description.get("scales"):
+            found[file.stem] = file
+        else:
+            found |= {re.sub(r"(\d+)", rf"\g<1>{scale}", file.stem, count=1): file for scale in description["scales"]}
+    return found
+
+
+def description_of(variant: str) -> dict[str, Any]:
+    """Return the description of a graph, as Ultralytics' `yaml_model_load`, which needs no warning about the scale.
+
+    `variant` is a name in `variants` or the path of a `.yaml` file in the same format. The scale of a file of the user
+    follows from its name as in Ultralytics (`my-yolo11s.yaml`), or is the first one in the file.
+
+    Raises:
+        ValueError: If the name is unknown, or the file does not describe a detection graph.
+    """
+    if is_file_of_user(variant):
+        file = Path(variant).expanduser()
+        if not file.is_file():
+            raise ValueError(f"model.variant must be an existing .yaml file or the name of a graph, got {variant!r}")
+    elif variant in variants():
+        file = variants()[variant]
+    else:
+        raise ValueError(unknown(variant))
+    description: dict[str, Any] = read_yaml(file)
+    head = head_of(description)
+    if head not in HEADS:
+        raise ValueError(
+            f"model.variant {variant} must describe a detection graph (lists {' and '.join(PARTS)} of layers [inputs, "
+            f"repeats, module, arguments], the last of them {' or '.join(HEADS)}), got {head or 'no such lists'}"
+        )
+    scales = description.get("scales") or {}
+    named = SCALE_OF_NAME.search(Path(variant).stem)
+    scale = named[1] if named and named[1] in scales else next(iter(scales), "")
+    return description | {"scale": scale, "yaml_file": variant if is_file_of_user(variant) else f"{variant}.yaml"}
+
+
+def is_file_of_user(variant: str) -> bool:
+    return variant.endswith((".yaml", ".yml"))
+
+
+def read_yaml(file: Path) -> Any:
+    """Return the content of a YAML file; None if it is not YAML."""
+    try:
+        return yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return None
+
+
+def head_of(description: Any) -> str | None:
+    """Return the name of the last module of a description; None if it does not describe a graph."""
+    try:
+        layers = [layer for part in PARTS for layer in description[part]]
+        return str(layers[-1][2]) if all(len(layer) == 4 for layer in layers) else None
+    except (TypeError, KeyError, IndexError):
+        return None
+
+
+def unknown(variant: str) -> str:
+    """Return the message for an unknown name: the nearest names, and the families."""
+    known = variants()
+    near = get_close_matches(variant.lower(), known, NAMED, cutoff=0.5)
+    families = dict.fromkeys(SCALE_OF_NAME.sub(lambda found: found[0][:-1], name) for name in known)
+    return (
+        f"model.variant must be a detection graph of Ultralytics ({', '.join(families)}; with its scale, such as "
+        f"yolov8n-p2) or a .yaml file, got {variant!r}" + (f". Did you mean {' or '.join(near)}?" if near else "")
+    )

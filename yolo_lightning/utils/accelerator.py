@@ -1,0 +1,68 @@
+"""The accelerator of this process, of any vendor (CUDA, ROCm, XPU, MPS): memory, random generators, names."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
+"""Messages of `RuntimeError`s by which MPS, the CPU allocator and BLAS libraries report a lack of memory."""
+
+NO_PINNED_MEMORY = ("cpu", "mps", "meta")
+"""Device types that share the memory of the host, or have none."""
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether an error reports a lack of memory; only some backends raise `torch.OutOfMemoryError`."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def uses_pinned_memory(device: torch.device) -> bool:
+    """Return whether copies to a device are faster from page-locked memory."""
+    return device.type not in NO_PINNED_MEMORY
+
+
+def free_cached_memory(device: torch.device) -> None:
+    """Return the unused memory that the allocator of a device has cached to the driver."""
+    empty_cache = None if device.type in ("cpu", "meta") else _function(device.type, "empty_cache")
+    if empty_cache is not None:
+        empty_cache()
+
+
+def device_name(device: torch.device) -> str:
+    """Return the model of an accelerator, or else its type."""
+    get_device_name = _function(device.type, "get_device_name")
+    return device.type if get_device_name is None else str(get_device_name(device))
+
+
+def accelerator_type() -> str:
+    """Return the type of the accelerator that torch finds, such as `cuda`, `xpu` or `mps`; `cpu` without one."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if found is None else found.type
+
+
+def random_states() -> tuple[str, list[Tensor]]:
+    """Return the type of the accelerator, and the states of the random generators of its devices."""
+    kind = accelerator_type()
+    of_all, of_one = _function(kind, "get_rng_state_all"), _function(kind, "get_rng_state")
+    if kind == "cpu" or of_one is None:
+        return kind, []
+    return kind, [of_one()] if of_all is None else list(of_all())
+
+
+def set_random_states(kind: str, states: list[Tensor]) -> None:
+    """Set the random generators of accelerators, unless their type or number has changed."""
+    found, current = random_states()
+    if kind != found or not states or len(states) != len(current):
+        return
+    on_host = [state.cpu() for state in states]
+    set_all, set_one = _function(kind, "set_rng_state_all"), _function(kind, "set_rng_state")
+    if set_all is not None:
+        set_all(on_host)
+    elif set_one is not None:
+        set_one(on_host[0])
+
+
+def _function(kind: str, name: str) -> Any:
+    """Return a function of `torch.cuda`, `torch.xpu`, `torch.mps`, ..., or None if the backend has none."""
+    return getattr(torch.get_device_module(kind), name, None)

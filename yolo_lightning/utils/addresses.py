@@ -1,0 +1,61 @@
+"""Addresses that contain credentials: where they may be written, and how they are shown.
+
+Whoever has such an address can use it. A command line is visible to all users of the machine, and a log or a report is
+passed on. Standard library only.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from urllib.parse import urlsplit
+
+REFERENCE = re.compile(r"\$(\w+)")  # name of an environment variable in place of an address
+HIDDEN = "***"
+ADDRESS = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]*://)([^\s\"'<>?#\\]*)([?#][^\s\"'<>\\]*)?")
+TOKEN = re.compile(r"(?<=/)(?=[^/]*\d)[A-Za-z0-9_-]{16,}(?![^/])")  # part of a path that is no word
+WEB = ("http://", "https://")
+NOTIFY_OPTIONS = tuple(f"--supervision.notify.{name}" for name in ("webhook", "apprise", "ping"))
+
+
+def redacted(text: str) -> str:
+    """Return a text in which user names, passwords, query strings and tokens in paths of addresses are hidden."""
+    return ADDRESS.sub(hide, text) if "://" in text else text
+
+
+def hide(found: re.Match[str]) -> str:
+    scheme, place, query = found.groups()
+    host, slash, path = place.partition("/")
+    user, at, host = host.rpartition("@")
+    path = TOKEN.sub(HIDDEN, f"{slash}{path}") if scheme.lower() in WEB else slash + path
+    return f"{scheme}{HIDDEN if user else ''}{at}{host}{path}{query[0] + HIDDEN if query else ''}"
+
+
+def resolved(address: str) -> str:
+    """Return an address; `$NAME` is replaced by the environment variable. A missing variable is a ValueError."""
+    if (match := REFERENCE.fullmatch(address)) is None:
+        return address
+    if not (value := os.environ.get(match[1])):
+        raise ValueError(f"the address is ${match[1]}, but the environment variable {match[1]} is not set")
+    return value
+
+
+def refuse_secrets(words: Sequence[str]) -> None:
+    """Raise a ValueError if a command line contains an address with credentials; the message does not contain it."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+        value = value if equals or not name else following
+        if has_password(value) or (name in NOTIFY_OPTIONS and "://" in value and redacted(value) != value):
+            option = name or "an argument"
+            raise ValueError(
+                f"{option} must not contain credentials, because all users of the machine can read a command line. "
+                f"Put the address into an environment variable and pass its name: {name or 'OPTION'}='$NAME'; or write "
+                "it into a configuration file"
+            )
+
+
+def has_password(value: str) -> bool:
+    try:
+        return "://" in value and urlsplit(value).password is not None
+    except ValueError:
+        return False

@@ -1,0 +1,44 @@
+"""Text from files and other processes, made safe for a terminal, a log, a CSV file or a picture.
+
+An escape sequence in a class name can rewrite lines of a terminal, a line feed can add lines to a log, and a
+spreadsheet runs a cell that begins with `=`. Standard library only.
+"""
+
+import re
+
+UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # C0 and C1 control characters, which begin escape sequences
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls, which reorder a line
+    "\u2028\u2029\ufeff\ud800-\udfff]"  # line separators, byte order mark, lone surrogates
+)
+UNSAFE_IN_LINES = re.compile(UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+FORMULA_STARTS = ("=", "+", "-", "@")  # beginnings of a formula in spreadsheets
+SPACES = re.compile(r"[\r\n\t\v\f\u2028\u2029 ]+")
+LONGEST_LINE = 2000  # characters
+
+
+def escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def printable(text: str) -> str:
+    """Return a text of one or more lines; control characters are written as hexadecimal numbers."""
+    return UNSAFE_IN_LINES.sub(escaped, text.replace("\r\n", "\n"))
+
+
+def one_line(text: str, longest: int = LONGEST_LINE) -> str:
+    """Return a text as one line without control characters, cut to `longest` characters."""
+    line = UNSAFE.sub(escaped, SPACES.sub(" ", text).strip())
+    return line if len(line) <= longest else line[: longest - 4] + " ..."
+
+
+def csv_text(text: str) -> str:
+    """Return a text for a cell of a CSV file; a cell that a spreadsheet would run begins with an apostrophe."""
+    line = one_line(text)
+    return f"'{line}" if line.startswith(FORMULA_STARTS) else line
+
+
+def without_math(text: str) -> str:
+    """Return a text of one line for matplotlib, which interprets text between two dollar signs as mathematics."""
+    return one_line(text).replace("$", r"\$")

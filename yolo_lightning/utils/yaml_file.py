@@ -1,0 +1,36 @@
+"""YAML files of unknown origin: limited in size, nesting and aliases."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from yolo_lightning.utils.plain_text import one_line
+from yolo_lightning.utils.regular_files import read_regular
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
+LARGEST_BYTES = 1 << 20  # 10,000 class names take 0.3 MB
+MOST_ALIASES = 16  # ten lists of ten aliases each stand for ten thousand million values
+DEEPEST = 64
+
+
+def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
+    """Return the content of a YAML file of plain values.
+
+    Raises:
+        OSError: If the file cannot be read, is not a regular file or is too large.
+        ValueError: If it is not YAML, or has too many aliases or levels; the message is one line without the file name.
+    """
+    try:
+        text = read_regular(path, most_bytes).decode("utf-8-sig")
+        aliases = depth = 0
+        for event in yaml.parse(text, Loader=LOADER):
+            aliases += isinstance(event, yaml.AliasEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if aliases > MOST_ALIASES or depth > DEEPEST:
+                raise ValueError(f"more than {MOST_ALIASES} aliases or {DEEPEST} levels")
+        return yaml.load(text, Loader=LOADER)
+    except OSError:
+        raise
+    except Exception as error:  # PyYAML raises errors of many types, also TypeError and OverflowError
+        raise ValueError(one_line(str(error)) or type(error).__name__) from error
