@@ -90,8 +90,9 @@ class YOLOModule(LightningModule):
         activation_checkpointing: Store fewer activations for the backward pass and recompute the others: less memory,
             more time.
         memory_format: Memory format of weights and activations; `auto` selects the faster one for `conv_backend`.
-        conv_algorithm: Algorithm choice of `gemm`. `table` uses a fixed table; `autotune` measures candidates at first
-            use; `compiled` is `table` with kernels that are compiled at first use, if a GPU or C++ compiler is found.
+        conv_algorithm: Algorithm choice of `gemm`. `table` uses a fixed table; `auto` also uses, on a GPU, kernels that
+            are compiled and verified at first use; `autotune` measures the candidates of `auto` at first use;
+            `compiled` is `auto`, with kernels on a CPU too, if a C++ compiler is found.
         conv_algorithm_budget_s: Time limit in seconds for the measurements of `autotune`, per process, >= 0.
         weights: Ultralytics `.pt` or own `.ckpt` file with initial weights; null for random weights.
         allow_pickle: Open a `.pt` file of `weights` even if it refers to code of neither PyTorch nor Ultralytics.
@@ -145,7 +146,7 @@ class YOLOModule(LightningModule):
         probe_timeout_s: float = 60.0,
         activation_checkpointing: bool = False,
         memory_format: MemoryFormat = "auto",
-        conv_algorithm: ConvAlgorithm = "table",
+        conv_algorithm: ConvAlgorithm = "auto",
         conv_algorithm_budget_s: float = 60.0,
         weights: str | None = None,
         allow_pickle: bool = False,

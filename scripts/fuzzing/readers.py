@@ -327,8 +327,8 @@ def weights(folder: Path) -> Target:
     import torch
 
     from yolo_lightning.model.graph import network_of, plain_graph
-    from yolo_lightning.model.variants import description_of
     from yolo_lightning.model.pt_file import read_pt
+    from yolo_lightning.model.variants import description_of
 
     rows = [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [8, 3, 2]]]
     small = {"nc": 2, "backbone": rows, "head": [[[0, 1], 1, "Detect", ["nc"]]], "scales": {"n": [1.0, 1.0, 1024]}}

@@ -30,7 +30,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def disabled_afterwards() -> Iterator[None]:
+def disabled_before_and_after() -> Iterator[None]:
+    fused.disable()
     yield
     fused.disable()
 

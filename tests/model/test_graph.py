@@ -64,7 +64,7 @@ def test_gray_equals_three_equal_channels() -> None:
     ("change", "message"),
     [
         ({"conv_backend": "fast"}, r"model\.conv_backend must be one of auto, gemm, native, got 'fast'"),
-        ({"conv_algorithm": "best"}, r"model\.conv_algorithm must be one of table, autotune.* got 'best'"),
+        ({"conv_algorithm": "best"}, r"model\.conv_algorithm must be one of auto, table, autotune.* got 'best'"),
         (
             {"conv_algorithm": "autotune", "conv_algorithm_budget_s": -1.0},
             r"model\.conv_algorithm_budget_s must be >= 0, got -1\.0",

@@ -14,7 +14,8 @@ from ultralytics.nn.modules import Conv
 from ultralytics.nn.tasks import DetectionModel
 
 from tests.conv.test_recompute import kept_storages
-from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, disable_compiled_kernels
+from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.probe import ProbeResult
 from yolo_lightning.conv.trial import TrialSettings
@@ -248,12 +249,20 @@ def test_all_convolutions_share_one_plan(native: Any) -> None:
 
 
 def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disable_compiled_kernels()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert make_plan("table", 60.0) is DEFAULT_PLAN
+    assert not fused.KERNELS.enabled
+    assert make_plan("auto", 60.0) is DEFAULT_PLAN
+    assert fused.KERNELS.enabled
+    assert fused_norm.KERNELS.enabled
+    disable_compiled_kernels()
     plan = make_plan("autotune", 5.0)
     assert isinstance(plan, AutotunedPlan)
     assert (plan.budget_s, plan.cache_file) == (5.0, tmp_path / "yolo_lightning" / "convolution_plan.json")
-    with pytest.raises(ValueError, match=r"model\.conv_algorithm must be one of table, autotune, compiled, got 'fast'"):
+    with pytest.raises(
+        ValueError, match=r"model\.conv_algorithm must be one of auto, table, autotune, compiled, got 'fast'"
+    ):
         make_plan("fast", 5.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"model\.conv_algorithm_budget_s must be >= 0, got -1\.0"):
         make_plan("autotune", -1.0)

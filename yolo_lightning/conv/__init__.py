@@ -11,7 +11,7 @@ Reading order: `functional` (conv2d and its derivatives) -> `plan` (selection of
 """
 
 from yolo_lightning.conv.functional import conv2d
-from yolo_lightning.conv.kernels import disable_compiled_kernels, enable_compiled_kernels
+from yolo_lightning.conv.kernels import disable_compiled_kernels, enable_compiled_kernels, enable_gpu_kernels
 from yolo_lightning.conv.layer import GemmConv2d
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, AutotunedPlan, Plan, PlannedConvolution
@@ -27,6 +27,7 @@ __all__ = [
     "conv2d",
     "disable_compiled_kernels",
     "enable_compiled_kernels",
+    "enable_gpu_kernels",
     "swap_convs",
     "unswap_convs",
 ]

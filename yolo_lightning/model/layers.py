@@ -18,6 +18,7 @@ from yolo_lightning.conv import (
     GemmConv2d,
     Plan,
     enable_compiled_kernels,
+    enable_gpu_kernels,
     swap_convs,
     unswap_convs,
 )
@@ -30,7 +31,7 @@ from yolo_lightning.utils.choices import check_choices, check_range
 from yolo_lightning.utils.files import cache_folder
 
 Convolution = Literal["auto", "gemm", "native"]
-ConvAlgorithm = Literal["table", "autotune", "compiled"]
+ConvAlgorithm = Literal["auto", "table", "autotune", "compiled"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 
 BLOCK_PARTS = (nn.Conv2d, nn.BatchNorm2d, nn.Module)
@@ -196,7 +197,7 @@ def arrange_trial(
     *,
     activation_checkpointing: bool = False,
     memory_format: MemoryFormat = "auto",
-    conv_algorithm: ConvAlgorithm = "table",
+    conv_algorithm: ConvAlgorithm = "auto",
     conv_algorithm_budget_s: float = 60.0,
 ) -> None:
     """Arrange `conv.trial.ProbedLayers` as `YOLOModule` arranges its graph; see there for the options."""
@@ -227,11 +228,14 @@ def choose_convolution(
 def make_plan(algorithm: ConvAlgorithm, budget_s: float) -> Plan:
     """Return the plan for all `gemm` convolutions of a graph; its results are stored in the user's cache folder.
 
-    `budget_s` is the time limit in seconds for the measurements of `autotune`, >= 0.
+    On a GPU, `auto` and `autotune` use the verified kernels of this package where they can be built. On a CPU, `auto`
+    is the table. `budget_s` is the time limit in seconds for the measurements of `autotune`, >= 0.
     """
     check_choices("model.conv_algorithm", [algorithm], ConvAlgorithm)
     if algorithm == "compiled":
         enable_compiled_kernels(cache_folder() / "kernels")
+    elif algorithm in ("auto", "autotune"):
+        enable_gpu_kernels(cache_folder() / "kernels")
     if algorithm != "autotune":
         return DEFAULT_PLAN
     check_range("model.conv_algorithm_budget_s", budget_s, ">= 0")

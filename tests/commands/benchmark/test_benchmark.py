@@ -208,7 +208,7 @@ def test_number_of_threads_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
         ("image_size", 32, "multiple of 32 and >= 64"),
         ("repeats", 0, ">= 1"),
         ("precision", "16", "32-true, bf16-mixed"),
-        ("conv_algorithm", "best", "table, autotune"),
+        ("conv_algorithm", "best", "auto, table, autotune"),
         ("conv_algorithm_budget_s", float("nan"), "finite and > 0"),
         ("stability_steps", 3, ">= 10, got 3"),
         ("frames", 0, ">= 1"),

@@ -31,7 +31,7 @@ def benchmark(
     repeats: int = 7,
     precision: Precision = "32-true",
     vendor_search: bool = False,
-    conv_algorithm: ConvAlgorithm = "table",
+    conv_algorithm: ConvAlgorithm = "auto",
     conv_algorithm_budget_s: float = 60.0,
     stability_steps: int = 100,
     frames: int = 329_299,
@@ -58,8 +58,8 @@ def benchmark(
         repeats: Number of rounds. Every round measures each variant once; the order rotates and the median is reported.
         precision: 32-true, or bf16-mixed for bfloat16 under autocast.
         vendor_search: Let cuDNN or MIOpen search for the fastest kernel first, which can take very long with MIOpen.
-        conv_algorithm: Algorithm choice of gemm. table uses a table; autotune measures candidates during the warm-up
-            (autotuning); compiled uses the table and optional compiled kernels: CUDA/HIP on a GPU, C++ on a CPU.
+        conv_algorithm: Algorithm choice of gemm. table uses a table; auto also uses compiled kernels on a GPU; autotune
+            measures the candidates of auto during the warm-up; compiled is auto with compiled kernels on a CPU too.
         conv_algorithm_budget_s: Time limit in seconds for the measurements of conv_algorithm autotune.
         stability_steps: Steps of each of the two trainings, >= 10; on a CPU, their images have at most 160 px.
         frames: Frames per epoch for the estimate of the training time; the default is the size of LTDv2.

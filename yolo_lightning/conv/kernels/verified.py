@@ -95,6 +95,8 @@ class OptionalKernels:
             return False
         if device.type == "meta":
             return True
+        if device.type == "cuda" and not torch.cuda.is_available():
+            return False
         if device.type == "cuda" and self.enabled:
             index = torch.cuda.current_device() if device.index is None else device.index
             device = torch.device("cuda", index)

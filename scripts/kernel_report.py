@@ -1,0 +1,229 @@
+"""Registers, spills, shared memory, occupancy and inner loops of the GPU kernels, from compilers alone, without a GPU.
+
+`python -m scripts.kernel_report docs/kernels.md` compiles every kernel and writes the page. AMD architectures need
+clang (Debian: `apt-get install clang-19 llvm-19 lld-19`), NVIDIA's need nvcc or NVRTC with ptxas. Architectures without
+a compiler are left out, with a line that says so.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from yolo_lightning.conv.kernels import batch_norm_launch, build, fused_launch
+from yolo_lightning.conv.kernels.launcher import THREADS
+
+AMD = ("gfx1010", "gfx1030", "gfx1100")
+NVIDIA = ("sm_75", "sm_90")
+LEAST_WAVES = 8
+"""Waves per SIMD that a kernel needs on gfx1010, to hide the latency of memory."""
+# Threads and registers of a multiprocessor of both NVIDIA architectures, and its shared memory in bytes.
+NVIDIA_LIMITS = {"sm_75": (1024, 1 << 16, 64 << 10), "sm_90": (2048, 1 << 16, 227 << 10)}
+WARP = 32
+
+# Keywords and functions of HIP that the kernels use; without AMD's headers.
+PRELUDE = """
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+#define __launch_bounds__(threads) __attribute__((launch_bounds(threads)))
+struct ThreadIndex {
+    struct X { __device__ operator unsigned() const { return __builtin_amdgcn_workitem_id_x(); } } x;
+};
+struct BlockIndex {
+    struct X { __device__ operator unsigned() const { return __builtin_amdgcn_workgroup_id_x(); } } x;
+    struct Y { __device__ operator unsigned() const { return __builtin_amdgcn_workgroup_id_y(); } } y;
+    struct Z { __device__ operator unsigned() const { return __builtin_amdgcn_workgroup_id_z(); } } z;
+};
+extern const __device__ ThreadIndex threadIdx;
+extern const __device__ BlockIndex blockIdx;
+struct alignas(16) float4 { float x, y, z, w; };
+__device__ inline void __syncthreads() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+__device__ inline float expf(float value) { return __builtin_expf(value); }
+__device__ inline float sqrtf(float value) { return __builtin_sqrtf(value); }
+"""
+
+KINDS = {
+    "multiply-add": r"v_(pk_)?(fma|fmac|mac|mad|dual_fmac)_",
+    "shared memory": r"ds_",
+    "global memory": r"(global|buffer|flat)_",
+    "wait": r"s_waitcnt|s_barrier|s_nop|s_delay",
+    "scalar": r"s_",
+    "vector": r"v_",
+}
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """Resources of one kernel on one architecture."""
+
+    name: str
+    architecture: str
+    registers: int  # per thread
+    spilled_bytes: int  # per thread
+    shared_bytes: int  # per block
+    waves: int  # resident waves per SIMD (AMD) or warps per multiprocessor (NVIDIA)
+    loop: Counter[str]  # instructions of the inner loop, by kind; empty if not known
+
+
+def find_clang() -> str | None:
+    """Return the path of a clang that compiles for AMD GPUs, or None."""
+    return next((path for name in ("clang-19", "clang-20", "clang-18", "clang") if (path := shutil.which(name))), None)
+
+
+def compile_amd(clang: str, architecture: str, kernels: Sequence[str]) -> list[CompiledKernel]:
+    """Return the resources that clang reports for the kernels. Raises `RuntimeError` with its messages on failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, assembly = Path(folder) / "kernels.hip", Path(folder) / "kernels.s"
+        file.write_text(PRELUDE + build.source(kernels), encoding="utf-8")
+        flags = ["-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "-std=c++17", "-O3", "-S"]
+        _run([clang, *flags, f"--offload-arch={architecture}", str(file), "-o", str(assembly)])
+        found = {kernel.name: kernel for kernel in parse_amd(assembly.read_text(encoding="utf-8"), architecture)}
+    return [found[name] for name in kernels]
+
+
+def parse_amd(assembly: str, architecture: str) -> list[CompiledKernel]:
+    """Return the resources of all kernels in an assembly text of clang."""
+    kernels = []
+    for part in re.split(r"(?m)^\t\.globl\t", assembly)[1:]:
+        numbers = dict(re.findall(r"; (NumVgprs|ScratchSize|LDSByteSize|Occupancy): (\d+)", part))
+        if "Occupancy" not in numbers:
+            continue
+        registers, spilled, shared, waves = (
+            int(numbers[name]) for name in ("NumVgprs", "ScratchSize", "LDSByteSize", "Occupancy")
+        )
+        name = part.split(None, 1)[0]
+        kernels.append(CompiledKernel(name, architecture, registers, spilled, shared, waves, _inner_loop(part)))
+    return kernels
+
+
+def _inner_loop(text: str) -> Counter[str]:
+    """Return the kinds of instructions of the shortest loop with the most multiply-adds."""
+    lines = text.partition(".Lfunc_end")[0].splitlines()
+    labels = {line.split(":")[0]: number for number, line in enumerate(lines) if line.startswith(".LBB")}
+    loops: list[Counter[str]] = []
+    for number, line in enumerate(lines):
+        branch = re.match(r"\ts_c?branch\w*\s+(\.LBB\w+)", line)
+        if branch and labels.get(branch[1], number) < number:
+            loops.append(_kinds(lines[labels[branch[1]] : number]))
+    return max(loops, key=lambda loop: (loop["multiply-add"], -loop.total()), default=Counter())
+
+
+def _kinds(lines: Sequence[str]) -> Counter[str]:
+    kinds: Counter[str] = Counter()
+    for line in lines:
+        instruction = re.match(r"\t([a-z]\w+)", line)
+        if instruction:
+            kinds[next((kind for kind, words in KINDS.items() if re.match(words, instruction[1])), "other")] += 1
+    return kinds
+
+
+def compile_nvidia(nvcc: str, architecture: str, kernels: Sequence[str]) -> list[CompiledKernel]:
+    """Return the resources that ptxas reports for the kernels. Raises `RuntimeError` with its messages on failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernels.cu"
+        file.write_text(build.source(kernels), encoding="utf-8")
+        made = _run([nvcc, "-cubin", f"-arch={architecture}", "-Xptxas", "-v", str(file), "-o", f"{file}bin"])
+    found = {}
+    for part in re.split(r"Compiling entry function '", made)[1:]:
+        name = part.partition("'")[0]
+        registers = _number(r"Used (\d+) registers", part)
+        spilled, shared = _number(r"(\d+) bytes spill stores", part), _number(r"(\d+) bytes smem", part)
+        threads, all_registers, all_shared = NVIDIA_LIMITS[architecture]
+        # Registers are allocated to a warp in units of 256.
+        per_block = -(-registers * WARP // 256) * 256 * THREADS // WARP
+        blocks = min(threads // THREADS, all_registers // per_block, all_shared // shared if shared else threads)
+        waves = blocks * THREADS // WARP
+        found[name] = CompiledKernel(name, architecture, registers, spilled, shared, waves, Counter())
+    return [found[name] for name in kernels]
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
+
+
+def _run(words: Sequence[str]) -> str:
+    made = subprocess.run(words, capture_output=True, text=True)
+    if made.returncode != 0:
+        raise RuntimeError(f"{words[0]} failed with exit code {made.returncode}: {made.stderr[-2000:]}")
+    return made.stdout + made.stderr
+
+
+def describe(kernels: Sequence[CompiledKernel]) -> str:
+    """Return a Markdown table of kernels on one architecture."""
+    unit = _unit(kernels[0].architecture)
+    lines = [
+        f"| kernel | registers | spilled bytes | shared bytes | {unit} | inner loop |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kernel in kernels:
+        loop = ", ".join(f"{count} {kind}" for kind, count in kernel.loop.most_common()) or "-"
+        numbers = (kernel.registers, kernel.spilled_bytes, kernel.shared_bytes, kernel.waves)
+        lines.append(f"| `{kernel.name}` | {' | '.join(map(str, numbers))} | {loop} |")
+    return "\n".join(lines)
+
+
+def _unit(architecture: str) -> str:
+    return "waves per SIMD" if architecture in AMD else "warps per multiprocessor"
+
+
+def main() -> None:
+    """Compile all kernels and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("page", type=Path, help="Markdown file to write")
+    page: Path = parser.parse_args().page
+    names = list(build.kernel_lines())
+    clang, nvcc = find_clang(), shutil.which("nvcc")
+    parts = [_head()]
+    for architecture in (*AMD, *NVIDIA):
+        compiler = clang if architecture in AMD else nvcc
+        parts.append(f"## {architecture}\n")
+        if compiler is None:
+            parts.append(f"No compiler for {architecture} was found.\n")
+            continue
+        compile_for = compile_amd if architecture in AMD else compile_nvidia
+        kernels = compile_for(compiler, architecture, names)
+        halves = [kernel for kernel in kernels if kernel.name.endswith(("_half", "_bfloat16"))]
+        parts.append(describe([kernel for kernel in kernels if kernel not in halves]) + "\n")
+        registers, waves = max(k.registers for k in halves), min(k.waves for k in halves)
+        parts.append(
+            f"The {len(halves)} kernels for float16 and bfloat16: at most {registers} registers, at least "
+            f"{waves} {_unit(architecture)}, {sum(k.spilled_bytes for k in halves)} spilled bytes.\n"
+        )
+    page.write_text("\n".join(parts), encoding="utf-8")
+
+
+def _head() -> str:
+    names = ", ".join(f"`{name}`" for name in batch_norm_launch.KERNELS)
+    tiles = ", ".join(f"{tile.rows}x{tile.columns}" for tile in fused_launch.TILES)
+    return f"""# GPU kernels
+
+Generated by `python -m scripts.kernel_report docs/kernels.md` from the output of compilers. Nothing on this page was
+measured on a GPU.
+
+`fused.cu` computes convolutions as matrix products: `correlate` the output and the input gradient, `sum_products` the
+weight gradient. The tiles are {tiles} (places x channels).
+`batch_norm.cu` computes batch normalisation with SiLU in three launches forward and three backward:
+{names} and two kernels that
+combine the partial results of blocks. `by_four` kernels read four adjacent elements at once, and need channel
+counts that are multiples of four. Elements are float32, float16 or bfloat16; sums and statistics are float32.
+
+An AMD SIMD of RDNA 1 holds up to 20 waves of 32 threads, of RDNA 2 and 3 up to 16; a block of {THREADS} threads has
+eight waves. clang reports the limit by registers and shared memory for blocks of this size. A test requires at least
+{LEAST_WAVES} waves and no spilled register on gfx1010. The inner loop is the shortest loop with the most multiply-add
+instructions; the numbers are static instructions of one iteration.
+"""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Resources of the GPU kernels on gfx1010, read from the output of clang."""
+
+import pytest
+
+from scripts import kernel_report
+from scripts.kernel_report import LEAST_WAVES, CompiledKernel
+from yolo_lightning.conv.kernels import build
+
+CLANG = kernel_report.find_clang()
+needs_clang = pytest.mark.skipif(CLANG is None, reason="there is no clang")
+# The kernels with the most registers of each product, and those with the most shared memory.
+DEMANDING = ["correlate_256x32_by_one", "sum_products_256x32_by_one_half", "normalise_silu_gradient_nhwc_by_four"]
+
+ASSEMBLY = """
+\t.globl\tfirst
+first:
+.LBB0_1:
+\tv_fma_f32 v0, v1, v2, v3
+\tds_read_b128 v[0:3], v4
+\ts_waitcnt lgkmcnt(0)
+.LBB0_2:
+\tv_add_nc_u32_e32 v0, 1, v0
+\ts_cbranch_scc1 .LBB0_2
+\ts_cbranch_vccnz .LBB0_1
+.Lfunc_end0:
+; NumVgprs: 126
+; ScratchSize: 16
+; LDSByteSize: 18688 bytes/workgroup (compile time only)
+; Occupancy: 8
+"""
+
+
+def test_resources_are_read_from_the_assembly() -> None:
+    (kernel,) = kernel_report.parse_amd(ASSEMBLY, "gfx1010")
+    loop = {"multiply-add": 1, "shared memory": 1, "wait": 1, "vector": 1, "scalar": 1}
+    assert kernel == CompiledKernel("first", "gfx1010", 126, 16, 18688, 8, kernel.loop)
+    assert kernel.loop == loop
+    assert "| `first` | 126 | 16 | 18688 | 8 | " in kernel_report.describe([kernel])
+
+
+@needs_clang
+def test_demanding_kernels_do_not_spill_and_have_enough_waves() -> None:
+    check(DEMANDING)
+
+
+@needs_clang
+@pytest.mark.slow
+def test_no_kernel_spills_and_all_have_enough_waves() -> None:
+    check(list(build.kernel_lines()))
+
+
+def check(names: list[str]) -> None:
+    kernels = kernel_report.compile_amd(str(CLANG), "gfx1010", names)
+    assert [kernel.name for kernel in kernels] == names
+    assert [kernel for kernel in kernels if kernel.spilled_bytes or kernel.waves < LEAST_WAVES] == []
+
+
+@needs_clang
+def test_errors_of_the_compiler_are_reported() -> None:
+    with pytest.raises(RuntimeError, match="failed with exit code 1"):
+        kernel_report.compile_amd(str(CLANG), "gfx0", DEMANDING[:1])
