@@ -4,8 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
+from tests.conv.test_conv_dtypes import ROUNDING
+from tests.conv.test_workspace import SHAPES, operands, problem_of
 from tests.helpers.dispatch_count import DispatchCount, count_step
+from yolo_lightning.conv.algorithms import column_batches
+from yolo_lightning.conv.algorithms.table import Operation, candidates, gradient_candidates
 from yolo_lightning.model.graph import build_graph
 
 # Forward and backward of YOLOv8n, 8 gray images of 640 pixels, float32, channels_last, without compiled kernels. Lower
@@ -38,12 +43,61 @@ def test_the_products_are_those_of_the_network(step: DispatchCount) -> None:
     assert 190e9 < step.flop < 195e9
 
 
-@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("memory_format", "dtype"),
+    [("contiguous", torch.float32), ("channels_last", torch.float32), ("channels_last", torch.float16)],
+)
 def test_no_transfer_between_host_and_device(memory_format: Any, dtype: torch.dtype) -> None:
     """A value that is read on the host raises an error on the meta device by itself."""
     graph = build_graph("yolov8n", ("a", "b"), "gemm", memory_format=memory_format)
     assert not count_step(graph, 2, 64, dtype=dtype).uploads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_algorithms_of_yolov8n_on_an_accelerator(dtype: torch.dtype) -> None:
+    """Half types take the path of float32: one product for each convolution, which accumulates in float32."""
+    for shape, weight, stride in SHAPES[:5]:
+        problem = problem_of(shape, weight, stride, channels_last=True)
+        chosen = [candidates(operation, problem, dtype, "cuda")[0].name for operation in list(Operation)[:3]]
+        expected = "pointwise" if problem.is_pointwise else "column_batches"
+        assert [name.removeprefix("mirrored ") for name in chosen] == [expected] * 3
+        if expected == "column_batches":
+            at_once = gradient_candidates(problem, dtype, "cuda", lambda tensors: tensors)
+            assert at_once[0].name == "column_batches"
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_half_types_round_once(dtype: torch.dtype, stride: int) -> None:
+    """Compare with float64 results of the same rounded operands, relative to the largest result."""
+    problem = problem_of((3, 16, 24, 20), (16, 16, 3, 3), stride, channels_last=True)
+    sizes = problem.input_size, problem.output_size, problem.weight_size
+    generator = torch.Generator().manual_seed(0)
+    input, output, weight = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
+    found = [
+        column_batches.forward(input, weight, problem),
+        *column_batches.gradients(input, output, weight, problem),
+    ]
+    leaves = [input.double().requires_grad_(), weight.double().requires_grad_()]
+    reference = F.conv2d(*leaves, stride=stride, padding=1)
+    references = [reference, *torch.autograd.grad(reference, leaves, output.double())]
+    for one, other in zip(found, references, strict=True):
+        assert one.dtype == dtype
+        assert (one.double() - other).abs().max() <= ROUNDING[dtype] * other.abs().max()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_no_transfer_by_any_candidate(channels_last: bool) -> None:
+    """A plan may fall back to any candidate, and autotuning may select any."""
+    for shape, weight, stride in SHAPES[1:2] + SHAPES[5:]:
+        problem = problem_of(shape, weight, stride, channels_last)
+        for operation in Operation:
+            for candidate in candidates(operation, problem, torch.float32, "meta"):
+                candidate.compute(tuple(operands(operation, problem, torch.float32)))  # creates cached constants
+                count = DispatchCount()
+                with torch.no_grad(), count:
+                    candidate.compute(tuple(operands(operation, problem, torch.float32)))
+                assert not count.uploads, f"{operation} {candidate.name} {problem}: {count.uploads}"
 
 
 def test_an_index_list_and_a_tensor_of_numbers_count_as_uploads() -> None:

@@ -37,12 +37,15 @@ class Table:
         self.calls: list[str] = []
         self.failures: dict[str, RuntimeError] = {}
         self.may_refuse = False
+        self.workspace = {"slow": 3, "quick": 2, "middling": 1}
         self.pause_s = 0.0
         monkeypatch.setattr(plan_module, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
         monkeypatch.setattr(plan_module, "candidates", lambda *_: self.candidates())
 
     def candidates(self) -> tuple[Candidate, ...]:
-        return tuple(Candidate(name, self.compute(name), self.may_refuse) for name in self.seconds)
+        return tuple(
+            Candidate(name, self.compute(name), self.workspace.get(name, 0), self.may_refuse) for name in self.seconds
+        )
 
     def compute(self, name: str) -> Callable[[Tensors], Tensors]:
         def compute(tensors: Tensors) -> Tensors:
@@ -199,7 +202,7 @@ def test_both_gradients_at_once_if_faster(table: Table, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         plan_module,
         "gradient_candidates",
-        lambda *arguments: (Candidate(SEPARATE, arguments[-1]), Candidate("at once", at_once)),
+        lambda *arguments: (Candidate(SEPARATE, arguments[-1], 0), Candidate("at once", at_once, 0)),
     )
     plan = AutotunedPlan(1000)
     assert plan.gradients(*TENSORS, TENSORS[0], PROBLEM) == both
@@ -254,6 +257,47 @@ def test_out_of_memory_falls_back_with_one_warning(table: Table, failure: Runtim
         assert table.run(plan, OTHER) == ["slow", "quick"], "but not for others"
 
 
+def test_only_smaller_candidates_are_tried_after_running_out_of_memory(table: Table) -> None:
+    table.workspace = {"slow": 2, "quick": 9, "middling": 2}
+    table.failures["slow"] = torch.OutOfMemoryError("slow")
+    plan = Plan()
+    with pytest.raises(torch.OutOfMemoryError, match="slow"):
+        table.run(plan)
+    assert table.calls == ["slow"], "quick and middling would need as much or more"
+    table.failures.clear()
+    assert table.run(plan) == ["slow"]
+
+
+def test_a_smaller_candidate_that_fails_excludes_those_between(table: Table) -> None:
+    table.seconds = {"slow": 1.0, "small": 1.0, "between": 1.0, "smallest": 1.0}
+    table.workspace = {"slow": 9, "small": 2, "between": 5, "smallest": 1}
+    table.failures = {name: torch.OutOfMemoryError(name) for name in ("slow", "small")}
+    with pytest.warns(UserWarning, match="using 'smallest'"):
+        assert table.run(Plan()) == ["slow", "small", "smallest"]
+
+
+def test_a_demotion_ends_after_calls_that_double_with_every_further_error(table: Table) -> None:
+    plan = Plan()
+    for calls in (64, 128, 256):
+        table.failures["slow"] = torch.OutOfMemoryError("peak")
+        with pytest.warns(UserWarning, match=f"using 'quick' for the next {calls} calls"):
+            table.run(plan)
+        table.failures.clear()
+        for _ in range(calls):
+            assert table.run(plan) == ["quick"]
+        assert [table.run(plan), table.run(plan, OTHER)] == [["slow"], ["slow"]]
+
+
+def test_a_refusal_lasts(table: Table) -> None:
+    plan, table.may_refuse = Plan(), True
+    table.failures["slow"] = RuntimeError("no such kernel")
+    with pytest.warns(UserWarning, match="using 'quick'"):
+        table.run(plan)
+    table.failures.clear()
+    for _ in range(200):
+        assert table.run(plan) == ["quick"]
+
+
 def test_the_first_error_is_raised_if_all_candidates_fail(table: Table) -> None:
     plan = Plan()
     table.failures = {name: torch.OutOfMemoryError(name) for name in table.seconds}
@@ -301,7 +345,7 @@ def test_the_buffers_of_a_failed_attempt_are_freed_before_the_next(monkeypatch: 
         assert [reference() for reference in held] == [None, None]
         return (torch.zeros(1),)
 
-    order = (Candidate("greedy", greedy), Candidate("also greedy", greedy), Candidate("modest", modest))
+    order = (Candidate("greedy", greedy, 3), Candidate("also greedy", greedy, 2), Candidate("modest", modest, 1))
     monkeypatch.setattr(plan_module, "candidates", lambda *_: order)
     gc.disable()  # without the garbage collector
     try:

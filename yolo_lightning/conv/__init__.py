@@ -4,10 +4,12 @@
     swap_convs(model)  # any torch model, in place
 
 Convolutions are lowered to matrix products, forward and backward. A plan selects the algorithm: `DEFAULT_PLAN` uses a
-table, `AutotunedPlan` measures the candidates (autotuning). The package depends on torch only.
+table, `AutotunedPlan` measures the candidates (autotuning). The package depends on torch only. `torch.compile` and
+`torch.export` see registered operators, `torch.ops.yolo_lightning.*`.
 
-Reading order: `functional` (conv2d and its derivatives) -> `plan` (selection of an algorithm) ->
-`algorithms/table` (candidates) -> `algorithms/*` (PyTorch operations) and `kernels/*` (optional C++ and CUDA/HIP code).
+Reading order: `functional` (conv2d and its derivatives) and `operators` (the same, registered for compilers) -> `plan`
+(selection of an algorithm, fallback when memory runs out) -> `algorithms/table` (candidates with their workspace) ->
+`algorithms/*` (PyTorch operations) and `kernels/*` (optional C++ and CUDA/HIP code).
 """
 
 from yolo_lightning.conv.functional import conv2d

@@ -2,14 +2,22 @@
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from yolo_lightning.conv.algorithms.problem import IntOrPair, Problem, make_problem
+from yolo_lightning.conv import operators
+from yolo_lightning.conv.algorithms.problem import (
+    IntOrPair,
+    Problem,
+    check_operands,
+    make_problem,
+    spatial_arguments,
+    wants_channels_last,
+)
+from yolo_lightning.conv.algorithms.shared import without_autocast
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 P = ParamSpec("P")
@@ -31,7 +39,8 @@ def conv2d(
     """Compute `torch.nn.functional.conv2d` without a vendor convolution library, forward and backward.
 
     The backward pass needs the input and the weight only; lowered columns are not saved. Under autocast, tensors are
-    cast to the autocast dtype, like those of the native operator.
+    cast to the autocast dtype, like those of the native operator. Compilers and exporters see one registered operator
+    (see `operators`), in which the plan selects the algorithm at run time.
 
     Args:
         input: `(N, C, H, W)` or unbatched `(C, H, W)`; float32, float64, float16 or bfloat16; any strides.
@@ -59,6 +68,8 @@ def conv2d(
         batch = input.unsqueeze(0)
         output = conv2d(batch, weight, bias, stride, padding, dilation, groups, plan=plan, memory_format=memory_format)
         return output.squeeze(0)
+    if torch.compiler.is_compiling():
+        return _compiled_conv2d(input, weight, bias, stride, padding, dilation, groups, plan, memory_format)
     problem = make_problem(input, weight, bias, stride, padding, dilation, groups, memory_format)
     if bias is not None and problem.input_size[1] == 0:
         # The output has no channels either (see Problem.output_size); the empty slice gives the bias a zero gradient.
@@ -67,17 +78,33 @@ def conv2d(
     return result
 
 
+def _compiled_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: IntOrPair,
+    padding: IntOrPair | str,
+    dilation: IntOrPair,
+    groups: int,
+    plan: Plan,
+    memory_format: torch.memory_format | None,
+) -> Tensor:
+    """Compute `conv2d` by a registered operator, for a compiler that traces this function; see `operators`."""
+    check_operands(input, weight, bias, groups)
+    output: Tensor = operators.conv2d(
+        input,
+        weight,
+        *spatial_arguments(weight, stride, padding, dilation),
+        groups,
+        wants_channels_last(input, weight, memory_format),
+        plan.handle,
+    )
+    return output if bias is None else output + bias[: output.size(1)].view(1, -1, 1, 1)
+
+
 def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     # Native autocast does not cast float64 either.
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
-
-
-def _without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """Disable autocast: the tensors are already cast, and the backward pass may run under another autocast setting."""
-    device_type = tensor.device.type
-    if not torch.amp.is_autocast_available(device_type):
-        return nullcontext()
-    return torch.autocast(device_type, enabled=False)
 
 
 # Convolution is linear in the input and in the weight, so the derivatives of each function below are compositions of
@@ -103,7 +130,7 @@ class _Convolution(Function):
     @staticmethod
     @_with_signature
     def forward(input: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, plan: Plan) -> Tensor:
-        with _without_autocast(input):
+        with without_autocast(input):
             output = plan.forward(input, weight, problem)
         return output if bias is None else output.add_(bias.view(1, -1, 1, 1))
 
@@ -141,7 +168,7 @@ class _InputGradient(_Product):
     @staticmethod
     @_with_signature
     def forward(grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan) -> Tensor:
-        with _without_autocast(grad_output):
+        with without_autocast(grad_output):
             return plan.input_gradient(grad_output, weight, problem)
 
     @staticmethod
@@ -157,7 +184,7 @@ class _WeightGradient(_Product):
     @staticmethod
     @_with_signature
     def forward(input: Tensor, grad_output: Tensor, problem: Problem, plan: Plan) -> Tensor:
-        with _without_autocast(input):
+        with without_autocast(input):
             return plan.weight_gradient(input, grad_output, problem)
 
     @staticmethod
@@ -177,7 +204,7 @@ class _Gradients(Function):
     def forward(
         input: Tensor, grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan
     ) -> tuple[Tensor, Tensor]:
-        with _without_autocast(input):
+        with without_autocast(input):
             return plan.gradients(input, grad_output, weight, problem)
 
     @staticmethod

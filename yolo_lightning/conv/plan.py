@@ -1,10 +1,12 @@
 """Selection of the algorithm of a convolution by a table, or by measurement with cached timings."""
 
+import itertools
 import math
 import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +30,10 @@ REPEATS = 5
 HOPELESS_RATIO = 2
 # A candidate must be faster than the default by more than this fraction; a smaller difference may be noise.
 NOISE = 0.05
+# Calls of a product for which an out-of-memory error excludes the larger algorithms; doubled after each further error.
+# Counted in calls, because the ranks of a distributed training make equal calls, but at different times.
+FIRST_DEMOTION_CALLS = 64
+LONGEST_DEMOTION_CALLS = 1 << 16
 # Messages of other out-of-memory errors than `torch.OutOfMemoryError`: from the CPU allocator, the runtime, the BLAS.
 OUT_OF_MEMORY_MESSAGES = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
 
@@ -50,6 +56,15 @@ class PlanKey(NamedTuple):
         return f"{self.operation}: {words} groups {problem.groups} {layout} {str(self.dtype).removeprefix('torch.')}"
 
 
+@dataclass
+class _Demotion:
+    """Exclusion of algorithms after an out-of-memory error."""
+
+    workspace: int  # only algorithms with a smaller workspace are used, in bytes
+    calls: int  # length of the exclusion
+    left: int  # calls until its end
+
+
 @dataclass(frozen=True)
 class PlannedConvolution:
     """One decision of a plan."""
@@ -60,15 +75,27 @@ class PlannedConvolution:
     seconds: Mapping[str, float]  # shortest run of each timed candidate; empty if none was timed
 
 
+_plans: weakref.WeakValueDictionary[str, "Plan"] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
 class Plan:
     """Plan by the table: the choice depends on the problem, dtype and device type only. Base class of `AutotunedPlan`.
 
-    If an algorithm runs out of memory, the plan uses the next candidate for this problem from then on, with a warning.
+    If an algorithm runs out of memory, the plan warns and tries only candidates that declare a smaller workspace. The
+    plan uses them for this problem for the next `FIRST_DEMOTION_CALLS` calls, because one peak does not last, and then
+    returns to the selected algorithm. Every further error doubles the number of calls. Without a smaller candidate that
+    succeeds, the error is raised, so that the caller can divide the batch.
+
     Copies of a layer share its plan. Pickling a plan keeps its settings, not its decisions.
     """
 
     def __init__(self) -> None:
+        self.handle = f"plan {next(_numbers)}"
+        """Name of the plan in this process, for registered operators (see `plan_of`)."""
+        _plans[self.handle] = self
         self._orders: dict[PlanKey, tuple[Candidate, ...]] = {}
+        self._demotions: dict[PlanKey, _Demotion] = {}
         self._seconds: dict[PlanKey, dict[str, float]] = {}  # shortest run of each timed candidate
 
     def forward(self, input: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -99,11 +126,16 @@ class Plan:
         return _default_plan, ()
 
     def _compute(self, operation: Operation, problem: Problem, tensors: Tensors) -> Tensors:
-        """Compute with the first candidate that succeeds, and drop the candidates before it."""
+        """Compute with the first candidate that is allowed and succeeds."""
         key = PlanKey(operation, problem, tensors[0].dtype, tensors[0].device)
         order = self._orders.get(key) or self._decide(key, tensors)
+        limit = self._workspace_limit(key) if self._demotions else math.inf
         failures: dict[str, RuntimeError] = {}
-        for position, candidate in enumerate(order):
+        refused: set[str] = set()
+        is_out_of_memory = False
+        for candidate in order:
+            if candidate.workspace >= limit:
+                continue
             try:
                 results = candidate.compute(tensors)
             except RuntimeError as error:
@@ -111,12 +143,35 @@ class Plan:
                     raise
                 # Without the traceback, which refers to the buffers of the failed attempt.
                 failures[candidate.name] = error.with_traceback(None)
+                if ran_out_of_memory(error):
+                    limit, is_out_of_memory = candidate.workspace, True
+                else:
+                    refused.add(candidate.name)
                 continue
             if failures:
-                self._remember(key, order[position:])
-                warn_of_failure(key, failures, f"using {candidate.name!r}")
+                if refused:
+                    self._remember(key, tuple(one for one in order if one.name not in refused))
+                if is_out_of_memory:
+                    self._demote(key, int(limit), candidate, failures)
+                else:
+                    warn_of_failure(key, failures, f"using {candidate.name!r}")
             return results
         raise next(iter(failures.values()))
+
+    def _workspace_limit(self, key: PlanKey) -> float:
+        """Count a call, and return the workspace in bytes that the algorithms for it must be below."""
+        demotion = self._demotions.get(key)
+        if demotion is None or demotion.left == 0:
+            return math.inf
+        demotion.left -= 1
+        return demotion.workspace
+
+    def _demote(self, key: PlanKey, workspace: int, candidate: Candidate, failures: Mapping[str, RuntimeError]) -> None:
+        """Use algorithms with a smaller workspace only, for some calls."""
+        before = self._demotions.get(key)
+        calls = FIRST_DEMOTION_CALLS if before is None else min(2 * before.calls, LONGEST_DEMOTION_CALLS)
+        self._demotions[key] = _Demotion(workspace, calls, calls)
+        warn_of_failure(key, failures, f"using {candidate.name!r} for the next {calls} calls")
 
     def _decide(self, key: PlanKey, tensors: Tensors) -> tuple[Candidate, ...]:
         """Return and remember the candidates for a new key, the selected one first."""
@@ -137,6 +192,7 @@ class Plan:
     def _remember(self, key: PlanKey, order: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         if len(self._orders) >= MAX_DECISIONS:
             self._orders.clear()
+            self._demotions.clear()
         self._orders[key] = order
         return order
 
@@ -145,16 +201,23 @@ DEFAULT_PLAN = Plan()
 """Plan by the table, without timing; the default of all layers."""
 
 
+def plan_of(handle: str) -> Plan:
+    """Return the plan with a handle; the default plan if it does not exist, or not any more."""
+    return _plans.get(handle, DEFAULT_PLAN)
+
+
 def _default_plan() -> Plan:
     return DEFAULT_PLAN
 
 
 def allows_fallback(candidate: Candidate, error: RuntimeError) -> bool:
     """Return whether the next candidate may be tried: out of memory, or the candidate may reject problems."""
-    is_out_of_memory = isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in OUT_OF_MEMORY_MESSAGES
-    )
-    return is_out_of_memory or candidate.may_refuse
+    return ran_out_of_memory(error) or candidate.may_refuse
+
+
+def ran_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether an allocation failed, on an accelerator or on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY_MESSAGES)
 
 
 def warn_of_failure(key: PlanKey, failures: Mapping[str, RuntimeError], consequence: str) -> None:

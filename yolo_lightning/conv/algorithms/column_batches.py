@@ -76,11 +76,7 @@ def workspace(operation: str, problem: Problem, *, by_sample: bool = False) -> i
     partial = max(size, min(PARTIAL_ELEMENTS, size * problem.output_size[3]))
     sums = partial + size
     by_input = _lowered_input(problem).elements(_samples_per_tile(_lowered_input(problem), problem, by_sample))
-    by_grads = 0
-    for rows in remainders_of(0, problem):
-        if rows.taps:
-            lowering = _lowered_grads(rows, problem)
-            by_grads = max(by_grads, lowering.elements(_samples_per_tile(lowering, problem, by_sample)))
+    by_grads = _grads_buffer(problem, by_sample)
     # The mirrored weight, the matrix of one remainder, and a result that cannot be written in place.
     by_grads += 2 * size + prod(problem.input_size) * any(
         size % step for size, step in zip(problem.input_size[2:], problem.stride, strict=True)
@@ -102,18 +98,21 @@ def _input_windows(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the windows of a run of samples, `(output width, samples * output height, K)`, and the run of `outputs`."""
     lowering = _lowered_input(problem)
-    for images, run in _runs(_samples_per_tile(lowering, problem, by_sample), input, outputs):
-        lowered = lowering.lower(images)
+    step = _samples_per_tile(lowering, problem, by_sample)
+    buffer = input.new_empty(lowering.elements(step))
+    for images, run in _runs(step, input, outputs):
+        lowered = lowering.lower(images, buffer)
         yield lowered.windows(problem.output_size[3], problem.stride[1], -problem.padding[2], problem.kernel[1]), run
 
 
 def _runs(step: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield runs of `step` samples of all tensors."""
+    """Yield runs of `step` entries along the first dimension of all tensors."""
     samples = tensors[0].size(0)
     if step >= samples:
         yield tensors
         return
-    yield from zip(*(tensor.split(step) for tensor in tensors), strict=True)
+    for start in range(0, samples, step):
+        yield tuple(tensor[start : start + step] for tensor in tensors)
 
 
 def _empty(like: Tensor, size: tuple[int, int, int, int]) -> Tensor:
@@ -140,6 +139,7 @@ def _gradients(
     total = None
     if input is not None:
         total = _ColumnSums(input, (*problem.kernel[::-1], *problem.weight_size[:2]), (2, 3, 1, 0))
+    buffer = grad_output.new_empty(_grads_buffer(problem, by_sample))
     all_columns = remainders_of(1, problem)
     for rows in remainders_of(0, problem):
         columns = [one for one in all_columns if one.taps and rows.taps]
@@ -151,7 +151,7 @@ def _gradients(
         lowering = _lowered_grads(rows, problem)
         step = _samples_per_tile(lowering, problem, by_sample)
         for grads, target, values in _runs(step, grad_output, grad_input, grad_input if input is None else input):
-            lowered = lowering.lower(grads)
+            lowered = lowering.lower(grads, buffer)
             for one, matrix in zip(columns, matrices, strict=True):
                 windows = lowered.windows(one.count, 1, one.first - one.taps[-1].shift, len(one.taps))
                 _write_product(windows, matrix, _positions(target, rows, one, problem))
@@ -278,10 +278,9 @@ class _Lowering:
         """Return the size of the buffer."""
         return (samples * self.rows + sum(self.spare)) * self.pitch + self.gap * self.depth
 
-    def lower(self, images: Tensor) -> "_Lowered":
-        """Lower `(samples, channels, height, width)`."""
+    def lower(self, images: Tensor, buffer: Tensor) -> "_Lowered":
+        """Lower `(samples, channels, height, width)` into a buffer of at least `elements(samples)`."""
         samples = images.size(0)
-        buffer = images.new_empty(self.elements(samples))
         start = self.spare[0] * self.pitch
         if self.gap:
             between = samples * self.rows + 1, self.gap * self.depth
@@ -414,6 +413,12 @@ def _lowered_grads(rows: Remainder, problem: Problem) -> _Lowering:
         spacing=rows.taps[1].shift - rows.taps[0].shift if len(rows.taps) > 1 else 1,
         gap=gap,
     )
+
+
+def _grads_buffer(problem: Problem, by_sample: bool) -> int:
+    """Return the elements of the lowered output gradient; the input rows of all remainders share one buffer."""
+    lowerings = [_lowered_grads(rows, problem) for rows in remainders_of(0, problem) if rows.taps]
+    return max((one.elements(_samples_per_tile(one, problem, by_sample)) for one in lowerings), default=0)
 
 
 def _samples_per_tile(lowering: _Lowering, problem: Problem, by_sample: bool) -> int:

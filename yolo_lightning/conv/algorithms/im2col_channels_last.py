@@ -58,7 +58,7 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
     for pixels, tile in _window_tiles(input, problem):
         add_products_(total, grads[pixels], tile, max(1, tile.size(0) // pixels_per_sample))
     grad_weight = total.to(input.dtype).view(outputs, height, width, channels)
-    return grad_weight.permute(0, 3, 1, 2).contiguous()
+    return grad_weight.permute(0, 3, 1, 2)
 
 
 def _window_tiles(input: Tensor, problem: Problem) -> Iterator[tuple[slice, Tensor]]:

@@ -72,33 +72,52 @@ def make_problem(
     memory_format: torch.memory_format | None = None,
 ) -> Problem:
     """Check the arguments of `conv2d` for a batched input and return the problem."""
-    _check_tensors(input, weight, bias)
-    stride_pair = _pair("stride", stride, minimum=1)
-    dilation_pair = _pair("dilation", dilation, minimum=1)
-    # int: under torch.jit.trace a size is a tensor, which must not become part of a problem.
-    kernel = (int(weight.size(2)), int(weight.size(3)))
-    if min(kernel) < 1 or weight.size(0) < 1:
-        raise ValueError(
-            f"weight must have at least one output channel and one kernel tap, got shape {tuple(weight.shape)}"
-        )
-    _check_channels(input, weight, bias, groups)
+    check_operands(input, weight, bias, groups)
+    stride_pair, sides, dilation_pair = spatial_arguments(weight, stride, padding, dilation)
     problem = Problem(
+        # int: under torch.jit.trace a size is a tensor, which must not become part of a problem.
         input_size=(int(input.size(0)), int(input.size(1)), int(input.size(2)), int(input.size(3))),
-        weight_size=(int(weight.size(0)), int(weight.size(1)), *kernel),
+        weight_size=(int(weight.size(0)), int(weight.size(1)), int(weight.size(2)), int(weight.size(3))),
         stride=stride_pair,
-        padding=_four_sides(padding, stride_pair, dilation_pair, kernel),
+        padding=sides,
         dilation=dilation_pair,
         groups=groups,
-        channels_last=memory_format is torch.channels_last
-        or (memory_format is None and (looks_channels_last(input) or looks_channels_last(weight))),
+        channels_last=wants_channels_last(input, weight, memory_format),
     )
-    reach = tuple(dilation_pair[axis] * (kernel[axis] - 1) + 1 for axis in (0, 1))
+    reach = tuple(dilation_pair[axis] * (problem.kernel[axis] - 1) + 1 for axis in (0, 1))
     if reach[0] > problem.padded_size[0] or reach[1] > problem.padded_size[1]:
         raise ValueError(
             f"kernel size can't be greater than actual input size: the dilated kernel has {reach} pixels, "
             f"the padded input has {problem.padded_size}"
         )
     return problem
+
+
+def check_operands(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
+    """Raise `ValueError` unless shapes, dtypes and devices of the operands of a batched convolution fit."""
+    _check_tensors(input, weight, bias)
+    if weight.size(0) < 1 or weight.size(2) < 1 or weight.size(3) < 1:
+        raise ValueError(
+            f"weight must have at least one output channel and one kernel tap, got shape {tuple(weight.shape)}"
+        )
+    _check_channels(input, weight, bias, groups)
+
+
+def spatial_arguments(
+    weight: Tensor, stride: IntOrPair, padding: IntOrPair | str, dilation: IntOrPair
+) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
+    """Return stride, padding and dilation as in `Problem`; raise `ValueError` if one is not allowed."""
+    stride_pair = _pair("stride", stride, minimum=1)
+    dilation_pair = _pair("dilation", dilation, minimum=1)
+    kernel = int(weight.size(2)), int(weight.size(3))
+    return stride_pair, _four_sides(padding, stride_pair, dilation_pair, kernel), dilation_pair
+
+
+def wants_channels_last(input: Tensor, weight: Tensor, memory_format: torch.memory_format | None) -> bool:
+    """Return whether the results have the memory format channels_last; `memory_format` as in `conv2d`."""
+    if memory_format is not None:
+        return memory_format is torch.channels_last
+    return looks_channels_last(input) or looks_channels_last(weight)
 
 
 def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -57,7 +57,8 @@ def weight_gradient(input: Tensor, grad_output: Tensor, problem: Problem) -> Ten
         part = grads[tile.samples, tile.pixels(width)]
         for tap, lowered in products:
             _add_products_(total[tap], lowered, part)
-    return total.view(*problem.kernel, -1, outputs).permute(3, 2, 0, 1).contiguous()
+    grad_weight = total.view(*problem.kernel, -1, outputs).permute(3, 2, 0, 1)
+    return grad_weight.contiguous(memory_format=torch.channels_last)
 
 
 def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem) -> Tensor:
@@ -114,7 +115,8 @@ def _gradients(input: Tensor | None, grad_output: Tensor, weight: Tensor, proble
             continue
         seen = None if input is None else input.permute(0, 2, 3, 1)[:, rows.pixels, columns.pixels]
         _remainder_gradients(grad_output, taps, (rows, columns), target, seen, grad_weight)
-    return grad_input.permute(0, 3, 1, 2), grad_weight.permute(2, 3, 0, 1).contiguous()
+    grad_weight = grad_weight.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
+    return grad_input.permute(0, 3, 1, 2), grad_weight
 
 
 def _remainder_gradients(
@@ -134,7 +136,8 @@ def _remainder_gradients(
     # Sorted by their columns in the output gradient.
     left_to_right = columns.taps[::-1]
     column_taps = [tap.index for tap in left_to_right]
-    matrices = [taps[tap.index, column_taps].flatten(0, 1) for tap in rows.taps]
+    # Stacked views: an index list would be copied to an accelerator, which waits for the stream.
+    matrices = [torch.cat([taps[tap.index, column] for column in column_taps]) for tap in rows.taps]
     totals = [torch.zeros_like(matrix) for matrix in matrices]
     nearest, farthest = rows.taps[0].shift, rows.taps[-1].shift
     first_columns = [columns.first - tap.shift for tap in left_to_right]
@@ -156,7 +159,8 @@ def _remainder_gradients(
             place.copy_(result.view(place.shape))
     if seen is not None:
         for tap, total in zip(rows.taps, totals, strict=True):
-            grad_weight[tap.index, column_taps] = total.view(len(column_taps), *taps.shape[2:])
+            for column, part in zip(column_taps, total.view(-1, *taps.shape[2:]).unbind(), strict=True):
+                grad_weight[tap.index, column] = part
 
 
 def remainders_of(axis: int, problem: Problem) -> list[Remainder]:

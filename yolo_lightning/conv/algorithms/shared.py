@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -36,6 +37,14 @@ def have_data(tensors: Tensors) -> bool:
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not torch.compiler.is_compiling()
     )
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """Disable autocast: operands are already cast, and the backward pass may run under another autocast setting."""
+    device_type = tensor.device.type
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 def is_capturing(device: torch.device) -> bool:

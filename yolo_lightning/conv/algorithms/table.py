@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from math import prod
 from types import ModuleType, SimpleNamespace
 
 import torch
@@ -23,6 +24,7 @@ from yolo_lightning.conv.algorithms import (
     rows,
     rows_channels_last,
     winograd,
+    workspace,
 )
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 from yolo_lightning.conv.algorithms.shared import correlation, mirrored_weight
@@ -50,6 +52,7 @@ class Candidate:
 
     name: str  # unique among the candidates of the operation and problem
     compute: Compute  # returns the products in the memory format of the problem
+    workspace: int  # upper bound for temporary memory, in bytes
     may_refuse: bool = False  # any `RuntimeError`, not only out-of-memory, allows a fallback to the next candidate
 
 
@@ -61,6 +64,7 @@ class _Algorithm:
     module: ModuleType | SimpleNamespace
     layouts: tuple[bool, ...]
     serves: Callable[[Problem, torch.dtype, str], bool]
+    workspace: Callable[[str, Problem, torch.dtype, str], int]
     may_refuse: bool = False
 
 
@@ -124,33 +128,50 @@ WINOGRAD_CHANNELS = 32
 """With fewer input or output channels the matrix products are too small to compensate for the transforms."""
 
 _TABLE = (
-    _Algorithm("native depthwise", _NATIVE_DEPTHWISE, (_NCHW,), _serves_native_depthwise, may_refuse=True),
-    _Algorithm("fused", _FUSED_SUM, (_NHWC,), _serves_fused, may_refuse=True),
-    _Algorithm("pointwise", pointwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_pointwise),
-    _Algorithm("depthwise", depthwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_depthwise),
-    _Algorithm("fused", _FUSED_PRODUCTS, (_NHWC,), _serves_fused, may_refuse=True),
-    _Algorithm("compiled", compiled, (_NHWC,), _serves_compiled, may_refuse=True),
-    _Algorithm("winograd", winograd, (_NHWC,), _prefers_winograd),
-    _Algorithm("column_batches", column_batches, (_NHWC,), _prefers_column_batches),
-    _Algorithm("rows", rows, (_NCHW,), _serves_rows),
-    _Algorithm("rows_channels_last", rows_channels_last, (_NHWC,), _serves_rows),
+    _Algorithm(
+        "native depthwise",
+        _NATIVE_DEPTHWISE,
+        (_NCHW,),
+        _serves_native_depthwise,
+        workspace.native_depthwise,
+        may_refuse=True,
+    ),
+    _Algorithm("fused", _FUSED_SUM, (_NHWC,), _serves_fused, workspace.kernels, may_refuse=True),
+    _Algorithm(
+        "pointwise", pointwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_pointwise, workspace.pointwise
+    ),
+    _Algorithm(
+        "depthwise", depthwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_depthwise, workspace.depthwise
+    ),
+    _Algorithm("fused", _FUSED_PRODUCTS, (_NHWC,), _serves_fused, workspace.kernels, may_refuse=True),
+    _Algorithm("compiled", compiled, (_NHWC,), _serves_compiled, workspace.kernels, may_refuse=True),
+    _Algorithm("winograd", winograd, (_NHWC,), _prefers_winograd, workspace.winograd),
+    _Algorithm("column_batches", column_batches, (_NHWC,), _prefers_column_batches, workspace.columns),
+    _Algorithm("rows", rows, (_NCHW,), _serves_rows, workspace.rows),
+    _Algorithm("rows_channels_last", rows_channels_last, (_NHWC,), _serves_rows, workspace.rows_channels_last),
     _Algorithm(
         "channels_last",
         im2col_channels_last,
         (_NHWC,),
         lambda problem, _, __: problem.groups == 1 and not problem.is_pointwise,
+        workspace.im2col_channels_last,
     ),
     _Algorithm(
-        "winograd", winograd, (_NHWC,), lambda *about: _serves_winograd(*about) and not _prefers_winograd(*about)
+        "winograd",
+        winograd,
+        (_NHWC,),
+        lambda *about: _serves_winograd(*about) and not _prefers_winograd(*about),
+        workspace.winograd,
     ),
     _Algorithm(
         "column_batches",
         column_batches,
         (_NHWC,),
         lambda *about: _serves_column_batches(*about) and not _prefers_column_batches(*about),
+        workspace.columns,
     ),
-    _Algorithm("column_batches by sample", _BY_SAMPLE, (_NHWC,), _serves_by_sample),
-    _Algorithm("im2col", im2col, (_NCHW,), lambda problem, _, __: not problem.is_pointwise),
+    _Algorithm("column_batches by sample", _BY_SAMPLE, (_NHWC,), _serves_by_sample, workspace.columns_by_sample),
+    _Algorithm("im2col", im2col, (_NCHW,), lambda problem, _, __: not problem.is_pointwise, workspace.im2col),
 )
 
 SEPARATE = "separate"
@@ -180,9 +201,12 @@ def gradient_candidates(
     The default is an algorithm that computes both at once if it is also the default for the weight gradient.
     """
     at_once = candidates(Operation.GRADIENTS, problem, dtype, device_type)
-    separate = (Candidate(SEPARATE, separately),)
-    default = candidates(Operation.WEIGHT_GRADIENT, problem, dtype, device_type)[0].name
-    return at_once + separate if at_once and at_once[0].name == default else separate + at_once
+    by_input, by_weight = (
+        candidates(operation, problem, dtype, device_type)[0]
+        for operation in (Operation.INPUT_GRADIENT, Operation.WEIGHT_GRADIENT)
+    )
+    separate = (Candidate(SEPARATE, separately, max(by_input.workspace, by_weight.workspace)),)
+    return at_once + separate if at_once and at_once[0].name == by_weight.name else separate + at_once
 
 
 def _in_both_layouts(
@@ -196,12 +220,14 @@ def _in_both_layouts(
             function = getattr(row.module, operation, None)
             if function is None or channels_last not in row.layouts or not row.serves(laid_out, dtype, device_type):
                 continue
+            needed = row.workspace(operation, laid_out, dtype, device_type)
             if channels_last == problem.channels_last:
-                found.append(Candidate(row.name, _bind(function, laid_out), row.may_refuse))
+                found.append(Candidate(row.name, _bind(function, laid_out), needed, row.may_refuse))
                 continue
+            needed += workspace.conversion(problem, dtype)
             compute = _convert(operation, _bind(function, laid_out), problem.memory_format)
             name = f"{row.name} in {'NHWC' if channels_last else 'NCHW'}"
-            found.append(Candidate(name, compute, row.may_refuse))
+            found.append(Candidate(name, compute, needed, row.may_refuse))
     return tuple(found)
 
 
@@ -236,7 +262,12 @@ def _mirrored(problem: Problem, dtype: torch.dtype, device_type: str) -> tuple[C
         return compute
 
     return tuple(
-        replace(candidate, name=f"mirrored {candidate.name}", compute=mirror(candidate.compute))
+        replace(
+            candidate,
+            name=f"mirrored {candidate.name}",
+            compute=mirror(candidate.compute),
+            workspace=candidate.workspace + 2 * prod(problem.weight_size) * dtype.itemsize,
+        )
         for candidate in _in_both_layouts(Operation.FORWARD, correlation(problem), dtype, device_type)
     )
 
@@ -248,4 +279,4 @@ def _zeros(operation: Operation, problem: Problem) -> Candidate:
         Operation.INPUT_GRADIENT: problem.input_size,
         Operation.WEIGHT_GRADIENT: problem.weight_size,
     }[operation]
-    return Candidate("zeros", lambda tensors: (tensors[0].new_zeros(size),))
+    return Candidate("zeros", lambda tensors: (tensors[0].new_zeros(size),), workspace=0)

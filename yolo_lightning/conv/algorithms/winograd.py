@@ -12,10 +12,10 @@ steps. The views that a transform reads and writes are created once per tile sha
 """
 
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import Tile, correlation, items_per_tile, scratch_of, tiles
@@ -60,12 +60,23 @@ def weight_gradient_of(total: Tensor, mirrored: bool = False) -> Tensor:
     The latter is `(36, C, O)`, or `(36, O, C)` for a mirrored weight.
     """
     taps = (_transform(total, mirrored).t() @ total.view(PATCH_VALUES, -1)).view(3, 3, *total.shape[1:])
-    return taps.permute(2, 3, 0, 1).contiguous() if mirrored else taps.permute(3, 2, 0, 1).contiguous()
+    grad_weight = taps.permute(2, 3, 0, 1) if mirrored else taps.permute(3, 2, 0, 1)
+    return grad_weight.contiguous(memory_format=torch.channels_last)
 
 
 def _transform(like: Tensor, mirrored: bool) -> Tensor:
-    transform = like.new_tensor(KERNEL_TRANSFORM)
-    return transform.flip(1) if mirrored else transform
+    # Cached for real tensors, because numbers of the host are a blocking copy to an accelerator.
+    make = _cached_transform if type(like) in (Tensor, nn.Parameter) else _make_transform
+    return make(like.dtype, like.device, mirrored)
+
+
+def _make_transform(dtype: torch.dtype, device: torch.device, mirrored: bool) -> Tensor:
+    with torch.inference_mode(False):  # an inference tensor cannot be used in training
+        transform = torch.tensor(KERNEL_TRANSFORM, dtype=dtype, device=device)
+        return transform.flip(1) if mirrored else transform
+
+
+_cached_transform = lru_cache(maxsize=64)(_make_transform)
 
 
 def _convolve(
