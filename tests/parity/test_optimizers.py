@@ -75,20 +75,19 @@ def test_musgd_has_the_groups_of_ultralytics(variant: str) -> None:
 def test_musgd_equals_that_of_ultralytics_bit_for_bit(memory_format: torch.memory_format, nesterov: bool) -> None:
     shapes = [(64, 3, 3, 3), (8, 3, 3, 3), (3, 3, 3, 3), (16, 64, 1, 1), (100, 64), (6, 64, 1, 1), (5, 27), (9,)]
     generator = torch.Generator().manual_seed(0)
+    layouts = [memory_format if len(shape) == 4 else torch.contiguous_format for shape in shapes]
     starts = [torch.randn(shape, generator=generator) for shape in shapes]
     found = []
     for kind in (MuSGD, UltralyticsMuSGD):
-        weights = [
-            nn.Parameter(one.to(memory_format=memory_format) if one.ndim == 4 else one.clone()) for one in starts
-        ]
+        copies = (one.clone(memory_format=layout) for one, layout in zip(starts, layouts, strict=True))
+        weights = [nn.Parameter(one) for one in copies]
         groups = [{"params": weights[:-1], "use_muon": True, "weight_decay": 0.01}, {"params": weights[-1:]}]
         optimizer = kind(groups, lr=0.1, momentum=0.9, nesterov=nesterov, muon=0.2, sgd=1.0)  # type: ignore[operator]
         noise = torch.Generator().manual_seed(1)
         for step in range(4):
             for number, weight in enumerate(weights):
                 gradient = torch.randn(weight.shape, generator=noise)
-                layout = memory_format if gradient.ndim == 4 else torch.contiguous_format
-                weight.grad = None if step == 1 and number == 2 else gradient.to(memory_format=layout)
+                weight.grad = None if step == 1 and number == 2 else gradient.to(memory_format=layouts[number])
             optimizer.step()
         found.append([*weights, *(value for state in optimizer.state.values() for value in state.values())])
     for own, other in zip(*found, strict=True):

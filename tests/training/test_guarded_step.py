@@ -39,9 +39,9 @@ def make_batch(seed: int = 0) -> Batch:
 class Rig:
     """A network with its loss, and faults that can be injected into the forward or the backward pass."""
 
-    def __init__(self, max_oom_splits: int = 1, batch_norm: bool = True) -> None:
+    def __init__(self, max_oom_splits: int = 1, batch_norm: bool = True, variant: str = "yolov8n") -> None:
         torch.manual_seed(0)
-        self.graph = build_graph("yolov8n", ("a", "b", "c", "d"), "native").train()
+        self.graph = build_graph(variant, ("a", "b", "c", "d"), "native").train()
         if not batch_norm:
             for layer in self.graph.modules():
                 if isinstance(layer, nn.BatchNorm2d):
@@ -138,6 +138,30 @@ def test_out_of_memory_halves_this_batch_and_all_later_ones(where: str) -> None:
     rig.step.run(make_batch(1))
     assert rig.seen == [6, 3, 3, 3, 3]
     assert rig.step.state_dict() == {"images_at_once": 3, "halvings": 1}
+
+
+@pytest.mark.parametrize("images_at_once", [1, 4])
+def test_losses_of_both_branches_of_a_head_are_weighted_by_their_own_scores(images_at_once: int) -> None:
+    halved, whole = (Rig(batch_norm=False, variant="yolo26n") for _ in range(2))
+    halved.step.images_at_once = images_at_once
+    found, expected = halved.step.run(make_batch()), whole.step.run(make_batch())
+    torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=0)
+    assert_equal(found.parts, expected.parts, rtol=1e-5, atol=1e-7)
+    many, one = whole.loss.target_scores.tolist()
+    assert abs(many - one) > 0.1 * many, "the case is too easy"
+    for name, gradient in whole.gradients().items():
+        error = (halved.gradients()[name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
+        assert error < 1e-4, name
+
+
+def test_share_of_a_rank_is_weighted_per_branch() -> None:
+    whole, rank = Rig(batch_norm=False, variant="yolo26n"), Rig(batch_norm=False, variant="yolo26n")
+    rank.step.prepare(rank.graph, 2, lambda own: own * 2)  # the other rank has the same share
+    expected, found = whole.step.run(make_batch()), rank.step.run(make_batch())
+    torch.testing.assert_close(found.parts, expected.parts, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=0)
+    for name, gradient in whole.gradients().items():  # of two equal shares, averaged by DistributedDataParallel
+        torch.testing.assert_close(rank.gradients()[name], 2 * gradient, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")

@@ -20,7 +20,7 @@ OptimizerChoice = Literal["auto"] | OptimizerName | OptimizerCallable
 
 AUTO_MOMENTUM = 0.9  # with which `auto` builds an optimizer; a warm-up ends at the momentum of the recipe nevertheless
 LONG_TRAINING = 10_000  # updates; a longer training has MuSGD under `auto`, a shorter one AdamW
-MUON_SHARES = {"muon": 0.2, "sgd": 1.0}  # factors of the two parts of MuSGD
+MUON_SHARES: dict[str, Any] = {"muon": 0.2, "sgd": 1.0}  # factors of the two parts of MuSGD
 NORMALISATIONS = tuple(layer for name, layer in vars(nn).items() if "Norm" in name)
 
 SECOND_BETA = 0.999  # second beta of Adam's family, as in Ultralytics; the first beta is the momentum of the recipe

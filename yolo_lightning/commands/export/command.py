@@ -18,6 +18,8 @@ from yolo_lightning.commands.export.export_network import (
 )
 from yolo_lightning.commands.export.onnx_file import Suppression, require_packages, write_onnx_file
 from yolo_lightning.data.boxes import check_image_size
+from yolo_lightning.model.graph import check_one_to_one
+from yolo_lightning.model.layers import graph_stride
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.utils.choices import check_choices
 
@@ -36,6 +38,7 @@ def export(
     iou_threshold: float | None = None,
     max_detections: int | None = None,
     class_agnostic: bool | None = None,
+    one_to_one: bool | None = None,
 ) -> None:
     """Export the averaged weights of a run for Ultralytics, ONNX Runtime or TorchScript.
 
@@ -54,6 +57,9 @@ def export(
         iou_threshold: IoU above which NMS removes the lower-scoring box of a class, 0 to 1; null: as in training.
         max_detections: Maximum detections per image; null: as in training.
         class_agnostic: Apply NMS across classes; null: as in training.
+        one_to_one: Use the one-to-one branch of the head (yolov10, yolo26); null: as in training. `onnx` and
+            `torchscript` files then return the best `max_detections` boxes and need no NMS. `pt` contains both
+            branches; Ultralytics selects one by its argument `nms`.
 
     Raises:
         ValueError: If the checkpoint does not exist or an option is invalid.
@@ -73,10 +79,13 @@ def export(
         iou_threshold=iou_threshold,
         max_detections=max_detections,
         class_agnostic=class_agnostic,
+        one_to_one=one_to_one,
     )
     assert settings.image_size is not None
     check_image_size("image_size", settings.image_size)
     suppression = Suppression.of(settings)
+    if nms and settings.one_to_one:
+        raise ValueError("nms must be false with one_to_one, got true: the file already contains the choice of boxes.")
     if nms and settings.class_agnostic:
         raise ValueError(
             "class_agnostic must be false with nms, got true (from the command line or from the weights): ONNX applies "
@@ -90,17 +99,20 @@ def export(
     target = Path(output) if output else beside.with_suffix(f".{format}")
     if target.resolve() == file.resolve():
         raise ValueError(f"output must differ from the checkpoint, got {target}.")
-    target.parent.mkdir(parents=True, exist_ok=True)
     say = Console(highlight=False).print
     graph = plain_network(file)
+    check_image_size("image_size", settings.image_size or 0, stride=graph_stride(graph))
+    if settings.one_to_one:
+        check_one_to_one(graph, str(file))
+    target.parent.mkdir(parents=True, exist_ok=True)
     if format == "pt":
         write_ultralytics_file(graph, target, settings)
     elif format == "onnx":
-        network = InferenceNetwork(graph, settings.channels or 3)
+        network = InferenceNetwork(graph, settings.channels or 3, settings)
         for found in write_onnx_file(network, target, settings, suppression if nms else None):
             same = "" if found.detections is None else f", {found.detections:.0%} of the detections equal"
             say(f"batch {found.batch}: maximum difference {found.boxes:.1e} px, {found.scores:.1e} in score{same}")
     else:
-        gap = write_torchscript_file(InferenceNetwork(graph, settings.channels or 3), target, settings)
+        gap = write_torchscript_file(InferenceNetwork(graph, settings.channels or 3, settings), target, settings)
         say(f"batch 1, 2, 8: maximum difference {gap:.1e}")
     say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.model.graph import OWN_SETTINGS, read_checkpoint
-from yolo_lightning.model.layers import restore
+from yolo_lightning.model.layers import graph_stride, image_layers, keep_branch, restore
 from yolo_lightning.model.network_settings import NetworkSettings
+from yolo_lightning.model.postprocess import best_boxes
 from yolo_lightning.utils.files import replacing
 
 METADATA = "config.txt"  # Name of the metadata in a TorchScript archive, as Ultralytics expects
+SCORE_ROUNDING = 1e-3  # difference of scores that float32 sums in different order can cause
+OTHER_CLASS = 1e6  # pixels; larger than any distance of boxes
 OWN_PACKAGES = ("yolo_lightning", "callbacks")
 
 
@@ -36,21 +38,28 @@ class InferenceNetwork(nn.Module):
     """Network from `(B, channels, H, W)` float32 images in [0, 1] to `(B, 4 + classes, anchors)` predictions.
 
     A prediction is xywh in input pixels and one score per class. Batch normalization is folded into the convolutions.
-    H and W are multiples of 32. The graph, a result of `plain_network`, is modified in place. With one channel, gray
-    images are treated as three equal channels.
+    H and W are multiples of `stride`. The graph, a result of `plain_network`, is modified in place. With one channel,
+    gray images are treated as three equal channels.
+
+    With the setting `one_to_one` the output is `(B, max_detections, 6)`, see `best_boxes`.
     """
 
-    def __init__(self, graph: Any, channels: int = 3) -> None:
+    def __init__(self, graph: Any, channels: int = 3, settings: NetworkSettings | None = None) -> None:
         super().__init__()
         assert channels in (1, 3)
+        self.one_to_one = settings is not None and settings.one_to_one
+        self.max_detections = 0 if settings is None else settings.max_detections
+        self.class_agnostic = settings is not None and settings.class_agnostic
+        self.stride = graph_stride(graph)
+        keep_branch(graph, one_to_one=self.one_to_one)
         graph.fuse(verbose=False)
         head = graph.model[-1]
         head.export, head.dynamic, head.format = True, True, "onnx"
         if channels == 1:
-            stem = graph.model[0].conv
-            # A convolution is linear: for equal channels, the weights can be summed over the input channels.
-            stem.weight = nn.Parameter(stem.weight.detach().sum(1, keepdim=True))
-            stem.in_channels = 1
+            for layer in image_layers(graph):
+                # A convolution is linear: for equal channels, the weights can be summed over the input channels.
+                layer.weight = nn.Parameter(layer.weight.detach().sum(1, keepdim=True))
+                layer.in_channels = 1
         self.detector = graph.eval().requires_grad_(False)
         self.channels = channels
         self.classes = int(head.nc)
@@ -58,6 +67,8 @@ class InferenceNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         decoded: Tensor = self.detector(images)
+        if self.one_to_one:
+            return best_boxes(decoded, self.max_detections, class_agnostic=self.class_agnostic)
         return decoded
 
 
@@ -71,33 +82,54 @@ def sample_images(batch: int, channels: int, image_size: int) -> Tensor:
     return nn.functional.interpolate(coarse, size=image_size, mode="bilinear").clamp_(0, 1)
 
 
-def metadata(settings: NetworkSettings, *, nms: bool) -> dict[str, Any]:
+def metadata(settings: NetworkSettings, stride: int, *, nms: bool) -> dict[str, Any]:
     """Return the metadata of an exported file with the keys that Ultralytics' readers expect."""
     return {
-        "description": "YOLOv8 detection network, trained with yolo_lightning",
+        "description": "YOLO detection network, trained with yolo_lightning",
         "author": "yolo_lightning",
         "version": version("ultralytics"),
         "license": "AGPL-3.0-or-later",
-        "stride": STRIDE,
+        "stride": stride,
         "task": "detect",
         "batch": 1,
         "imgsz": [settings.image_size, settings.image_size],
         "names": dict(enumerate(settings.class_names)),
         "channels": settings.channels,
         "args": {"batch": 1, "dynamic": True, "nms": nms},
-        "end2end": False,
+        "end2end": settings.one_to_one,
         OWN_SETTINGS: settings.plain(),
     }
+
+
+def largest_gaps(network: InferenceNetwork, found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return the largest differences of box values in pixels and of scores between two outputs of a network.
+
+    Chosen boxes with nearly equal scores can be in another order, or the last of them can be missing: every other box
+    in `expected` is compared with the most similar box in `found`.
+    """
+    if not network.one_to_one:
+        gap = (found - expected).abs()
+        return float(gap[:, :4].max()), float(gap[:, 4:].max())
+    boxes = scores = 0.0
+    for own, other in zip(found, expected, strict=True):
+        certain = other[other[:, 4] > other[:, 4].min() + SCORE_ROUNDING]
+        if not len(certain):
+            continue
+        gap = (certain[:, None] - own[None]).abs()  # (expected, found, 6)
+        distance = gap[..., :4].amax(-1) + gap[..., 4] / SCORE_ROUNDING + gap[..., 5] * OTHER_CLASS
+        nearest = gap[torch.arange(len(gap)), distance.argmin(1)]
+        boxes, scores = max(boxes, float(nearest[:, :4].max())), max(scores, float(nearest[:, 4:].max()))
+    return boxes, scores
 
 
 def write_torchscript_file(network: InferenceNetwork, path: Path, settings: NetworkSettings) -> float:
     """Write a traced network if the loaded file agrees; return the largest difference for batches of 1, 2 and 8.
 
-    The file accepts image sizes of other multiples of 32.
+    The file accepts image sizes of other multiples of the stride.
     """
     assert settings.image_size is not None
     image_size = settings.image_size
-    about = metadata(replace(settings, channels=network.channels), nms=False)
+    about = metadata(replace(settings, channels=network.channels), network.stride, nms=False)
     with warnings.catch_warnings(), torch.no_grad(), replacing(path) as temporary:
         warnings.simplefilter("ignore")  # torch.jit's deprecation, and tracing of Ultralytics' head
         example = sample_images(2, network.channels, image_size)
@@ -107,7 +139,7 @@ def write_torchscript_file(network: InferenceNetwork, path: Path, settings: Netw
         gaps = []
         for batch in (1, 2, 8):
             images = sample_images(batch, network.channels, image_size)
-            gaps.append(float((again(images) - network(images)).abs().max()))
+            gaps.append(max(largest_gaps(network, again(images), network(images))))
         if max(gaps) > 1e-3:
             raise RuntimeError(f"the TorchScript file and PyTorch disagree: maximum difference {max(gaps)}")
     return max(gaps)

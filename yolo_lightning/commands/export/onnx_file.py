@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
-from yolo_lightning.commands.export.export_network import InferenceNetwork, metadata, sample_images
-from yolo_lightning.data.boxes import STRIDE
+from yolo_lightning.commands.export.export_network import InferenceNetwork, largest_gaps, metadata, sample_images
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.utils.files import replacing
 
@@ -131,9 +130,9 @@ def write_onnx_file(
 ) -> list[Difference]:
     """Write a network as ONNX if the outputs of onnxruntime and PyTorch agree; return the difference per batch size.
 
-    The input `images` is `(B, channels, H, W)` float32 in [0, 1] for any B and any multiples H and W of 32. The output
-    is `output0`, `(B, 4 + classes, anchors)`, or with suppression `detections`, `(B, max_detections, 6)` as returned by
-    `suppress`. The comparison uses the image size of the settings.
+    The input `images` is `(B, channels, H, W)` float32 in [0, 1] for any B and any multiples H and W of the stride.
+    The output is `output0`, as that of the network, or with suppression `detections`, `(B, max_detections, 6)` as
+    returned by `suppress`. The comparison uses the image size of the settings.
     """
     require_packages()
     import onnx
@@ -145,7 +144,7 @@ def write_onnx_file(
         tail = suppression_model(network.classes, suppression)
         tail.ir_version = model.ir_version
         model = onnx.compose.merge_models(model, tail, io_map=[(DECODED, "decoded")], outputs=[DETECTIONS, DECODED])
-    about = metadata(replace(settings, channels=network.channels), nms=suppression is not None)
+    about = metadata(replace(settings, channels=network.channels), network.stride, nms=suppression is not None)
     onnx.helper.set_model_props(model, {key: str(value) for key, value in about.items()})
     differences = compare(model, network, image_size, suppression)
     if suppression is not None:  # the decoded output is needed for the comparison only
@@ -158,7 +157,7 @@ def write_onnx_file(
 
 def decoding_model(network: InferenceNetwork, image_size: int) -> Any:
     example = sample_images(2, network.channels, image_size)  # torch.export would treat a batch of 1 as a constant
-    height, width = (STRIDE * torch.export.Dim(name, min=1) for name in ("rows", "columns"))
+    height, width = (network.stride * torch.export.Dim(name, min=1) for name in ("rows", "columns"))
     quiet = logging.getLogger("torch.onnx")
     level = quiet.level
     try:
@@ -196,13 +195,13 @@ def compare(
         with torch.no_grad():
             expected = network(images)
         outputs = dict(zip(names, map(torch.from_numpy, session.run(None, {INPUT: images.numpy()})), strict=True))
-        gap = (outputs[DECODED] - expected).abs()
+        boxes, scores = largest_gaps(network, outputs[DECODED], expected)
         same = None
         if suppression is not None:
             # Both suppressions receive the same decoded values: the last bit can decide which of two boxes is kept.
             rows = suppress(outputs[DECODED], suppression)
             same = float(torch.isclose(outputs[DETECTIONS], rows, rtol=1e-5, atol=1e-3).all(-1).float().mean())
-        difference = Difference(batch, float(gap[:, :4].max()), float(gap[:, 4:].max()), same)
+        difference = Difference(batch, boxes, scores, same)
         is_close = difference.boxes <= BOX_TOLERANCE and difference.scores <= SCORE_TOLERANCE
         if not is_close or (same is not None and same < 1):
             raise RuntimeError(f"the ONNX file and PyTorch disagree: {difference}")

@@ -37,6 +37,7 @@ def predict(
     iou_threshold: float | None = None,
     max_detections: int | None = None,
     class_agnostic: bool | None = None,
+    one_to_one: bool | None = None,
     tta: bool = False,
     batch_size: int = 8,
     device: str = "auto",
@@ -61,6 +62,7 @@ def predict(
         iou_threshold: IoU above which NMS removes the lower-scoring box of a class, 0 to 1; null: as in training.
         max_detections: Maximum detections per image; null: as in training.
         class_agnostic: Apply NMS across classes; null: as in training.
+        one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; null: as in training.
         tta: Test-time augmentation: run each image at six scales and flips and merge the detections; 4.3 times the
             computation.
         batch_size: Images per batch.
@@ -86,6 +88,7 @@ def predict(
         iou_threshold=iou_threshold,
         max_detections=max_detections,
         class_agnostic=class_agnostic,
+        one_to_one=one_to_one,
     )
     assert settings.image_size is not None
     check_image_size("image_size", settings.image_size)
