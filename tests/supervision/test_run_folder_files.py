@@ -160,7 +160,10 @@ def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     assert output_of("print('line')", tmp_path / "missing" / "run.log").lines() == ("line",)
 
 
-STANDARD_LIBRARY_UTILS = ("exit_codes", "files", "run_files", "sensors", "stop_signals")
+STANDARD_LIBRARY_UTILS = (
+    *("addresses", "exit_codes", "files", "json_record", "plain_text", "regular_files", "run_files", "sensors"),
+    "stop_signals",
+)
 
 
 @pytest.mark.parametrize(

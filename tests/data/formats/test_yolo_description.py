@@ -79,9 +79,9 @@ def test_validation_is_another_name_of_val(yolo_set: YoloSet) -> None:
         ({"train": None, "val": None}, "must have the key 'train' or 'val'"),
         ({"names": None}, "must have the key 'names' or 'nc'"),
         ({"nc": 3}, "'nc' must be 2, the number of 'names', got 3"),
-        ({"nc": "many"}, "'nc' must be an integer >= 1, got 'many'"),
-        ({"nc": 1.5}, "'nc' must be an integer >= 1, got 1.5"),
-        ({"nc": 0, "names": None}, "'nc' must be an integer >= 1, got 0"),
+        ({"nc": "many"}, "'nc' must be an integer from 1 to 32767, got 'many'"),
+        ({"nc": 1.5}, "'nc' must be an integer from 1 to 32767, got 1.5"),
+        ({"nc": 0, "names": None}, "'nc' must be an integer from 1 to 32767, got 0"),
         ({"names": {0: "a", 2: "b"}}, r"the keys of 'names' must be 0 to 1, got \[0, 2\]"),
         ({"names": {"a": 0}}, r"the keys of 'names' must be class numbers, got \['a'\]"),
         ({"names": []}, r"'names' must be a list, or names by class number, got \[\]"),
@@ -90,7 +90,7 @@ def test_validation_is_another_name_of_val(yolo_set: YoloSet) -> None:
         ({"train": ["images", 7]}, "'train' must be a folder.* got .*7"),
         ({"path": 7}, "'path' must be a folder, got 7"),
         ({"channels": 4}, "'channels' must be one of 1, 3, got 4"),
-        ({"kpt_shape": 17}, "'kpt_shape' must be a list of two integers, got 17"),
+        ({"kpt_shape": 17}, "'kpt_shape' must be a list of two integers from 0 to 10000, got 17"),
     ],
 )
 def test_contradiction_is_refused(yolo_set: YoloSet, keys: dict[str, Any], message: str) -> None:
