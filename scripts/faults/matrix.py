@@ -58,6 +58,9 @@ def reference(root: Path, epochs: int) -> FinalState:
     return FinalState.read(run.run_folder)
 
 
+BY_HAND = "\n## Fuzzing"  # beginning of the part of the page that is not generated
+
+
 def run_case(case: Case, root: Path, expected: FinalState, keep: bool) -> Verdict:
     """Run and judge one case. Its files are deleted unless the case failed and `keep` is set."""
     if reason := case.unavailable():
@@ -139,6 +142,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 
 def write_page(path: Path, verdicts: Sequence[Verdict], took_s: float) -> None:
-    """Write the page of the documentation."""
+    """Write the page of the documentation; the sections that are written by hand are kept."""
     head = PAGE.format(path=path, steps=EPOCHS * STEPS_PER_EPOCH)
-    path.write_text(f"{head}{table(verdicts)}, in {took_s / 60:.0f} minutes.\n")
+    _, heading, by_hand = (path.read_text() if path.is_file() else "").partition(BY_HAND)
+    path.write_text(f"{head}{table(verdicts)}, in {took_s / 60:.0f} minutes.\n{heading}{by_hand}")

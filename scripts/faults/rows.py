@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
@@ -142,6 +143,28 @@ def deaf_webhook_and_failing_ping(run: Run) -> None:
     deaf = run.notes["deaf"] = socket.create_server(("127.0.0.1", 0))
     put(run.configuration, "supervision.notify.webhook", f"http://127.0.0.1:{deaf.getsockname()[1]}/")
     put(run.configuration, "supervision.notify.ping", serve(run, 500))
+
+
+def redirecting_webhook_and_dripping_ping(run: Run) -> None:
+    """Notify a webhook that answers with a redirect, and a ping that sends one byte of its answer per second."""
+    drip = run.notes["deaf"] = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = drip.accept()
+                threading.Thread(target=send_slowly, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=answer, daemon=True).start()
+    put(run.configuration, "supervision.notify.webhook", serve(run, 302))
+    put(run.configuration, "supervision.notify.ping", f"http://127.0.0.1:{drip.getsockname()[1]}/")
+
+
+def send_slowly(connection: socket.socket) -> None:
+    with suppress(OSError), connection:
+        for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 600:
+            connection.sendall(bytes([byte]))
+            time.sleep(1.0)
 
 
 def clean_up(run: Run) -> None:
@@ -364,6 +387,10 @@ CASES: tuple[Case, ...] = (
     Case("39b", "notifications: a host name that does not exist; the trainer is killed", (),
          (at_step(8, KILL),), KILLED, log=("webhook",),
          config={"supervision.notify.webhook": "http://notify.invalid/hook"}, unavailable=needs_apprise),
+    Case("39c", "notifications: a webhook that redirects, a ping that sends one byte per second; the trainer is killed",
+         (), (at_step(8, KILL),), KILLED, prepare=redirecting_webhook_and_dripping_ping,
+         log=("HTTP status 302, a redirect, which is not followed", "ping not sent"),
+         clean_up=clean_up, unavailable=needs_apprise),
     Case("40a", "trainer: SIGKILL to its process group, with workers and resource tracker", (),
          (at_step(8, send(SIGKILL, TRAINER_GROUP)),), KILLED, workers=2),
     Case("40b", "SIGKILL to supervisor, trainer, workers and resource tracker at once; then fit --resume", (),

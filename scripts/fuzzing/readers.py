@@ -217,7 +217,7 @@ def litdata(folder: Path) -> Target:
     (folder / "frames.zip").write_bytes(archive(zipfile.ZIP_STORED))
     names = [f"frames/20200502/clip_1_1142/image_{number:04d}.jpg" for number in range(3)]
     store = folder / "store"
-    write_litdata(open_original(folder, "zip", folder / "index"), names, str(store), 1)  # type: ignore[arg-type]
+    write_litdata(open_original(folder, "zip", folder / "index"), names, str(store), 1)
     file = store / "names.npy"
 
     def read() -> None:
@@ -317,7 +317,11 @@ def checkpoint(folder: Path) -> Target:
         read_settings(file)
         epochs_done(loaded)
         remembered(folder, loaded)
-        if set(loaded.get("hyper_parameters", ())) != set(content["hyper_parameters"]):  # else a network is built
+        if set(loaded.get("hyper_parameters", ())) != {
+            "variant",
+            "class_names",
+            "class_width",
+        }:  # else builds a network
             read_checkpoint(file)
 
     return Target(file, [buffer.getvalue()], read)
@@ -364,7 +368,7 @@ def run_files(folder: Path) -> Target:
     from yolo_lightning.commands.monitor.command import as_json
     from yolo_lightning.commands.monitor.read_run import read_run
     from yolo_lightning.commands.monitor.screen import screen
-    from yolo_lightning.commands.report.read_report import read_report
+    from yolo_lightning.commands.report.read_report import read_contents
     from yolo_lightning.supervision.incident import loader_stalls
     from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
     from yolo_lightning.supervision.restart_policy import FallbackState, quarantined
@@ -418,7 +422,7 @@ def run_files(folder: Path) -> Target:
             console.print(screen(state, None))
             check_text(console.file.getvalue())  # type: ignore[attr-defined]
             if name in ("metrics.csv", "environment.json", "test_scores.json"):
-                read_report(run)
+                read_contents(run)
         finally:
             (run / name).write_text(valid[name])
 

@@ -1,9 +1,13 @@
 """Changed files end in success or in one line of this package, within limits of time and memory."""
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
 from fuzzing.mutation import mutated
 from fuzzing.readers import FileReader, Target, available
 from fuzzing.session import INPUT_TIMEOUT_S, fuzz, is_allowed, outcome, run_session

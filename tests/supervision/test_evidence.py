@@ -14,7 +14,7 @@ import pytest
 
 from yolo_lightning.supervision import evidence
 from yolo_lightning.supervision.classify import Evidence, StallClass, classify
-from yolo_lightning.supervision.evidence import Request, allowed_environment, collect
+from yolo_lightning.supervision.evidence import Request, allowed_environment, collect, without_secrets
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.kill import kill_tree
 from yolo_lightning.supervision.processes import read_process
@@ -177,3 +177,11 @@ def test_process_without_a_handler_is_not_ended_by_the_question_for_its_stacks(t
     finally:
         process.kill()
         process.wait()
+
+
+def test_credentials_are_hidden_in_every_part(tmp_path: Path) -> None:
+    kept: dict[str, str] = {}
+    store = without_secrets(lambda path, text: kept.__setitem__(path.name, text))
+    for name in ("evidence.json", "py-spy-1.txt", "log.txt"):
+        store(tmp_path / name, 'fit --x "https://u:SECRET@h/services/aB3dE6gH9jK1mN4pSECRET?key=SECRET"')
+    assert set(kept.values()) == {'fit --x "https://***@h/services/***?***"'}

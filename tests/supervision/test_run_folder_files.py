@@ -161,14 +161,7 @@ def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
 
 
 STANDARD_LIBRARY_UTILS = (
-    "addresses",
-    "exit_codes",
-    "files",
-    "json_record",
-    "plain_text",
-    "regular_files",
-    "run_files",
-    "sensors",
+    *("addresses", "exit_codes", "files", "json_record", "plain_text", "regular_files", "run_files", "sensors"),
     "stop_signals",
 )
 

@@ -30,8 +30,10 @@ NON_NUMBERS = re.compile(rb"(?<=[:\[,\s])(?:NaN|-?Infinity)(?=\s*[,\]}])")
 KEY = re.compile(rb'"([^"\\]*)"\s*:\s*\{')
 SHOWN_CHARACTERS = 120
 LARGEST_FILE = 2 << 30  # bytes; 300 detections in each of 100,000 frames take less
-UNREADABLE_ARCHIVE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
-UNREADABLE_ARCHIVE += (MemoryError, OverflowError, lzma.LZMAError)
+UNREADABLE_ARCHIVE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(OSError, EOFError, ValueError, RuntimeError, MemoryError, OverflowError),
+)
 """Errors of `zipfile` for damaged archives; a ValueError is a negative position, or a name that is not UTF-8."""
 
 Number = float | None

@@ -41,7 +41,10 @@ def read_truth(path: Path) -> tuple[Template, Content]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = one_line(str(error))
         raise ValueError(f"{path} is neither the JSON of a split nor an object keyed by image id: {reason}") from error
-    frame_size, truth = read_coco(path) if "images" in outermost else read_keyed(path, outermost)
+    try:
+        frame_size, truth = read_coco(path) if "images" in outermost else read_keyed(path, outermost)
+    except OverflowError as error:
+        raise ValueError(f"{path} contains a number that is too large") from error
     wrong = np.flatnonzero(~np.isin(truth.labels, CATEGORY_IDS))
     if len(wrong):
         image_id = truth.image_ids[truth.owners[wrong[0]]]

@@ -21,11 +21,13 @@ from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, restarts
+from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.yaml_file import read_yaml
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
 NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
 """Options that select the checkpoint or contain secrets."""
+LONGEST_VALUE = 300  # characters of a saved value in a message
 SECRET = re.compile(r"password|passwd|token|secret|api_?key|credential", re.IGNORECASE)
 """Names of options, such as those of loggers, whose values are not stored in checkpoints."""
 
@@ -195,7 +197,8 @@ def report_differences(saved: Mapping[str, Any], now: Mapping[str, Any], source:
     """Log the options, by full name, whose value differs from the saved one; the new value is used."""
     for name in sorted((saved.keys() & now.keys()) - NOT_COMPARED):
         if saved[name] != now[name]:
-            rank_zero_info(f"changed since {source}: {name} was {saved[name]}, now {now[name]} (used)")
+            before = one_line(str(saved[name]), LONGEST_VALUE)
+            rank_zero_info(f"changed since {source}: {one_line(name)} was {before}, now {now[name]} (used)")
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

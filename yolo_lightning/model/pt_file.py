@@ -33,16 +33,10 @@ LAYERS = frozenset((
 
 WORDS = frozenset(("nc", "kpt_shape", "None", "True", "False", "nearest", "bilinear"))  # accepted texts in arguments
 ACTIVATION = re.compile(r"(torch\.)?nn\.(SiLU|ReLU|ReLU6|LeakyReLU|GELU|Hardswish|Mish|Identity)\(([0-9.]{0,8})\)")
-DESCRIPTION_KEYS: tuple[str, ...] = (
-    "nc",
-    "scale",
-    "scales",
-    "depth_multiple",
-    "width_multiple",
-    "kpt_shape",
-    "activation",
+DESCRIPTION_KEYS = (
+    *("nc", "scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "activation"),
+    *("end2end", "reg_max", "inplace", "channels", "backbone", "head"),
 )
-DESCRIPTION_KEYS += ("end2end", "reg_max", "inplace", "channels", "backbone", "head")
 MOST_LAYERS, MOST_REPEATS, LARGEST_NUMBER, MOST_CLASSES, MOST_CHANNELS = 256, 64, 8192, 10_000, 16
 LONGEST_NAME = 200  # characters of a class name
 MOST_MODULES, DEEPEST_MODULE = 50_000, 32

@@ -9,7 +9,7 @@ from typing import Any
 
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
-from yolo_lightning.utils.json_record import LARGEST_INTEGER, read_json
+from yolo_lightning.utils.json_record import converted, read_json
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.run_files import INCIDENT_FILE, INCIDENTS
 
@@ -87,8 +87,10 @@ def read_incident(path: Path) -> IncidentReport:
         time_s = datetime.fromisoformat(report["time"]).timestamp()
     except (KeyError, TypeError, ValueError, OverflowError):
         time_s = path.stat().st_mtime
-    step = report.get("step")
-    step = float(step) if type(step) in (int, float) and abs(step) < LARGEST_INTEGER else None
+    try:
+        step: float | None = converted(report.get("step"), float)
+    except ValueError:
+        step = None
     kind, sentence, outcome = (one_line(str(report.get(name, ""))) for name in ("class", "sentence", "outcome"))
     return IncidentReport(time_s, kind or StallClass.UNKNOWN, sentence, outcome, step, one_line(path.parent.name))
 

@@ -8,10 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular
@@ -32,7 +31,7 @@ def read_json(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
 def read_record(path: Path, kind: type[Record]) -> Record | None:
     """Return the content of a JSON file as a dataclass, or None if it is missing, damaged or of other types."""
     try:
-        return converted(read_json(path), kind)
+        return cast(Record, converted(read_json(path), kind))
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -78,15 +77,10 @@ def of_union(value: Any, kinds: tuple[Any, ...]) -> Any:
 
 
 def of_dataclass(content: Mapping[str, Any], kind: type[Any]) -> Any:
-    hints, values = annotations_of(kind), {}
+    hints, values = get_type_hints(kind), {}
     for field in fields(kind):
         if field.name in content:
             values[field.name] = converted(content[field.name], hints[field.name])
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{field.name} is missing")
     return kind(**values)
-
-
-@cache
-def annotations_of(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)

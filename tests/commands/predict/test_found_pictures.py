@@ -1,12 +1,17 @@
 """What a path means, and what comes out of it."""
 
+import csv
+import os
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import torch
 
-from yolo_lightning.commands.predict.inputs import find_files, frames_per_second, read_pictures
+from yolo_lightning.commands.predict.inputs import InputImage, absolute, find_files, frames_per_second, read_pictures
+from yolo_lightning.commands.predict.results import Results, place
+from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.storage.frames import FrameError
 
 
@@ -96,3 +101,50 @@ def test_damaged_file_is_named(album: Path, name: str, error: type[Exception]) -
     (album / name).write_bytes(b"torn")
     with pytest.raises(error, match=name):
         list(read_pictures(album / name))
+
+
+def result_paths(sources: list[str], output: Path) -> list[Path]:
+    files = find_files(sources)
+    base = Path(os.path.commonpath([absolute(file).parent for file in files]))
+    return [place(file, base, output, ".jpg") for file in files]
+
+
+def test_results_stay_below_the_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    for path in ("in/b/x.jpg", "in/c/y.jpg", "in/a/z.jpg"):
+        cv2.imwrite(str(tmp_path / path), np.zeros((8, 8), np.uint8))
+    monkeypatch.chdir(tmp_path / "in")
+    output = tmp_path / "out"
+    for sources in (
+        ["b/x.jpg", str(tmp_path / "in/c/y.jpg")],
+        ["a/../b/x.jpg"],
+        ["a/../b/x.jpg", "a/../../in/c/y.jpg", "a"],
+        ["../in/b/x.jpg", "b/x.jpg"],
+    ):
+        for path in result_paths(sources, output):
+            assert path.resolve().is_relative_to(output)
+
+
+def test_long_names_and_other_files_than_regular_ones(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / ("x" * 250 + ".jpg")), np.zeros((8, 8), np.uint8))
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe.jpg")
+    assert [file.name for file in find_files([str(tmp_path)])] == ["x" * 250 + ".jpg"]
+    (path,) = result_paths([str(tmp_path)], tmp_path / "out")
+    path.touch()
+    with pytest.raises(ValueError, match="does not exist"):
+        find_files(["y" * 300 + ".jpg"])
+    with pytest.raises(ValueError, match="does not exist"):
+        find_files([str(tmp_path / "pipe.jpg")])
+
+
+def test_csv_cells_are_no_formulas(tmp_path: Path) -> None:
+    prediction = Prediction("x", torch.tensor([[1.0, 1, 5, 5]]), torch.tensor([0.9]), torch.tensor([0]))
+    picture = InputImage(Path("=1+1\x1b[2J.jpg"), None, np.zeros((8, 8, 3), np.uint8))
+    with Results(tmp_path, ["csv"], ["@SUM(A1)"], tmp_path) as results:
+        results.write(picture, prediction)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        _, row = csv.reader(file)
+    assert (row[0], row[-1]) == (r"'=1+1\x1b[2J.jpg", "'@SUM(A1)")

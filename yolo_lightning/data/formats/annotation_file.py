@@ -31,6 +31,7 @@ NON_NUMBERS = tuple(
 """Non-finite numbers as Python's `json` writes them. They are not valid JSON."""
 
 BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
+LONGEST_NAME = 1024  # Characters of a file name or id
 SHOWN_BYTES = 160  # Bytes of a damaged record, or of the text before an error, in a message
 
 
@@ -80,6 +81,15 @@ def decode(path: Path, kind: str = LTDV2_FILE) -> AnnotationFile:
         content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
         raise ValueError(f"annotation file {path} cannot be read: {error}") from error
+    decoded = decode_content(path, content, kind)
+    for number, image in enumerate(decoded.images):
+        longest = max(len(image.file_name), len(image.id) if isinstance(image.id, str) else 0)
+        if longest > LONGEST_NAME:  # an array of names is as wide as the longest one
+            raise ValueError(f"{path}: images[{number}] has a name or id of {longest:,} characters, > {LONGEST_NAME}")
+    return decoded
+
+
+def decode_content(path: Path, content: bytes, kind: str) -> AnnotationFile:
     try:
         try:
             return msgspec.json.decode(content, type=AnnotationFile)
@@ -149,7 +159,7 @@ def annotation_arrays(
         number = int((owner < 0).argmax())
         value = records[number].image_id
         hint = unknown_image_hint(value, positions)
-        raise ValueError(f"{path}: annotations[{number}] has unknown image_id {value}{hint}")
+        raise ValueError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
     class_of = {category_id: index for index, category_id in enumerate(category_ids)}
     labels = np.fromiter((class_of.get(one.category_id, -1) for one in records), np.int32, count)
     if (labels < 0).any():

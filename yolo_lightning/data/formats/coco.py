@@ -9,6 +9,7 @@ import numpy as np
 from yolo_lightning.data.formats.annotation_file import COCO_FILE, annotation_arrays, decode
 from yolo_lightning.data.formats.annotations import Annotations, distinct_names, encoded, image_shapes, still_images
 from yolo_lightning.data.formats.image_ids import image_id_texts
+from yolo_lightning.utils.plain_text import one_line
 
 PROBED_IMAGES = 16  # Number of images that are searched for in each candidate folder
 NAME_PARTS = ("instances_", "image_info_", "_annotations.coco")
@@ -63,7 +64,7 @@ def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], fi
     best = max(found, key=lambda folder: found[folder])
     if not found[best]:
         raise ValueError(
-            f"{annotation_file}: found none of its images, such as {probed[0]!r}, in "
+            f"{annotation_file}: found none of its images, such as {one_line(probed[0], 200)!r}, in "
             f"{', '.join(map(str, dict.fromkeys(candidates)))}; set data.image_folders to their folder"
         )
     return best
