@@ -352,7 +352,9 @@ class TestBadInput:
 
     def test_weights_that_are_no_checkpoint(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         Path("weights.pt").write_bytes(b"no pickle")
-        assert "not an Ultralytics checkpoint" in fails(run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt")
+        assert "cannot be read as a detection network" in fails(
+            run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt"
+        )
 
     def test_torn_frames_are_named_and_end_the_run_past_the_limit(
         self, run: Run, look_alike: Path, capsys: pytest.CaptureFixture[str]

@@ -38,7 +38,7 @@ def test_our_own_value_errors_are_messages(capsys: pytest.CaptureFixture[str]) -
         check_device("gpu")
     assert exit_info.value.code == 2
     assert capsys.readouterr().err.startswith(
-        "error: --device must be auto, cpu, cuda or cuda:N with a number N, got 'gpu'."
+        "error: --device must be auto, cpu, mps, cuda, xpu, or cuda:N or xpu:N with a number N, got 'gpu'."
     )
 
 

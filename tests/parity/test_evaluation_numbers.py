@@ -94,7 +94,13 @@ def test_module_hands_its_settings_to_the_suppression(agnostic: bool, monkeypatc
     seen: dict[str, Any] = {}
     monkeypatch.setattr("yolo_lightning.module.predictions", lambda raw, batch, **numbers: seen.update(numbers))
     module._predict(None, random_batches(1)[0])
-    assert seen == {"score_threshold": 0.2, "iou_threshold": 0.3, "max_detections": 7, "class_agnostic": agnostic}
+    assert seen == {
+        "score_threshold": 0.2,
+        "iou_threshold": 0.3,
+        "max_detections": 7,
+        "class_agnostic": agnostic,
+        "one_to_one": False,
+    }
 
 
 FRAME_SHAPE, INPUT = (96, 128), 64

@@ -34,10 +34,9 @@ DEFAULT: CpuPath = "contiguous"
 BATCH, IMAGE_SIZE = 2, 320
 """Images and their side in pixels, of a measured pass through YOLOv8n: 0.2 s on one core."""
 ROUNDS = 4
-LEAST_ROUNDS = 2  # with several threads
+LEAST_ROUNDS = 3
 LIMIT_S = 6.0
-"""Time limit of the measurement, after the least number of rounds. With several threads it ends without a choice after
-twice as long."""
+"""Time limit of the measurement after `LEAST_ROUNDS` rounds. After twice as long it ends without a choice."""
 NOISE = 0.05
 """A path must be faster than `DEFAULT` by more than this fraction."""
 
@@ -104,10 +103,9 @@ def measure() -> dict[CpuPath, float] | None:
     """Return the shortest time of a forward and backward pass of YOLOv8n for each path, seconds.
 
     The paths take turns, after a round that is not counted. With one thread, the time is that of the processor, which
-    hardly depends on other processes. With several threads, None if the machine is too busy.
+    hardly depends on other processes. None if the machine is too busy for `LEAST_ROUNDS` rounds within the time limit.
     """
-    is_single = torch.get_num_threads() == 1
-    clock = time.process_time if is_single else time.perf_counter
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     images = torch.rand(BATCH, 1, IMAGE_SIZE, IMAGE_SIZE, generator=torch.Generator().manual_seed(0))
     has_loops = enable_loops()
     try:
@@ -121,9 +119,9 @@ def measure() -> dict[CpuPath, float] | None:
                 if number > 0:
                     seconds[path] = min(seconds[path], clock() - begun)
             spent_s = time.perf_counter() - started
-            if spent_s > LIMIT_S and number >= (1 if is_single else LEAST_ROUNDS):
+            if spent_s > LIMIT_S and number >= LEAST_ROUNDS:
                 return seconds
-            if spent_s > 2 * LIMIT_S and not is_single:
+            if spent_s > 2 * LIMIT_S:
                 return None
         return seconds
     finally:
