@@ -90,7 +90,7 @@ def test_description_with_anything_but_known_layers_is_refused(
     with pytest.raises(ValueError, match=message) as error:
         open_ultralytics(file, allow_pickle=False)
     assert "\n" not in str(error.value)
-    assert f"model.weights {file} cannot be read" in str(error.value)
+    assert f"model.weights {file} is not an Ultralytics checkpoint: " in str(error.value)
 
 
 def test_layer_of_any_size_takes_no_memory(tmp_path: Path) -> None:

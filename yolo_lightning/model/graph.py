@@ -173,9 +173,7 @@ def open_ultralytics(file: Path, *, allow_pickle: bool) -> tuple[dict[str, Any],
                 "add --allow_pickle"
             ) from error
         remedy = "" if allow_pickle else "; if you trust its origin, add --allow_pickle"
-        raise ValueError(
-            f"model.weights {file} cannot be read as a detection network: {reason(error)}{remedy}"
-        ) from error
+        raise ValueError(f"model.weights {file} is not an Ultralytics checkpoint: {reason(error)}{remedy}") from error
 
 
 def network_of(recorded: PtFile) -> Any:

@@ -1,6 +1,7 @@
 """Frames of unknown origin: their size is known before their pixels are decoded, and only regular files are read."""
 
 import io
+import json
 import os
 import zipfile
 import zlib
@@ -13,6 +14,7 @@ from PIL import Image
 
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError, ImageFiles, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, header_size
+from yolo_lightning.data.storage.packed_frames import PackedFrames
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
 
@@ -142,3 +144,26 @@ def test_positions_outside_of_the_archive_are_refused_in_one_line(
     with pytest.raises(ValueError, match=r"frames\.zip") as error:
         ZipFrames(path, tmp_path / "index").read("frames/20200514/clip/image_1.jpg")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["", "..", "/etc/passwd", "../other.u8", "x" * 300, "a\0b"])
+def test_store_names_only_files_in_its_folder(name: str, tmp_path: Path) -> None:
+    shard = {"file": name, "bytes": 0, "frames": 0, "crc": 0}
+    manifest = {"format": 1, "source": {}, "index": "index", "index_crc": 0, "shards": [shard], "damaged": {}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="must be the name of a file in the store") as error:
+        PackedFrames(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_member_without_a_name_is_left_out(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "frames.zip", "w") as archive:
+        archive.writestr("x", b"")
+        archive.writestr("frames/20200514/clip/image_1.jpg", encoded(".jpg"))
+    content = (tmp_path / "frames.zip").read_bytes()
+    start = content.index(b"PK\x01\x02")
+    changed = bytearray(content)
+    changed[start + 28 : start + 32] = b"\0\0\x01\0"  # the name becomes the extra field
+    (tmp_path / "frames.zip").write_bytes(changed)
+    frames = ZipFrames(tmp_path / "frames.zip", tmp_path / "index")
+    assert frames.missing(["frames/20200514/clip/image_1.jpg"]) == []

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from yolo_lightning.data.formats.annotation_file import annotation_arrays, decode
 from yolo_lightning.data.formats.annotations import WEATHER, Annotations, encoded, image_shapes, still_images
 from yolo_lightning.data.formats.image_ids import ID_DIGITS, image_id_texts, number_at, refuse_rounded_ids
+from yolo_lightning.utils.plain_text import one_line
 
 CLASS_NAMES = ("person", "bicycle", "motorcycle", "vehicle")  # LTDv2's classes in the order of their category ids
 CATEGORY_IDS = (1, 2, 3, 4)
@@ -44,7 +45,8 @@ def read_annotations(path: Path) -> Annotations:
     found = {category.id: category.name.strip().lower() for category in content.categories if category.id != 0}
     expected = dict(zip(CATEGORY_IDS, CLASS_NAMES, strict=True))
     if found != expected:
-        raise ValueError(f"{path}: categories must be {expected} (and optionally 0, background), got {found}")
+        got = one_line(str(found), 300)
+        raise ValueError(f"{path}: categories must be {expected} (and optionally 0, background), got {got}")
     shapes = image_shapes(path, images)
     file_names = [image.file_name for image in images]
     positions = image_id_texts(path, [image.id for image in images], file_names)

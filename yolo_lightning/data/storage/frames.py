@@ -144,10 +144,10 @@ def decode_frame(
     """
     if not content:
         raise FrameError(f"{name}: the file is empty")
-    if problem := limits.problem_of_content(content):
-        raise FrameError(f"{name}: {problem}")
     if content.startswith(JPEG_START) and JPEG_END not in content[-TRAILING_BYTES:] and is_truncated(content):
         raise FrameError(f"{name}: the JPEG is truncated ({len(content)} bytes, no end marker)")
+    if problem := limits.problem_of_content(content):
+        raise FrameError(f"{name}: {problem}")
     if content.startswith(TIFF_STARTS):  # OpenCV cannot convert float RGB pixels to gray, and prints lines to stderr
         refuse_other_types(content, name, decode(content, cv2.IMREAD_UNCHANGED))
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR

@@ -17,13 +17,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.index.index_folder import NameTable
+from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.utils.files import PositionedFile
 from yolo_lightning.utils.plain_text import one_line
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+LONGEST_NAME = 255  # Bytes of a file name
 FRAME = np.dtype([("shard", "<u4"), ("crc", "<u4"), ("offset", "<u8"), ("height", "<u4"), ("width", "<u4")])
 
 
@@ -58,8 +59,6 @@ class PackedFrames:
         self.store = store
         manifest = read_manifest(store)
         for shard in manifest.shards:
-            if Path(shard.file).name != shard.file:
-                raise ValueError(f"{store / MANIFEST}: shard {shard.file!r} must be a file in the store")
             path = store / shard.file
             size = path.stat().st_size if path.is_file() else None
             if size != shard.bytes:
@@ -131,13 +130,14 @@ def read_manifest(store: Path) -> Manifest:
         raise ValueError(f"{path} is damaged: {one_line(str(error))}; run prepare, which writes it again") from error
     if manifest.format != FORMAT:
         raise ValueError(f"{path} must have format {FORMAT}, got {manifest.format}: delete the store and run prepare")
+    for name in (manifest.index, *(shard.file for shard in manifest.shards)):
+        if not 0 < len(encode(name)) <= LONGEST_NAME or Path(name).name != name or name == ".." or "\0" in name:
+            raise ValueError(f"{path}: {one_line(name, 100)!r} must be the name of a file in the store; run prepare")
     return manifest
 
 
 def map_index(store: Path, manifest: Manifest) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[Any]]:
     """Return the sorted names and their `FRAME` records; raise `ValueError` if they are missing or damaged."""
-    if Path(manifest.index).name != manifest.index:
-        raise ValueError(f"{store / MANIFEST}: index {manifest.index!r} must be a folder in the store")
     folder = store / manifest.index
     try:
         names, frames = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("names", "frames"))

@@ -179,7 +179,7 @@ def read_directory(archive: Path) -> tuple[NamesArray, npt.NDArray[Any]]:
             f"{archive} ({archive.stat().st_size:,} bytes) cannot be read as a zip archive: {reason}; its directory "
             "is at the end of the file, so the download or copy may be incomplete"
         ) from error
-    entries = [entry for entry in entries if not entry.is_dir() and len(encode(entry.filename)) <= LONGEST_NAME]
+    entries = [entry for entry in entries if 0 < len(encode(entry.filename)) <= LONGEST_NAME and not entry.is_dir()]
     if not entries:
         raise ValueError(f"{archive} contains no files")
     archive_bytes = archive.stat().st_size
