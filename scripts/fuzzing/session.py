@@ -114,14 +114,14 @@ def run_session(reader: FileReader, seconds: float, seed: int, most_inputs: int,
         (folder / "current").write_bytes(content)
         target.file.write_bytes(content)
         report.inputs += 1
-        error = outcome(target.read)
-        report.accepted += error is None
-        if error is None or is_allowed(error):
+        failure = outcome(target.read)
+        report.accepted += failure is None
+        if failure is None or is_allowed(failure):
             continue
-        place = where(error)
+        place = where(failure)
         if place not in places and len(places) < MOST_FINDINGS:
             places.add(place)
-            shown = " ".join(str(error)[:5000].split())[:120]
+            shown = " ".join(str(failure)[:5000].split())[:120]
             report.findings.append(finding(keep, reader.name, f"{place}: {shown!r}", content))
     (folder / "answer.json").write_text(json.dumps(asdict(report)))
 

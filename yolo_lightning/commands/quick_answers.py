@@ -155,13 +155,13 @@ def check_tree(tree: Mapping[Any, Any], options: Mapping[str, OptionSource], fil
             if key in options and options[key].is_group:
                 check_tree(value, options, file, f"{key}.")
         elif isinstance(value, str):
-            check_value(key, value, options)
+            check_value(key, value, options, f"{file}: ")
 
 
-def check_value(key: str, value: str, options: Mapping[str, OptionSource]) -> None:
+def check_value(key: str, value: str, options: Mapping[str, OptionSource], source: str = "") -> None:
     option = options.get(key)
     if option is not None and option.choices and value and value not in option.choices:
-        fail(wrong_choice(key, value, list(option.choices)))
+        fail(f"{source}{wrong_choice(key, value, list(option.choices))}")
 
 
 def underscored(word: str) -> str:
