@@ -352,7 +352,7 @@ class TestBadInput:
 
     def test_weights_that_are_no_checkpoint(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         Path("weights.pt").write_bytes(b"no pickle")
-        assert "cannot be read as a detection network" in fails(
+        assert "not an Ultralytics checkpoint" in fails(
             run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt"
         )
 

@@ -182,6 +182,6 @@ def test_fault_happens_once_in_all_attempts_or_always(tmp_path: Path) -> None:
 
 
 def test_page_has_a_row_for_every_case() -> None:
-    page = (REPOSITORY / "docs" / "faults.md").read_text()
+    page = (REPOSITORY / "docs" / "faults.md").read_text().partition("\n## ")[0]
     rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ")][2:]
     assert [(name.removeprefix("| "), fault) for name, fault in rows] == [(case.name, case.fault) for case in CASES]
