@@ -33,9 +33,13 @@ class MeanAP(Callback):
 
     Every validation and test writes an `EvaluationRecord` to `evaluations` in the run folder. At the end of a fit, and
     after `validate` and `test`, curves and confusion matrices are drawn from it. A full disk does not end the run.
+
+    Args:
+        report: Whether to print the tables and to write files and pictures. Otherwise, scores are logged only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, report: bool = True) -> None:
+        self._with_report = report
         self._metric: EvaluationCollection | None = None
         self._trained: dict[str, int] = {}
         """`epoch` and `steps` of the loaded checkpoint."""
@@ -66,7 +70,7 @@ class MeanAP(Callback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         scores, logged = self._score(trainer, pl_module, "test")
         self._metric = None
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and self._with_report:
             folder = Path(trainer.default_root_dir)
             finite = {name: value if math.isfinite(value) else None for name, value in logged.items()}
             folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +95,7 @@ class MeanAP(Callback):
         shown = f"{stage}/map_50"
         pl_module.log(shown, logged[shown], prog_bar=True)
         pl_module.log_dict({name: value for name, value in logged.items() if name != shown})
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or not self._with_report:
             return scores, logged
         if trainer.state.fn == "fit":
             self._trained = {"epoch": trainer.current_epoch, "steps": steps_begun(trainer)}

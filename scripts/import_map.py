@@ -23,8 +23,10 @@ FLOORS = (
     ("conv", "utils"),
     ("data", "supervision", "checkpoints"),
     ("model", "evaluation", "training"),
-    ("challenge", "module"),
-    ("commands", "callbacks"),
+    ("challenge",),
+    ("callbacks",),
+    ("module",),
+    ("commands",),
     ("cli",),
     ("__main__",),
 )

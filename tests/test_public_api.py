@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from lightning.pytorch import Trainer
 
 import yolo_lightning
 from tests.conftest import REPOSITORY
+from yolo_lightning.callbacks import MeanAP
 
 
 @pytest.mark.parametrize("name", yolo_lightning.__all__)
@@ -28,27 +30,64 @@ def test_import_loads_neither_torch_nor_lightning() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_training_without_the_command_line(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
-    from yolo_lightning import DetectionDataModule, YOLOModule
+@pytest.fixture
+def data(look_alike: Path, index_root: Path) -> Any:
+    from yolo_lightning import DetectionDataModule
     from yolo_lightning.data.loader import LoaderSettings
 
-    data = DetectionDataModule(
-        str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
-    )
-    model = YOLOModule(class_names=data.class_names, conv_backend="gemm")
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    trainer = Trainer(
-        max_epochs=1,
-        limit_train_batches=2,
-        limit_val_batches=1,
+    loader = LoaderSettings(num_workers=0)
+    return DetectionDataModule(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)
+
+
+@pytest.fixture
+def model(data: Any) -> Any:
+    from yolo_lightning import YOLOModule
+
+    return YOLOModule(class_names=data.class_names, conv_backend="gemm")
+
+
+def quiet_trainer(folder: Path, **options: Any) -> Trainer:
+    return Trainer(
         accelerator="cpu",
-        default_root_dir=tmp_path,
-        use_distributed_sampler=False,
+        default_root_dir=folder,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
-        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        **options,
     )
+
+
+def test_training_without_the_command_line(data: Any, model: Any, tmp_path: Path) -> None:
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    trainer = quiet_trainer(tmp_path, max_epochs=1, limit_train_batches=2, limit_val_batches=1, num_sanity_val_steps=0)
     trainer.fit(model, data)
     assert trainer.global_step == 1
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert 0 <= trainer.callback_metrics["val/map"] <= 1
+
+
+def test_validation_of_a_plain_trainer_returns_scores_and_writes_nothing(data: Any, model: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    for _ in range(2):  # the callback is added once
+        (scores,) = trainer.validate(model, data, verbose=False)
+    assert {"val/map", "val/map_50", "val/box_loss"} <= scores.keys()
+    assert sum(isinstance(one, MeanAP) for one in trainer.callbacks) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_own_mean_ap_keeps_its_place_and_writes_its_files(data: Any, model: Any, tmp_path: Path) -> None:
+    own = MeanAP()
+    trainer = quiet_trainer(tmp_path, callbacks=[own])
+    trainer.test(model, data, verbose=False)
+    assert [one for one in trainer.callbacks if isinstance(one, MeanAP)] == [own]
+    assert (tmp_path / "test_scores.json").is_file()
+
+
+def test_prediction_of_a_plain_trainer_returns_the_detections_of_each_frame(
+    data: Any, model: Any, tmp_path: Path
+) -> None:
+    batches = quiet_trainer(tmp_path).predict(model, data)
+    assert batches is not None
+    assert [one.image_id for batch in batches for one in batch] == data.predict_image_ids
+    assert all(one.boxes.shape == (len(one.scores), 4) for batch in batches for one in batch)

@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any, Self
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
@@ -300,6 +301,14 @@ class YOLOModule(LightningModule):
 
     on_test_epoch_end = on_validation_epoch_end
     on_predict_epoch_end = on_validation_epoch_end
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Return `MeanAP`, without its files, unless the Trainer has a `MeanAP` already.
+
+        Validations and tests of any Trainer therefore log `val/map`, `val/map_50`, `test/map`, ...
+        """
+        present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [] if any(isinstance(one, MeanAP) for one in present) else [MeanAP(report=False)]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the chosen optimizer; learning rates and decay are set before every step."""

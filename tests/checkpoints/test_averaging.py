@@ -49,6 +49,30 @@ def test_floating_tensors_are_averaged_in_float64(values: list[float]) -> None:
     assert average["weight"].dtype == torch.float32
 
 
+def test_weights_are_divided_by_their_sum_and_belong_to_their_files(tmp_path: Path) -> None:
+    files = [checkpoint(tmp_path, 8, 8), checkpoint(tmp_path, 4, 4)]  # the newest first
+    content = average_checkpoints(files, [3, 1])
+    assert content["state_dict"]["weight"][0, 0] == 7
+    assert content["state_dict"]["count"] == 8
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.inf], [1.0, math.nan], [1.0] * 3])
+def test_wrong_weights_are_refused(tmp_path: Path, weights: list[float]) -> None:
+    files = [checkpoint(tmp_path, steps, steps) for steps in (1, 2)]
+    with pytest.raises(ValueError, match="weights must contain one number > 0 per file, here 2, got"):
+        average_checkpoints(files, weights)
+
+
+def test_start_weights_are_older_than_checkpoints_and_not_alone(tmp_path: Path) -> None:
+    (tmp_path / "start.pt").touch()
+    files = [checkpoint(tmp_path, 5, 5), tmp_path / "start.pt"]
+    content = average_checkpoints(files, [0.75, 0.25], lambda file, newest: state(1, 99))
+    assert content[AVERAGED] == ["start.pt", "step-000000005.ckpt"]
+    assert (content["state_dict"]["weight"][0, 0], content["state_dict"]["count"]) == (4, 5)
+    with pytest.raises(ValueError, match=r"one or more .ckpt files"):
+        average_checkpoints([tmp_path / "start.pt", tmp_path / "gone.pt"], None, lambda file, newest: state(1))
+
+
 def test_small_differences_survive_many_large_values() -> None:
     values = [1e8] * 3 + [1e8 + 8.0]
     assert average_states([state(value) for value in values])["weight"][0, 0] == torch.tensor(1e8 + 2.0)

@@ -11,7 +11,14 @@ from yolo_lightning.commands import TOOLS, WITHOUT_TORCH
 from yolo_lightning.commands.command_line import spelled_out, user_errors
 
 
-def tool(*, json: bool = False, hang_study: bool = False, hours_per_arm: float = 1.0) -> None:
+def tool(
+    *,
+    json: bool = False,
+    hang_study: bool = False,
+    hours_per_arm: float = 1.0,
+    files: list[str] | None = None,
+    weights: list[float] | None = None,
+) -> None:
     """Options of every kind."""
 
 
@@ -25,10 +32,18 @@ def tool(*, json: bool = False, hang_study: bool = False, hours_per_arm: float =
         ("--hours-per-arm=2", "--hours_per_arm=2"),
         ("--no-such --json-file x", "--no-such --json-file x"),
         ("a-b -c -", "a-b -c -"),
+        ("--weights 0.7 0.3 --json", "--weights=[0.7,0.3] --json=true"),
+        ("--weights 0.7,-1e-3", "--weights=[0.7,-1e-3]"),
+        ("--weights=[0.7,0.3]", "--weights=[0.7,0.3]"),
+        ("--weights a", '--weights=["a"]'),
+        ("run --files a,b 3", 'run --files=["a","b","3"]'),
+        ("--files null", "--files=null"),
     ],
 )
 def test_words_are_spelled_out(typed: str, spelled: str) -> None:
-    assert spelled_out(typed.split(), signature(tool).parameters) == spelled.split()
+    assert [
+        word.replace(", ", ",") for word in spelled_out(typed.split(), signature(tool).parameters)
+    ] == spelled.split()
 
 
 def test_our_own_value_errors_are_messages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,13 @@
-"""Checkpoint averaging: the mean weights of several checkpoints of one training.
+"""Checkpoint averaging: the weighted mean of several checkpoints of the same network.
 
-Source: "Averaging Weights Leads to Wider Optima and Better Generalization" (Izmailov et al. 2018, arXiv 1803.05407);
-the average of the last few checkpoints is the older method (Vaswani et al. 2017, section 6.1).
+Sources: "Averaging Weights Leads to Wider Optima and Better Generalization" (Izmailov et al. 2018, arXiv 1803.05407);
+the average of the last few checkpoints is the older method (Vaswani et al. 2017, section 6.1). The interpolation
+between start weights and trained weights is "Robust fine-tuning of zero-shot models" (Wortsman et al. 2022, arXiv
+2109.01903), that between runs "Model soups" (Wortsman et al. 2022, arXiv 2203.05482).
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,15 @@ NETWORK = ("variant", "class_names", "class_width")  # hyperparameters that must
 NAMED_TENSORS = 3
 
 
-def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def average_states(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
     """Return the mean of floating-point tensors, computed in float64; other tensors (counters) are those of the last.
 
     The running statistics of batch normalisation are averaged like the weights. They approximate those of the averaged
-    weights well for checkpoints near each other; Izmailov et al. recompute them from data. All `states`, oldest first,
-    are on the CPU and have the same names and shapes.
+    weights well for checkpoints near each other; Izmailov et al. recompute them from data, see `recalibrate`.
+
+    Args:
+        states: Tensors on the CPU with the same names and shapes, oldest first.
+        weights: Weight of each state, with the sum 1; None: equal weights.
     """
     newest = states[-1]
     for state in states:
@@ -37,11 +43,28 @@ def average_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
     def mean(name: str) -> Tensor:
         total = torch.zeros_like(newest[name], dtype=torch.float64)
-        for state in states:
-            total += state[name]
-        return (total / len(states)).to(newest[name].dtype)
+        if weights is None:
+            for state in states:
+                total += state[name]
+            total /= len(states)
+        else:
+            for state, weight in zip(states, weights, strict=True):
+                total += weight * state[name].double()
+        return total.to(newest[name].dtype)
 
     return {name: mean(name) if tensor.is_floating_point() else tensor.clone() for name, tensor in newest.items()}
+
+
+def shares(weights: Sequence[float], count: int, key: str = "weights") -> list[float]:
+    """Return `count` weights divided by their sum.
+
+    Raises:
+        ValueError: If the number of weights differs from `count`, or a weight is not positive and finite.
+    """
+    if len(weights) != count or not all(math.isfinite(weight) and weight > 0 for weight in weights):
+        raise ValueError(f"{key} must contain one number > 0 per file, here {count}, got {list(weights)}")
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
 
 
 def check_same_tensors(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
@@ -62,24 +85,48 @@ def newest_steps(folder: Path, count: int) -> list[Path]:
     return found[-count:]
 
 
-def average_checkpoints(files: Sequence[Path]) -> dict[str, Any]:
-    """Return a checkpoint whose `state_dict` is the mean of those of two or more own checkpoints, in any order."""
+def average_checkpoints(
+    files: Sequence[Path],
+    weights: Sequence[float] | None = None,
+    read_start: Callable[[Path, Mapping[str, Any]], Mapping[str, Tensor]] | None = None,
+) -> dict[str, Any]:
+    """Return a checkpoint whose `state_dict` is the weighted mean of those of two or more files, in any order.
+
+    Args:
+        files: Own checkpoints (`.ckpt`), and start weights in other formats (`.pt`) if `read_start` is given.
+        weights: Weight of each file, > 0, divided by their sum; None: equal weights.
+        read_start: Returns the `state_dict` of a file in another format for the network of the given own checkpoint.
+            Such a file counts as older than all checkpoints.
+
+    Raises:
+        ValueError: If a file cannot be used, or the networks differ.
+    """
     if len(files) < 2:
         raise ValueError(f"checkpoints must name 2 or more files, got {len(files)}")
-    damaged = [f"{file}: {damage}" for file in files if (damage := find_damage(file)) is not None]
+    by_file = dict(zip(files, shares(weights, len(files)), strict=True)) if weights is not None else None
+    starts = [file for file in files if file.suffix == ".pt" and read_start is not None]
+    own = [file for file in files if file not in starts]
+    if not own:
+        raise ValueError("checkpoints must name one or more .ckpt files, got .pt files only")
+    damaged = [f"{file}: {damage}" for file in own if (damage := find_damage(file)) is not None]
+    damaged += [f"{file}: it does not exist" for file in starts if not file.is_file()]
     if damaged:
         raise ValueError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
     for number, file in enumerate(files):
         for other in files[:number]:
             if other.samefile(file):  # last.ckpt is a hard link
                 raise ValueError(f"{other} and {file} are the same checkpoint and would count twice")
-    ordered = sorted(files, key=training_age)
+    ordered = sorted(own, key=training_age)
     checkpoints = [read(file) for file in ordered]
     newest = checkpoints[-1]
     for file, checkpoint in zip(ordered, checkpoints, strict=True):
         check_network(file, checkpoint, ordered[-1], newest)
+    states = [checkpoint["state_dict"] for checkpoint in checkpoints]
+    if read_start is not None:
+        states[:0] = [read_start(file, newest) for file in starts]
+    ordered[:0] = starts
     average = {name: newest[name] for name in OF_NETWORK if name in newest}
-    average["state_dict"] = average_states([checkpoint["state_dict"] for checkpoint in checkpoints])
+    average["state_dict"] = average_states(states, by_file and [by_file[file] for file in ordered])
     return average | {AVERAGED: [file.name for file in ordered]}
 
 

@@ -9,7 +9,7 @@ SUBCOMMANDS = {
 """Purpose of the subcommands of LightningCLI by name."""
 
 TOOLS = {
-    "average": "average the last checkpoints of a run",
+    "average": "average the last checkpoints of a run, or interpolate between checkpoints",
     "benchmark": "compare the speed and memory of convolution implementations",
     "benchmark_gpu": "measure a new GPU in minutes: correctness, speed, memory, stability, as one page",
     "benchmark_loader": "measure samples per second from each storage, and the start of the workers",

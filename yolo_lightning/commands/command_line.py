@@ -4,12 +4,14 @@ A command is a function, or a dictionary of functions for several subcommands. I
 arguments, its other required arguments are positional. torch is imported only by commands that use it.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import Parameter, signature
-from typing import Any
+from itertools import takewhile
+from typing import Any, get_args, get_origin
 
 from jsonargparse import auto_cli
 
@@ -75,18 +77,55 @@ def run_tool(name: str, words: Sequence[str]) -> None:
 
 
 def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> list[str]:
-    """Return the words with `--json` expanded to `--json=true` and hyphens in option names replaced by underscores."""
+    """Return the words with `--json` expanded to `--json=true`, and hyphens in option names replaced by underscores.
+
+    The values of a list, as `--weights 0.7 0.3` or `--weights 0.7,0.3`, become one word, as `--weights=[0.7, 0.3]`.
+    """
     found = []
-    for at, word in enumerate(words):
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
         typed, equals, value = word.removeprefix("--").partition("=")
         name = typed.replace("-", "_")
         if not word.startswith("--") or name not in parameters:
             found.append(word)
-            continue
-        has_value = bool(equals) or "".join(words[at + 1 : at + 2]).lower() in SWITCH_VALUES
-        is_switch = parameters[name].annotation is bool
-        found.append(f"--{name}=true" if is_switch and not has_value else f"--{name}{equals}{value}")
+        elif list_of(parameters[name]) is not None:
+            values = [value] if equals else leading_values(words[at:])
+            at += 0 if equals else len(values)
+            found.append(f"--{name}={list_text(values, list_of(parameters[name]))}")
+        else:
+            has_value = bool(equals) or "".join(words[at : at + 1]).lower() in SWITCH_VALUES
+            is_switch = parameters[name].annotation is bool
+            found.append(f"--{name}=true" if is_switch and not has_value else f"--{name}{equals}{value}")
     return found
+
+
+def list_of(parameter: Parameter) -> type | None:
+    """Return the type of the elements of an argument that is a list, None for other arguments."""
+    annotations = (parameter.annotation, *get_args(parameter.annotation))
+    return next((get_args(one)[0] for one in annotations if get_origin(one) is list), None)
+
+
+def list_text(values: Sequence[str], element: type | None) -> str:
+    """Return the values as one JSON list; a single word may be a list itself, as `[a, b]`, or `null`."""
+    if len(values) == 1 and (values[0].startswith("[") or values[0] == "null"):
+        return values[0]
+    given = [one.strip() for word in values for one in word.split(",") if one.strip()]
+    return f"[{', '.join(one if element is float and is_number(one) else json.dumps(one) for one in given)}]"
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def leading_values(words: Sequence[str]) -> list[str]:
+    """Return the words before the first option; a negative number is no option."""
+    return list(takewhile(lambda word: not word.startswith("-") or is_number(word), words))
 
 
 @contextmanager

@@ -67,9 +67,11 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(self, **{name: function(getattr(self, name)) for name in tensors})
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Detections in one frame, highest score first."""
+class Prediction(msgspec.Struct, frozen=True, eq=False):
+    """Detections in one frame, highest score first; on the CPU.
+
+    Not a dataclass: `Trainer.predict` moves the predictions to the CPU and refuses frozen dataclasses.
+    """
 
     image_id: str
     boxes: Tensor  # `(N, 4)` float32, xyxy, pixels of the original frame, clipped to the frame
