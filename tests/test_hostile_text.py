@@ -13,9 +13,11 @@ import torch
 from rich.console import Console
 
 from yolo_lightning.challenge.check import check_submission
+from yolo_lightning.challenge.score import read_truth
 from yolo_lightning.cli import make_printable
 from yolo_lightning.commands.monitor.read_run import read_run
 from yolo_lightning.commands.monitor.screen import screen
+from yolo_lightning.commands.report.metrics_curves import read_metrics
 from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.data.formats.annotations import distinct_names
 from yolo_lightning.data.formats.coco import image_folder
@@ -193,3 +195,20 @@ def test_long_name_does_not_widen_the_array_of_names(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"images": images, "categories": [], "annotations": []}))
     with pytest.raises(ValueError, match=r"images\[0\] has a name or id of 5,000 characters, > 1024"):
         read_annotations(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("image_id", ["a\nb", "x" * 50_000, ESCAPE])
+def test_ids_in_ground_truth_are_shown_in_one_line(image_id: str, tmp_path: Path) -> None:
+    for entry in ({"boxes": [[1, 2, 3, 4]], "labels": []}, {"boxes": [[1, 2, 3, 4]], "labels": [9]}, {"boxes": 1}):
+        (tmp_path / "a.json").write_text(json.dumps({image_id: entry}))
+        with pytest.raises(ValueError, match=r"a\.json") as error:
+            read_truth(tmp_path / "a.json")
+        assert not has_control(str(error.value))
+        assert "\n" not in str(error.value)
+        assert len(str(error.value)) < 3000
+
+
+def test_long_cell_of_metrics_is_an_unreadable_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(f"epoch,step,time_s\n0,1,1.0\n0,{'2' * 200_000},1.0\n")
+    found = read_metrics(tmp_path / "metrics.csv")
+    assert (len(found.columns["step"]), found.unreadable) == (1, 1)

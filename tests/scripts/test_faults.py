@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY
 SCRIPT = REPOSITORY / "scripts" / "inject_faults.py"
 sys.path.insert(0, str(SCRIPT.parent))
 
-from faults import traces  # noqa: E402
+from faults import matrix, traces  # noqa: E402
 from faults.hangs import InsideFault, InsideFaults, Place  # noqa: E402
 from faults.judge import FinalState, differences, restarts  # noqa: E402
 from faults.rows import CASES, chosen  # noqa: E402
@@ -182,6 +182,17 @@ def test_fault_happens_once_in_all_attempts_or_always(tmp_path: Path) -> None:
 
 
 def test_page_has_a_row_for_every_case() -> None:
-    page = (REPOSITORY / "docs" / "faults.md").read_text().partition("\n## ")[0]
+    page, _, _ = (REPOSITORY / "docs" / "faults.md").read_text().partition(matrix.BY_HAND)
     rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ")][2:]
     assert [(name.removeprefix("| "), fault) for name, fault in rows] == [(case.name, case.fault) for case in CASES]
+
+
+def test_page_keeps_what_is_written_by_hand(tmp_path: Path) -> None:
+    page = tmp_path / "faults.md"
+    page.write_text(f"old\n{matrix.BY_HAND}\n\nby hand\n")
+    matrix.write_page(page, [], 60.0)
+    text = page.read_text()
+    assert text.endswith("## Fuzzing\n\nby hand\n")
+    assert "old" not in text
+    matrix.write_page(page, [], 60.0)
+    assert page.read_text() == text

@@ -45,9 +45,11 @@ def read_truth(path: Path) -> tuple[Template, Content]:
         frame_size, truth = read_coco(path) if "images" in outermost else read_keyed(path, outermost)
     except OverflowError as error:
         raise ValueError(f"{path} contains a number that is too large") from error
+    except ValueError as error:  # ids and values in the message are of unknown length
+        raise ValueError(one_line(str(error))) from error
     wrong = np.flatnonzero(~np.isin(truth.labels, CATEGORY_IDS))
     if len(wrong):
-        image_id = truth.image_ids[truth.owners[wrong[0]]]
+        image_id = one_line(truth.image_ids[truth.owners[wrong[0]]], 200)
         raise ValueError(f"{path}: category of image {image_id} must be 1, 2, 3 or 4, got {truth.labels[wrong[0]]:g}")
     return Template(truth.image_ids, frame_size), truth
 
