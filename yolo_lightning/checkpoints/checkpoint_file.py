@@ -18,6 +18,7 @@ STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
 """File name of a step checkpoint; equals `run_files.STEP_CHECKPOINT`, as a test verifies."""
 
 INPUT = "input"  # checkpoint key of the preprocessing of the training images, see `network_settings`
+RECALIBRATED = "recalibrated"  # checkpoint key of a file of the command `recalibrate`: its origin
 CONFIGURATION = "config"  # checkpoint key of the configuration of the run, without secrets
 
 

@@ -11,6 +11,7 @@ from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.averaging import AVERAGED
 from yolo_lightning.checkpoints.checkpoint_file import (
     CONFIGURATION,
+    RECALIBRATED,
     find_damage,
     newest_checkpoint,
     require_whole,
@@ -73,9 +74,12 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     else:
         path, damaged = checkpoint_to_resume(base, exactly=exactly)
         warn_of(damaged)
-    if path is not None and AVERAGED in content_of(path):
+    kinds = {AVERAGED: "an average", RECALIBRATED: "a recalibrated checkpoint"}
+    content = {} if path is None else content_of(path)
+    kind = next((kind for key, kind in kinds.items() if key in content), None)
+    if kind is not None:
         raise ValueError(
-            f"checkpoint {path} is an average, which has no optimizer state and cannot be resumed; start a new run "
+            f"checkpoint {path} is {kind}, which has no optimizer state and cannot be resumed; start a new run "
             f"from its weights with --model.weights {path}"
         )
     return path

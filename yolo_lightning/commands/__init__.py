@@ -18,6 +18,7 @@ TOOLS = {
     "export": "write the trained network for Ultralytics, ONNX Runtime or TorchScript",
     "monitor": "show the state of a run, live or afterwards",
     "prepare": "pack frames into a store, verify a store, or summarise a dataset",
+    "recalibrate": "compute the statistics of batch normalisation anew, and compare the scores",
     "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
     "submission": "check or score a submission file of the LTDv2 challenge",
     "sweep": "find the score and IoU thresholds with the best validation scores",

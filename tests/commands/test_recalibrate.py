@@ -1,0 +1,87 @@
+"""The command `recalibrate`: the file it writes, what it recommends, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.networks import lively_checkpoint
+from yolo_lightning.checkpoints.resume import checkpoint_to_fit
+from yolo_lightning.cli import main
+from yolo_lightning.commands.recalibrate import is_better
+from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lively_checkpoint(tmp_path_factory.mktemp("weights"), "score_threshold", score_threshold=0.3)
+
+
+@pytest.fixture
+def recalibrate(look_alike: Path, index_root: Path, tmp_path: Path, weights: Path) -> Callable[..., dict[str, Any]]:
+    def call(*words: str) -> dict[str, Any]:
+        data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
+        more = ["--data.image_size", "64", "--device", "cpu", "--data.batch_size", "4", "--checkpoint", str(weights)]
+        files = ["--json", str(tmp_path / "found.json"), "--output", str(tmp_path / "recalibrated.ckpt")]
+        main(["recalibrate", *data, *more, *files, *words])
+        result: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+        return result
+
+    return call
+
+
+@pytest.mark.parametrize("backend", ["native", "gemm"])
+def test_file_has_new_statistics_and_cannot_be_resumed(
+    backend: str, recalibrate: Callable[..., dict[str, Any]], weights: Path, tmp_path: Path
+) -> None:
+    found = recalibrate("--images", "10", "--conv_backend", backend)
+    assert (found["images"], found["from"], found["inputs"]) == (8, "best.ckpt", "evaluation")
+    assert set(found["scores"]["recalibrated"]) == {"all"}  # the drawn frames have one clip per month
+    target = tmp_path / "recalibrated.ckpt"
+    old, new = (torch.load(file, weights_only=True)["state_dict"] for file in (weights, target))
+    changed = {name.rpartition(".")[2] for name in old if not torch.equal(old[name], new[name])}
+    assert changed == {"running_mean", "running_var"}
+    with pytest.raises(ValueError, match="is a recalibrated checkpoint, which has no optimizer state"):
+        checkpoint_to_fit(tmp_path, str(target), resume=False)
+
+
+def test_training_inputs_give_other_statistics(
+    recalibrate: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = []
+    for inputs in ("evaluation", "training"):
+        recalibrate("--images", "8", "--inputs", inputs)
+        content = torch.load(tmp_path / "recalibrated.ckpt", weights_only=True)
+        states.append(content["state_dict"]["graph.model.0.bn.running_mean"])
+    assert not torch.equal(states[0], states[1])
+    assert "better on all frames, because no month has two clips" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--images", "1"], "--images must be >= 2, got 1"),
+        (["--inputs", "other"], "inputs must be evaluation or training, got 'other'"),
+        (["--output", "x.pt"], "--output must end in .ckpt, got x.pt"),
+        (["--checkpoint", "gone.ckpt"], "checkpoint gone.ckpt cannot be used: it does not exist"),
+    ],
+)
+def test_what_is_not_allowed_is_said(
+    words: list[str], message: str, recalibrate: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        recalibrate(*words)
+    assert message in capsys.readouterr().err
+
+
+def test_both_halves_must_be_better() -> None:
+    def scores(*balanced: float) -> list[SettingScores]:
+        return [SettingScores(Setting(0.1, 0.7), 0.5, 0.1, one) for one in balanced]
+
+    assert is_better(scores(0.5, 0.6, 0.7), scores(0.9, 0.5, 0.6))
+    assert not is_better(scores(0.9, 0.4, 0.9), scores(0.5, 0.5, 0.6))
+    assert not is_better(scores(0.9, 0.5, 0.9), scores(0.5, 0.5, 0.6))
+    assert is_better(scores(0.6), scores(0.5))

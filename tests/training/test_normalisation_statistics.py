@@ -1,0 +1,70 @@
+"""Statistics of batch normalisation computed anew: values, and what stays unchanged."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from yolo_lightning.model.layers import BatchNormSiLU2d
+from yolo_lightning.training.normalisation_statistics import recompute_statistics
+
+
+def network(norm: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), norm(4), nn.Conv2d(4, 2, 1), norm(2, momentum=0.03), nn.Dropout(0.9))
+    layers[1].weight.data.uniform_(0.5, 2)
+    layers[3].running_mean.fill_(7)
+    layers[3].num_batches_tracked.fill_(5)
+    return layers
+
+
+def batches(count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 3, 8, 8, generator=generator) * (1 + number) for number in range(count)]
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, BatchNormSiLU2d])
+def test_statistics_are_those_of_a_cumulative_average(norm: type[nn.BatchNorm2d]) -> None:
+    ours, reference = network(norm), network(norm)
+    assert recompute_statistics(ours, batches(3)) == 3
+    for layer in (reference[1], reference[3]):
+        layer.reset_running_stats()
+        layer.momentum = None
+        layer.train()
+    reference[4].eval()
+    with torch.no_grad():
+        for batch in batches(3):
+            reference(batch)
+    for own, other in ((ours[1], reference[1]), (ours[3], reference[3])):
+        torch.testing.assert_close(own.running_mean, other.running_mean)
+        torch.testing.assert_close(own.running_var, other.running_var)
+
+
+def test_first_layer_has_the_mean_of_the_batches() -> None:
+    ours = network()
+    with torch.no_grad():
+        inner = torch.stack([ours[0](batch).mean((0, 2, 3)) for batch in batches(2)]).mean(0)
+    recompute_statistics(ours, batches(2))
+    torch.testing.assert_close(ours[1].running_mean, inner, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_else_changes() -> None:
+    ours = network()
+    before = deepcopy(ours.state_dict())
+    recompute_statistics(ours, batches(2))
+    same = [name for name, one in ours.state_dict().items() if torch.equal(one, before[name])]
+    assert set(before) - set(same) == {
+        f"{layer}.{name}" for layer in (1, 3) for name in ("running_mean", "running_var")
+    }
+    assert [ours[1].momentum, ours[3].momentum] == [0.1, 0.03]
+    assert not any(layer.training for layer in ours.modules())
+
+
+def test_what_cannot_be_computed_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no batch"):
+        recompute_statistics(network(), [])
+    with pytest.raises(ValueError, match="no batch normalisation"):
+        recompute_statistics(nn.Linear(2, 2), [torch.zeros(1, 2)])
+    with pytest.raises(ValueError, match="statistics of 1 are not finite"):
+        recompute_statistics(network(), [torch.full((2, 3, 8, 8), torch.inf)])
