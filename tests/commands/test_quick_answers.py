@@ -162,3 +162,8 @@ def test_monitor_loads_neither_torch_nor_lightning() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_defaults_are_shown_as_values() -> None:
+    options = options_of_subcommand("fit")
+    assert options["data.format"].default == "'ltdv2'"

@@ -164,10 +164,23 @@ def _value(default: str | None, file: Path) -> str | None:
     """Return a default; for the name of a constant of this package, its value."""
     home = _home(default, file) if default is not None and default.isidentifier() and default.isupper() else None
     for one in [] if home is None else _tree(home).body:
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
-        if [ast.unparse(target) for target in targets] == [default] and getattr(one, "value", None) is not None:
-            return ast.unparse(one.value)  # type: ignore[attr-defined]
+        if default in (values := _assigned(one)):
+            return ast.unparse(values[default])
     return default
+
+
+def _assigned(statement: ast.stmt) -> dict[str | None, ast.expr]:
+    """Return the values that an assignment gives to names, by name; `A, B = 1, 2` gives two."""
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        return {ast.unparse(statement.target): statement.value}
+    found: dict[str | None, ast.expr] = {}
+    for target in statement.targets if isinstance(statement, ast.Assign) else []:
+        value = statement.value  # type: ignore[attr-defined]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            found |= {ast.unparse(one): two for one, two in zip(target.elts, value.elts, strict=True)}
+        else:
+            found[ast.unparse(target)] = value
+    return found
 
 
 def _home(name: str, file: Path) -> Path | None:

@@ -34,7 +34,7 @@ COMMON_OPTIONS = {
     "data.train_fraction": ("fraction", "share of the training set"),
     "data.augmentation.mosaic": ("mosaic", "share of samples that are mosaics of four images"),
     "data.augmentation.close_mosaic_epochs": ("close_mosaic", "last epochs without mosaic"),
-    "model.variant": ("model", "size of the network"),
+    "model.variant": ("model", "yolov8n to yolov8x, yolo11n, yolo26n, ..., or a .yaml"),
     "model.weights": ("model, pretrained", "file with initial weights, .pt or .ckpt"),
     "model.optimizer": ("optimizer", "SGD, Adam, AdamW, ..."),
     "model.lr0": ("lr0", "learning rate after the warm-up"),
@@ -177,7 +177,13 @@ def translated(value: str) -> str:
 
 def program_help() -> str:
     """Return the help of the program: its commands."""
-    lines = [f"usage: {PROGRAM} COMMAND [options]", "", "Train YOLOv8 on LTDv2 or your own images.", "", "commands:"]
+    lines = [
+        f"usage: {PROGRAM} COMMAND [options]",
+        "",
+        "Train YOLO detectors on LTDv2 or your own images.",
+        "",
+        "commands:",
+    ]
     lines += [f"  {name:<18}{purpose}" for name, purpose in {**SUBCOMMANDS, **TOOLS}.items()]
     return "\n".join([*lines, "", f"{PROGRAM} COMMAND --help: options; --version: version"])
 
