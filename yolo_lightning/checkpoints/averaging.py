@@ -126,7 +126,7 @@ def average_checkpoints(
         states[:0] = [read_start(file, newest) for file in starts]
     ordered[:0] = starts
     average = {name: newest[name] for name in OF_NETWORK if name in newest}
-    average["state_dict"] = average_states(states, by_file and [by_file[file] for file in ordered])
+    average["state_dict"] = average_states(states, None if by_file is None else [by_file[file] for file in ordered])
     return average | {AVERAGED: [file.name for file in ordered]}
 
 
