@@ -289,3 +289,58 @@ def test_boxes_of_a_split_are_neither_clipped_nor_dropped(call: Callable[..., in
     assert call("score", "predictions.json", "Valid.json", "--json", "scores.json") == 0
     person = json.loads((folder / "scores.json").read_text())["jan_map_per_class"][0]
     assert person == 0  # the answer's 40 pixels are less than half of 130
+
+
+def test_fused_submission_passes_the_check(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(("b", "c")):
+        found = json.loads((folder / "predictions.json").read_text())
+        for entry in found.values():
+            entry["boxes"] = [[side + number for side in box] for box in entry["boxes"]]
+        (folder / f"{name}.json").write_text(json.dumps(found))
+    words = ["predictions.json", "b.json", "c.json", "--weights", "2", "1", "1", "--output", "fused.zip"]
+    assert call("fuse", *words) == 0
+    assert "0.5 x predictions.json + 0.25 x b.json + 0.25 x c.json" in capsys.readouterr().out
+    assert call("check", "fused.zip", "--template", "template.json") == 0
+    assert call("score", "fused.zip", "targets.json", "--json", "scores.json") == 0
+    assert json.loads((folder / "scores.json").read_text())["global_map_50"] == pytest.approx(51 / 101)
+
+
+def test_weights_are_chosen_with_predictions_of_the_validation_split(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = json.loads((folder / "predictions.json").read_text())
+    (folder / "b.json").write_text(json.dumps(found))
+    words = ["predictions.json", "b.json", "--validation", "predictions.json", "b.json", "--truth", "Valid.json"]
+    assert call("fuse", *words) == 0
+    out = capsys.readouterr().out
+    assert "weights of half 1: 0.5 0.5" in out
+    assert "equal weights, because chosen weights do not score higher on both other halves" in out
+    assert (folder / "fused.zip").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["predictions.json"], "files must name 2 or more submissions, got 1"),
+        (["predictions.json", "b.json", "--iou_threshold", "1"], "iou_threshold must be > 0 and < 1, got 1.0"),
+        (["predictions.json", "b.json", "--score_threshold", "-1"], "score_threshold must be >= 0 and < 1, got -1.0"),
+        (["predictions.json", "b.json", "--weights", "1"], "one number > 0 per file, here 2, got [1.0]"),
+        (["predictions.json", "b.json", "--output", "b.json"], "output must be another file"),
+        (["predictions.json", "b.json", "--truth", "Valid.json"], "got only one of them"),
+        (["predictions.json", "template.json"], "template.json has errors"),
+        (["predictions.json", "gone.json"], "gone.json"),
+        (["predictions.json", "b.json"], "must have the same images, but 1 images are in one of them only"),
+    ],
+)
+def test_fusions_that_are_refused(
+    words: list[str], message: str, call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = json.loads((folder / "predictions.json").read_text())
+    del found[IDS[0]]
+    (folder / "b.json").write_text(json.dumps(found))
+    assert call("fuse", *words) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.strip().splitlines()) == 1

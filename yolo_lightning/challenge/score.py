@@ -93,7 +93,12 @@ def read_coco(path: Path) -> tuple[FrameSize, Content]:
 
 
 def score_submission(content: Content, truth: Content) -> DriftScores:
-    """Return the scores of a checked content with corners in pixels, labels 1 to 4 and finite numbers.
+    """Return the scores of a checked content, see `match_submission`."""
+    return drift_scores(match_submission(content, truth))
+
+
+def match_submission(content: Content, truth: Content) -> Matches:
+    """Match a checked content with corners in pixels, labels 1 to 4 and finite numbers.
 
     Frames of the split that the content lacks have no detections, other frames are ignored. Inverted boxes and boxes
     without area match no object. The month of a frame is part of its id.
@@ -114,7 +119,7 @@ def score_submission(content: Content, truth: Content) -> DriftScores:
             own = slice(objects[frame], objects[frame + 1])
             targets.append(Target(image_id, *tensors(truth.boxes[own], truth.labels[own]), month_of_id(image_id)))
         matches.append(match(predictions, targets, len(CATEGORY_IDS)))
-    return drift_scores(Matches.join(matches))
+    return Matches.join(matches)
 
 
 def tensors(boxes: Any, category_ids: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,7 @@ TOOLS = {
     "prepare": "pack frames into a store, verify a store, or summarise a dataset",
     "recalibrate": "compute the statistics of batch normalisation anew, and compare the scores",
     "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
-    "submission": "check or score a submission file of the LTDv2 challenge",
+    "submission": "check, score or fuse submission files of the LTDv2 challenge",
     "sweep": "find the score and IoU thresholds with the best validation scores",
 }
 """Purpose by name."""

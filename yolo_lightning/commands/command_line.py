@@ -52,7 +52,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     if isinstance(function, dict):
         auto_cli(
             function,
-            args=list(words),
+            args=[*words[:1], *with_options(function, words)],
             as_positional=True,
             parser_class=ShortErrorToolParser,
             prog=program,
@@ -76,6 +76,18 @@ def run_tool(name: str, words: Sequence[str]) -> None:
         prog=program,
         description=purpose.strip(),
     )
+
+
+def with_options(functions: Mapping[str, Callable[..., Any]], words: Sequence[str]) -> list[str]:
+    """Return the words after the name of a subcommand, spelled out; leading words are one list if one is expected."""
+    if not words or words[0] not in functions:
+        return list(words[1:])
+    parameters = signature(functions[words[0]]).parameters
+    first, rest = next(iter(parameters.values())), list(words[1:])
+    files = leading_values(rest) if list_of(first) is not None else []
+    if files:
+        rest = [list_text(files, list_of(first)), *rest[len(files) :]]
+    return spelled_out(rest, parameters)
 
 
 def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> list[str]:

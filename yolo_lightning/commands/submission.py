@@ -1,16 +1,22 @@
-"""`submission check` and `submission score`: errors of a submission, and its score."""
+"""`submission check`, `score` and `fuse`: errors of a submission, its score, and the fusion of several."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import rich
 
 from yolo_lightning.challenge.check import check_submission, repaired
-from yolo_lightning.challenge.content import Certainty, SubmissionReport
+from yolo_lightning.challenge.content import Certainty, Content, SubmissionReport
+from yolo_lightning.challenge.fusion import FUSION_IOU
+from yolo_lightning.challenge.fusion import fuse as fused
+from yolo_lightning.challenge.fusion_weights import WeightChoice, choose_weights
 from yolo_lightning.challenge.score import read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
+from yolo_lightning.checkpoints.averaging import shares
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.evaluation.drift import organisers_scores
 from yolo_lightning.evaluation.score_table import score_table
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.plain_text import printable
 
@@ -77,6 +83,95 @@ def score(file: str, truth: str, json: str | None = None) -> None:
             raise ValueError(f"cannot write {json}: {error.strerror}") from error
 
 
+def fuse(
+    files: list[str],
+    *,
+    output: str = "fused.zip",
+    weights: list[float] | None = None,
+    iou_threshold: float = FUSION_IOU,
+    score_threshold: float = 0.0,
+    validation: list[str] | None = None,
+    truth: str | None = None,
+) -> None:
+    """Fuse submissions of several networks for the same split by weighted boxes fusion.
+
+    Args:
+        files: Two or more submissions, .json or .zip, with the same images.
+        output: Submission to write, .json or .zip.
+        weights: Weight of each file, > 0, such as `2 1 1`; they are divided by their sum. null: equal.
+        iou_threshold: Boxes of a class with a larger IoU are fused, > 0 and < 1.
+        score_threshold: Detections with a score up to this one are left out before fusion, >= 0 and < 1.
+        validation: Predictions of the same networks for the validation split, in the same order; the weights are chosen
+            with them, on halves of the clips. Requires `truth`.
+        truth: JSON of the validation split, or the organisers' file of targets.
+    """
+    check_range("iou_threshold", iou_threshold, "> 0", "< 1")
+    check_range("score_threshold", score_threshold, ">= 0", "< 1")
+    target = Path(output)
+    if target.suffix not in (".json", ".zip") or target.resolve() in [Path(file).resolve() for file in files]:
+        raise ValueError(f"output must be another file than those to fuse and end in .json or .zip, got {output}")
+    if len(files) < 2:
+        raise ValueError(f"files must name 2 or more submissions, got {len(files)}")
+    if (validation is None) != (truth is None):
+        raise ValueError("validation and truth choose the weights together, got only one of them")
+    if validation is not None and weights is not None:
+        raise ValueError("weights must be null with validation, which chooses the weights, got both")
+    if validation is not None and len(validation) != len(files):
+        raise ValueError(f"validation must name {len(files)} files, one per submission, got {len(validation)}")
+    chosen = shares([1.0] * len(files) if weights is None else weights, len(files))
+    if validation is not None and truth is not None:
+        expected, objects = read_truth(Path(truth))
+        if not len(objects.labels):
+            raise ValueError(f"{truth} has no annotated box: use a labelled split")
+        known = [content.with_frames(expected.image_ids) for content in contents_of(validation)]
+        choice = choose_weights(known, objects, iou_threshold, score_threshold)
+        show_choice(choice)
+        chosen = list(choice.weights)
+    result = fused(contents_of(files), chosen, iou_threshold, score_threshold)
+    try:
+        write_submission(entries(result), target)
+    except OSError as error:
+        raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
+    parts = " + ".join(f"{share:.4g} x {file}" for share, file in zip(chosen, files, strict=True))
+    print(f"{target}: {len(result.image_ids):,} images, {len(result.scores):,} detections; {parts}")
+
+
+def contents_of(files: Sequence[str]) -> list[Content]:
+    """Return the contents of submissions without errors that have the same images."""
+    contents: list[Content] = []
+    for file in files:
+        report = check_submission(Path(file))
+        if report.content is None or report.errors:
+            raise ValueError(f"{file} has errors, see `submission check {file}`: {report.errors[0].what}")
+        contents.append(report.content)
+        different = set(contents[0].image_ids) ^ set(report.content.image_ids)
+        if different:
+            raise ValueError(
+                f"{files[0]} and {file} must have the same images, but {len(different):,} images are in one of them "
+                f"only, such as {min(different)}"
+            )
+    return contents
+
+
+def show_choice(choice: WeightChoice) -> None:
+    """Print the weights, and the scores on the halves on which they were not chosen."""
+    for number, half in enumerate(choice.halves, start=1):
+        print(
+            f"weights of half {number}: {listed(half.weights)}; balanced on half {3 - number}: {half.elsewhere:.4f}, "
+            f"equal weights {half.equal_elsewhere:.4f}"
+        )
+    if not choice.halves:
+        print("equal weights, because no month has two clips")
+    elif choice.weights == choice.equal_weights():
+        print(f"equal weights, because chosen weights do not score higher on both other halves: {choice.equal:.4f}")
+    else:
+        print(f"chosen weights: {listed(choice.weights)}; balanced {choice.balanced:.4f}, equal {choice.equal:.4f}")
+
+
+def listed(weights: Sequence[float]) -> str:
+    return " ".join(f"{weight:.4g}" for weight in weights)
+
+
 def show(path: Path, report: SubmissionReport) -> None:
     """Print the problems of a submission."""
     if report.content is not None:
@@ -93,5 +188,5 @@ def show(path: Path, report: SubmissionReport) -> None:
         print("no errors found")
 
 
-submission = {"check": check, "score": score}
+submission = {"check": check, "score": score, "fuse": fuse}
 """The commands by name."""

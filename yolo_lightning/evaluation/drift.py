@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH, PartScores, RankedDetections
 from yolo_lightning.evaluation.matching import Matches
@@ -27,6 +28,7 @@ CHALLENGE_MONTHS = {
 }
 """Compared months (YYYYMM) by their names in `scores.json`. September enters the global score only."""
 
+CLIP_DIGITS = 11  # digits of an LTDv2 image id that name the clip
 ID_DIGITS = 17  # digits of an LTDv2 image id: YYYYMM, clip (3), DD, HHMMSS
 
 
@@ -54,11 +56,13 @@ class DriftScores:
         return map_50 if variation is None else balanced_score(map_50, variation)
 
 
-def drift_scores(matches: Matches) -> DriftScores:
+def drift_scores(matches: Matches, frames: npt.NDArray[np.bool_] | None = None) -> DriftScores:
+    """Return the scores of the frames selected by `frames`, `(F,)`, or of all frames."""
     ranked = RankedDetections(matches)
+    chosen = np.ones(len(matches.keys), dtype=np.bool_) if frames is None else frames
     months = matches.months.numpy()
-    known = np.unique(months[months > 0]).tolist()
-    return DriftScores(ranked.scores(), {month: ranked.scores(months == month) for month in known})
+    known = np.unique(months[(months > 0) & chosen]).tolist()
+    return DriftScores(ranked.scores(chosen), {month: ranked.scores(chosen & (months == month)) for month in known})
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float:
@@ -76,6 +80,11 @@ def month_of_id(image_id: str) -> int:
     """Return the month YYYYMM at the start of an LTDv2 image id; 0 for other ids."""
     month = int(image_id[:6]) if image_id[:6].isdecimal() and len(image_id) == ID_DIGITS else 0
     return month if 1 <= month % 100 <= 12 else 0
+
+
+def clip_of_id(image_id: str) -> str:
+    """Return month, clip and day at the start of an LTDv2 image id; other ids are clips of a single frame."""
+    return image_id[:CLIP_DIGITS] if month_of_id(image_id) else image_id
 
 
 def month_name(month: int) -> str:
