@@ -202,7 +202,7 @@ class TestCheckpointAndFlags:
         assert (RUN / "config.validate.yaml").is_file()
 
     def test_evaluation_without_any_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "nothing to resume" in fails(run, capsys, "test")
+        assert "there are no weights: no run folder runs/yolo" in fails(run, capsys, "test")
 
     def test_checkpoint_of_other_classes_is_refused(self, trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
         checkpoint = saved(last_checkpoint())
@@ -352,9 +352,7 @@ class TestBadInput:
 
     def test_weights_that_are_no_checkpoint(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         Path("weights.pt").write_bytes(b"no pickle")
-        assert "not an Ultralytics checkpoint" in fails(
-            run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt"
-        )
+        assert "not an Ultralytics checkpoint" in fails(run, capsys, "fit", *ONE_STEP, "--model.weights", "weights.pt")
 
     def test_torn_frames_are_named_and_end_the_run_past_the_limit(
         self, run: Run, look_alike: Path, capsys: pytest.CaptureFixture[str]

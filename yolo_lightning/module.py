@@ -193,7 +193,8 @@ class YOLOModule(LightningModule):
             raise ValueError(f"model.class_weight_power must be 0 with model.single_class, got {class_weight_power}")
         self.automatic_optimization = False
         self.recipe = Recipe(**{field.name: self.hparams[field.name] for field in fields(Recipe)})
-        self._optimizer: OptimizerChoice = optimizer
+        # The function of a class path must not be an attribute: copies of the module would copy what it refers to.
+        self._optimizer_name = optimizer if isinstance(optimizer, str) else None
         self._make_optimizer = None if optimizer == "auto" else optimizer_maker(optimizer, self.recipe)
         self._class_weight_power, self._multi_scale, self._tta = class_weight_power, multi_scale, tta
         self._arrange = partial(
@@ -312,10 +313,10 @@ class YOLOModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the chosen optimizer; learning rates and decay are set before every step."""
-        if self._optimizer == "auto":
+        if self._optimizer_name == "auto":
             self._choose_optimizer()
         assert self._make_optimizer is not None
-        grouped = muon_groups if self._optimizer == "MuSGD" else parameter_groups
+        grouped = muon_groups if self._optimizer_name == "MuSGD" else parameter_groups
         groups = grouped(self.graph, self.recipe.weight_decay)
         optimizer = self._make_optimizer(groups, scaled=self._trainer is not None and self.trainer.scaler is not None)
         check_same_optimizer(self._saved_optimizer, optimizer)
@@ -332,7 +333,7 @@ class YOLOModule(LightningModule):
         name, self.recipe = automatic(
             self.recipe, classes=classes, updates=updates, epochs=epochs, saved=self._saved_optimizer
         )
-        self._optimizer = name
+        self._optimizer_name = name
         self._make_optimizer = optimizer_maker(name, replace(self.recipe, momentum=AUTO_MOMENTUM))
         rank_zero_info(f"model.optimizer auto: {name}, lr0 {self.recipe.lr0:g}, warmup_bias_lr 0, {updates} updates")
 

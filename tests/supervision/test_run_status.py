@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.supervision.run_status import Scores, Status, read_status, write_status
+from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, read_status, write_status
 
 STATUS = Status(
     **dict.fromkeys(("written_s", "interval_s", "trained_s"), 1.5),
@@ -57,3 +57,17 @@ def test_failed_writing_leaves_the_file_before_and_nothing_else(
         write_status(replace(STATUS, step=4), tmp_path / "status.json")
     assert read_status(tmp_path / "status.json") == STATUS
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+@pytest.mark.parametrize("every", [None, 1, 2, 3, 7, 100])
+@pytest.mark.parametrize("epochs", [None, 1, 6, 7, 30])
+def test_validations_after_an_epoch_are_those_of_its_successors(every: int | None, epochs: int | None) -> None:
+    plan = FitPlan(epochs, batches_per_epoch=10, validate_every_epochs=every, validations_per_epoch=2)
+    for epoch in range(35):
+        expected = 2 * sum(plan.is_validated(later) for later in range(epoch + 1, epochs or 0))
+        assert plan.validations_after(epoch) == expected
+
+
+def test_validations_of_a_fit_without_end_are_counted_at_once() -> None:
+    plan = FitPlan(1 << 62, batches_per_epoch=10, validate_every_epochs=2, validations_per_epoch=1)
+    assert plan.validations_after(0) == 1 << 61

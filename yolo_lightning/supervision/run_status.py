@@ -41,7 +41,12 @@ class FitPlan:
 
     def validations_after(self, epoch: int) -> int:
         """Return the number of validations in the epochs after `epoch`; 0 for a fit without a limit."""
-        return self.validations_per_epoch * sum(map(self.is_validated, range(epoch + 1, self.epochs or 0)))
+        first, end = epoch + 1, self.epochs or 0
+        if not self.validate_every_epochs or first >= end:
+            return 0
+        # The number of epochs after which a multiple of the interval is trained, and the last epoch.
+        validated = end // self.validate_every_epochs - first // self.validate_every_epochs
+        return self.validations_per_epoch * (validated + (end % self.validate_every_epochs != 0))
 
     def is_validated(self, epoch: int) -> bool:
         every = self.validate_every_epochs

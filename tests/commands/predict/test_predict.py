@@ -52,9 +52,7 @@ def test_all_results_of_images_and_videos(
     with pytest.raises(SystemExit) as ended:
         main([*words, "--save", "[pictures,json,csv,txt]", "--score_threshold", "0.4", "--batch_size", "2"])
     assert ended.value.code == 1
-    assert (
-        f"skipped 1 unreadable files: {album / 'torn.jpg'}: the JPEG is truncated" in capsys.readouterr().out
-    )
+    assert f"skipped 1 unreadable files: {album / 'torn.jpg'}: the JPEG is truncated" in capsys.readouterr().out
     entries = json.loads((output / "predictions.json").read_text())
     seen = [(Path(entry["source"]).relative_to(album).as_posix(), entry["frame"]) for entry in entries]
     assert seen == [("day/x.png", None), ("film.mp4", 0), ("film.mp4", 1), ("film.mp4", 2), ("x.png", None)]
