@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
 from yolo_lightning.evaluation.record import Collected, EvaluationCollection, EvaluationRecord, Stage, write_record
+from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES, bootstrap, limits
 from yolo_lightning.evaluation.score_pictures import draw_record
 from yolo_lightning.evaluation.score_table import class_table, score_table
 from yolo_lightning.evaluation.ultralytics_metrics import (
@@ -16,6 +17,7 @@ from yolo_lightning.evaluation.ultralytics_metrics import (
     named_ultralytics_scores,
     ultralytics_scores,
 )
+from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
@@ -36,10 +38,16 @@ class MeanAP(Callback):
 
     Args:
         report: Whether to print the tables and to write files and pictures. Otherwise, scores are logged only.
+        bootstrap_samples: Samples of a bootstrap over clips for the bounds `val/balanced_low`, `val/balanced_high`,
+            `val/map_50_low`, `val/map_50_low/2020-05`, ... of 95 % intervals; 0 logs none. `BestCheckpoint` with
+            `monitor: val/balanced_low` selects less by chance than with `val/balanced`.
     """
 
-    def __init__(self, report: bool = True) -> None:
+    def __init__(self, report: bool = True, bootstrap_samples: int = 0) -> None:
         self._with_report = report
+        if bootstrap_samples != 0:
+            check_range("bootstrap_samples", bootstrap_samples, f">= {MIN_BOOTSTRAP_SAMPLES}")
+        self.bootstrap_samples = bootstrap_samples
         self._metric: EvaluationCollection | None = None
         self._trained: dict[str, int] = {}
         """`epoch` and `steps` of the loaded checkpoint."""
@@ -90,6 +98,8 @@ class MeanAP(Callback):
         found: Collected = self._metric.compute()
         scores, ultralytics = drift_scores(found.matches), ultralytics_scores(found.ultralytics)
         named = named_scores(scores, class_names) | named_ultralytics_scores(ultralytics, class_names)
+        if self.bootstrap_samples:
+            named |= limits(bootstrap(found.matches, found.image_ids, self.bootstrap_samples))
         self.last_scores = scores, ultralytics
         logged = {f"{stage}/{name}": value for name, value in named.items()}
         shown = f"{stage}/map_50"

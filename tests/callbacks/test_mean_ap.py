@@ -75,6 +75,26 @@ def test_best_checkpoint_is_chosen_by_it(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints/best.ckpt").is_file()
 
 
+def test_bounds_of_a_bootstrap_are_logged_and_can_be_monitored(tmp_path: Path) -> None:
+    """Each frame is a clip of its own: a sample has none, one or two copies of the frame with a correct detection."""
+    logged = Logged()
+    callbacks = (MeanAP(bootstrap_samples=200), BestCheckpoint(monitor="val/balanced_low"), logged)
+    tiny_trainer(tmp_path, *callbacks).fit(DetectionModule(TWO_BATCHES), loader(1), Frames(numbers(2)).val_dataloader())
+    (values,) = logged.values
+    assert (values["val/balanced_low"], values["val/balanced_high"]) == (0, 1)
+    assert (tmp_path / "checkpoints/best.ckpt").is_file()
+    assert callbacks[1].best_model_score == values["val/balanced_low"]
+
+
+def test_bounds_are_not_logged_by_default_and_need_enough_samples(tmp_path: Path) -> None:
+    (values,) = tiny_trainer(tmp_path, MeanAP()).validate(
+        DetectionModule(TWO_BATCHES), datamodule=Frames(numbers(2)), verbose=False
+    )
+    assert not any("_low" in name for name in values)
+    with pytest.raises(ValueError, match="bootstrap_samples must be >= 100, got 5"):
+        MeanAP(bootstrap_samples=5)
+
+
 def test_drift_over_the_months_is_logged(tmp_path: Path) -> None:
     (values,) = tiny_trainer(tmp_path, MeanAP()).validate(
         DetectionModule(TWO_MONTHS), datamodule=Frames(numbers(2)), verbose=False

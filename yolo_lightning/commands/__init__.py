@@ -13,6 +13,7 @@ TOOLS = {
     "benchmark": "compare the speed and memory of convolution implementations",
     "benchmark_gpu": "measure a new GPU in minutes: correctness, speed, memory, stability, as one page",
     "benchmark_loader": "measure samples per second from each storage, and the start of the workers",
+    "bootstrap": "intervals of the scores of a validation or test",
     "contact_sheet": "draw the input of the network with its boxes",
     "doctor": "inspect this machine and recommend settings",
     "export": "write the trained network for Ultralytics, ONNX Runtime or TorchScript",

@@ -1,0 +1,74 @@
+"""The command `bootstrap`: intervals of a stored evaluation."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.evaluation.detections import CLASS_NAMES, OBJECT, prediction, target
+from yolo_lightning.cli import main
+from yolo_lightning.evaluation.matching import match
+from yolo_lightning.evaluation.record import EvaluationRecord
+from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
+
+MONTHS = {202101: 1, 202102: 3, 202006: 4}
+"""Number of clips."""
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run with a validation in which every second clip is detected."""
+    predictions, targets = [], []
+    for month, clips in MONTHS.items():
+        for clip in range(clips):
+            image_id = f"{month}{clip:03d}14120000"
+            predictions.append(prediction(image_id, OBJECT + 500 * (clip % 2), [0.5], [0]))
+            targets.append(target(image_id, OBJECT, [0], month))
+    classes = len(CLASS_NAMES)
+    record = EvaluationRecord(
+        "val",
+        tuple(CLASS_NAMES),
+        tuple(one.image_id for one in targets),
+        match(predictions, targets, classes),
+        match_as_ultralytics(predictions, targets, classes),
+    )
+    record.save(tmp_path / "evaluations/val.npz")
+    return tmp_path
+
+
+def test_intervals_are_shown_and_written(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bootstrap", str(run_folder), "--samples", "200", "--json", str(run_folder / "intervals.json")]
+    main(words)
+    first = capsys.readouterr().out
+    assert "too narrow, because of one clip only: 2021-01" in first
+    found = json.loads((run_folder / "intervals.json").read_text())
+    assert found["single_clip_months"] == ["2021-01"]
+    assert set(found["scores"]) == {
+        "map_50",
+        "cov",
+        "balanced",
+        *(f"map_50/{one}" for one in ("2020-06", "2021-01", "2021-02")),
+    }
+    june = found["scores"]["map_50/2020-06"]
+    assert june["low"] < june["score"] < june["high"]
+    assert found["scores"]["map_50/2021-01"] == dict.fromkeys(("score", "low", "median", "high"), 1.0)
+    main(words)
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stage", "test"], "contains no evaluations/test.npz: run `test` first"),
+        (["--stage", "train"], "stage must be val or test, got 'train'"),
+        (["--samples", "10"], "samples must be >= 100, got 10"),
+        (["--confidence", "1"], "confidence must be > 0 and < 1, got 1.0"),
+        (["--seed", "-1"], "seed must be >= 0, got -1"),
+    ],
+)
+def test_what_is_not_allowed_is_said(
+    words: list[str], message: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["bootstrap", str(run_folder), *words])
+    assert message in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""`python -m yolo_lightning bootstrap RUN`: intervals of the monthly scores and the balanced score of an evaluation."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import rich
+
+from yolo_lightning.commands.console import count_text
+from yolo_lightning.evaluation.drift import drift_scores, month_name, named_scores
+from yolo_lightning.evaluation.record import EvaluationRecord
+from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES
+from yolo_lightning.evaluation.score_intervals import bootstrap as sampled
+from yolo_lightning.evaluation.score_table import number_table, score_text
+from yolo_lightning.utils.choices import check_choices, check_range
+from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.run_files import evaluation_record
+
+Evaluated = Literal["val", "test"]
+COLUMNS = ("score", "low", "median", "high")
+
+
+def bootstrap(
+    run: str,
+    *,
+    stage: Evaluated = "val",
+    samples: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+    json: str | None = None,
+) -> None:
+    """Show how much the scores of the last validation or test depend on the chance choice of the clips.
+
+    Clips are drawn with replacement within each month from the stored evaluation; no network runs.
+
+    Args:
+        run: Run folder.
+        stage: Evaluation, `val` or `test`.
+        samples: Number of bootstrap samples, >= 100.
+        confidence: Share of the samples inside an interval, > 0 and < 1.
+        seed: Seed of the samples, >= 0.
+        json: JSON file to write, with the intervals.
+    """
+    check_choices("stage", [stage], Evaluated)
+    check_range("samples", samples, f">= {MIN_BOOTSTRAP_SAMPLES}")
+    check_range("confidence", confidence, "> 0", "< 1")
+    check_range("seed", seed, ">= 0")
+    path = Path(run).expanduser() / evaluation_record(stage)
+    try:
+        record = EvaluationRecord.load(path)
+    except FileNotFoundError:
+        command = "validate" if stage == "val" else "test"
+        raise ValueError(f"{run} contains no {evaluation_record(stage)}: run `{command}` first") from None
+    measured = named_scores(drift_scores(record.matches), record.class_names)
+    scores = sampled(record.matches, record.image_ids, samples, seed)
+    intervals = scores.intervals(confidence)
+    table = number_table(f"{stage}: {count_text(samples, 'sample')}, {100 * confidence:g} %", COLUMNS)
+    for name, one in intervals.items():
+        if np.isfinite(one.low):
+            table.add_row(name, *map(score_text, (measured.get(name), one.low, one.median, one.high)))
+    rich.print(table)
+    if scores.single_clips:
+        print(f"too narrow, because of one clip only: {', '.join(map(month_name, scores.single_clips))}")
+    if json is not None:
+        content = {
+            name: {"score": finite(measured.get(name)), **{key: finite(getattr(one, key)) for key in COLUMNS[1:]}}
+            for name, one in intervals.items()
+        }
+        header = {"stage": stage, "epoch": record.epoch, "samples": samples, "confidence": confidence, "seed": seed}
+        single = [month_name(month) for month in scores.single_clips]
+        try:
+            Path(json).parent.mkdir(parents=True, exist_ok=True)
+            write_json(Path(json), header | {"single_clip_months": single, "scores": content}, allow_nan=False)
+        except OSError as error:
+            raise ValueError(f"Could not write {json}: {error.strerror}. Choose another --json.") from error
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None

@@ -1,0 +1,154 @@
+"""Intervals of scores by a bootstrap over clips.
+
+Neighbouring frames of a clip are near duplicates, so that the number of clips, not of frames, limits the precision of a
+score. Each sample draws as many clips of each month as there are, with replacement, and is scored like the split.
+Source: "Bootstrap methods: another look at the jackknife" (Efron 1979); percentile intervals, resampling of clusters
+within strata.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from yolo_lightning.evaluation.average_precision import AT_50, RECALLS
+from yolo_lightning.evaluation.drift import (
+    CHALLENGE_MONTHS,
+    balanced_score,
+    clip_of_id,
+    coefficient_of_variation,
+    month_name,
+)
+from yolo_lightning.evaluation.matching import Matches
+
+MIN_BOOTSTRAP_SAMPLES = 100  # fewer samples do not determine the bounds of an interval
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Percentile interval of a score."""
+
+    low: float  # NaN if no sample has the score
+    median: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapScores:
+    """Scores of S samples; NaN where a sample has no ground truth."""
+
+    values: dict[str, npt.NDArray[np.float64]]  # `(S,)` by name: `map_50`, `balanced`, `cov`, `map_50/2020-05`, ...
+    single_clips: tuple[int, ...]  # months (YYYYMM) with one clip, whose scores do not vary
+
+    def intervals(self, confidence: float = 0.95) -> dict[str, Interval]:
+        """Return the central interval of each score that contains the share `confidence` of the samples."""
+        tail = (1 - confidence) / 2
+        found = {}
+        for name, values in self.values.items():
+            known = values[np.isfinite(values)]
+            limits = np.quantile(known, (tail, 0.5, 1 - tail)) if len(known) else np.full(3, np.nan)
+            found[name] = Interval(*limits.tolist())
+        return found
+
+
+class RankedClass:
+    """Detections of one class in descending order of scores, to compute average precision at IoU 0.5 of samples."""
+
+    def __init__(self, frames: Integers, correct: npt.NDArray[np.bool_], annotated: Integers) -> None:
+        """Take `(D,)` frame and correctness of each detection, and `(F,)` number of objects of each frame."""
+        self._frames = frames
+        self._correct = np.flatnonzero(correct)
+        self._annotated = annotated
+
+    def average_precision(self, counts: Integers) -> float:
+        """Return the average precision if each frame occurs `counts` times, `(F,)`; NaN without objects.
+
+        It equals that of a split in which the frames are repeated, except for detections of one frame with equal
+        scores: a repeated detection is ranked directly after itself.
+        """
+        objects = int(self._annotated @ counts)
+        if not objects:
+            return float("nan")
+        times = counts[self._frames]
+        before = np.cumsum(times) - times
+        hits = times[self._correct]
+        found = np.arange(1, int(hits.sum()) + 1)
+        # Rank of each correct detection: those before it, and its own earlier repetitions.
+        ranks = np.repeat(before[self._correct] - (np.cumsum(hits) - hits), hits) + found
+        envelope = np.maximum.accumulate((found / ranks)[::-1])[::-1]
+        first = np.searchsorted(found / objects, RECALLS)
+        return float(np.append(envelope, 0.0)[first].mean())
+
+
+def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: int = 0) -> BootstrapScores:
+    """Return the scores of samples of clips. The result depends on the arguments only.
+
+    Args:
+        matches: F matched frames.
+        image_ids: F ids in the order of the matches. Frames whose id is not LTDv2's are clips of their own.
+        samples: Number of samples, >= 1.
+        seed: Seed of the samples.
+    """
+    months = matches.months.numpy().astype(np.int64)
+    _, clips = np.unique(np.array([clip_of_id(image_id) for image_id in image_ids]), return_inverse=True)
+    strata = [np.unique(clips[months == month]) for month in np.unique(months)]
+    known = [int(month) for month in np.unique(months[months > 0])]
+    overall = ranked_classes(matches, np.ones(len(months), dtype=np.bool_))
+    monthly = {month: ranked_classes(matches, months == month) for month in known}
+    # The months are part of the name of a score, so that a month without objects has no score.
+    names = ["map_50", "cov", "balanced", *(f"map_50/{month_name(month)}" for month in known)]
+    values = {name: np.full(samples, np.nan) for name in names}
+    generator = np.random.default_rng(seed)
+    for sample in range(samples):
+        drawn = np.zeros(int(clips.max(initial=-1)) + 1, dtype=np.int64)
+        for members in strata:
+            np.add.at(drawn, generator.choice(members, len(members)), 1)
+        counts = drawn[clips]
+        map_50 = mean_precision(overall, counts)
+        by_month = {month: mean_precision(classes, counts) for month, classes in monthly.items()}
+        compared = [one for month, one in by_month.items() if month in CHALLENGE_MONTHS.values() and np.isfinite(one)]
+        variation = coefficient_of_variation(compared) if len(compared) > 1 else None
+        values["map_50"][sample] = map_50
+        values["balanced"][sample] = map_50 if variation is None else balanced_score(map_50, variation)
+        values["cov"][sample] = np.nan if variation is None else variation
+        for month, one in by_month.items():
+            values[f"map_50/{month_name(month)}"][sample] = one
+    single = [month for month in known if len(np.unique(clips[months == month])) == 1]
+    return BootstrapScores(values, tuple(single))
+
+
+def mean_precision(classes: Sequence[RankedClass], counts: Integers) -> float:
+    """Return the mean over the classes that have objects; NaN if there is none."""
+    found = [one for one in (ranked.average_precision(counts) for ranked in classes) if not np.isnan(one)]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def ranked_classes(matches: Matches, frames: npt.NDArray[np.bool_]) -> list[RankedClass]:
+    """Return the detections of each class in the frames of a mask, `(F,)`; equal scores keep the order of frames."""
+    owners = np.repeat(np.arange(len(frames)), matches.counts.numpy())
+    labels, scores = matches.labels.numpy(), matches.scores.numpy()
+    correct = (matches.hits.numpy() >> AT_50) & 1 > 0
+    annotated = matches.annotated.numpy().astype(np.int64) * frames[:, None]
+    classes = []
+    for label in range(annotated.shape[1]):
+        own = np.flatnonzero((labels == label) & frames[owners])
+        own = own[np.argsort(-scores[own], kind="stable")]
+        classes.append(RankedClass(owners[own], correct[own], annotated[:, label]))
+    return classes
+
+
+def limits(scores: BootstrapScores, confidence: float = 0.95) -> dict[str, float]:
+    """Return the bounds of all intervals to log: `balanced_low`, `balanced_high`, `map_50_low/2020-05`, ...
+
+    A score that no sample has is left out.
+    """
+    named = {}
+    for name, interval in scores.intervals(confidence).items():
+        score, separator, month = name.partition("/")
+        if np.isfinite(interval.low):
+            named[f"{score}_low{separator}{month}"] = interval.low
+            named[f"{score}_high{separator}{month}"] = interval.high
+    return named
