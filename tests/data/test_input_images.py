@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_lightning.commands.predict.inputs import find_files, frames_per_second, read_pictures
+from yolo_lightning.data.input_images import find_files, frames_per_second, read_pictures
 from yolo_lightning.data.storage.frames import FrameError
 
 
