@@ -30,11 +30,11 @@ def offline_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def draw_yolo_dataset(root: Path) -> None:
-    """Write `data.yaml` with six images of one box each, and `image.jpg`."""
+    """Write `data.yaml` with 16 images of one box per split, and `image.jpg`."""
     for split in ("train", "val"):
         for kind in ("images", "labels"):
             (root / kind / split).mkdir(parents=True)
-        for number in range(6):
+        for number in range(16):
             pixels = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
             cv2.imwrite(str(root / "images" / split / f"{number}.jpg"), pixels)
             (root / "labels" / split / f"{number}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
