@@ -3,7 +3,7 @@
 #   PYTHON=path   use an interpreter unchanged, without creating an environment
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-boot test-runs test-all check format install environment clean
+.PHONY: help demo test test-boot test-runs test-all check docs format install environment clean
 
 VENV ?= .venv
 BASE_PYTHON ?= python3
@@ -45,6 +45,9 @@ check: environment ## ruff, formatting, mypy --strict
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+
+docs: environment ## the documentation as a site in build/site; needs the extra `docs`
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 format: environment ## sort imports and format with ruff
 	$(PYTHON) -m ruff check --fix .

@@ -23,7 +23,7 @@ FLOORS = (
     ("conv", "utils"),
     ("data", "supervision", "checkpoints"),
     ("model", "evaluation", "training"),
-    ("challenge",),
+    ("challenge", "detector"),
     ("callbacks",),
     ("module",),
     ("commands",),

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from yolo_lightning.conv import swap_convs, unswap_convs
     from yolo_lightning.data.datamodule import DetectionDataModule
+    from yolo_lightning.detector import Detector
     from yolo_lightning.module import YOLOModule
 
-__all__ = ["DetectionDataModule", "YOLOModule", "swap_convs", "unswap_convs"]
+__all__ = ["DetectionDataModule", "Detector", "YOLOModule", "swap_convs", "unswap_convs"]
 
 ENVIRONMENT_SWITCHES = {
     "YOLO_OFFLINE": "1",  # ultralytics: no DNS probe at import, no update check, no analytics
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "DetectionDataModule": "yolo_lightning.data.datamodule",
+    "Detector": "yolo_lightning.detector",
     "YOLOModule": "yolo_lightning.module",
     "swap_convs": "yolo_lightning.conv",
     "unswap_convs": "yolo_lightning.conv",

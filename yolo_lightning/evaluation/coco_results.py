@@ -19,15 +19,24 @@ def coco_results(
     Boxes are rounded to 1/100 pixel, scores to 5 digits. Results are in the order of `image_ids`, the ids of the split
     as in the dataset's file, numbers or text. `category_ids` contains the category id of each class in that file.
     """
-    by_id, results = by_image(predictions, [str(image_id) for image_id in image_ids]), []
+    by_id = by_image(predictions, [str(image_id) for image_id in image_ids])
+    results: list[Detection] = []
     for image_id in image_ids:
         if (found := by_id[str(image_id)]) is None:
             continue
-        rows = zip(found.boxes.tolist(), found.scores.tolist(), found.labels.tolist(), strict=True)
-        for (left, top, right, bottom), score, label in rows:
-            box = [round(side, 2) for side in (left, top, right - left, bottom - top)]
-            result = {"image_id": image_id, "category_id": category_ids[label], "bbox": box, "score": round(score, 5)}
-            results.append(result)
+        rows = (found.boxes.tolist(), found.scores.tolist(), [category_ids[label] for label in found.labels.tolist()])
+        results += coco_detections(image_id, *rows)
+    return results
+
+
+def coco_detections(
+    image_id: int | str, boxes: list[list[float]], scores: list[float], category_ids: list[int]
+) -> list[Detection]:
+    """Return the entries of one image; see `coco_results`. `boxes` are xyxy."""
+    results: list[Detection] = []
+    for (left, top, right, bottom), score, category in zip(boxes, scores, category_ids, strict=True):
+        box = [round(side, 2) for side in (left, top, right - left, bottom - top)]
+        results.append({"image_id": image_id, "category_id": category, "bbox": box, "score": round(score, 5)})
     return results
 
 

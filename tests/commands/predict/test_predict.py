@@ -15,9 +15,10 @@ from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
 from yolo_lightning.commands.predict.command import predict
-from yolo_lightning.commands.predict.inputs import InputImage
-from yolo_lightning.commands.predict.results import Results, annotated
+from yolo_lightning.commands.predict.results import Results
 from yolo_lightning.data.batch import Prediction
+from yolo_lightning.data.input_images import InputImage
+from yolo_lightning.evaluation.detection_result import DetectionResult
 
 NAMES = ("cat", "dog")
 SIDE = 64
@@ -193,24 +194,24 @@ def test_earlier_results_stay(album: Path, weights: Path, tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def one() -> tuple[InputImage, Prediction]:
+def one() -> DetectionResult:
     pixels = np.full((100, 200, 3), 90, np.uint8)
     boxes = torch.tensor([[20.0, 10.0, 120.0, 60.0]])
     prediction = Prediction("a", boxes, torch.tensor([0.75]), torch.tensor([1]))
-    return InputImage(Path("/in/a.png"), None, pixels), prediction
+    return DetectionResult.of(InputImage(Path("/in/a.png"), None, pixels), prediction, NAMES)
 
 
-def test_text_file_holds_shares_of_the_picture(one: tuple[InputImage, Prediction], tmp_path: Path) -> None:
-    with Results(tmp_path, ["txt"], NAMES, Path("/in")) as results:
-        results.write(*one)
+def test_text_file_holds_shares_of_the_picture(one: DetectionResult, tmp_path: Path) -> None:
+    with Results(tmp_path, ["txt"], Path("/in")) as results:
+        results.write(one)
     text = (tmp_path / "labels" / "a.txt").read_text()
     assert text == "1 0.350000 0.350000 0.500000 0.500000 0.750000\n"
 
 
-def test_files_are_complete_when_an_error_ends_it(one: tuple[InputImage, Prediction], tmp_path: Path) -> None:
-    results = Results(tmp_path, ["json", "csv"], NAMES, Path("/in"))
+def test_files_are_complete_when_an_error_ends_it(one: DetectionResult, tmp_path: Path) -> None:
+    results = Results(tmp_path, ["json", "csv"], Path("/in"))
     with suppress(RuntimeError), results:
-        results.write(*one)
+        results.write(one)
         raise RuntimeError
     (entry,) = json.loads((tmp_path / "predictions.json").read_text())
     assert entry["detections"] == [{"box": [20.0, 10.0, 120.0, 60.0], "score": 0.75, "label": 1, "name": "dog"}]
@@ -219,8 +220,8 @@ def test_files_are_complete_when_an_error_ends_it(one: tuple[InputImage, Predict
     ] == "/in/a.png,,20.00,10.00,120.00,60.00,0.75000,1,dog"
 
 
-def test_box_is_drawn_where_it_lies(one: tuple[InputImage, Prediction]) -> None:
-    scene = annotated(*one, NAMES)
+def test_box_is_drawn_where_it_lies(one: DetectionResult) -> None:
+    scene = one.plot()
     changed = np.argwhere((scene != 90).any(-1))
     assert scene.shape == (100, 200, 3)
     assert (scene[60, 30:110] != 90).any(-1).all(), "no lower edge"
@@ -235,7 +236,7 @@ def test_box_is_drawn_where_it_lies(one: tuple[InputImage, Prediction]) -> None:
         ({"weights": "no.pt"}, "no.pt cannot be used: it does not exist"),
         ({"save": "gif"}, "save must be one of pictures, json, csv, txt, got 'gif'"),
         ({"image_size": 50}, "image_size must be a multiple of 32 and >= 32, got 50"),
-        ({"score_threshold": -1.0}, "score_threshold must be between 0 and 1, got -1.0"),
+        ({"score_threshold": -1.0}, "score_threshold must be >= 0 and <= 1, got -1.0"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"device": "tpu9"}, "device must be one of auto, cpu, got 'tpu9'"),
         ({"conv_backend": "magic"}, "conv_backend must be one of auto, gemm, native, got 'magic'"),

@@ -11,10 +11,8 @@ import torch
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
-from yolo_lightning.commands.predict.detector import Detector
-from yolo_lightning.commands.predict.inputs import read_pictures
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.model.network_settings import NetworkSettings
+from yolo_lightning.detector import Detector
 
 SETTING = {"score_threshold": 0.002, "iou_threshold": 0.6, "max_detections": 40}
 
@@ -31,11 +29,10 @@ def root(weights: Path, look_alike: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("found")
     (folder / "frames").symlink_to(look_alike / "frames")
     content = json.loads((look_alike / "Valid.json").read_text())
-    settings = NetworkSettings(image_size=64, score_threshold=0.002, max_detections=9)
-    detector = Detector(weights, settings, device=torch.device("cpu"))
+    detector = Detector(weights, image_size=64, score_threshold=0.002, max_detections=9, device="cpu")
     content["annotations"] = []
     for image in content["images"]:
-        (found,) = detector(list(read_pictures(folder / image["file_name"])))
+        found = detector(folder / image["file_name"])
         for rank in (0, 2, 5):
             left, top, right, bottom = found.boxes[rank].tolist()
             box = [left, top, right - left, bottom - top]

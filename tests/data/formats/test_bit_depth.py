@@ -13,9 +13,9 @@ import pytest
 from lightning.pytorch import Trainer
 
 from tests.helpers.archives import drawn_frames, write_annotations, write_zip
-from yolo_lightning.commands.predict.inputs import read_pictures
 from yolo_lightning.commands.prepare.command import prepare
 from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.input_images import read_pictures
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.choose_storage import open_frames
 from yolo_lightning.data.storage.frames import BitDepthError, FolderFrames, FrameError, decode_frame

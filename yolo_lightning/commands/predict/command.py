@@ -1,25 +1,20 @@
 """`python -m yolo_lightning predict PICTURES`: detection in images and videos."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from os.path import commonpath
 from pathlib import Path
 
-from yolo_lightning.checkpoints.checkpoint_file import require_whole
-from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, name_some
-from yolo_lightning.commands.export.onnx_file import Suppression
-from yolo_lightning.commands.predict.detector import Detector
-from yolo_lightning.commands.predict.inputs import InputImage, absolute, find_files, image_count, read_pictures
 from yolo_lightning.commands.predict.results import Result, Results
-from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
+from yolo_lightning.data.input_images import InputImage, absolute, find_files, image_count, read_pictures
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
+from yolo_lightning.detector import Detector
 from yolo_lightning.model.layers import Convolution
-from yolo_lightning.model.network_settings import read_settings
-from yolo_lightning.utils.choices import check_choices, chosen_device
+from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
 
@@ -51,7 +46,7 @@ def predict(
     Args:
         sources: Images, videos, folders, glob patterns.
         run: Run folder; the best checkpoint of its newest run is used.
-        weights: A `.ckpt` file or address, or an Ultralytics `.pt` file, instead of the checkpoint of `run`.
+        weights: A `.ckpt` file or address, an Ultralytics `.pt` file, or a run folder, instead of `run`.
         allow_pickle: Open a `.pt` file even if it contains arbitrary pickled code.
         output: Folder for the results; a number is appended if the folder exists.
         save: Kinds of results: `pictures` (annotated images and videos), `json`, `csv`, `txt` (YOLO format); one, or a
@@ -76,25 +71,19 @@ def predict(
     files = find_files(sources)
     kinds = (save,) if isinstance(save, str) else save
     check_choices("save", kinds, Result)
-    check_choices("conv_backend", [conv_backend], Convolution)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be >= 1, got {batch_size}.")
-    file = local_checkpoint(weights) if weights else checkpoint_to_evaluate(Path(run))
-    if file.suffix == ".ckpt" or not file.is_file():
-        require_whole(file, "weights")
-    settings = read_settings(file, allow_pickle=allow_pickle).for_pictures(
+    detector = Detector(
+        weights or checkpoint_to_evaluate(Path(run)),
         image_size=image_size,
         score_threshold=score_threshold,
         iou_threshold=iou_threshold,
         max_detections=max_detections,
         class_agnostic=class_agnostic,
         one_to_one=one_to_one,
-    )
-    assert settings.image_size is not None
-    check_image_size("image_size", settings.image_size)
-    Suppression.of(settings)  # validates the thresholds
-    detector = Detector(
-        file, settings, device=chosen_device(device), convolution=conv_backend, allow_pickle=allow_pickle, tta=tta
+        tta=tta,
+        batch_size=batch_size,
+        device=device,
+        conv_backend=conv_backend,
+        allow_pickle=allow_pickle,
     )
     bad: dict[str, Exception] = {}
     pictures = detections = 0
@@ -109,17 +98,15 @@ def predict(
             raise ValueError(f"none of the {len(bad):,} files can be read: {name_some(reasons(bad))}")
         folder = first_free(Path(output).expanduser())
         folder.mkdir(parents=True)
-        with Results(folder, kinds, detector.names, base) as results:
-            images = chain([first], found)
-            while group := list(islice(images, batch_size)):
-                for picture, prediction in zip(group, detector(group), strict=True):
-                    results.write(picture, prediction)
-                    pictures += 1
-                    detections += len(prediction.labels)
-                advance(len(group))
+        with Results(folder, kinds, base) as results:
+            for result in detector.detect(chain([first], found)):
+                results.write(result)
+                pictures += 1
+                detections += len(result)
+                advance(1)
     if bad:
         print(f"skipped {len(bad)} unreadable files: {name_some(reasons(bad))}")
-    print(f"{detections:,} detections in {pictures:,} images, weights {file}, results in {folder}")
+    print(f"{detections:,} detections in {pictures:,} images, weights {detector.file}, results in {folder}")
     if bad:
         raise SystemExit(ExitCode.FAILED)
 

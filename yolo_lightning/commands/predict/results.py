@@ -10,13 +10,12 @@ from typing import Any, Literal, Self, TextIO
 
 import cv2
 import numpy as np
-import supervision as sv
 
-from yolo_lightning.commands.predict.inputs import InputImage, absolute, frames_per_second
-from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.boxes import corners_to_centres
+from yolo_lightning.data.input_images import absolute, frames_per_second
+from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.utils.files import first_free
-from yolo_lightning.utils.plain_text import csv_text, one_line
+from yolo_lightning.utils.plain_text import csv_text
 
 Result = Literal["pictures", "json", "csv", "txt"]
 """Annotated images and videos; one `predictions.json`; one `predictions.csv`; a text file per image."""
@@ -25,7 +24,6 @@ PICTURES_FOLDER = "pictures"
 LABELS_FOLDER = "labels"
 LONGEST_STEM = 200  # bytes of a file name, to which a number and a suffix are added; file systems accept 255
 
-SMALLEST_TEXT = 0.4  # Smallest legible font scale of OpenCV
 CSV_COLUMNS = ("source", "frame", "x1", "y1", "x2", "y2", "score", "label", "name")
 
 
@@ -35,22 +33,22 @@ class Results:
     Frames of a video are written in order.
     """
 
-    def __init__(self, folder: Path, kinds: Sequence[Result], names: Sequence[str], base: Path) -> None:
+    def __init__(self, folder: Path, kinds: Sequence[Result], base: Path) -> None:
         self._writers: list[Pictures | JsonFile | CsvFile | TextFiles] = []
         for kind in dict.fromkeys(kinds):
             match kind:
                 case "pictures":
-                    self._writers.append(Pictures(folder / PICTURES_FOLDER, names, base))
+                    self._writers.append(Pictures(folder / PICTURES_FOLDER, base))
                 case "json":
-                    self._writers.append(JsonFile(folder, names))
+                    self._writers.append(JsonFile(folder))
                 case "csv":
-                    self._writers.append(CsvFile(folder, names))
+                    self._writers.append(CsvFile(folder))
                 case "txt":
                     self._writers.append(TextFiles(folder / LABELS_FOLDER, base))
 
-    def write(self, picture: InputImage, prediction: Prediction) -> None:
+    def write(self, result: DetectionResult) -> None:
         for writer in self._writers:
-            writer.write(picture, prediction)
+            writer.write(result)
 
     def __enter__(self) -> Self:
         return self
@@ -64,25 +62,25 @@ class Results:
 class Pictures:
     """`pictures/<name>.jpg` for each image, `<name>.mp4` for each video, with boxes, class names and scores."""
 
-    def __init__(self, folder: Path, names: Sequence[str], base: Path) -> None:
-        self._folder, self._names, self._base = folder, names, base
+    def __init__(self, folder: Path, base: Path) -> None:
+        self._folder, self._base = folder, base
         self._video: cv2.VideoWriter | None = None
         self._source: Path | None = None
 
-    def write(self, picture: InputImage, prediction: Prediction) -> None:
-        scene = annotated(picture, prediction, self._names)
-        if picture.frame is None:
-            path = place(picture.source, self._base, self._folder, ".jpg")
+    def write(self, result: DetectionResult) -> None:
+        scene = np.ascontiguousarray(result.plot()[..., ::-1])
+        if result.frame is None:
+            path = place(file_of(result), self._base, self._folder, ".jpg")
             if not cv2.imwrite(str(path), scene):
                 raise OSError(f"{path} cannot be written")
             return
-        if picture.source != self._source:
+        if result.source != self._source:
             self.close()
-            path = place(picture.source, self._base, self._folder, ".mp4")
+            path = place(file_of(result), self._base, self._folder, ".mp4")
             size = (scene.shape[1], scene.shape[0])
             codec = cv2.VideoWriter.fourcc(*"mp4v")
-            self._video = cv2.VideoWriter(str(path), codec, frames_per_second(picture.source), size)
-            self._source = picture.source
+            self._video = cv2.VideoWriter(str(path), codec, frames_per_second(file_of(result)), size)
+            self._source = result.source
             if not self._video.isOpened():
                 raise OSError(f"{path} cannot be written")
         assert self._video is not None
@@ -97,18 +95,17 @@ class Pictures:
 class JsonFile:
     """`predictions.json`: a list with one object per image; boxes are xyxy in pixels of the image."""
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._names = names
+    def __init__(self, folder: Path) -> None:
         self._file: TextIO = (folder / "predictions.json").open("w")
         self._separator = "[\n"
 
-    def write(self, picture: InputImage, prediction: Prediction) -> None:
-        height, width = picture.pixels.shape[:2]
+    def write(self, result: DetectionResult) -> None:
+        height, width = result.image.shape[:2]
         detections = [
             {"box": [round(value, 2) for value in box], "score": round(score, 5), "label": label, "name": name}
-            for box, score, label, name in rows(prediction, self._names)
+            for box, score, label, name in rows(result)
         ]
-        entry: dict[str, Any] = {"source": str(picture.source), "frame": picture.frame}
+        entry: dict[str, Any] = {"source": str(result.source), "frame": result.frame}
         entry |= {"width": width, "height": height, "detections": detections}
         self._file.write(self._separator + json.dumps(entry))
         self._separator = ",\n"
@@ -121,17 +118,16 @@ class JsonFile:
 class CsvFile:
     """`predictions.csv`: one row per detection; boxes are xyxy in pixels of the image."""
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._names = names
+    def __init__(self, folder: Path) -> None:
         self._file: TextIO = (folder / "predictions.csv").open("w", newline="")
         self._rows = csv.writer(self._file)
         self._rows.writerow(CSV_COLUMNS)
 
-    def write(self, picture: InputImage, prediction: Prediction) -> None:
-        frame = "" if picture.frame is None else picture.frame
-        for box, score, label, name in rows(prediction, self._names):
+    def write(self, result: DetectionResult) -> None:
+        frame = "" if result.frame is None else result.frame
+        for box, score, label, name in rows(result):
             numbers = [f"{value:.2f}" for value in box]
-            source = csv_text(str(picture.source))
+            source = csv_text(str(result.source))
             self._rows.writerow([source, frame, *numbers, f"{score:.5f}", label, csv_text(name)])
 
     def close(self) -> None:
@@ -144,40 +140,27 @@ class TextFiles:
     def __init__(self, folder: Path, base: Path) -> None:
         self._folder, self._base = folder, base
 
-    def write(self, picture: InputImage, prediction: Prediction) -> None:
-        height, width = picture.pixels.shape[:2]
-        shares = corners_to_centres(prediction.boxes.numpy()) / np.array([width, height, width, height], np.float32)
-        ending = ".txt" if picture.frame is None else f"_{picture.frame}.txt"
+    def write(self, result: DetectionResult) -> None:
+        height, width = result.image.shape[:2]
+        shares = corners_to_centres(result.boxes) / np.array([width, height, width, height], np.float32)
+        ending = ".txt" if result.frame is None else f"_{result.frame}.txt"
         lines = [
             f"{label} " + " ".join(f"{value:.6f}" for value in (*box, score)) + "\n"
-            for box, score, label in zip(
-                shares.tolist(), prediction.scores.tolist(), prediction.labels.tolist(), strict=True
-            )
+            for box, score, label in zip(shares.tolist(), result.scores.tolist(), result.labels.tolist(), strict=True)
         ]
-        place(picture.source, self._base, self._folder, ending).write_text("".join(lines))
+        place(file_of(result), self._base, self._folder, ending).write_text("".join(lines))
 
     def close(self) -> None:
         pass
 
 
-def rows(prediction: Prediction, names: Sequence[str]) -> list[tuple[list[float], float, int, str]]:
-    boxes, scores, labels = prediction.boxes.tolist(), prediction.scores.tolist(), prediction.labels.tolist()
-    return [(box, score, label, names[label]) for box, score, label in zip(boxes, scores, labels, strict=True)]
+def file_of(result: DetectionResult) -> Path:
+    assert result.source is not None, "the inputs of the command are files"
+    return result.source
 
 
-def annotated(picture: InputImage, prediction: Prediction, names: Sequence[str]) -> Any:
-    """Return the image with boxes, class names and scores drawn, `(H, W, 3)` uint8, BGR."""
-    scene = np.asarray(cv2.cvtColor(picture.pixels, cv2.COLOR_RGB2BGR), dtype=np.uint8)
-    size = (scene.shape[1], scene.shape[0])
-    found = sv.Detections(
-        xyxy=prediction.boxes.numpy(), confidence=prediction.scores.numpy(), class_id=prediction.labels.numpy()
-    )
-    texts = [f"{one_line(name)} {score:.2f}" for _, score, _, name in rows(prediction, names)]
-    thickness = max(1, min(size) // 300)
-    scale = max(SMALLEST_TEXT, 0.8 * sv.calculate_optimal_text_scale(size))
-    boxed = sv.BoxAnnotator(thickness=thickness).annotate(scene, found)
-    labels = sv.LabelAnnotator(text_scale=scale, text_padding=2, text_color=sv.Color.BLACK, smart_position=True)
-    return labels.annotate(boxed, found, texts)
+def rows(result: DetectionResult) -> list[tuple[list[float], float, int, str]]:
+    return list(zip(result.boxes.tolist(), result.scores.tolist(), result.labels.tolist(), result.names, strict=True))
 
 
 def place(source: Path, base: Path, folder: Path, ending: str) -> Path:

@@ -18,7 +18,6 @@ from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter
-from yolo_lightning.commands.predict.detector import folded_network
 from yolo_lightning.commands.sweep.candidates import Candidates, collect, first_half, suppressed
 from yolo_lightning.commands.sweep.sweep_scores import (
     HeldOut,
@@ -34,6 +33,7 @@ from yolo_lightning.commands.sweep.sweep_scores import (
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.dataset_format import LTDV2
+from yolo_lightning.detector import folded_network
 from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.score_table import number_table, score_text

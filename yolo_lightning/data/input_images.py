@@ -1,4 +1,4 @@
-"""Input images of `predict`: files, folders, glob patterns and videos."""
+"""Input images of `Detector` and `predict`: arrays, files, folders, glob patterns and videos."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -25,13 +25,31 @@ RAW_GRAY = b"Y1\0"
 class InputImage:
     """One image, or one frame of a video."""
 
-    source: Path  # Image or video
+    source: Path | None  # Image or video file; None for an array
     frame: int | None  # Frame number in the video, from 0; None for an image
     pixels: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
 
     def is_gray(self) -> bool:
         first = self.pixels[..., 0]
         return bool((first == self.pixels[..., 1]).all() and (first == self.pixels[..., 2]).all())
+
+
+def from_array(pixels: npt.NDArray[np.uint8]) -> InputImage:
+    """Return the image of an array: `(H, W)` uint8, gray, or `(H, W, 3)` uint8, RGB (OpenCV reads BGR).
+
+    Raises:
+        ValueError: If shape or dtype differ.
+    """
+    is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)
+    if pixels.dtype != np.uint8 or not is_image or not pixels.size:
+        raise ValueError(
+            f"an image must be a (H, W) gray or (H, W, 3) RGB array of uint8, got {pixels.shape} of {pixels.dtype}."
+        )
+    return InputImage(None, None, pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
+
+
+def is_video(path: Path) -> bool:
+    return path.suffix.lower() in VIDEO_SUFFIXES
 
 
 def find_files(sources: Sequence[str]) -> list[Path]:
@@ -74,7 +92,7 @@ def is_known(path: Path) -> bool:
 
 def read_pictures(path: Path) -> Iterator[InputImage]:
     """Yield the image of an image file, or the frames of a video."""
-    if path.suffix.lower() not in VIDEO_SUFFIXES:
+    if not is_video(path):
         yield InputImage(path, None, decode_frame(read_regular(path, FrameLimits().max_bytes), str(path), channels=3))
         return
     video = cv2.VideoCapture(str(path))
@@ -109,7 +127,7 @@ def refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:
 
 def image_count(path: Path) -> int:
     """Return 1 for an image, and the number of frames that a video file states, at least 1, for a video."""
-    if path.suffix.lower() not in VIDEO_SUFFIXES:
+    if not is_video(path):
         return 1
     video = cv2.VideoCapture(str(path))
     try:

@@ -1,0 +1,166 @@
+"""`Detector`: sources, results, weights and keywords."""
+
+import doctest
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import supervision as sv
+
+from tests.helpers.networks import lively_checkpoint
+from yolo_lightning import Detector
+from yolo_lightning import detector as detector_file
+from yolo_lightning.data.input_images import InputImage
+
+NAMES = ("cat", "dog")
+FRAME = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`best.ckpt`, `frame.png` and `video.mp4` of two frames."""
+    made = tmp_path_factory.mktemp("detector")
+    lively_checkpoint(made, class_names=NAMES)
+    cv2.imwrite(str(made / "frame.png"), FRAME[..., ::-1])
+    writer = cv2.VideoWriter(str(made / "video.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 5, (48, 48))
+    for number in range(2):
+        writer.write(np.random.default_rng(number).integers(0, 256, (48, 48, 3), dtype=np.uint8))
+    writer.release()
+    return made
+
+
+@pytest.fixture(scope="module")
+def detector(folder: Path) -> Detector:
+    return Detector(folder / "best.ckpt", image_size=64, score_threshold=0.4, max_detections=20, batch_size=2)
+
+
+def same(one: Any, other: Any) -> bool:
+    return (
+        np.allclose(one.boxes, other.boxes, atol=1e-3)
+        and np.allclose(one.scores, other.scores, atol=1e-5)
+        and np.array_equal(one.labels, other.labels)
+    )
+
+
+def test_array_file_and_list_give_the_same_detections(folder: Path, detector: Detector) -> None:
+    result = detector(FRAME)
+    assert 0 < len(result) <= 20
+    assert (result.boxes.dtype, result.scores.dtype, result.labels.dtype) == (np.float32, np.float32, np.int64)
+    assert (result.boxes >= 0).all()
+    assert (result.boxes <= [60, 40, 60, 40]).all()
+    assert (result.scores >= 0.4).all()
+    assert (np.diff(result.scores) <= 0).all()
+    assert result.names == [NAMES[label] for label in result.labels]
+    listed = detector([FRAME, folder / "frame.png", str(folder / "frame.png")])
+    assert [one.source for one in listed] == [None, folder / "frame.png", folder / "frame.png"]
+    assert all(same(one, result) for one in [*listed, detector(folder / "frame.png")])
+    assert np.array_equal(listed[1].image, FRAME)
+
+
+def test_gray_array_is_three_equal_channels(detector: Detector) -> None:
+    gray = FRAME[..., 0]
+    assert same(detector(gray), detector(np.stack([gray] * 3, axis=-1)))
+
+
+def test_videos_and_folders_are_read_while_they_are_iterated(folder: Path, detector: Detector) -> None:
+    frames = detector(folder / "video.mp4")
+    assert isinstance(frames, Iterator)
+    assert [(one.frame, one.source, one.image.shape) for one in frames] == [
+        (number, folder / "video.mp4", (48, 48, 3)) for number in range(2)
+    ]
+    assert [one.source.name for one in detector(folder)] == ["frame.png", "video.mp4", "video.mp4"]
+
+
+def test_only_one_batch_is_held(detector: Detector) -> None:
+    read = []
+
+    def endless() -> Iterator[InputImage]:
+        while True:
+            read.append(len(read))
+            yield InputImage(None, None, FRAME)
+
+    assert len(list(islice(detector.detect(endless()), 3))) == 3
+    assert len(read) == 4, "two batches of two"
+
+
+def test_result_of_other_packages(detector: Detector) -> None:
+    result = detector(FRAME)
+    found = result.to_supervision()
+    assert isinstance(found, sv.Detections)
+    assert np.array_equal(found.xyxy, result.boxes)
+    assert found.data["class_name"].tolist() == result.names
+    first = result.to_coco("a", category_ids=[7, 9])[0]
+    left, top, right, bottom = result.boxes[0].tolist()
+    assert first["bbox"] == pytest.approx([left, top, right - left, bottom - top], abs=0.01)
+    assert (first["image_id"], first["category_id"]) == ("a", [7, 9][result.labels[0]])
+    assert {one["category_id"] for one in result.to_coco()} <= {1, 2}
+    with pytest.raises(ValueError, match="category_ids must contain 2 ids, one per class, got 1"):
+        result.to_coco(category_ids=[7])
+
+
+def test_plot_draws_on_a_copy_and_works_without_detections(folder: Path, detector: Detector) -> None:
+    before = FRAME.copy()
+    drawn = detector(FRAME).plot()
+    assert (drawn.shape, drawn.dtype) == (FRAME.shape, np.uint8)
+    assert not np.array_equal(drawn, FRAME)
+    assert np.array_equal(before, FRAME)
+    strict = Detector(folder / "best.ckpt", image_size=64, score_threshold=1.0)
+    empty = strict(FRAME)
+    assert (len(empty), empty.boxes.shape, empty.names, empty.to_coco()) == (0, (0, 4), [], [])
+    assert np.array_equal(empty.plot(), FRAME)
+
+
+def test_run_folder_and_class_names(folder: Path, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    lively_checkpoint(checkpoints, class_names=NAMES)
+    found = Detector(tmp_path / "run", image_size=64, class_names=["Katze", "Hund"])
+    assert found.file == checkpoints / "best.ckpt"
+    assert found.names == ["Katze", "Hund"]
+    with pytest.raises(ValueError, match="class_names must contain 2 names, got 1"):
+        Detector(folder / "best.ckpt", image_size=64, class_names=["Katze"])
+
+
+@pytest.mark.parametrize("variant", ["yolov10n", "yolo26n"])
+def test_heads_without_suppression(variant: str, tmp_path: Path) -> None:
+    file = lively_checkpoint(tmp_path, "one_to_one", variant=variant, class_names=NAMES, one_to_one=True)
+    result = Detector(file, image_size=64, score_threshold=0.2, max_detections=7)(FRAME)
+    assert 0 < len(result) <= 7
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            FRAME.astype(np.float32),
+            r"must be a \(H, W\) gray or \(H, W, 3\) RGB array of uint8, got \(40, 60, 3\)",
+        ),
+        (np.zeros((4, 5, 4), np.uint8), r"got \(4, 5, 4\) of uint8"),
+        (np.zeros((0, 5), np.uint8), r"got \(0, 5\) of uint8"),
+        ([None], "an image must be a path or an array of uint8, got NoneType"),
+        ("absent.png", "absent.png does not exist"),
+        (["absent.png"], "absent.png does not exist"),
+    ],
+)
+def test_other_sources_are_refused(detector: Detector, source: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        detector(source)
+
+
+def test_video_in_a_list_is_refused(folder: Path, detector: Detector) -> None:
+    with pytest.raises(ValueError, match=r"video\.mp4 must be an image: lists contain arrays and image files only"):
+        detector([folder / "video.mp4"])
+
+
+def test_examples_of_the_docstring(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    finder = doctest.DocTestFinder(recurse=False)
+    (examples,) = finder.find(detector_file.Detector, "Detector")
+    assert len(examples.examples) >= 7
+    runner = doctest.DocTestRunner()
+    runner.run(examples)
+    assert runner.summarize().failed == 0

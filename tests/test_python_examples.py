@@ -1,0 +1,70 @@
+"""The Python code of the README and of docs/python.md runs from top to bottom."""
+
+import re
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY
+
+SIDE = 64
+README_AT_TEST_SIZE = {
+    "path/to/data.yaml": "data.yaml",
+    "image_size=640": f"image_size={SIDE}",
+    "max_epochs=100": "max_epochs=1",
+}
+
+
+def code_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def offline_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def draw_yolo_dataset(root: Path) -> None:
+    """Write `data.yaml` with 16 images of one box per split, and `image.jpg`."""
+    for split in ("train", "val"):
+        for kind in ("images", "labels"):
+            (root / kind / split).mkdir(parents=True)
+        for number in range(16):
+            pixels = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+            cv2.imwrite(str(root / "images" / split / f"{number}.jpg"), pixels)
+            (root / "labels" / split / f"{number}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
+    cv2.imwrite(str(root / "image.jpg"), pixels)
+    (root / "data.yaml").write_text(f"path: {root}\ntrain: images/train\nval: images/val\nnames: [thing]\n")
+
+
+@pytest.mark.whole_run
+def test_python_page(offline_folder: Path) -> None:
+    blocks = code_blocks(REPOSITORY / "docs" / "python.md")
+    assert len(blocks) >= 6
+    found: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), found)
+    assert (offline_folder / "run" / "checkpoints" / "best.ckpt").is_file()
+    scores = found["scores"]
+    assert isinstance(scores, dict)
+    assert 0 <= scores["val/map"] <= 1
+    results = found["results"]
+    assert isinstance(results, list)
+    assert len(results) == 3
+
+
+@pytest.mark.whole_run
+def test_readme(offline_folder: Path) -> None:
+    draw_yolo_dataset(offline_folder)
+    blocks = code_blocks(REPOSITORY / "README.md")
+    assert blocks
+    found = {"any_torch_model": torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3))}
+    for block in blocks:
+        for at_full_size, at_test_size in README_AT_TEST_SIZE.items():
+            block = block.replace(at_full_size, at_test_size)
+        exec(compile(block, "README.md", "exec"), found)

@@ -1,0 +1,256 @@
+"""Detection in images and videos with trained weights: `Detector`."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from os import PathLike
+from pathlib import Path
+from typing import Any, overload
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from yolo_lightning.checkpoints.checkpoint_file import require_whole
+from yolo_lightning.checkpoints.remote import local_checkpoint
+from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
+from yolo_lightning.data.batch import Prediction, Sample, collate
+from yolo_lightning.data.boxes import check_image_size
+from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video, read_pictures
+from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
+from yolo_lightning.evaluation.detection_result import DetectionResult
+from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
+from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange, choose_convolution
+from yolo_lightning.model.network_settings import read_settings
+from yolo_lightning.model.postprocess import predictions
+from yolo_lightning.model.tta import tta_candidates
+from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
+
+PROBE_TIMEOUT_S = 60.0
+
+Pixels = npt.NDArray[np.uint8]
+"""`(H, W)` gray or `(H, W, 3)` RGB."""
+
+
+class Detector:
+    """Detects objects in arrays, image files, lists of both, and videos.
+
+    The weights record the image size, thresholds and class names of their training; keywords replace them. Images of
+    any size are letterboxed to the square input, and boxes are returned in pixels of the original image.
+
+    Calling a detector returns
+
+    - one `DetectionResult` for an array or an image file,
+    - a list of them for a list of arrays and image files,
+    - an iterator for a video, a folder or a glob pattern. It reads and detects `batch_size` images at a time, so that
+      the memory does not depend on the length of the video.
+
+    Arrays are `(H, W)` gray or `(H, W, 3)` RGB of uint8. OpenCV reads BGR: use `cv2.cvtColor(image,
+    cv2.COLOR_BGR2RGB)`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from yolo_lightning import Detector
+        >>> detector = Detector("best.ckpt", image_size=160, score_threshold=0.5)
+        >>> result = detector(np.zeros((120, 160, 3), np.uint8))
+        >>> result.boxes.shape == (len(result), 4) and result.scores.shape == (len(result),)
+        True
+        >>> result.plot().shape
+        (120, 160, 3)
+        >>> [len(result) == len(result.names) for result in detector(["frame.png", "frame.png"])]
+        [True, True]
+        >>> for result in detector("video.mp4"):
+        ...     print(result.frame, result.image.shape)
+        0 (48, 48, 3)
+        1 (48, 48, 3)
+
+    Args:
+        weights: A `.ckpt` file or its address, an Ultralytics `.pt` file, or a run folder, whose best checkpoint is
+            used.
+        image_size: Side of the square input in pixels, a multiple of 32; None: as in training.
+        score_threshold: Minimum score of a detection, 0 to 1; None: as in training if that is above 0.001, the
+            threshold for computing mAP, else 0.25.
+        iou_threshold: IoU above which NMS removes the lower-scoring box of a class, 0 to 1; None: as in training.
+        max_detections: Maximum detections per image, >= 1; None: as in training.
+        class_agnostic: Apply NMS across classes; None: as in training.
+        one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; None: as in training.
+        class_names: Names of all classes, index 0 first; None: those of the weights.
+        tta: Test-time augmentation: run each image at six scales and flips and merge the detections; 4.3 times the
+            computation.
+        batch_size: Images per batch, >= 1.
+        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
+        conv_backend: As `model.conv_backend` of `YOLOModule`.
+        allow_pickle: Open a `.pt` file even if it contains arbitrary pickled code.
+
+    Attributes:
+        file: The file of the weights.
+        settings: Settings of the network, with the keywords applied.
+        names: Names of all classes, index 0 first.
+        device: Device of the network.
+
+    Raises:
+        ValueError: If the weights cannot be used, or an option is invalid.
+    """
+
+    def __init__(
+        self,
+        weights: str | PathLike[str],
+        *,
+        image_size: int | None = None,
+        score_threshold: float | None = None,
+        iou_threshold: float | None = None,
+        max_detections: int | None = None,
+        class_agnostic: bool | None = None,
+        one_to_one: bool | None = None,
+        class_names: Sequence[str] | None = None,
+        tta: bool = False,
+        batch_size: int = 8,
+        device: str = "auto",
+        conv_backend: Convolution = "auto",
+        allow_pickle: bool = False,
+    ) -> None:
+        check_choices("conv_backend", [conv_backend], Convolution)
+        check_range("batch_size", batch_size, ">= 1")
+        self.file = weights_file(weights)
+        self.settings = read_settings(self.file, allow_pickle=allow_pickle).for_pictures(
+            image_size=image_size,
+            score_threshold=score_threshold,
+            iou_threshold=iou_threshold,
+            max_detections=max_detections,
+            class_agnostic=class_agnostic,
+            one_to_one=one_to_one,
+        )
+        assert self.settings.image_size is not None
+        check_image_size("image_size", self.settings.image_size)
+        check_range("score_threshold", self.settings.score_threshold, ">= 0", "<= 1")
+        check_range("iou_threshold", self.settings.iou_threshold, ">= 0", "<= 1")
+        check_range("max_detections", self.settings.max_detections, ">= 1")
+        self.device = chosen_device(device)
+        self._graph, self.names = folded_network(
+            self.file, self.device, conv_backend, allow_pickle=allow_pickle, one_to_one=self.settings.one_to_one
+        )
+        check_image_size("image_size", self.settings.image_size, stride=self._graph.stride)
+        if class_names is not None:
+            if len(class_names) != len(self.names):
+                raise ValueError(f"class_names must contain {len(self.names)} names, got {len(class_names)}.")
+            self.names = list(class_names)
+        self._batch_size = batch_size
+        self._augment = tta
+
+    @overload
+    def __call__(self, source: Pixels) -> DetectionResult: ...
+
+    @overload
+    def __call__(self, source: Sequence[Pixels | str | PathLike[str]]) -> list[DetectionResult]: ...
+
+    # A path means an image (one result) or a video, folder or pattern (an iterator): its type cannot tell.
+    @overload
+    def __call__(self, source: str | PathLike[str]) -> Any: ...
+
+    def __call__(self, source: Any) -> Any:
+        """Return the detections of a source; see the class for the types of `source` and of the result.
+
+        Raises:
+            ValueError: If an array is not uint8 or has another shape, or a path is not an image or video.
+            FrameError: If an image file is damaged or not 8-bit.
+        """
+        if isinstance(source, list | tuple):
+            return list(self.detect(chain.from_iterable(map(single_image, source))))
+        if isinstance(source, str | PathLike) and not is_single(source):
+            files = find_files([str(source)])
+            return self.detect(image for file in files for image in read_pictures(file))
+        (result,) = self.detect(single_image(source))
+        return result
+
+    @torch.inference_mode()
+    def detect(self, images: Iterable[InputImage]) -> Iterator[DetectionResult]:
+        """Yield the detections of each image in order; read and process `batch_size` images at a time."""
+        remaining = iter(images)
+        while group := list(islice(remaining, self._batch_size)):
+            for image, prediction in zip(group, self._predict(group), strict=True):
+                yield DetectionResult.of(image, prediction, self.names)
+
+    def _predict(self, pictures: Sequence[InputImage]) -> list[Prediction]:
+        gray = all(picture.is_gray() for picture in pictures)
+        batch = collate([self._sample(picture, gray=gray) for picture in pictures])
+        images = network_input(batch.images.to(self.device))
+        raw = self._graph(images)
+        if self._augment:
+            raw = (tta_candidates(self._graph, images, raw[0], self._graph.stride),)
+        return predictions(
+            raw,
+            batch,
+            score_threshold=self.settings.score_threshold,
+            iou_threshold=self.settings.iou_threshold,
+            max_detections=self.settings.max_detections,
+            class_agnostic=self.settings.class_agnostic,
+            one_to_one=self.settings.one_to_one and not self._augment,  # every view detects the same objects
+        )
+
+    def _sample(self, picture: InputImage, *, gray: bool) -> Sample:
+        pixels = picture.pixels
+        if gray:
+            pixels = np.ascontiguousarray(pixels[..., 0])
+        elif self.settings.channels == 1:
+            pixels = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), np.uint8)
+        assert self.settings.image_size is not None
+        nothing = Labelled(pixels, np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
+        placed, placement = letterbox(nothing, self.settings.image_size, shrink_by_area=True)
+        height, width = pixels.shape[:2]
+        return Sample(placed.image, placed.boxes, placed.labels, str(picture.source or ""), (height, width), placement)
+
+
+def weights_file(weights: str | PathLike[str]) -> Path:
+    """Return the file of an address, of a path, or the best checkpoint of a run folder.
+
+    Raises:
+        ValueError: If there is no such file, it is damaged, or the folder contains no checkpoint.
+    """
+    if Path(weights).expanduser().is_dir():
+        return checkpoint_to_evaluate(Path(weights).expanduser())
+    file = local_checkpoint(str(weights))
+    if file.suffix == ".ckpt" or not file.is_file():
+        require_whole(file, "weights")
+    return file
+
+
+def is_single(source: str | PathLike[str]) -> bool:
+    """Return whether a path is one image, not a video, folder or glob pattern."""
+    path = Path(source).expanduser()
+    return path.is_file() and not is_video(path)
+
+
+def single_image(source: Any) -> Iterator[InputImage]:
+    """Yield the image of an array or of a path of one image file."""
+    if isinstance(source, str | PathLike):
+        file = Path(source).expanduser()
+        if file.exists() and not is_single(file):
+            raise ValueError(f"{source} must be an image: lists contain arrays and image files only.")
+        yield from chain.from_iterable(map(read_pictures, find_files([str(file)])))
+    elif isinstance(source, np.ndarray):
+        yield from_array(source)
+    else:
+        raise ValueError(f"an image must be a path or an array of uint8, got {type(source).__name__}.")
+
+
+def folded_network(
+    file: Path,
+    device: torch.device,
+    convolution: Convolution,
+    *,
+    allow_pickle: bool = False,
+    one_to_one: bool = False,
+) -> tuple[FoldedGraph, list[str]]:
+    """Return the network of a file with folded normalization, and its class names by index.
+
+    The file is a checkpoint of this package or an Ultralytics `.pt` file, which is opened with `allow_pickle` even if
+    it contains arbitrary pickled code. `convolution` is as `model.conv_backend`, `one_to_one` as `model.one_to_one`.
+    """
+    graph = read_network(file, allow_pickle=allow_pickle)
+    graph.to(device).requires_grad_(False)
+    chosen = choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else convolution
+    arrange(graph, chosen)
+    if one_to_one:
+        check_one_to_one(graph, str(file))
+    folded = FoldedGraph(graph, one_to_one=one_to_one, with_loss=False)
+    return folded, [str(graph.names[number]) for number in range(len(graph.names))]
