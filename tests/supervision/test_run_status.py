@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.supervision.run_status import Scores, Status, read_status, write_status
+from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, read_status, write_status
 
 STATUS = Status(
     **dict.fromkeys(("written_s", "interval_s", "trained_s"), 1.5),
@@ -57,3 +57,16 @@ def test_failed_writing_leaves_the_file_before_and_nothing_else(
         write_status(replace(STATUS, step=4), tmp_path / "status.json")
     assert read_status(tmp_path / "status.json") == STATUS
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_validations_after_equals_a_count() -> None:
+    for epochs in (None, 0, 1, 2, 5, 12):
+        for every in (None, 1, 2, 3, 7):
+            plan = FitPlan(epochs, 10, every, 2)
+            for epoch in range(14):
+                counted = 2 * sum(map(plan.is_validated, range(epoch + 1, epochs or 0)))
+                assert plan.validations_after(epoch) == counted, (epochs, every, epoch)
+
+
+def test_number_of_epochs_in_a_damaged_file_costs_no_time() -> None:
+    assert FitPlan(1 << 62, 10, 1, 1).validations_after(0) == (1 << 62) - 1

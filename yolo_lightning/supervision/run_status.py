@@ -41,7 +41,11 @@ class FitPlan:
 
     def validations_after(self, epoch: int) -> int:
         """Return the number of validations in the epochs after `epoch`; 0 for a fit without a limit."""
-        return self.validations_per_epoch * sum(map(self.is_validated, range(epoch + 1, self.epochs or 0)))
+        every, last = self.validate_every_epochs, self.epochs or 0
+        if every is None or last <= epoch + 1:
+            return 0
+        # Not by counting: a damaged file can contain any number of epochs.
+        return self.validations_per_epoch * (last // every - (epoch + 1) // every + (last % every != 0))
 
     def is_validated(self, epoch: int) -> bool:
         every = self.validate_every_epochs
@@ -83,4 +87,8 @@ def write_status(status: Status, path: Path) -> None:
 
 def read_status(path: Path) -> Status | None:
     """Return the content of a status file, or None if it is missing or damaged."""
-    return read_record(path, Status)
+    status = read_record(path, Status)
+    if status is None or status.validations_per_epoch < 1:
+        return None
+    every = status.validate_every_epochs
+    return status if every is None or every >= 1 else None
