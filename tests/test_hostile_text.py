@@ -197,9 +197,17 @@ def test_long_name_does_not_widen_the_array_of_names(tmp_path: Path) -> None:
         read_annotations(tmp_path / "a.json")
 
 
+HUGE = {"boxes": [[1, 2, 3, 4]], "labels": [10**400]}
+
+
 @pytest.mark.parametrize("image_id", ["a\nb", "x" * 50_000, ESCAPE])
 def test_ids_in_ground_truth_are_shown_in_one_line(image_id: str, tmp_path: Path) -> None:
-    for entry in ({"boxes": [[1, 2, 3, 4]], "labels": []}, {"boxes": [[1, 2, 3, 4]], "labels": [9]}, {"boxes": 1}):
+    for entry in (
+        {"boxes": [[1, 2, 3, 4]], "labels": []},
+        {"boxes": [[1, 2, 3, 4]], "labels": [9]},
+        {"boxes": 1},
+        HUGE,
+    ):
         (tmp_path / "a.json").write_text(json.dumps({image_id: entry}))
         with pytest.raises(ValueError, match=r"a\.json") as error:
             read_truth(tmp_path / "a.json")

@@ -1,6 +1,7 @@
 """Regular files only, and each of them once."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,13 @@ def test_each_real_file_is_listed_once(tmp_path: Path) -> None:
     (tmp_path / "images" / ".hidden" / "a.jpg").touch()
     found = sorted(Path(path).name for path in regular_files(tmp_path / "images"))
     assert found == ["0.jpg", "1.jpg", "2.jpg", "hard.jpg", "link1.jpg"]
+
+
+def test_limit_is_not_reserved_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"x" * 100)
+    tracemalloc.start()
+    try:
+        read_regular(tmp_path / "small", 1 << 30)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -44,7 +44,7 @@ class FitPlan:
         first, end = epoch + 1, self.epochs or 0
         if not self.validate_every_epochs or first >= end:
             return 0
-        # The number of epochs after which a multiple of the interval is trained, and the last epoch.
+        # Not by counting: a damaged file can contain any number of epochs.
         validated = end // self.validate_every_epochs - first // self.validate_every_epochs
         return self.validations_per_epoch * (validated + (end % self.validate_every_epochs != 0))
 
@@ -88,4 +88,8 @@ def write_status(status: Status, path: Path) -> None:
 
 def read_status(path: Path) -> Status | None:
     """Return the content of a status file, or None if it is missing or damaged."""
-    return read_record(path, Status)
+    status = read_record(path, Status)
+    if status is None or status.validations_per_epoch < 1:
+        return None
+    every = status.validate_every_epochs
+    return status if every is None or every >= 1 else None
