@@ -2,7 +2,16 @@
 
 from typing import Any
 
-VENDOR_OPERATORS = ("convolution", "conv2d", "cudnn", "miopen", "mkldnn_convolution", "aten::batch_norm")
+VENDOR_OPERATORS = (
+    "convolution",
+    "conv2d",
+    "aten::conv",
+    "aten::slow_conv",
+    "cudnn",
+    "miopen",
+    "mkldnn_convolution",
+    "aten::batch_norm",
+)
 
 
 def operators(trace: Any) -> set[str]:

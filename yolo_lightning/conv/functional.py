@@ -59,11 +59,7 @@ def conv2d(
     Raises:
         ValueError: If an argument is not allowed.
     """
-    device_type = input.device.type
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        input, weight = _autocast(input, dtype), _autocast(weight, dtype)
-        bias = None if bias is None else _autocast(bias, dtype)
+    input, weight, bias = autocast_operands(input, weight, bias)
     if input.dim() == 3:
         batch = input.unsqueeze(0)
         output = conv2d(batch, weight, bias, stride, padding, dilation, groups, plan=plan, memory_format=memory_format)
@@ -100,6 +96,37 @@ def _compiled_conv2d(
         plan.handle,
     )
     return output if bias is None else output + bias[: output.size(1)].view(1, -1, 1, 1)
+
+
+def input_gradient(grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan) -> Tensor:
+    """Return the gradient of the input of the convolution `problem`; differentiable in both tensors.
+
+    Transposed convolution is this function. `grad_output` has the size `problem.output_size`.
+    """
+    if torch.compiler.is_compiling():
+        compiled: Tensor = operators.conv2d_input_gradient(
+            grad_output,
+            weight,
+            problem.input_size,
+            problem.stride,
+            problem.padding,
+            problem.dilation,
+            problem.groups,
+            problem.channels_last,
+            plan.handle,
+        )
+        return compiled
+    result: Tensor = _InputGradient.apply(grad_output, weight, problem, plan)
+    return result
+
+
+def autocast_operands(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the operands in the dtype of autocast, if autocast is enabled on their device."""
+    device_type = input.device.type
+    if not (torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)):
+        return input, weight, bias
+    dtype = torch.get_autocast_dtype(device_type)
+    return _autocast(input, dtype), _autocast(weight, dtype), None if bias is None else _autocast(bias, dtype)
 
 
 def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

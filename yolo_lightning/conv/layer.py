@@ -1,28 +1,47 @@
-"""`torch.nn.Conv2d` with the vendor-free convolution, and first layers for one-channel images."""
+"""The convolution layers of `torch.nn` without a vendor library, and first layers for one-channel images."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from yolo_lightning.conv.algorithms.problem import IntOrPair, looks_channels_last
+from yolo_lightning.conv.algorithms.problem import looks_channels_last
+from yolo_lightning.conv.dimensions import conv1d, conv3d, conv_transpose
 from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 
-class GemmConv2d(nn.Conv2d):
+class _GemmLayer(_ConvNd):
+    """Base class of all vendor-free convolution layers."""
+
+    plan: Plan = DEFAULT_PLAN
+    """Selects the algorithm of each product, also in copies of the layer. `swap_convs` sets the plan of a model."""
+
+    def _padded(self, input: Tensor) -> tuple[Tensor, Any]:
+        """Return the input, padded if the padding is not zeros, and the padding that the convolution has to add."""
+        if self.padding_mode == "zeros":
+            return input, self.padding
+        return F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
+
+
+class GemmConv1d(_GemmLayer, nn.Conv1d):
+    """`torch.nn.Conv1d` without a vendor library: `(N, C, L)` or `(C, L)`."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        input, padding = self._padded(input)
+        return conv1d(input, weight, bias, self.stride, padding, self.dilation, self.groups, plan=self.plan)
+
+
+class GemmConv2d(_GemmLayer, nn.Conv2d):
     """`torch.nn.Conv2d` computed by `yolo_lightning.conv.conv2d`, with equal constructor, state_dict and results.
 
     Maps `(N, C, H, W)` or `(C, H, W)` to `(N, O, H', W')` or `(O, H', W')` in the same dtype.
     """
 
-    plan: Plan = DEFAULT_PLAN
-    """Selects the algorithm of each product, also in copies of the layer. `swap_convs` sets the plan of a model."""
-
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding: IntOrPair | str = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
+        input, padding = self._padded(input)
         # From the parameter: `weight` may be derived from it and have lost the layout.
         memory_format = torch.channels_last if looks_channels_last(self.weight) else None
         return conv2d(
@@ -36,6 +55,83 @@ class GemmConv2d(nn.Conv2d):
             plan=self.plan,
             memory_format=memory_format,
         )
+
+
+class GemmConv3d(_GemmLayer, nn.Conv3d):
+    """`torch.nn.Conv3d` without a vendor library: `(N, C, D, H, W)` or `(C, D, H, W)`."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        input, padding = self._padded(input)
+        return conv3d(input, weight, bias, self.stride, padding, self.dilation, self.groups, plan=self.plan)
+
+
+class _GemmConvTranspose(_GemmLayer, _ConvTransposeNd):
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Return the transposed convolution; `output_size` as in `torch.nn.ConvTranspose2d`."""
+        dimensions = len(self.kernel_size)
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, dimensions, self.dilation
+        )
+        return conv_transpose(
+            dimensions,
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            output_padding,
+            self.groups,
+            self.dilation,
+            plan=self.plan,
+        )
+
+
+class GemmConvTranspose1d(_GemmConvTranspose, nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d` without a vendor library: `(N, C, L)` or `(C, L)`."""
+
+
+class GemmConvTranspose2d(_GemmConvTranspose, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d` without a vendor library: `(N, C, H, W)` or `(C, H, W)`."""
+
+
+class GemmConvTranspose3d(_GemmConvTranspose, nn.ConvTranspose3d):
+    """`torch.nn.ConvTranspose3d` without a vendor library: `(N, C, D, H, W)` or `(C, D, H, W)`."""
+
+
+class LazyGemmConv1d(nn.LazyConv1d, GemmConv1d):
+    """`torch.nn.LazyConv1d` that becomes a `GemmConv1d`."""
+
+    cls_to_become = GemmConv1d
+
+
+class LazyGemmConv2d(nn.LazyConv2d, GemmConv2d):
+    """`torch.nn.LazyConv2d` that becomes a `GemmConv2d`."""
+
+    cls_to_become = GemmConv2d
+
+
+class LazyGemmConv3d(nn.LazyConv3d, GemmConv3d):
+    """`torch.nn.LazyConv3d` that becomes a `GemmConv3d`."""
+
+    cls_to_become = GemmConv3d
+
+
+class LazyGemmConvTranspose1d(nn.LazyConvTranspose1d, GemmConvTranspose1d):
+    """`torch.nn.LazyConvTranspose1d` that becomes a `GemmConvTranspose1d`."""
+
+    cls_to_become = GemmConvTranspose1d
+
+
+class LazyGemmConvTranspose2d(nn.LazyConvTranspose2d, GemmConvTranspose2d):
+    """`torch.nn.LazyConvTranspose2d` that becomes a `GemmConvTranspose2d`."""
+
+    cls_to_become = GemmConvTranspose2d
+
+
+class LazyGemmConvTranspose3d(nn.LazyConvTranspose3d, GemmConvTranspose3d):
+    """`torch.nn.LazyConvTranspose3d` that becomes a `GemmConvTranspose3d`."""
+
+    cls_to_become = GemmConvTranspose3d
 
 
 class GrayConv2d(nn.Conv2d):

@@ -1,4 +1,4 @@
-"""`torch.nn.BatchNorm2d` that never dispatches to cuDNN or MIOpen, also combined with SiLU."""
+"""Batch normalisation that never dispatches to cuDNN or MIOpen, also combined with SiLU."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,20 +7,21 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from yolo_lightning.conv.kernels import fused_norm
 
 
-class VendorFreeBatchNorm2d(nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d` computed by ATen kernels, forward and backward.
+class _VendorFreeBatchNorm(_BatchNorm):
+    """Batch normalisation of `torch.nn` computed by ATen kernels, forward and backward.
 
     `torch.batch_norm` may dispatch to a vendor library in both directions. `torch.native_batch_norm` and its derivative
     are ATen operators without this dispatch, so that no global switch is needed. Semantics, constructor and state_dict
-    are those of `torch.nn.BatchNorm2d`. Half precision inputs are supported with float32 weights.
+    are those of the layer in `torch.nn`. Half precision inputs are supported with float32 weights.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise `(N, C, H, W)` over N, H and W; the result has the shape and dtype of the input."""
+        """Normalise `(N, C, ...)` over all dimensions except C; the result has the shape and dtype of the input."""
         self._check_input_dim(input)
         # torch.native_batch_norm does not check the channel count.
         if input.size(1) != self.num_features:
@@ -43,8 +44,9 @@ class VendorFreeBatchNorm2d(nn.BatchNorm2d):
 
     def _scale(self, input: Tensor) -> Tensor:
         """Return `input * weight + bias` in the dtype of the input, without normalisation."""
-        output = input.clone() if self.weight is None else input * self.weight.view(1, -1, 1, 1)
-        output = output if self.bias is None else output + self.bias.view(1, -1, 1, 1)
+        per_channel = (1, -1, *(1,) * (input.dim() - 2))
+        output = input.clone() if self.weight is None else input * self.weight.view(per_channel)
+        output = output if self.bias is None else output + self.bias.view(per_channel)
         return output.to(input.dtype)
 
     def _advance_momentum(self) -> float:
@@ -53,6 +55,36 @@ class VendorFreeBatchNorm2d(nn.BatchNorm2d):
             return 0.0 if self.momentum is None else self.momentum
         self.num_batches_tracked.add_(1)
         return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+
+class VendorFreeBatchNorm1d(_VendorFreeBatchNorm, nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d` without a vendor library, for `(N, C)` and `(N, C, L)`."""
+
+
+class VendorFreeBatchNorm2d(_VendorFreeBatchNorm, nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` without a vendor library, for `(N, C, H, W)`."""
+
+
+class VendorFreeBatchNorm3d(_VendorFreeBatchNorm, nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d` without a vendor library, for `(N, C, D, H, W)`."""
+
+
+class LazyVendorFreeBatchNorm1d(nn.LazyBatchNorm1d, VendorFreeBatchNorm1d):
+    """`torch.nn.LazyBatchNorm1d` that becomes a `VendorFreeBatchNorm1d`."""
+
+    cls_to_become = VendorFreeBatchNorm1d
+
+
+class LazyVendorFreeBatchNorm2d(nn.LazyBatchNorm2d, VendorFreeBatchNorm2d):
+    """`torch.nn.LazyBatchNorm2d` that becomes a `VendorFreeBatchNorm2d`."""
+
+    cls_to_become = VendorFreeBatchNorm2d
+
+
+class LazyVendorFreeBatchNorm3d(nn.LazyBatchNorm3d, VendorFreeBatchNorm3d):
+    """`torch.nn.LazyBatchNorm3d` that becomes a `VendorFreeBatchNorm3d`."""
+
+    cls_to_become = VendorFreeBatchNorm3d
 
 
 class BatchNormSiLU2d(VendorFreeBatchNorm2d):

@@ -7,20 +7,41 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from yolo_lightning.conv.layer import GemmConv2d
-from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
+from yolo_lightning.conv import layer as layers
+from yolo_lightning.conv import normalization
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-_VENDOR_FREE: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Conv2d: GemmConv2d,
-    nn.BatchNorm2d: VendorFreeBatchNorm2d,
+_CONVOLUTIONS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv1d: layers.GemmConv1d,
+    nn.Conv2d: layers.GemmConv2d,
+    nn.Conv3d: layers.GemmConv3d,
+    nn.ConvTranspose1d: layers.GemmConvTranspose1d,
+    nn.ConvTranspose2d: layers.GemmConvTranspose2d,
+    nn.ConvTranspose3d: layers.GemmConvTranspose3d,
+    nn.LazyConv1d: layers.LazyGemmConv1d,
+    nn.LazyConv2d: layers.LazyGemmConv2d,
+    nn.LazyConv3d: layers.LazyGemmConv3d,
+    nn.LazyConvTranspose1d: layers.LazyGemmConvTranspose1d,
+    nn.LazyConvTranspose2d: layers.LazyGemmConvTranspose2d,
+    nn.LazyConvTranspose3d: layers.LazyGemmConvTranspose3d,
+}
+_VENDOR_FREE: dict[type[nn.Module], type[nn.Module]] = _CONVOLUTIONS | {
+    nn.BatchNorm1d: normalization.VendorFreeBatchNorm1d,
+    nn.BatchNorm2d: normalization.VendorFreeBatchNorm2d,
+    nn.BatchNorm3d: normalization.VendorFreeBatchNorm3d,
+    nn.LazyBatchNorm1d: normalization.LazyVendorFreeBatchNorm1d,
+    nn.LazyBatchNorm2d: normalization.LazyVendorFreeBatchNorm2d,
+    nn.LazyBatchNorm3d: normalization.LazyVendorFreeBatchNorm3d,
 }
 _NATIVE = {replacement: native for native, replacement in _VENDOR_FREE.items()}
 
 
 def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[str] = ()) -> ModuleT:
-    """Convert every `nn.Conv2d` to `GemmConv2d` and every `nn.BatchNorm2d` to `VendorFreeBatchNorm2d`, in place.
+    """Convert all convolution and batch normalisation layers of `torch.nn` to their vendor-free classes, in place.
+
+    These are `Conv1d`, `Conv2d`, `Conv3d`, `ConvTranspose1d`, `ConvTranspose2d`, `ConvTranspose3d`, `BatchNorm1d`,
+    `BatchNorm2d`, `BatchNorm3d` and their lazy forms. A `Conv2d` becomes a `GemmConv2d`, and so on.
 
     Only the class of a layer changes. Parameters, shared parameters, `requires_grad`, hooks, dtype, memory format and
     the training flag are preserved. Calls of `torch.nn.functional` in other modules are not converted.
@@ -35,21 +56,22 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
 
     Raises:
         ValueError: If `skip` contains an unknown name, or if a layer outside `skip` would keep PyTorch's dispatch,
-            which may use the vendor library: a convolution or normalisation that is 1-D, 3-D, transposed, lazy,
-            parametrized or a subclass. The message lists the layers, and no layer has been changed.
+            which may use the vendor library: a synchronised or instance normalisation, or a convolution or
+            normalisation that is parametrized or a subclass. The message lists the layers; no layer has been changed.
     """
     skipped = {id(submodule) for name in skip for submodule in _named(module, name).modules()}
     layers = [(name, layer) for name, layer in module.named_modules() if id(layer) not in skipped]
     refused = [f"{name or '(root)'} ({type(layer).__name__})" for name, layer in layers if _stays_native(layer)]
     if refused:
         raise ValueError(
-            f"swap_convs has no vendor-free form of {', '.join(refused)}; only Conv2d and BatchNorm2d are supported, "
-            "not their subclasses, lazy or parametrized forms; add layers to skip to keep PyTorch's implementation"
+            f"swap_convs has no vendor-free form of {', '.join(refused)}; supported are the convolution and BatchNorm "
+            "layers of torch.nn, not their subclasses or parametrized forms; add layers to skip to keep PyTorch's "
+            "implementation"
         )
     for _, layer in layers:
         # Exact type only: changing the class of a subclass would drop its behaviour silently.
         layer.__class__ = _VENDOR_FREE.get(type(layer), type(layer))
-        if isinstance(layer, GemmConv2d):
+        if isinstance(layer, tuple(_CONVOLUTIONS.values())):
             layer.plan = plan
     return module
 
@@ -57,7 +79,7 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
 def unswap_convs(module: ModuleT) -> ModuleT:
     """Undo `swap_convs` in place and return the same module."""
     for layer in module.modules():
-        if type(layer) is GemmConv2d:
+        if type(layer) in _CONVOLUTIONS.values():
             vars(layer).pop("plan", None)
         layer.__class__ = _NATIVE.get(type(layer), type(layer))
     return module

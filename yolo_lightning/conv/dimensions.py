@@ -1,0 +1,253 @@
+"""1-D, 3-D and transposed convolution, composed of the 2-D products in `functional`; derivatives of any order."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from yolo_lightning.conv.algorithms.problem import SUPPORTED_DTYPES, Problem, wants_channels_last
+from yolo_lightning.conv.functional import autocast_operands, conv2d, input_gradient
+from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
+
+IntOrInts = int | Sequence[int]
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: IntOrInts | str = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+    *,
+    plan: Plan = DEFAULT_PLAN,
+) -> Tensor:
+    """Compute `torch.nn.functional.conv1d` without a vendor library, as a 2-D convolution of images of height 1.
+
+    Args and errors as in `conv2d`, with an input `(N, C, L)` or `(C, L)` and a weight `(O, C / groups, kernel length)`.
+    """
+    _check_dimensions("conv1d", 1, input, weight)
+    sides = padding if isinstance(padding, str) else (0, *_numbers("padding", padding, 1, minimum=0))
+    steps, gaps = (1, *_numbers("stride", stride, 1)), (1, *_numbers("dilation", dilation, 1))
+    output = conv2d(input.unsqueeze(-2), weight.unsqueeze(-2), bias, steps, sides, gaps, groups, plan=plan)
+    return output.squeeze(-2)
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: IntOrInts | str = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+    *,
+    plan: Plan = DEFAULT_PLAN,
+) -> Tensor:
+    """Compute `torch.nn.functional.conv3d` without a vendor library, as one 2-D convolution.
+
+    Every output slice becomes a sample whose channels are the input slices that its kernel reads. These are copied: the
+    backward pass keeps `kernel depth` times the input, divided by the stride in depth.
+
+    Args and errors as in `conv2d`, with an input `(N, C, D, H, W)` or `(C, D, H, W)`, and a weight
+    `(O, C / groups, kernel depth, kernel height, kernel width)`.
+    """
+    _check_dimensions("conv3d", 3, input, weight)
+    if input.dim() == 4:
+        batch = input.unsqueeze(0)
+        return conv3d(batch, weight, bias, stride, padding, dilation, groups, plan=plan).squeeze(0)
+    input, weight, bias = autocast_operands(input, weight, bias)
+    step, *plane_step = _numbers("stride", stride, 3)
+    gap, *plane_gap = _numbers("dilation", dilation, 3)
+    taps = weight.size(2)
+    reach = gap * (taps - 1)
+    plane_sides: IntOrInts | str
+    if not isinstance(padding, str):
+        side, *plane_sides = _numbers("padding", padding, 3, minimum=0)
+        front, back = side, side
+    else:
+        if padding == "same" and step != 1:
+            raise ValueError(f"padding='same' needs stride 1, got stride {stride}")
+        front, back = (reach // 2, reach - reach // 2) if padding == "same" else (0, 0)
+        plane_sides = padding
+    if front or back:
+        input = F.pad(input, (0, 0, 0, 0, front, back))
+    samples, depth = input.size(0), input.size(2)
+    if not 0 < reach + 1 <= depth:
+        raise ValueError(
+            "kernel size can't be greater than actual input size: the dilated kernel has "
+            f"{reach + 1} slices, the padded input has {depth}"
+        )
+    windows = input.unfold(2, reach + 1, step)[..., ::gap]  # (N, C, D', H, W, taps)
+    slices = windows.permute(0, 2, 1, 5, 3, 4).flatten(2, 3).flatten(0, 1)
+    kernel = weight.flatten(1, 2)
+    output = conv2d(slices, kernel, bias, plane_step, plane_sides, plane_gap, groups, plan=plan)
+    return output.unflatten(0, (samples, windows.size(2))).transpose(1, 2)
+
+
+def conv_transpose(
+    dimensions: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    output_padding: IntOrInts = 0,
+    groups: int = 1,
+    dilation: IntOrInts = 1,
+    *,
+    plan: Plan = DEFAULT_PLAN,
+) -> Tensor:
+    """Compute `torch.nn.functional.conv_transpose1d`, `2d` or `3d` without a vendor library.
+
+    Transposed convolution is the input gradient of a convolution. In 3-D, a transposed 2-D convolution of every slice
+    yields one output slice per kernel tap in depth, and these are added.
+
+    Args:
+        dimensions: Spatial dimensions, 1, 2 or 3.
+        input: `(N, C, ...)` or unbatched `(C, ...)`; float32, float64, float16 or bfloat16.
+        weight: `(C, O / groups, ...)`, same dtype and device.
+        bias: `(O,)` or None, same dtype and device.
+        stride: Step between the outputs of two inputs, in pixels, one value or one per dimension.
+        padding: Pixels removed on both sides of the output, one value or one per dimension.
+        output_padding: Pixels added at the end of the output, one value or one per dimension.
+        groups: Number of independent channel groups.
+        dilation: Distance between kernel taps in pixels, one value or one per dimension.
+        plan: Selects the algorithm of each product; results of different plans differ by rounding only.
+
+    Returns:
+        `(N, O, ...)` or `(O, ...)` in the dtype of the (cast) input.
+
+    Raises:
+        ValueError: If an argument is not allowed.
+    """
+    _check_dimensions(f"conv_transpose{dimensions}d", dimensions, input, weight)
+    steps, gaps = _numbers("stride", stride, dimensions), _numbers("dilation", dilation, dimensions)
+    sides = _numbers("padding", padding, dimensions, minimum=0)
+    extra = _numbers("output_padding", output_padding, dimensions, minimum=0)
+    if any(more >= max(step, gap) for more, step, gap in zip(extra, steps, gaps, strict=True)):
+        raise ValueError(f"output_padding must be smaller than stride or dilation, got {output_padding!r}")
+    is_batched = input.dim() == dimensions + 2
+    input, weight, bias = autocast_operands(input if is_batched else input.unsqueeze(0), weight, bias)
+    _check_transposed(input, weight, groups)
+    if bias is not None and tuple(bias.shape) != (weight.size(1) * groups,):
+        raise ValueError(f"bias must have shape ({weight.size(1) * groups},), got {tuple(bias.shape)}")
+    if dimensions == 1:
+        lines, kernel = input.unsqueeze(2), weight.unsqueeze(2)
+        output = _transpose2d(lines, kernel, (1, *steps), (0, *sides), (0, *extra), groups, (1, *gaps), plan).squeeze(2)
+    elif dimensions == 2:
+        output = _transpose2d(input, weight, steps, sides, extra, groups, gaps, plan)
+    else:
+        output = _transpose3d(input, weight, steps, sides, extra, groups, gaps, plan)
+    if bias is not None:
+        output = output + bias.view(-1, *(1,) * dimensions)
+    return output if is_batched else output.squeeze(0)
+
+
+Numbers = tuple[int, ...]
+
+
+def _transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    steps: Numbers,
+    sides: Numbers,
+    extra: Numbers,
+    groups: int,
+    gaps: Numbers,
+    plan: Plan,
+) -> Tensor:
+    """Return the transposed convolution of a batch, without a bias."""
+    # The convolution whose input gradient is wanted maps O channels to C channels, so that its output is `input`.
+    tops, bottoms, sizes, pads = [], [], [], []
+    for axis in (0, 1):
+        full = (input.size(2 + axis) - 1) * steps[axis] + gaps[axis] * (weight.size(2 + axis) - 1) + 1
+        _check_size(full - 2 * sides[axis] + extra[axis], sides, extra)
+        top, bottom = min(sides[axis], full - 1), max(0, sides[axis] - extra[axis])
+        tops.append(top)
+        bottoms.append(bottom)
+        sizes.append(full - top - bottom)
+        # Pixels that no product reaches, and pixels to remove that a convolution cannot have as padding.
+        pads.append((top - sides[axis], max(0, extra[axis] - sides[axis])))
+    problem = Problem(
+        input_size=(int(input.size(0)), int(weight.size(1)) * groups, int(sizes[0]), int(sizes[1])),
+        weight_size=(int(weight.size(0)), int(weight.size(1)), int(weight.size(2)), int(weight.size(3))),
+        stride=(steps[0], steps[1]),
+        padding=(int(tops[0]), int(bottoms[0]), int(tops[1]), int(bottoms[1])),
+        dilation=(gaps[0], gaps[1]),
+        groups=groups,
+        channels_last=wants_channels_last(input, weight, None),
+    )
+    output = input_gradient(input, weight, problem, plan)
+    return F.pad(output, (*pads[1], *pads[0])) if any(map(any, pads)) else output
+
+
+def _transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    steps: Numbers,
+    sides: Numbers,
+    extra: Numbers,
+    groups: int,
+    gaps: Numbers,
+    plan: Plan,
+) -> Tensor:
+    """Return the transposed convolution of a batch, without a bias."""
+    samples, depth = input.size(0), input.size(2)
+    taps = weight.size(2)
+    slices = input.transpose(1, 2).flatten(0, 1)
+    parts = _transpose2d(slices, weight.flatten(1, 2), steps[1:], sides[1:], extra[1:], groups, gaps[1:], plan)
+    parts = parts.unflatten(1, (-1, taps)).unflatten(0, (samples, depth))  # (N, D, O, taps, H', W')
+    reach = (depth - 1) * steps[0] + 1  # from the first to the last output slice of one tap
+    output_depth = reach + gaps[0] * (taps - 1) - 2 * sides[0] + extra[0]
+    _check_size(output_depth, sides, extra)
+    size = (samples, parts.size(2), output_depth + 2 * sides[0], *parts.shape[-2:])
+    full = parts.new_zeros(size)
+    for tap in range(taps):
+        start = tap * gaps[0]
+        full[:, :, start : start + reach : steps[0]] += parts[:, :, :, tap].transpose(1, 2)
+    return full[:, :, sides[0] : sides[0] + output_depth]
+
+
+def _check_dimensions(name: str, dimensions: int, input: Tensor, weight: Tensor) -> None:
+    if weight.dim() != dimensions + 2:
+        raise ValueError(f"expected a {dimensions + 2}-D weight for {name}, got shape {tuple(weight.shape)}")
+    if input.dim() not in (dimensions + 1, dimensions + 2):
+        raise ValueError(
+            f"expected {dimensions + 1}D (unbatched) or {dimensions + 2}D (batched) input to {name}, "
+            f"got shape {tuple(input.shape)}"
+        )
+
+
+def _check_transposed(input: Tensor, weight: Tensor, groups: int) -> None:
+    if groups < 1 or weight.size(0) % groups or not weight.numel():
+        raise ValueError(f"groups must divide the channels of a non-empty weight {tuple(weight.shape)}, got {groups}")
+    if input.dtype not in SUPPORTED_DTYPES:
+        raise ValueError(f"input must have dtype {', '.join(map(str, SUPPORTED_DTYPES))}, got {input.dtype}")
+    if input.size(1) != weight.size(0):
+        raise ValueError(
+            f"weight of shape {tuple(weight.shape)} expects an input with {weight.size(0)} channels, "
+            f"got {input.size(1)} channels"
+        )
+    if input.dtype != weight.dtype or input.device != weight.device:
+        raise ValueError(
+            f"input ({input.dtype}, {input.device}) and weight ({weight.dtype}, {weight.device}) "
+            "should have the same dtype and device"
+        )
+
+
+def _check_size(size: int, sides: Numbers, extra: Numbers) -> None:
+    if size < 1:
+        raise ValueError(f"output size is too small ({size}) with padding {sides} and output_padding {extra}")
+
+
+def _numbers(name: str, value: IntOrInts, count: int, *, minimum: int = 1) -> Numbers:
+    values = (value,) * count if isinstance(value, int) else tuple(value)
+    if len(values) == 1:
+        values = values * count
+    if len(values) != count:
+        raise ValueError(f"{name} must be one integer or one for each of the {count} spatial dimensions, got {value!r}")
+    if min(values) < minimum:
+        raise ValueError(f"{name} must be >= {minimum}, got {value!r}")
+    return values
