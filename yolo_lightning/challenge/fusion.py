@@ -58,8 +58,11 @@ def fuse(
         fused.append(found)
         scores.append(score)
         groups.append(np.full(len(score), keys[start]))
-    all_boxes, all_scores, all_keys = (np.concatenate(one) for one in (fused, scores, groups))
-    all_boxes, all_scores = all_boxes.round(2), all_scores.round(5)
+    all_boxes, all_scores, all_keys = (
+        np.concatenate(fused).round(2),
+        np.concatenate(scores).round(5),
+        np.concatenate(groups),
+    )
     order = np.lexsort((-all_scores, all_keys))
     all_boxes, all_scores, all_keys = all_boxes[order], all_scores[order], all_keys[order]
     kept = (all_boxes[:, :2] < all_boxes[:, 2:]).all(axis=1) & (numbers_within(all_keys) < COUNTED_PER_CLASS)
