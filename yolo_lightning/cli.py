@@ -147,8 +147,8 @@ def run_trainer(args: ArgsType) -> None:
         },
         parser_kwargs={
             "prog": PROGRAM,
-            "description": "Train YOLO detectors on LTDv2 or your own images. Further commands: predict PICTURES: boxes "
-            f"in images and videos; {'; '.join(map(': '.join, TOOLS.items()))}.",
+            "description": "Train YOLO detectors on LTDv2 or your own images. Further commands: predict PICTURES: "
+            f"boxes in images and videos; {'; '.join(map(': '.join, TOOLS.items()))}.",
             "default_env": True,
             "env_prefix": "YOLO_LIGHTNING",
         },

@@ -17,7 +17,6 @@ from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, write_check
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import counter
-from yolo_lightning.commands.predict.detector import PROBE_TIMEOUT_S, folded_network
 from yolo_lightning.commands.sweep.candidates import collect, first_half, suppressed
 from yolo_lightning.commands.sweep.command import PIPE_WIDTH, checkpoint_file
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting
@@ -27,6 +26,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, SampleKey, TrainingDataset
 from yolo_lightning.data.formats.dataset_format import LTDV2
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
+from yolo_lightning.detector import PROBE_TIMEOUT_S, folded_network
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.score_table import number_table, score_text
 from yolo_lightning.model.graph import network_input, read_network
