@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -83,7 +84,7 @@ def conv3d(
     slices = windows.permute(0, 2, 1, 5, 3, 4).flatten(2, 3).flatten(0, 1)
     kernel = weight.flatten(1, 2)
     output = conv2d(slices, kernel, bias, plane_step, plane_sides, plane_gap, groups, plan=plan)
-    return output.unflatten(0, (samples, windows.size(2))).transpose(1, 2)
+    return torch.unflatten(output, 0, (samples, windows.size(2))).transpose(1, 2)
 
 
 def conv_transpose(
@@ -198,7 +199,7 @@ def _transpose3d(
     taps = weight.size(2)
     slices = input.transpose(1, 2).flatten(0, 1)
     parts = _transpose2d(slices, weight.flatten(1, 2), steps[1:], sides[1:], extra[1:], groups, gaps[1:], plan)
-    parts = parts.unflatten(1, (-1, taps)).unflatten(0, (samples, depth))  # (N, D, O, taps, H', W')
+    parts = torch.unflatten(torch.unflatten(parts, 1, (-1, taps)), 0, (samples, depth))  # (N, D, O, taps, H', W')
     reach = (depth - 1) * steps[0] + 1  # from the first to the last output slice of one tap
     output_depth = reach + gaps[0] * (taps - 1) - 2 * sides[0] + extra[0]
     _check_size(output_depth, sides, extra)

@@ -13,7 +13,7 @@ from yolo_lightning.conv.functional import conv2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 
-class _GemmLayer(_ConvNd):
+class GemmLayer(_ConvNd):
     """Base class of all vendor-free convolution layers."""
 
     plan: Plan = DEFAULT_PLAN
@@ -26,7 +26,7 @@ class _GemmLayer(_ConvNd):
         return F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
 
 
-class GemmConv1d(_GemmLayer, nn.Conv1d):
+class GemmConv1d(GemmLayer, nn.Conv1d):
     """`torch.nn.Conv1d` without a vendor library: `(N, C, L)` or `(C, L)`."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -34,7 +34,7 @@ class GemmConv1d(_GemmLayer, nn.Conv1d):
         return conv1d(input, weight, bias, self.stride, padding, self.dilation, self.groups, plan=self.plan)
 
 
-class GemmConv2d(_GemmLayer, nn.Conv2d):
+class GemmConv2d(GemmLayer, nn.Conv2d):
     """`torch.nn.Conv2d` computed by `yolo_lightning.conv.conv2d`, with equal constructor, state_dict and results.
 
     Maps `(N, C, H, W)` or `(C, H, W)` to `(N, O, H', W')` or `(O, H', W')` in the same dtype.
@@ -57,7 +57,7 @@ class GemmConv2d(_GemmLayer, nn.Conv2d):
         )
 
 
-class GemmConv3d(_GemmLayer, nn.Conv3d):
+class GemmConv3d(GemmLayer, nn.Conv3d):
     """`torch.nn.Conv3d` without a vendor library: `(N, C, D, H, W)` or `(C, D, H, W)`."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -65,12 +65,20 @@ class GemmConv3d(_GemmLayer, nn.Conv3d):
         return conv3d(input, weight, bias, self.stride, padding, self.dilation, self.groups, plan=self.plan)
 
 
-class _GemmConvTranspose(_GemmLayer, _ConvTransposeNd):
+class _GemmConvTranspose(GemmLayer, _ConvTransposeNd):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Return the transposed convolution; `output_size` as in `torch.nn.ConvTranspose2d`."""
         dimensions = len(self.kernel_size)
+        padding = self.padding
+        assert not isinstance(padding, str)  # the constructors of torch accept integers only
         output_padding = self._output_padding(
-            input, output_size, self.stride, self.padding, self.kernel_size, dimensions, self.dilation
+            input,
+            output_size,
+            list(self.stride),
+            list(padding),
+            list(self.kernel_size),
+            dimensions,
+            list(self.dilation),
         )
         return conv_transpose(
             dimensions,
@@ -78,7 +86,7 @@ class _GemmConvTranspose(_GemmLayer, _ConvTransposeNd):
             self.weight,
             self.bias,
             self.stride,
-            self.padding,
+            padding,
             output_padding,
             self.groups,
             self.dilation,
@@ -98,37 +106,37 @@ class GemmConvTranspose3d(_GemmConvTranspose, nn.ConvTranspose3d):
     """`torch.nn.ConvTranspose3d` without a vendor library: `(N, C, D, H, W)` or `(C, D, H, W)`."""
 
 
-class LazyGemmConv1d(nn.LazyConv1d, GemmConv1d):
+class LazyGemmConv1d(nn.LazyConv1d, GemmConv1d):  # type: ignore[misc]
     """`torch.nn.LazyConv1d` that becomes a `GemmConv1d`."""
 
     cls_to_become = GemmConv1d
 
 
-class LazyGemmConv2d(nn.LazyConv2d, GemmConv2d):
+class LazyGemmConv2d(nn.LazyConv2d, GemmConv2d):  # type: ignore[misc]
     """`torch.nn.LazyConv2d` that becomes a `GemmConv2d`."""
 
     cls_to_become = GemmConv2d
 
 
-class LazyGemmConv3d(nn.LazyConv3d, GemmConv3d):
+class LazyGemmConv3d(nn.LazyConv3d, GemmConv3d):  # type: ignore[misc]
     """`torch.nn.LazyConv3d` that becomes a `GemmConv3d`."""
 
     cls_to_become = GemmConv3d
 
 
-class LazyGemmConvTranspose1d(nn.LazyConvTranspose1d, GemmConvTranspose1d):
+class LazyGemmConvTranspose1d(nn.LazyConvTranspose1d, GemmConvTranspose1d):  # type: ignore[misc]
     """`torch.nn.LazyConvTranspose1d` that becomes a `GemmConvTranspose1d`."""
 
     cls_to_become = GemmConvTranspose1d
 
 
-class LazyGemmConvTranspose2d(nn.LazyConvTranspose2d, GemmConvTranspose2d):
+class LazyGemmConvTranspose2d(nn.LazyConvTranspose2d, GemmConvTranspose2d):  # type: ignore[misc]
     """`torch.nn.LazyConvTranspose2d` that becomes a `GemmConvTranspose2d`."""
 
     cls_to_become = GemmConvTranspose2d
 
 
-class LazyGemmConvTranspose3d(nn.LazyConvTranspose3d, GemmConvTranspose3d):
+class LazyGemmConvTranspose3d(nn.LazyConvTranspose3d, GemmConvTranspose3d):  # type: ignore[misc]
     """`torch.nn.LazyConvTranspose3d` that becomes a `GemmConvTranspose3d`."""
 
     cls_to_become = GemmConvTranspose3d

@@ -22,7 +22,7 @@ class _VendorFreeBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `(N, C, ...)` over all dimensions except C; the result has the shape and dtype of the input."""
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         # torch.native_batch_norm does not check the channel count.
         if input.size(1) != self.num_features:
             raise ValueError(f"input must have {self.num_features} channels, got {input.size(1)}")

@@ -7,24 +7,24 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from yolo_lightning.conv import layer as layers
+from yolo_lightning.conv import layer as gemm
 from yolo_lightning.conv import normalization
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _CONVOLUTIONS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Conv1d: layers.GemmConv1d,
-    nn.Conv2d: layers.GemmConv2d,
-    nn.Conv3d: layers.GemmConv3d,
-    nn.ConvTranspose1d: layers.GemmConvTranspose1d,
-    nn.ConvTranspose2d: layers.GemmConvTranspose2d,
-    nn.ConvTranspose3d: layers.GemmConvTranspose3d,
-    nn.LazyConv1d: layers.LazyGemmConv1d,
-    nn.LazyConv2d: layers.LazyGemmConv2d,
-    nn.LazyConv3d: layers.LazyGemmConv3d,
-    nn.LazyConvTranspose1d: layers.LazyGemmConvTranspose1d,
-    nn.LazyConvTranspose2d: layers.LazyGemmConvTranspose2d,
-    nn.LazyConvTranspose3d: layers.LazyGemmConvTranspose3d,
+    nn.Conv1d: gemm.GemmConv1d,
+    nn.Conv2d: gemm.GemmConv2d,
+    nn.Conv3d: gemm.GemmConv3d,
+    nn.ConvTranspose1d: gemm.GemmConvTranspose1d,
+    nn.ConvTranspose2d: gemm.GemmConvTranspose2d,
+    nn.ConvTranspose3d: gemm.GemmConvTranspose3d,
+    nn.LazyConv1d: gemm.LazyGemmConv1d,
+    nn.LazyConv2d: gemm.LazyGemmConv2d,
+    nn.LazyConv3d: gemm.LazyGemmConv3d,
+    nn.LazyConvTranspose1d: gemm.LazyGemmConvTranspose1d,
+    nn.LazyConvTranspose2d: gemm.LazyGemmConvTranspose2d,
+    nn.LazyConvTranspose3d: gemm.LazyGemmConvTranspose3d,
 }
 _VENDOR_FREE: dict[type[nn.Module], type[nn.Module]] = _CONVOLUTIONS | {
     nn.BatchNorm1d: normalization.VendorFreeBatchNorm1d,
@@ -71,7 +71,7 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
     for _, layer in layers:
         # Exact type only: changing the class of a subclass would drop its behaviour silently.
         layer.__class__ = _VENDOR_FREE.get(type(layer), type(layer))
-        if isinstance(layer, tuple(_CONVOLUTIONS.values())):
+        if isinstance(layer, gemm.GemmLayer):
             layer.plan = plan
     return module
 
