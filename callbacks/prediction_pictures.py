@@ -13,6 +13,7 @@ from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.data.boxes import scaled_shape
 from yolo_lightning.evaluation.plots import LabelledImage, draw_pictures
 from yolo_lightning.utils.choices import check_range
+from yolo_lightning.utils.logged_pictures import log_picture
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.run_files import picture_name
 
@@ -20,7 +21,8 @@ from yolo_lightning.utils.run_files import picture_name
 class PredictionPictures(Callback):
     """Draws predictions, and in a test the targets, on frames spread over the split.
 
-    Writes `test.png` or `predict.png` in the run folder. A full disk does not end the run.
+    Writes `test.png` or `predict.png` in the run folder, and gives the picture to the loggers. A full disk does not
+    end the run.
 
     Args:
         frames: Number of frames, >= 1.
@@ -61,6 +63,7 @@ class PredictionPictures(Callback):
         pictures, self._pictures = self._pictures, []
         with OptionalFile().attempt(path, "the run continues"):
             draw_pictures(pictures, pl_module.hparams["class_names"], path)
+            log_picture(trainer, path)
             rank_zero_info(f"picture: {len(pictures)} frames with predictions in {path}")
 
 

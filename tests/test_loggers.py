@@ -3,9 +3,14 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
+from lightning.pytorch.loggers import MLFlowLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from yolo_lightning.utils.mlflow_files import FileStoreMLFlowLogger, mlflow_name, refuse_file_store
 
 RUN = Path("runs/yolo")
 ONE_STEP = [
@@ -50,9 +55,71 @@ def test_two_loggers_and_the_files_that_need_none(run: Callable[..., None], tmp_
 @pytest.mark.usefixtures("pictures")
 def test_tensorboard_is_the_default(run: Callable[..., None]) -> None:
     run("fit", *ONE_STEP)
-    assert len(event_files(RUN / "tensorboard")) == 1
+    (file,) = event_files(RUN / "tensorboard")
+    events = EventAccumulator(str(file)).Reload()
+    assert {"val_confusion_matrix", "val_pr_curve"} <= set(events.Tags()["images"])
+    assert "val/map_50" in events.Tags()["scalars"]
     (row,) = csv.DictReader((RUN / "results.csv").open(newline=""))
     assert all(value != "" for value in row.values()), "every column of a real run has its value"
     assert {"val.npz", "val_pr_curve.png", "val_confusion_matrix.png"} < {
         path.name for path in (RUN / "evaluations").iterdir()
     }
+
+
+@pytest.mark.whole_run
+@pytest.mark.usefixtures("pictures")
+def test_wandb_offline_gets_scores_and_pictures(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    options = [
+        "--trainer.logger",
+        "WandbLogger",
+        "--trainer.logger.save_dir",
+        "logs",
+        "--trainer.logger.offline",
+        "true",
+    ]
+    run("fit", *ONE_STEP, *options)
+    summary = dict(wandb.run.summary)
+    wandb.finish()
+    assert {"train/box_loss", "val/map_50"} < summary.keys()
+    (folder,) = Path("logs/wandb").glob("offline-run-*")
+    names = {path.name.partition("_0_")[0].partition(".")[0] for path in folder.rglob("*.png")}
+    assert any(name.startswith("val_confusion_matrix") for name in names), names
+
+
+@pytest.mark.whole_run
+@pytest.mark.usefixtures("pictures")
+def test_mlflow_in_local_files_gets_scores_and_pictures(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 recommends a database
+    kind = "yolo_lightning.utils.mlflow_files.FileStoreMLFlowLogger"
+    run("fit", *ONE_STEP, "--trainer.logger", kind, "--trainer.logger.save_dir", "logs")
+    assert len(list(Path("logs").rglob("metrics/val/map_50"))) == 1
+    assert len(list(Path("logs").rglob("metrics/val/map.person"))) == 1
+    stored = {path.name for path in Path("logs").rglob("pictures/*.png")}
+    assert {"val_pr_curve.png", "val_confusion_matrix.png"} < stored
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("train/loss", "train/loss"),
+        ("val/map/person", "val/map.person"),
+        ("val/map/a/b,é", "val/map.a.b__"),
+        ("x", "x"),
+    ],
+)
+def test_names_in_mlflow_files(name: str, stored: str) -> None:
+    assert mlflow_name(name) == stored
+
+
+def test_mlflow_logger_that_would_fail_in_the_first_validation_is_refused() -> None:
+    lightnings, own = Mock(spec=MLFlowLogger, save_dir="mlruns"), Mock(spec=FileStoreMLFlowLogger, save_dir="mlruns")
+    refuse_file_store([own, Mock(spec=MLFlowLogger, save_dir=None)])
+    with pytest.raises(
+        ValueError, match=r"must be yolo_lightning\.utils\.mlflow_files\.FileStoreMLFlowLogger .*\(mlruns\)"
+    ):
+        refuse_file_store([own, lightnings])

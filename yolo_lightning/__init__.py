@@ -22,6 +22,7 @@ ENVIRONMENT_SWITCHES = {
     "YOLO_AUTOINSTALL": "0",  # ultralytics: never run pip
     "YOLO_VERBOSE": "0",  # ultralytics: errors only
     "NO_ALBUMENTATIONS_UPDATE": "1",  # albumentations: no version request per process, loader workers included
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow, if it is the logger: no request when it is imported
 }
 
 for _name, _value in ENVIRONMENT_SWITCHES.items():

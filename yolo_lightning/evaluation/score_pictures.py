@@ -19,6 +19,7 @@ from yolo_lightning.evaluation.record import EvaluationRecord, Stage
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_IOU_THRESHOLD, CONFUSION_SCORE_THRESHOLD
 from yolo_lightning.evaluation.ultralytics_metrics import GRID, SMOOTHED_POINTS, UltralyticsScores, running_mean
 from yolo_lightning.utils.files import replacing
+from yolo_lightning.utils.logged_pictures import log_picture
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import without_math
 from yolo_lightning.utils.run_files import EVALUATIONS, evaluation_record
@@ -34,12 +35,14 @@ PICTURES = OptionalFile()
 
 @rank_zero_only
 def draw_record(trainer: Trainer, stage: Stage, scores: UltralyticsScores) -> None:
-    """Draw the curves and confusion matrices of the record in the run folder, whose scores are given."""
+    """Draw curves and confusion matrices of the record in the run folder, whose scores are given, and log them."""
     folder = Path(trainer.default_root_dir)
     try:
         with PICTURES.attempt(f"pictures of the evaluation into {folder / EVALUATIONS}", "the run continues"):
             record = EvaluationRecord.load(folder / evaluation_record(stage))
             paths = draw_evaluation(record, scores, folder / EVALUATIONS)
+            for path in paths:
+                log_picture(trainer, path)
     except ValueError as error:
         rank_zero_warn(f"could not draw the evaluation ({error}); the run continues")
         return
