@@ -1,10 +1,9 @@
 """Bootstrap over clips: samples score like repeated frames, intervals cover the clips, and the seed decides."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, prediction, random_frames, target
 from yolo_lightning.evaluation.average_precision import AT_50
