@@ -85,3 +85,11 @@ def test_both_halves_must_be_better() -> None:
     assert not is_better(scores(0.9, 0.4, 0.9), scores(0.5, 0.5, 0.6))
     assert not is_better(scores(0.9, 0.5, 0.9), scores(0.5, 0.5, 0.6))
     assert is_better(scores(0.6), scores(0.5))
+
+
+def test_run_folder_can_be_given_without_its_name(
+    look_alike: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["recalibrate", str(tmp_path / "gone"), "--data.root", str(look_alike)])
+    assert f"no run folder {tmp_path / 'gone'}" in capsys.readouterr().err
