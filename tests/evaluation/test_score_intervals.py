@@ -1,9 +1,11 @@
 """Bootstrap over clips: samples score like repeated frames, intervals cover the clips, and the seed decides."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
+from msgspec import structs
 
 from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, prediction, random_frames, target
 from yolo_lightning.evaluation.average_precision import AT_50
@@ -38,7 +40,8 @@ def test_repeated_frames_score_as_in_a_split_that_contains_them_repeatedly(digit
     counts = np.random.default_rng(0).integers(0, most, len(frames))
     repeated = [frame for frame, count in zip(frames, counts, strict=True) for _ in range(count)]
     renamed = [
-        (replace(one, image_id=str(at)), replace(truth, image_id=str(at))) for at, (one, truth) in enumerate(repeated)
+        (structs.replace(one, image_id=str(at)), replace(truth, image_id=str(at)))
+        for at, (one, truth) in enumerate(repeated)
     ]
     expected = drift_scores(matched(renamed)).overall.precision[AT_50]
     matches = matched(frames)
