@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from yolo_lightning.conv import swap_convs, unswap_convs
     from yolo_lightning.data.datamodule import DetectionDataModule
     from yolo_lightning.module import YOLOModule
+    from yolo_lightning.supervision.heartbeat import heartbeat
 
-__all__ = ["DetectionDataModule", "YOLOModule", "swap_convs", "unswap_convs"]
+__all__ = ["DetectionDataModule", "YOLOModule", "heartbeat", "swap_convs", "unswap_convs"]
 
 ENVIRONMENT_SWITCHES = {
     "YOLO_OFFLINE": "1",  # ultralytics: no DNS probe at import, no update check, no analytics
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "DetectionDataModule": "yolo_lightning.data.datamodule",
     "YOLOModule": "yolo_lightning.module",
+    "heartbeat": "yolo_lightning.supervision.heartbeat",
     "swap_convs": "yolo_lightning.conv",
     "unswap_convs": "yolo_lightning.conv",
 }

@@ -20,9 +20,10 @@ TOOLS = {
     "prepare": "pack frames into a store, verify a store, or summarise a dataset",
     "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
     "submission": "check or score a submission file of the LTDv2 challenge",
+    "supervise": "restart any training command after hangs and crashes",
     "sweep": "find the score and IoU thresholds with the best validation scores",
 }
 """Purpose by name."""
 
-WITHOUT_TORCH = frozenset({"benchmark_gpu", "doctor", "monitor"})
+WITHOUT_TORCH = frozenset({"benchmark_gpu", "doctor", "monitor", "supervise"})
 """Commands that do not import torch: they start quickly, and work if torch cannot be imported."""

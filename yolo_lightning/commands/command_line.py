@@ -4,6 +4,7 @@ A command is a function, or a dictionary of functions for several subcommands. I
 arguments, its other required arguments are positional. torch is imported only by commands that use it.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,7 +68,8 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     auto_cli(
         function,
         args=spelled_out(words, parameters),
-        as_positional=any(one.kind is Parameter.KEYWORD_ONLY for one in parameters.values()),
+        as_positional="command" not in parameters
+        and any(one.kind is Parameter.KEYWORD_ONLY for one in parameters.values()),
         parser_class=ShortErrorToolParser,
         prog=program,
         description=purpose.strip(),
@@ -75,7 +77,13 @@ def run_tool(name: str, words: Sequence[str]) -> None:
 
 
 def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> list[str]:
-    """Return the words with `--json` expanded to `--json=true` and hyphens in option names replaced by underscores."""
+    """Return the words with `--json` expanded to `--json=true` and hyphens in option names replaced by underscores.
+
+    For a function with an argument `command`, all words after `--` become the value of `--command`.
+    """
+    if "command" in parameters and "--" in words:
+        at = list(words).index("--")
+        return [*spelled_out(words[:at], parameters), f"--command={json.dumps(list(words[at + 1 :]))}"]
     found = []
     for at, word in enumerate(words):
         typed, equals, value = word.removeprefix("--").partition("=")
