@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from yolo_lightning.data.datamodule import DetectionDataModule
     from yolo_lightning.detector import Detector
     from yolo_lightning.module import YOLOModule
+    from yolo_lightning.supervision.heartbeat import heartbeat
 
-__all__ = ["DetectionDataModule", "Detector", "YOLOModule", "swap_convs", "unswap_convs"]
+__all__ = ["DetectionDataModule", "Detector", "YOLOModule", "heartbeat", "swap_convs", "unswap_convs"]
 
 ENVIRONMENT_SWITCHES = {
     "YOLO_OFFLINE": "1",  # ultralytics: no DNS probe at import, no update check, no analytics
@@ -34,6 +35,7 @@ _HOMES = {
     "DetectionDataModule": "yolo_lightning.data.datamodule",
     "Detector": "yolo_lightning.detector",
     "YOLOModule": "yolo_lightning.module",
+    "heartbeat": "yolo_lightning.supervision.heartbeat",
     "swap_convs": "yolo_lightning.conv",
     "unswap_convs": "yolo_lightning.conv",
 }

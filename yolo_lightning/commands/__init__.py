@@ -22,9 +22,10 @@ TOOLS = {
     "recalibrate": "compute the statistics of batch normalisation anew, and compare the scores",
     "report": "write a run as one HTML file: curves, scores, frames, incidents, configuration",
     "submission": "check, score or fuse submission files of the LTDv2 challenge",
+    "supervise": "restart any training command after hangs and crashes",
     "sweep": "find the score and IoU thresholds with the best validation scores",
 }
 """Purpose by name."""
 
-WITHOUT_TORCH = frozenset({"benchmark_gpu", "doctor", "monitor"})
+WITHOUT_TORCH = frozenset({"benchmark_gpu", "doctor", "monitor", "supervise"})
 """Commands that do not import torch: they start quickly, and work if torch cannot be imported."""

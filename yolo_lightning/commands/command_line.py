@@ -71,7 +71,8 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     auto_cli(
         function,
         args=spelled_out(words, parameters),
-        as_positional=any(one.kind is Parameter.KEYWORD_ONLY for one in parameters.values()),
+        as_positional="command" not in parameters
+        and any(one.kind is Parameter.KEYWORD_ONLY for one in parameters.values()),
         parser_class=ShortErrorToolParser,
         prog=program,
         description=purpose.strip(),
@@ -93,8 +94,12 @@ def with_options(functions: Mapping[str, Callable[..., Any]], words: Sequence[st
 def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> list[str]:
     """Return the words with `--json` expanded to `--json=true`, and hyphens in option names replaced by underscores.
 
-    The values of a list, as `--weights 0.7 0.3` or `--weights 0.7,0.3`, become one word, as `--weights=[0.7, 0.3]`.
+    The values of a list, as `--weights 0.7 0.3` or `--weights 0.7,0.3`, become one word, as `--weights=[0.7, 0.3]`. For a
+    function with an argument `command`, all words after `--` become the value of `--command`.
     """
+    if "command" in parameters and "--" in words:
+        at = list(words).index("--")
+        return [*spelled_out(words[:at], parameters), f"--command={json.dumps(list(words[at + 1 :]))}"]
     found = []
     at = 0
     while at < len(words):

@@ -84,6 +84,8 @@ def answer(words: Sequence[str]) -> None:
         print(program_help())
         raise SystemExit(0 if words else ExitCode.USAGE)
     command, rest = words[0], words[1:]
+    if command == "supervise" and "--" in rest:  # followed by a command with options of its own
+        rest = rest[: rest.index("--")]
     if FULL_HELP in rest or command.startswith("-"):
         return
     if command not in SUBCOMMANDS and command not in TOOLS:

@@ -40,6 +40,7 @@ class AttemptRunner:
     """Runs the attempts of a run, one after the other. While a trainer runs, no method waits for the run folder.
 
     `token` marks all processes of the trainer. The supervisor appends the stop signals that it receives to `signals`.
+    `any_command` as in `Job`.
     """
 
     def __init__(
@@ -51,9 +52,12 @@ class AttemptRunner:
         announcer: Announcer,
         signals: list[int],
         timeouts: AdaptiveTimeouts,
+        *,
+        any_command: bool = False,
     ) -> None:
         self.run_folder, self.token, self.settings, self.disk, self.recorder = disk.run, token, settings, disk, recorder
         self.announcer, self.signals, self.timeouts = announcer, signals, timeouts
+        self._any_command = any_command
         self._incidents: set[str] = set()
         self._last_heartbeat: Heartbeat | None = None
         self._disk_hung = False
@@ -78,7 +82,10 @@ class AttemptRunner:
             incident = self._watch(trainer)
         finally:
             killed = self._end(trainer, incident)
-        finished = self.disk.ask(run_files.is_finished, self.run_folder)
+        if self._any_command:
+            finished = incident is None and trainer.process.returncode == 0
+        else:
+            finished = self.disk.ask(run_files.is_finished, self.run_folder)
         if incident is None and not self.signals and not finished:
             incident = self._incident_of_exit(trainer)
         code, lines = trainer.process.returncode, trainer.output.lines()

@@ -1,6 +1,7 @@
 """Fallback levels of the loader, from fast to safe."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +19,12 @@ class FallbackLevel:
     name: str
     num_workers: int | None = None  # loader processes; None for the configured number
     settings: dict[str, int | bool] = field(default_factory=dict)  # keys of `data.loader` that are replaced
+    words: tuple[str, ...] = ()  # options of another command than `fit`
 
     @property
     def overrides(self) -> tuple[str, ...]:
         """The settings as command-line options of the trainer."""
-        return tuple(f"--data.loader.{name}={json.dumps(value)}" for name, value in self.settings.items())
+        return self.words + tuple(f"--data.loader.{name}={json.dumps(value)}" for name, value in self.settings.items())
 
 
 FALLBACK_LEVELS = (
@@ -41,6 +43,11 @@ FALLBACK_LEVELS = (
 def levels_below(num_workers: int) -> tuple[FallbackLevel, ...]:
     """Return the configured level and those with fewer than `num_workers` workers."""
     return tuple(one for one in FALLBACK_LEVELS if one.num_workers is None or one.num_workers < num_workers)
+
+
+def levels_of_words(fallbacks: Sequence[tuple[str, ...]]) -> tuple[FallbackLevel, ...]:
+    """Return the levels of a command that gets the words of `fallbacks` in addition, from fast to safe."""
+    return FALLBACK_LEVELS[0], *(FallbackLevel(" ".join(words), words=words) for words in fallbacks)
 
 
 def level_of_launch(run: Path, launch: str, num_workers: int) -> FallbackLevel:

@@ -251,6 +251,26 @@ def open_from_environment() -> HeartbeatWriter | None:
     return _writer
 
 
+def heartbeat(phase: str = "step", step: int | None = None, epoch: int | None = None) -> None:
+    """Report to the supervisor that training has begun another item; does nothing without a supervisor.
+
+    Args:
+        phase: Name of a phase, whose timeout applies until the next call: `setup`, `fetch`, `step`, `validate`,
+            `save` and so on (see `Phase`).
+        step: Trained steps since training began, across restarts; None keeps the last number.
+        epoch: Epoch from 0; None keeps the last number.
+
+    Raises:
+        ValueError: If the phase is unknown.
+    """
+    name = phase.upper().replace(" ", "_")
+    if name not in Phase.__members__:
+        raise ValueError(f"phase must be one of {', '.join(one.name.lower() for one in Phase)}, got {phase!r}")
+    writer = open_from_environment()
+    if writer is not None:
+        writer.beat(Phase[name], epoch=epoch, step=step)
+
+
 def enter(phase: Phase) -> None:
     """Record the start of `phase` in the file of `open_from_environment`, if there is one."""
     if _writer is not None:

@@ -74,6 +74,9 @@ class Job:
     workers: int = 0  # configured loader workers
     settings: SuperviseSettings = field(default_factory=SuperviseSettings)
     smoke_test: tuple[str, ...] = ()  # words of a program that uses the GPU, run after a GPU stall; empty for none
+    any_command: bool = False  # whether the command is not a `fit`: exit code 0 means that it has finished
+    checkpoints: str = ""  # absolute pattern of the checkpoint files of `any_command`; empty if unknown
+    fallbacks: tuple[tuple[str, ...], ...] = ()  # words that `any_command` gets at each fallback level
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -85,7 +88,14 @@ class Job:
         notify = NotifySettings(**content["settings"].pop("notify"))
         settings = SuperviseSettings(phase_timeouts=phase_timeouts, notify=notify, **content["settings"])
         words = {name: tuple(content[name]) for name in ("command", "restart_command", "smoke_test")}
-        return cls(workers=content["workers"], settings=settings, **words)
+        return cls(
+            workers=content["workers"],
+            settings=settings,
+            any_command=content["any_command"],
+            checkpoints=content["checkpoints"],
+            fallbacks=tuple(map(tuple, content["fallbacks"])),
+            **words,
+        )
 
 
 def job(words: Sequence[str], folder: Path, *, workers: int, settings: SuperviseSettings, on_gpu: bool) -> Job:

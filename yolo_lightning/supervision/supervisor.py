@@ -12,7 +12,7 @@ from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.attempt import Attempt, AttemptRunner
 from yolo_lightning.supervision.child_process import run_child
 from yolo_lightning.supervision.classify import Diagnosis, StallClass
-from yolo_lightning.supervision.fallback import levels_below
+from yolo_lightning.supervision.fallback import levels_below, levels_of_words
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.helper_process import SUPERVISOR_SIGNALS
 from yolo_lightning.supervision.incident import Incident
@@ -28,11 +28,11 @@ from yolo_lightning.supervision.outcome import (
     space_of,
 )
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
+from yolo_lightning.supervision.progress import can_resume, has_progressed, saved_marks
 from yolo_lightning.supervision.restart_policy import FallbackState, decide
 from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
 from yolo_lightning.supervision.trainer import marker_of, remove_temporary_folder
-from yolo_lightning.utils import run_files
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
 from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
 from yolo_lightning.utils.stop_signals import pasteable
@@ -48,7 +48,8 @@ class Supervisor:
 
     def __init__(self, run: Path, job: Job) -> None:
         self.run_folder, self.job, self.settings = run, job, job.settings
-        self.levels = levels_below(job.workers)
+        self.levels = levels_of_words(job.fallbacks) if job.any_command else levels_below(job.workers)
+        self._furthest_step = 0
         self.token = uuid.uuid4().hex
         self.state = FallbackState()
         self.signals: list[int] = []
@@ -86,7 +87,14 @@ class Supervisor:
         try:
             timeouts = self._prepare(before)
             self.runner = AttemptRunner(
-                self.token, self.settings, self.disk, self.recorder, self.announcer, self.signals, timeouts
+                self.token,
+                self.settings,
+                self.disk,
+                self.recorder,
+                self.announcer,
+                self.signals,
+                timeouts,
+                any_command=self.job.any_command,
             )
             end = self._run_attempts()
         except DiskHangsError:
@@ -122,11 +130,11 @@ class Supervisor:
             end = self._run_attempt(self.job.restart_command if resume else self.job.command)
             if end is not None:
                 return end
-            resume = self.disk.ask(run_files.has_checkpoint, self.run_folder)
+            resume = self.disk.ask(can_resume, self.run_folder, self.job, self._furthest_step)
 
     def _run_attempt(self, command: tuple[str, ...]) -> End | None:
         """Run one trainer from start to end; return None if another attempt follows."""
-        saved_before = self.disk.ask(run_files.saved_steps, self.run_folder)
+        saved_before = self.disk.ask(saved_marks, self.run_folder, self.job)
         attempt = self.runner.run(command, self.levels[self.state.level], self.state.restarts)
         incident = attempt.incident
         end = self._end_after(attempt)
@@ -135,9 +143,13 @@ class Supervisor:
                 self.runner.keep_incident(incident, end[1])
             return end
         assert incident is not None
-        saved_after = self.disk.ask(run_files.saved_steps, self.run_folder)
-        saved = run_files.has_saved(saved_before, saved_after)
-        lost = None if incident.heartbeat is None else max(0, incident.heartbeat.step - max(saved_after, default=0))
+        saved_after = self.disk.ask(saved_marks, self.run_folder, self.job)
+        saved = has_progressed(self.job, saved_before, saved_after, incident.heartbeat, self._furthest_step)
+        lost = None
+        if incident.heartbeat is not None:
+            self._furthest_step = max(self._furthest_step, incident.heartbeat.step)
+            if not self.job.any_command:  # the steps in the checkpoints of another command are unknown
+                lost = max(0, incident.heartbeat.step - max(saved_after, default=0))
         if not incident.waited_s:
             if (space := self._full_disk(attempt)) is not None:
                 return self._wait_for_space(incident, space, saved, lost)
@@ -158,7 +170,7 @@ class Supervisor:
             left = "; ".join(f"process {pid}: {where}" for pid, where in attempt.killed.survivors.items())
             return ExitCode.NEEDS_REBOOT, f"needs reboot: SIGKILL did not end {left}"
         if self.signals:
-            saved = self.disk.ask(run_files.has_checkpoint, self.run_folder)
+            saved = self.disk.ask(can_resume, self.run_folder, self.job, self._furthest_step)
             resume = f"resume with: {pasteable(self.job.restart_command)}"
             hint = resume if saved else "nothing was saved: start again without --resume"
             return of_signal(self.signals[0]), f"stopped by {signal_name(self.signals[0])}; {hint}"

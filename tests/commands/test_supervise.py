@@ -1,0 +1,120 @@
+"""`supervise`: the example of docs/supervise.md, which hangs once and is restarted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from yolo_lightning.supervision.fallback import levels_of_words
+from yolo_lightning.supervision.heartbeat import heartbeat
+from yolo_lightning.supervision.job import Job
+
+SUPERVISE = (sys.executable, "-m", "yolo_lightning", "supervise", "--run", "run")
+PAGE = REPOSITORY / "docs" / "supervise.md"
+HANG = """    if step == 5 and not os.path.exists("hung"):
+        open("hung", "w").close()
+        import time; time.sleep(1000)
+"""
+PLAIN = """
+import os, sys, time
+from yolo_lightning import heartbeat
+print("started with", sys.argv[1:], flush=True)
+heartbeat("setup", 0)
+open("starts", "a").write("x")
+starts = len(open("starts").read())
+"""
+
+
+def supervise(
+    folder: Path, script: str, *options: str, words: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
+    short = ["--supervision.poll_s=0.05", "--supervision.kill_after_s=0.1", "--supervision.pause_s=0.05"]
+    return subprocess.run(
+        [*SUPERVISE, *short, *options, "--", sys.executable, "train.py", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def log_of(folder: Path) -> str:
+    return (folder / "run" / "run.log").read_text()
+
+
+@pytest.mark.whole_run
+def test_example_of_the_page_is_restarted_after_a_hang(tmp_path: Path) -> None:
+    script = PAGE.read_text().split("```python\n")[1].split("```")[0]
+    mark = '    heartbeat("step", step)\n'
+    assert mark in script
+    timeout = "--supervision.phase_timeouts.step_s=3"
+    done = supervise(tmp_path, script.replace(mark, mark + HANG), "--checkpoints", "last.pt", timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    import torch
+
+    assert torch.load(tmp_path / "last.pt")[0] == 20
+    (report,) = (tmp_path / "run" / "incidents").glob("*/incident.json")
+    assert "restart" in json.loads(report.read_text())["outcome"]
+
+
+def test_restart_adds_options_after_progress_and_exit_code_zero_finishes(tmp_path: Path) -> None:
+    script = f"{PLAIN}heartbeat('step', 10 * starts)\nos._exit(0 if starts == 3 else 9)\n"
+    done = supervise(tmp_path, script, "--restart_options=--resume now", words=("--lr", "0.1"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    started = [line for line in log_of(tmp_path).splitlines() if "started with" in line]
+    assert [line.partition("with ")[2] for line in started] == [
+        "['--lr', '0.1']",
+        *["['--lr', '0.1', '--resume', 'now']"] * 2,
+    ]
+
+
+def test_supervisor_gives_up_without_progress(tmp_path: Path) -> None:
+    done = supervise(tmp_path, f"{PLAIN}heartbeat('step', 3)\nos._exit(9)\n", "--supervision.attempts=2")
+    assert done.returncode == 76, done.stdout + done.stderr
+    # The first attempt made progress: step 3 after step 0. The two after it did not.
+    assert (tmp_path / "starts").read_text() == "xxx"
+
+
+def test_unchanged_checkpoints_are_no_progress(tmp_path: Path) -> None:
+    script = f"{PLAIN}heartbeat('step', 3 * starts)\nos._exit(9)\n"
+    done = supervise(tmp_path, script, "--supervision.attempts=2", "--checkpoints", "*.pt")
+    assert done.returncode == 76, done.stdout + done.stderr
+    assert (tmp_path / "starts").read_text() == "xx"
+
+
+def test_supervise_without_a_command_is_an_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*SUPERVISE, "--"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "supervise needs a command after --" in done.stderr
+
+
+def test_heartbeat_rejects_an_unknown_phase() -> None:
+    with pytest.raises(ValueError, match=r"phase must be one of import, setup, .*got 'training'"):
+        heartbeat("training")
+
+
+def test_heartbeat_does_nothing_without_a_supervisor() -> None:
+    heartbeat("step", 3)
+
+
+def test_fallback_options_follow_the_configured_level_and_survive_the_environment() -> None:
+    words = (("--num-workers", "2"), ("--num-workers", "0"))
+    job = Job(("train",), ("train", "--resume"), fallbacks=words, any_command=True, checkpoints="/out/*.pt")
+    assert Job.from_json(job.to_json()) == job
+    levels = levels_of_words(job.fallbacks)
+    assert [level.overrides for level in levels] == [(), *words]
+    assert [level.name for level in levels] == ["as configured", "--num-workers 2", "--num-workers 0"]

@@ -1,0 +1,43 @@
+"""Supervise any training command: restart the command after hangs and crashes."""
+
+import shlex
+from pathlib import Path
+from typing import NoReturn
+
+from yolo_lightning.supervision import SuperviseSettings, become_supervisor
+from yolo_lightning.supervision.job import Job
+
+
+def supervise(
+    *,
+    command: list[str],
+    run: Path = Path("runs/supervised"),
+    restart_options: str = "",
+    checkpoints: str = "",
+    fallbacks: list[str] = [],  # noqa: B006 - the parser needs a list as the default
+    supervision: SuperviseSettings = SuperviseSettings(),  # noqa: B008 - frozen
+) -> NoReturn:
+    """Run a command, watch its heartbeat, and restart the command after hangs and crashes.
+
+    The command has finished when it exits with code 0. See docs/supervise.md.
+
+    Args:
+        command: Words of the command; usually written after all options: `supervise --run RUN -- python train.py`.
+        run: Folder for the log, the incident reports and the state of the supervisor.
+        restart_options: Options that are appended to the command when it is restarted after progress.
+        checkpoints: Pattern of the checkpoint files, for example 'out/*.pt'. A new or changed file is progress. Without
+            a pattern, a heartbeat with a larger step than in all earlier attempts is progress.
+        fallbacks: Options that are appended after loader stalls, one text per level, from fast to safe.
+        supervision: Timeouts, retries and notifications.
+    """
+    if not command:
+        raise ValueError("supervise needs a command after --, for example: supervise --run runs/a -- python train.py")
+    job = Job(
+        command=tuple(command),
+        restart_command=(*command, *shlex.split(restart_options)),
+        settings=supervision,
+        fallbacks=tuple(tuple(shlex.split(one)) for one in fallbacks),
+        any_command=True,
+        checkpoints=str(Path(checkpoints).absolute()) if checkpoints else "",
+    )
+    become_supervisor(run, job)
