@@ -94,8 +94,8 @@ def with_options(functions: Mapping[str, Callable[..., Any]], words: Sequence[st
 def spelled_out(words: Sequence[str], parameters: Mapping[str, Parameter]) -> list[str]:
     """Return the words with `--json` expanded to `--json=true`, and hyphens in option names replaced by underscores.
 
-    The values of a list, as `--weights 0.7 0.3` or `--weights 0.7,0.3`, become one word, as `--weights=[0.7, 0.3]`. For a
-    function with an argument `command`, all words after `--` become the value of `--command`.
+    The values of a list, as `--weights 0.7 0.3` or `--weights 0.7,0.3`, become one word, as `--weights=[0.7, 0.3]`.
+    For a function with an argument `command`, all words after `--` become the value of `--command`.
     """
     if "command" in parameters and "--" in words:
         at = list(words).index("--")
