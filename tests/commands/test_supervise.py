@@ -118,3 +118,30 @@ def test_fallback_options_follow_the_configured_level_and_survive_the_environmen
     levels = levels_of_words(job.fallbacks)
     assert [level.overrides for level in levels] == [(), *words]
     assert [level.name for level in levels] == ["as configured", "--num-workers 2", "--num-workers 0"]
+
+
+LIGHTNING = """
+import os
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from yolo_lightning.callbacks import HeartbeatFile
+
+class Model(BoringModel):
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 5 and not os.path.exists("died"):
+            open("died", "w").close()
+            os._exit(9)
+        return super().training_step(batch, batch_idx)
+
+Trainer(max_steps=8, limit_val_batches=1, callbacks=[HeartbeatFile()], accelerator="cpu", logger=False,
+        enable_progress_bar=False, enable_checkpointing=False, default_root_dir="out").fit(Model())
+"""
+
+
+@pytest.mark.whole_run
+def test_heartbeat_callback_in_any_lightning_trainer(tmp_path: Path) -> None:
+    done = supervise(tmp_path, LIGHTNING)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (report,) = (tmp_path / "run" / "incidents").glob("*/incident.json")
+    text = report.read_text()
+    assert '"phase": "step"' in text, text

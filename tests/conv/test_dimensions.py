@@ -165,3 +165,17 @@ def test_layers_reject_sizes_and_arguments_that_torch_rejects() -> None:
         swap_convs(nn.ConvTranspose3d(2, 3, 1, output_padding=1))(input)
     with pytest.raises(ValueError, match="expected 4D"):
         swap_convs(nn.Conv3d(2, 3, 1))(input[0, 0])
+
+
+@pytest.mark.parametrize("kind", [*PLAIN, *TRANSPOSED])
+@pytest.mark.parametrize("kernel_size", [1, 3])
+@pytest.mark.parametrize("bias", [False, True])
+def test_outputs_can_be_changed_in_place(kind: Any, kernel_size: int, bias: bool) -> None:
+    input = torch.randn(2, 4, *(5,) * int(kind.__name__[-2]), dtype=torch.float64)
+    layer = kind(4, 6, kernel_size, bias=bias, dtype=torch.float64)
+    model = nn.Sequential(layer, nn.ReLU(inplace=True))
+    expected = derivatives(model, input)
+    torch.testing.assert_close(derivatives(swap_convs(model), input), expected)
+    samples_first = input[:1].clone()
+    expected = derivatives(unswap_convs(model), samples_first)
+    torch.testing.assert_close(derivatives(swap_convs(model), samples_first), expected)

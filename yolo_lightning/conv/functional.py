@@ -153,12 +153,17 @@ def _apply(function: type[Function], ctx: Any, *tensors: MaybeTensor) -> Tensor:
     return result
 
 
+def _whole(tensor: Tensor) -> Tensor:
+    """Return the same memory as a tensor that is not a view: autograd forbids to change a view from here in place."""
+    return tensor.data if tensor._is_view() else tensor
+
+
 class _Convolution(Function):
     @staticmethod
     @_with_signature
     def forward(input: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, plan: Plan) -> Tensor:
         with without_autocast(input):
-            output = plan.forward(input, weight, problem)
+            output = _whole(plan.forward(input, weight, problem))
         return output if bias is None else output.add_(bias.view(1, -1, 1, 1))
 
     @staticmethod
@@ -196,7 +201,7 @@ class _InputGradient(_Product):
     @_with_signature
     def forward(grad_output: Tensor, weight: Tensor, problem: Problem, plan: Plan) -> Tensor:
         with without_autocast(grad_output):
-            return plan.input_gradient(grad_output, weight, problem)
+            return _whole(plan.input_gradient(grad_output, weight, problem))
 
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[MaybeTensor, MaybeTensor, None, None]:
