@@ -211,7 +211,7 @@ def test_average_reads_addresses(tmp_path: Path) -> None:
     for steps in (2, 4):
         save(tmp_path / "run/checkpoints", steps)
         mirror(tmp_path / "run/checkpoints", RemoteFolder("memory://bucket"))
-    addresses = ",".join(f"memory://bucket/step-{steps:09d}.ckpt" for steps in (2, 4))
+    addresses = [f"memory://bucket/step-{steps:09d}.ckpt" for steps in (2, 4)]
     average(str(tmp_path / "run"), checkpoints=addresses)
     content = torch.load(tmp_path / "run/checkpoints/average.ckpt", weights_only=True)
     assert content["state_dict"]["weight"].tolist() == [3.0, 3.0]
