@@ -17,6 +17,8 @@ from yolo_lightning.callbacks import HeartbeatFile, StallMonitor
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.exit_codes import ExitCode
 
+pytestmark = pytest.mark.whole_run  # real processes, seconds each
+
 
 def test_no_time_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match=r"StallMonitor\.timeout_s must be > 0, got 0"):

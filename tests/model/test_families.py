@@ -21,6 +21,8 @@ from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.model.postprocess import best_boxes, predictions
 from yolo_lightning.module import YOLOModule
 
+pytestmark = pytest.mark.whole_run  # trains a step of each family
+
 FAMILIES = ("yolov5n", "yolov8n-p2", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n")
 DUAL = ("yolov10n", "yolo26n")
 

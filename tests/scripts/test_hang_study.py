@@ -21,6 +21,8 @@ from hang_study import TABLE, Study, check_shared_memory, choose_device, read_re
 from yolo_lightning.commands.doctor.probes import Outcome, Probe, ProbeOutcome
 from yolo_lightning.utils.files import write_json
 
+pytestmark = pytest.mark.whole_run  # real processes, seconds each
+
 FORKED, SPAWNED = "fork-pinned", "spawn-staged"
 QUICK = StudyLimits(interval_s=0.2, start_s=120.0, stall_s=1.0, poll_s=0.02)
 

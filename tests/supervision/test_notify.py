@@ -18,6 +18,8 @@ from yolo_lightning.supervision.notify import CLOSE_S, Notifier
 from yolo_lightning.supervision.processes import all_processes, command_line_now
 from yolo_lightning.utils.exit_codes import ExitCode
 
+pytestmark = pytest.mark.whole_run  # real processes, seconds each
+
 URL = "https://hooks.example.org/services/SECRET"
 SHORT_S = 0.6
 FETCH = floors(fetch_s=SHORT_S)

@@ -19,6 +19,8 @@ from yolo_lightning.supervision.supervisor import SUPERVISOR_SIGNALS, Supervisor
 from yolo_lightning.supervision.trainer import temporary_folder
 from yolo_lightning.utils.exit_codes import ExitCode
 
+pytestmark = pytest.mark.whole_run  # real processes, seconds each
+
 SHORT_S = 0.6
 
 

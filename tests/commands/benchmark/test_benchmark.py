@@ -18,6 +18,8 @@ from yolo_lightning.commands.benchmark.passes import STAGES
 from yolo_lightning.commands.benchmark.run import BenchmarkReport, BenchmarkSettings, new_report, run, write_json
 from yolo_lightning.commands.benchmark.tables import show
 
+pytestmark = pytest.mark.whole_run  # measures whole networks
+
 TINY: dict[str, Any] = {
     "device": "cpu",
     "sections": ("graph",),
