@@ -12,11 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tests.conv.emulation import fence
 from tests.conv.test_conv2d import Case, random
-from tests.conv.test_fused import DENSE, draw_convolution, nhwc, problem_of
+from tests.conv.test_fused import DENSE, Products, draw_convolution, make_products, nhwc, problem_of
 from yolo_lightning.conv import disable_compiled_kernels, enable_compiled_kernels, swap_convs
 from yolo_lightning.conv.kernels import compiled, compiled_launch
 from yolo_lightning.conv.kernels.compiled_launch import KernelSizes, Loops
@@ -44,27 +43,25 @@ def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return int(request.param)
 
 
-def check(loops: Loops, input_shape: Sequence[int], weight_shape: Sequence[int], arguments: dict[str, Any]) -> None:
-    input, weight = random(*input_shape, dtype=torch.float32), random(*weight_shape, seed=1, dtype=torch.float32)
-    problem = problem_of(input, weight, arguments)
-    exact = [input.double().requires_grad_(), weight.double().requires_grad_()]
-    output = F.conv2d(*exact, **arguments)
-    grad_output = random(*output.shape, seed=2, dtype=torch.float32)
-    expected = torch.autograd.grad(output, exact, grad_output.double())
-    input, grad_output = nhwc(input), nhwc(grad_output)
+def compare(loops: Loops, products: Products) -> None:
+    input, weight, grad_output, problem, (output, by_input, by_weight) = products
     launch = compiled_launch
     at_once = launch.gradients(loops, input, grad_output, weight, problem)
     found = {
         "output": (launch.forward(loops, input, weight, problem), output),
-        "input gradient": (launch.input_gradient(loops, grad_output, weight, problem), expected[0]),
-        "weight gradient": (launch.weight_gradient(loops, input, grad_output, problem), expected[1]),
-        "input gradient at once": (at_once[0], expected[0]),
-        "weight gradient at once": (at_once[1], expected[1]),
+        "input gradient": (launch.input_gradient(loops, grad_output, weight, problem), by_input),
+        "weight gradient": (launch.weight_gradient(loops, input, grad_output, problem), by_weight),
+        "input gradient at once": (at_once[0], by_input),
+        "weight gradient at once": (at_once[1], by_weight),
     }
     for name, (one, other) in found.items():
         assert one.shape == other.shape
         difference = (one - other).abs().max() / other.abs().max().clamp(min=1)
         assert difference < 1e-5, f"{name} is off by {difference:.2g}"
+
+
+def check(loops: Loops, input_shape: Sequence[int], weight_shape: Sequence[int], arguments: dict[str, Any]) -> None:
+    compare(loops, make_products(input_shape, weight_shape, arguments))
 
 
 @needs_compiler
@@ -133,11 +130,12 @@ def dense(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize("channels", [3, 16], ids=["windows", "winograd"])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_no_access_outside_the_tensors(stride: int, channels: int, kind: type[Fenced], loops: Loops) -> None:
+    # Before the fork, after which autograd may refuse to work.
+    products = make_products((2, channels, 19, 18), (channels, channels, 3, 3), {"padding": 1, "stride": stride})
     child = os.fork()
     if child == 0:
         try:
-            fenced = kind(loops.library, loops.sgemm)
-            check(fenced, (2, channels, 19, 18), (channels, channels, 3, 3), {"padding": 1, "stride": stride})
+            compare(kind(loops.library, loops.sgemm), products)
             os._exit(0)
         finally:
             os._exit(1)

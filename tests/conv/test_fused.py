@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,20 +35,33 @@ def problem_of(input: Tensor, weight: Tensor, arguments: dict[str, Any]) -> Prob
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def check(
-    launch: Launcher,
+class Products(NamedTuple):
+    """Tensors and arguments of a convolution, and its output and gradients by autograd in float64."""
+
+    input: Tensor
+    weight: Tensor
+    grad_output: Tensor
+    problem: Problem
+    expected: list[Tensor]
+
+
+def make_products(
     input_shape: Sequence[int],
     weight_shape: Sequence[int],
     arguments: dict[str, Any],
     dtype: torch.dtype = torch.float32,
-) -> None:
+) -> Products:
     input, weight = random(*input_shape, dtype=dtype), random(*weight_shape, seed=1, dtype=dtype)
     problem = problem_of(input, weight, arguments)
     exact = [input.double().requires_grad_(), weight.double().requires_grad_()]
     output = F.conv2d(*exact, **arguments)
     grad_output = random(*output.shape, seed=2, dtype=dtype)
-    expected = [output, *torch.autograd.grad(output, exact, grad_output.double())]
-    input, grad_output = nhwc(input), nhwc(grad_output)
+    expected = [output.detach(), *torch.autograd.grad(output, exact, grad_output.double())]
+    return Products(nhwc(input), weight, nhwc(grad_output), problem, expected)
+
+
+def compare(launch: Launcher, products: Products) -> None:
+    input, weight, grad_output, problem, expected = products
     found = [
         fused_launch.forward(launch, input, weight, problem),
         fused_launch.input_gradient(launch, grad_output, weight, problem),
@@ -56,9 +69,19 @@ def check(
     ]
     for name, one, other in zip(("output", "input", "weight"), found, expected, strict=True):
         assert one.shape == other.shape
-        assert one.dtype == dtype
+        assert one.dtype == input.dtype
         difference = (one - other).abs().max() / other.abs().max().clamp(min=1)
-        assert difference < TOLERANCES[dtype], f"{name} is off by {difference:.2g}"
+        assert difference < TOLERANCES[input.dtype], f"{name} is off by {difference:.2g}"
+
+
+def check(
+    launch: Launcher,
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    arguments: dict[str, Any],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    compare(launch, make_products(input_shape, weight_shape, arguments, dtype))
 
 
 @pytest.mark.parametrize("case", DENSE, ids=str)
@@ -117,11 +140,12 @@ def test_no_access_outside_the_tensors(
     tile: Any, channels: int, dtype: torch.dtype, at_the_end: bool, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_tile(monkeypatch, tile)
+    # Before the fork, after which autograd may refuse to work.
+    products = make_products((2, channels, 19, 18), (channels, channels, 3, 3), {"padding": 1, "stride": 2}, dtype)
     child = os.fork()
     if child == 0:
         try:
-            fenced = Fenced(emulated.launcher, at_the_end)
-            check(fenced, (2, channels, 19, 18), (channels, channels, 3, 3), {"padding": 1, "stride": 2}, dtype)
+            compare(Fenced(emulated.launcher, at_the_end), products)
             os._exit(0)
         finally:
             os._exit(1)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -31,6 +32,48 @@ def enabled(emulated: Guarded) -> Iterator[Guarded]:
     fused_norm.disable()
 
 
+@dataclass
+class Case:
+    """Arguments of the launches, and the results of autograd in float64 by name."""
+
+    arguments: dict[str, Tensor]
+    expected: dict[str, Tensor]
+    tolerance: float
+
+
+def make_case(
+    shape: tuple[int, ...], memory_format: torch.memory_format, dtype: torch.dtype, offset: float = 0.0
+) -> Case:
+    channels = shape[1]
+    input = (random(*shape, dtype=torch.float32) + offset).to(dtype).contiguous(memory_format=memory_format)
+    grads = random(*shape, seed=1, dtype=dtype).contiguous(memory_format=memory_format)
+    weight, bias, mean, var = (random(channels, seed=seed, dtype=torch.float32).abs() + 0.2 for seed in range(4))
+    exact = [tensor.double().requires_grad_() for tensor in (input, weight, bias)]
+    running = [mean.double(), var.double()]
+    output = F.silu(F.batch_norm(exact[0], *running, *exact[1:], True, 0.3, 1e-3))
+    by_input, by_weight, by_bias = torch.autograd.grad(output, exact, grads.double())
+    expected = {"output": output.detach(), "running mean": running[0], "running variance": running[1]}
+    expected |= {"input": by_input, "bias": by_bias, "weight": by_weight}
+    arguments = {"input": input, "grads": grads, "weight": weight, "bias": bias, "mean": mean, "var": var}
+    return Case(arguments, expected, TOLERANCES[dtype] * (1 + offset))
+
+
+def compare(launch: Launcher, case: Case) -> None:
+    """Compare three launches forward and three backward with the expected results."""
+    input, grads, weight, bias, mean, var = case.arguments.values()
+    batches = torch.tensor(5)
+    output, statistics = batch_norm_launch.forward(launch, input, weight, bias, mean, var, batches, 0.3, 1e-3)
+    grad_input, sums = batch_norm_launch.backward(launch, grads, input, weight, bias, statistics)
+    assert output.dtype == grad_input.dtype == input.dtype
+    assert output.stride() == grad_input.stride() == input.stride()
+    assert int(batches) == 6
+    found = {"output": output, "running mean": mean, "running variance": var}
+    found |= {"input": grad_input, "bias": sums[0], "weight": sums[1]}
+    for name, other in case.expected.items():
+        difference = (found[name] - other).abs().max() / other.abs().max().clamp(min=1)
+        assert difference < case.tolerance, f"{name} is off by {difference:.2g}"
+
+
 def check(
     launch: Launcher,
     shape: tuple[int, ...],
@@ -38,29 +81,7 @@ def check(
     dtype: torch.dtype,
     offset: float = 0.0,
 ) -> None:
-    """Compare three launches forward and three backward with autograd in float64."""
-    channels = shape[1]
-    input = (random(*shape, dtype=torch.float32) + offset).to(dtype).contiguous(memory_format=memory_format)
-    grads = random(*shape, seed=1, dtype=dtype).contiguous(memory_format=memory_format)
-    weight, bias, mean, var = (random(channels, seed=seed, dtype=torch.float32).abs() + 0.2 for seed in range(4))
-    batches = torch.tensor(5)
-    exact = [tensor.double().requires_grad_() for tensor in (input, weight, bias)]
-    running = [mean.double(), var.double()]
-    expected = F.silu(F.batch_norm(exact[0], *running, *exact[1:], True, 0.3, 1e-3))
-    by_input, by_weight, by_bias = torch.autograd.grad(expected, exact, grads.double())
-
-    output, statistics = batch_norm_launch.forward(launch, input, weight, bias, mean, var, batches, 0.3, 1e-3)
-    grad_input, sums = batch_norm_launch.backward(launch, grads, input, weight, bias, statistics)
-    assert (output.dtype, grad_input.dtype) == (dtype, dtype)
-    assert output.stride() == grad_input.stride() == input.stride()
-    assert int(batches) == 6
-    found = {
-        **{"output": (output, expected), "running mean": (mean, running[0]), "running variance": (var, running[1])},
-        **{"input": (grad_input, by_input), "bias": (sums[0], by_bias), "weight": (sums[1], by_weight)},
-    }
-    for name, (one, other) in found.items():
-        difference = (one - other).abs().max() / other.abs().max().clamp(min=1)
-        assert difference < TOLERANCES[dtype] * (1 + offset), f"{name} is off by {difference:.2g}"
+    compare(launch, make_case(shape, memory_format, dtype, offset))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -112,10 +133,11 @@ def test_channel_slices_of_a_gradient_are_read_without_a_copy(emulated: Guarded)
 def test_no_access_outside_the_tensors(
     shape: tuple[int, ...], dtype: torch.dtype, layout: str, at_the_end: bool, emulated: Guarded
 ) -> None:
+    case = make_case(shape, LAYOUTS[layout], dtype)  # before the fork, after which autograd may refuse to work
     child = os.fork()
     if child == 0:
         try:
-            check(Fenced(emulated.launcher, at_the_end), shape, LAYOUTS[layout], dtype)
+            compare(Fenced(emulated.launcher, at_the_end), case)
             os._exit(0)
         finally:
             os._exit(1)
