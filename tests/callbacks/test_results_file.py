@@ -158,6 +158,7 @@ def test_rows_that_could_not_be_written_follow_later(tmp_path: Path) -> None:
     assert column(tmp_path, "epoch") == ["1", "2"]
 
 
+@pytest.mark.whole_run
 @pytest.mark.parametrize("every", [1, 2])
 def test_ultralytics_can_plot_it(tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plotter logs what goes wrong, and goes on."""

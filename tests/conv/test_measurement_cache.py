@@ -63,6 +63,7 @@ def step(file):
 """
 
 
+@pytest.mark.whole_run
 def test_a_real_second_process(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     script = TRAIN_A_STEP + "import json; torch.set_num_threads(1); print(json.dumps(step(sys.argv[1])))"

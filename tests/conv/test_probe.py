@@ -109,6 +109,7 @@ def test_hanging_child_is_killed_in_time(code: str, tmp_path: Path) -> None:
         os.kill(int(pid_file.read_text()), 0)
 
 
+@pytest.mark.whole_run
 def test_grandchild_of_a_hanging_child_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = (
@@ -278,6 +279,7 @@ def test_help_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--device" in capsys.readouterr().out
 
 
+@pytest.mark.whole_run
 def test_orphaned_child_exits_after_the_time_limit() -> None:
     code = (
         "import sys, time; from yolo_lightning.conv import trial;"

@@ -34,6 +34,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[float], list[flo
     return outcome
 
 
+@pytest.mark.whole_run
 def test_a_real_training_passes_and_learns() -> None:
     found = run()
     assert found.passed

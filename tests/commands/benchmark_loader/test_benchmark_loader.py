@@ -35,6 +35,7 @@ def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
     return DetectionDataModule(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)
 
 
+@pytest.mark.whole_run
 def test_numbers_are_printed_and_written(
     data: DetectionDataModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -289,6 +289,7 @@ def test_only_ltdv2_is_packed() -> None:
         prepare("x", format="coco")
 
 
+@pytest.mark.whole_run
 @pytest.mark.parametrize(
     "ending",
     [
