@@ -81,9 +81,13 @@ def test_moved_file_resumes_and_another_graph_does_not(own_file: Path) -> None:
     [
         ({"head": [[-1, 1, "Classify", ["nc"]]]}, "must describe a detection graph .* got Classify"),
         ({"head": None}, "must describe a detection graph .* got no such lists"),
-        ({"activation": "__import__('os').system('true')"}, r"activation of model\.variant .* must be like nn\.ReLU"),
-        ({"backbone": [[-1, 1, "torch_safe_load", []]]}, "must consist of layers .* got 'torch_safe_load'"),
-        ({"backbone": [[-1, 1, "os.system", []]]}, "must consist of layers .* got 'os.system'"),
+        ({"activation": "__import__('os').system('true')"}, r"model\.variant .*: its activation must be like nn\.ReLU"),
+        ({"backbone": [[-1, 1, "torch_safe_load", []]]}, "its layers must be of .* got 'torch_safe_load'"),
+        ({"backbone": [[-1, 1, "os.system", []]]}, "its layers must be of .* got 'os.system'"),
+        (
+            {"backbone": [[-1, 1, "TorchVision", [512, "resnet18", "DEFAULT"]]]},
+            "its layers must be of .* got 'TorchVision'",
+        ),
     ],
 )
 def test_file_of_something_else_is_refused(own_file: Path, change: dict[str, Any], message: str) -> None:
@@ -95,3 +99,10 @@ def test_file_of_something_else_is_refused(own_file: Path, change: dict[str, Any
 def test_missing_file_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model\.variant must be an existing \.yaml file .* got 'nowhere\.yaml'"):
         build_graph("nowhere.yaml", CLASS_NAMES, "native")
+
+
+def test_file_that_is_not_yaml_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("backbone: [1, 2")
+    with pytest.raises(ValueError, match=r"^model\.variant .*broken\.yaml cannot be read: [^\n]*$"):
+        build_graph(str(path), CLASS_NAMES, "native")

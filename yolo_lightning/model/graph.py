@@ -1,6 +1,5 @@
 """Detection graphs of Ultralytics: construction, input and weights."""
 
-import re
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -9,16 +8,13 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from ultralytics.nn import tasks
 from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason
+from yolo_lightning.model.description import checked_description
 from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange, has_one_to_one_branch, image_layers
 from yolo_lightning.model.pt_file import PtFile, read_pt
-from yolo_lightning.model.variants import PARTS, description_of, is_file_of_user
-
-ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z]\w*\([\w=., -]*\)")
-"""Values of `activation` in a description. Ultralytics evaluates the text, so it may only create a layer."""
+from yolo_lightning.model.variants import description_of, is_file_of_user
 
 OWN_SETTINGS = "yolo_lightning"  # key of `NetworkSettings`, as plain Python, in a `.pt` file that this package exported
 INPUT_CHANNELS = 3
@@ -59,7 +55,10 @@ def build_graph(
     if not class_names:
         raise ValueError("model.class_names must contain at least one name, got none")
     description = description_of(variant) if architecture is None else architecture
-    check_description(variant, description)
+    try:
+        checked_description(description | {"nc": len(class_names)})  # possibly from a checkpoint of unknown origin
+    except ValueError as error:
+        raise ValueError(f"model.variant {variant} describes no network that can be built: {error}") from None
     graph = plain_graph(description, len(class_names))
     if not image_layers(graph):
         raise ValueError(f"model.variant {variant} must begin with a convolution of the image, got another layer")
@@ -76,22 +75,6 @@ def build_graph(
 def plain_graph(description: dict[str, Any], classes: int) -> Any:
     """Return the graph of a description with random weights, as Ultralytics builds it."""
     return DetectionModel(deepcopy(description) | {"nc": classes}, ch=INPUT_CHANNELS, verbose=False)
-
-
-def check_description(variant: str, description: dict[str, Any]) -> None:
-    """Raise a ValueError for a description that names anything but layers.
-
-    Ultralytics calls the named modules and evaluates the text of the activation, and a description can be part of a
-    checkpoint of unknown origin.
-    """
-    for name in [layer[2] for part in PARTS for layer in description[part]]:
-        home, _, own = str(name).rpartition(".")
-        module = getattr(nn if home == "nn" else tasks, own, None)
-        if home not in ("", "nn") or not (isinstance(module, type) and issubclass(module, nn.Module)):
-            raise ValueError(f"model.variant {variant} must consist of layers of torch.nn or Ultralytics, got {name!r}")
-    activation = description.get("activation")
-    if activation is not None and not ACTIVATION.fullmatch(str(activation)):
-        raise ValueError(f"activation of model.variant {variant} must be like nn.ReLU(), got {activation!r}")
 
 
 def stored_architecture(variant: str) -> dict[str, Any] | None:

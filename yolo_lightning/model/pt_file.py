@@ -2,10 +2,9 @@
 
 A `.pt` file is a pickle of the whole network. The constructors of its layers are not called, because some of them have
 side effects: `TorchVision("resnet18", "DEFAULT")` downloads weights. Every class of a layer is replaced by `Record`,
-which only stores attributes. The network is then built from its description, whose layers must be in `LAYERS`.
+which only stores attributes. The network is then built from its description, which `checked_description` accepts.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,29 +14,12 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.checkpoints.torch_archive import check_archive, reason
+from yolo_lightning.model.description import checked_description
 from yolo_lightning.utils.plain_text import one_line
 
 RECORDED = ("torch.nn.modules.", "ultralytics.", "pathlib.", "numpy.")
 """Beginnings of the names of classes and functions that are replaced by `Record`."""
 
-# fmt: off
-LAYERS = frozenset((
-    "A2C2f", "ADown", "AConv", "Bottleneck", "C1", "C2", "C2f", "C2fCIB", "C2fPSA", "C2PSA", "C3", "C3Ghost",
-    "C3k2", "C3x", "CBFuse", "CBLinear", "Concat", "Conv", "ConvTranspose", "DWConv", "DWConvTranspose2d", "Detect",
-    "ELAN1", "Focus", "GhostBottleneck", "GhostConv", "OBB", "OBB26", "PSA", "Pose", "Pose26", "RepC3",
-    "RepNCSPELAN4", "SCDown", "SPP", "SPPELAN", "SPPF", "Segment", "Segment26", "Silence", "nn.BatchNorm2d",
-    "nn.ConvTranspose2d", "nn.Identity", "nn.MaxPool2d", "nn.Upsample", "nn.ZeroPad2d", "v10Detect",
-))
-# fmt: on
-"""Layers of the detection networks of YOLOv3 to YOLO26. Their constructors only create tensors."""
-
-WORDS = frozenset(("nc", "kpt_shape", "None", "True", "False", "nearest", "bilinear"))  # accepted texts in arguments
-ACTIVATION = re.compile(r"(torch\.)?nn\.(SiLU|ReLU|ReLU6|LeakyReLU|GELU|Hardswish|Mish|Identity)\(([0-9.]{0,8})\)")
-DESCRIPTION_KEYS = (
-    *("nc", "scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "activation"),
-    *("end2end", "reg_max", "inplace", "channels", "backbone", "head"),
-)
-MOST_LAYERS, MOST_REPEATS, LARGEST_NUMBER, MOST_CLASSES, MOST_CHANNELS = 256, 64, 8192, 10_000, 16
 LONGEST_NAME = 200  # characters of a class name
 MOST_MODULES, DEEPEST_MODULE = 50_000, 32
 
@@ -141,48 +123,3 @@ def check_tensors(tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"tensor {name!r} is not an ordinary tensor")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise ValueError(f"tensor {name!r} has more elements than are stored")
-
-
-def checked_description(description: Any) -> dict[str, Any]:
-    """Return the known keys of a network's YAML content; raise a ValueError if a layer could do more than compute."""
-    if not isinstance(description, dict):
-        raise ValueError("its network has no description ('yaml')")
-    kept = {key: description[key] for key in DESCRIPTION_KEYS if description.get(key) is not None}
-    if not (type(kept.get("nc")) is int and 1 <= kept["nc"] <= MOST_CLASSES):
-        raise ValueError(f"its number of classes must be 1 to {MOST_CLASSES:,}, got {shown(kept.get('nc'))}")
-    if not (type(kept.setdefault("channels", 3)) is int and 1 <= kept["channels"] <= MOST_CHANNELS):
-        raise ValueError(f"its number of channels must be 1 to {MOST_CHANNELS}, got {shown(kept['channels'])}")
-    if "activation" in kept and not (isinstance(kept["activation"], str) and ACTIVATION.fullmatch(kept["activation"])):
-        raise ValueError(f"its activation {shown(kept['activation'])} is not supported")
-    for key in ("scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "end2end", "reg_max", "inplace"):
-        if not is_plain(list(kept[key].values()) if isinstance(kept.get(key), dict) else kept.get(key), any_text=True):
-            raise ValueError(f"its {key} {shown(kept[key])} is not supported")
-    rows = [row for part in ("backbone", "head") for row in kept.get(part, ())]
-    if not 0 < len(rows) <= MOST_LAYERS:
-        raise ValueError(f"its network must have 1 to {MOST_LAYERS} layers, got {len(rows)}")
-    for row in rows:
-        check_layer(row)
-    return kept
-
-
-def check_layer(row: Any) -> None:
-    if not (isinstance(row, list | tuple) and len(row) == 4):
-        raise ValueError(f"layer {shown(row)} must be a list of source, repeats, name, arguments")
-    sources, repeats, name, arguments = row
-    if not (isinstance(name, str) and name in LAYERS):
-        raise ValueError(f"layer {shown(name)} is not a layer of YOLOv3 to YOLO26")
-    if not (type(repeats) is int and 0 < repeats <= MOST_REPEATS and is_plain(sources) and is_plain(arguments)):
-        raise ValueError(f"layer {shown(row)} has unsupported repeats or arguments")
-
-
-def is_plain(value: Any, depth: int = 0, *, any_text: bool = False) -> bool:
-    """Return whether a value is a number of usual size, a known text, or a short list of them."""
-    if isinstance(value, list | tuple):
-        return depth < 3 and len(value) <= MOST_LAYERS and all(is_plain(one, depth + 1) for one in value)
-    if isinstance(value, str):
-        return value in WORDS or (any_text and len(value) <= 8)
-    return value is None or (isinstance(value, bool | int | float) and abs(value) <= LARGEST_NUMBER)
-
-
-def shown(value: Any) -> str:
-    return one_line(repr(value), 80)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import yaml
+from yolo_lightning.utils.yaml_file import read_yaml
 
 HEADS = ("Detect", "v10Detect")
 """Heads whose output and loss are supported: boxes and classes, with one branch or a one-to-one branch beside it."""
@@ -56,7 +56,10 @@ def description_of(variant: str) -> dict[str, Any]:
         file = variants()[variant]
     else:
         raise ValueError(unknown(variant))
-    description: dict[str, Any] = read_yaml(file)
+    try:
+        description: dict[str, Any] = read_yaml(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.variant {variant} cannot be read: {error}") from error
     head = head_of(description)
     if head not in HEADS:
         raise ValueError(
@@ -71,14 +74,6 @@ def description_of(variant: str) -> dict[str, Any]:
 
 def is_file_of_user(variant: str) -> bool:
     return variant.endswith((".yaml", ".yml"))
-
-
-def read_yaml(file: Path) -> Any:
-    """Return the content of a YAML file; None if it is not YAML."""
-    try:
-        return yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return None
 
 
 def head_of(description: Any) -> str | None:

@@ -1,0 +1,86 @@
+"""Check of a network's description, which may come from a file of unknown origin.
+
+Ultralytics calls the named layers with the given arguments and evaluates the text of the activation.
+"""
+
+import re
+from typing import Any
+
+from torch import nn
+
+from yolo_lightning.utils.plain_text import one_line
+
+# fmt: off
+LAYERS = frozenset((
+    "A2C2f", "ADown", "AConv", "Bottleneck", "BottleneckCSP", "C1", "C2", "C2f", "C2fCIB", "C2fPSA", "C2PSA", "C3",
+    "C3Ghost", "C3TR", "C3k2", "C3x", "CBFuse", "CBLinear", "Concat", "Conv", "ConvTranspose", "DWConv",
+    "DWConvTranspose2d", "Detect", "ELAN1", "Focus", "GhostBottleneck", "GhostConv", "OBB", "OBB26", "PSA", "Pose",
+    "Pose26", "RepC3", "RepConv", "RepNCSPELAN4", "SCDown", "SPP", "SPPELAN", "SPPF", "Segment", "Segment26", "Silence",
+    "v10Detect",
+))
+# fmt: on
+"""Accepted layers of Ultralytics, beside those of `torch.nn`. Their constructors only create tensors, other than that
+of `TorchVision`, which downloads weights."""
+
+WORDS = frozenset(("nc", "kpt_shape", "None", "True", "False", "nearest", "bilinear"))  # accepted texts in arguments
+ACTIVATION = re.compile(r"(?:torch\.)?(nn\.\w+)\([\w=., -]{0,40}\)")  # without brackets inside, which could be a call
+DESCRIPTION_KEYS = (
+    *("nc", "scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "activation"),
+    *("end2end", "reg_max", "inplace", "channels", "backbone", "head"),
+)
+MOST_LAYERS, MOST_REPEATS, LARGEST_NUMBER, MOST_CLASSES, MOST_CHANNELS = 256, 64, 8192, 10_000, 16
+
+
+def checked_description(description: Any) -> dict[str, Any]:
+    """Return the known keys of a network's YAML content; raise a ValueError if a layer could do more than compute."""
+    if not isinstance(description, dict):
+        raise ValueError("its network has no description ('yaml')")
+    kept = {key: description[key] for key in DESCRIPTION_KEYS if description.get(key) is not None}
+    if not (type(kept.get("nc")) is int and 1 <= kept["nc"] <= MOST_CLASSES):
+        raise ValueError(f"its number of classes must be 1 to {MOST_CLASSES:,}, got {shown(kept.get('nc'))}")
+    if not (type(kept.setdefault("channels", 3)) is int and 1 <= kept["channels"] <= MOST_CHANNELS):
+        raise ValueError(f"its number of channels must be 1 to {MOST_CHANNELS}, got {shown(kept['channels'])}")
+    if (activation := kept.get("activation")) is not None:
+        call = ACTIVATION.fullmatch(activation) if isinstance(activation, str) else None
+        if call is None or not is_layer(call[1]):
+            raise ValueError(f"its activation must be like nn.ReLU(), got {shown(activation)}")
+    for key in ("scale", "scales", "depth_multiple", "width_multiple", "kpt_shape", "end2end", "reg_max", "inplace"):
+        if not is_plain(list(kept[key].values()) if isinstance(kept.get(key), dict) else kept.get(key), any_text=True):
+            raise ValueError(f"its {key} {shown(kept[key])} is not supported")
+    rows = [row for part in ("backbone", "head") for row in kept.get(part, ())]
+    if not 0 < len(rows) <= MOST_LAYERS:
+        raise ValueError(f"its network must have 1 to {MOST_LAYERS} layers, got {len(rows)}")
+    for row in rows:
+        check_layer(row)
+    return kept
+
+
+def check_layer(row: Any) -> None:
+    if not (isinstance(row, list | tuple) and len(row) == 4):
+        raise ValueError(f"layer {shown(row)} must be a list of source, repeats, name, arguments")
+    sources, repeats, name, arguments = row
+    if not is_layer(name):
+        raise ValueError(f"its layers must be of torch.nn or of Ultralytics' YOLOv3 to YOLO26, got {shown(name)}")
+    if not (type(repeats) is int and 0 < repeats <= MOST_REPEATS and is_plain(sources) and is_plain(arguments)):
+        raise ValueError(f"layer {shown(row)} has unsupported repeats or arguments")
+
+
+def is_layer(name: Any) -> bool:
+    """Return whether a name in a description is that of an accepted layer."""
+    if not isinstance(name, str):
+        return False
+    layer = getattr(nn, name[3:], None) if name.startswith("nn.") else None
+    return name in LAYERS or (isinstance(layer, type) and issubclass(layer, nn.Module))
+
+
+def is_plain(value: Any, depth: int = 0, *, any_text: bool = False) -> bool:
+    """Return whether a value is a number of usual size, a known text, or a short list of them."""
+    if isinstance(value, list | tuple):
+        return depth < 3 and len(value) <= MOST_LAYERS and all(is_plain(one, depth + 1) for one in value)
+    if isinstance(value, str):
+        return value in WORDS or (any_text and len(value) <= 8)
+    return value is None or (isinstance(value, bool | int | float) and abs(value) <= LARGEST_NUMBER)
+
+
+def shown(value: Any) -> str:
+    return one_line(repr(value), 80)
