@@ -170,11 +170,10 @@ class YOLOCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse in descending precedence: command line, environment, weights, configuration files, defaults."""
         words = sys.argv[1:] if args is None else args
-        if isinstance(words, list):
-            refuse_secrets(words)
         if not isinstance(words, list):
             super().parse_arguments(parser, words)
             return
+        refuse_secrets(words)
         before = list(takewhile(lambda word: word not in self._subcommand_parsers, words))
         subcommand, typed = words[len(before) : len(before) + 1], words[len(before) + 1 :]
         if subcommand:

@@ -233,6 +233,14 @@ def single_image(source: Any) -> Iterator[InputImage]:
         raise ValueError(f"an image must be a path or an array of uint8, got {type(source).__name__}.")
 
 
+def arranged_network(file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False) -> Any:
+    """Return the network of a file on a device, without gradients, with the convolutions of `model.conv_backend`."""
+    graph = read_network(file, allow_pickle=allow_pickle)
+    graph.to(device).requires_grad_(False)
+    arrange(graph, choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else convolution)
+    return graph
+
+
 def folded_network(
     file: Path,
     device: torch.device,
@@ -246,10 +254,7 @@ def folded_network(
     The file is a checkpoint of this package or an Ultralytics `.pt` file, which is opened with `allow_pickle` even if
     it contains arbitrary pickled code. `convolution` is as `model.conv_backend`, `one_to_one` as `model.one_to_one`.
     """
-    graph = read_network(file, allow_pickle=allow_pickle)
-    graph.to(device).requires_grad_(False)
-    chosen = choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else convolution
-    arrange(graph, chosen)
+    graph = arranged_network(file, device, convolution, allow_pickle=allow_pickle)
     if one_to_one:
         check_one_to_one(graph, str(file))
     folded = FoldedGraph(graph, one_to_one=one_to_one, with_loss=False)

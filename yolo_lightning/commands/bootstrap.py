@@ -6,14 +6,13 @@ from typing import Literal
 import numpy as np
 import rich
 
-from yolo_lightning.commands.console import count_text
+from yolo_lightning.commands.console import count_text, finite, write_results
 from yolo_lightning.evaluation.drift import drift_scores, month_name, named_scores
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES
 from yolo_lightning.evaluation.score_intervals import bootstrap as sampled
 from yolo_lightning.evaluation.score_table import number_table, score_text
 from yolo_lightning.utils.choices import check_choices, check_range
-from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.run_files import evaluation_record
 
 Evaluated = Literal["val", "test"]
@@ -61,19 +60,10 @@ def bootstrap(
     rich.print(table)
     if scores.single_clips:
         print(f"too narrow, because of one clip only: {', '.join(map(month_name, scores.single_clips))}")
-    if json is not None:
-        content = {
-            name: {"score": finite(measured.get(name)), **{key: finite(getattr(one, key)) for key in COLUMNS[1:]}}
-            for name, one in intervals.items()
-        }
-        header = {"stage": stage, "epoch": record.epoch, "samples": samples, "confidence": confidence, "seed": seed}
-        single = [month_name(month) for month in scores.single_clips]
-        try:
-            Path(json).parent.mkdir(parents=True, exist_ok=True)
-            write_json(Path(json), header | {"single_clip_months": single, "scores": content}, allow_nan=False)
-        except OSError as error:
-            raise ValueError(f"Could not write {json}: {error.strerror}. Choose another --json.") from error
-
-
-def finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None
+    content = {
+        name: {"score": finite(measured.get(name)), **{key: finite(getattr(one, key)) for key in COLUMNS[1:]}}
+        for name, one in intervals.items()
+    }
+    header = {"stage": stage, "epoch": record.epoch, "samples": samples, "confidence": confidence, "seed": seed}
+    single = [month_name(month) for month in scores.single_clips]
+    write_results(json, header | {"single_clip_months": single, "scores": content})

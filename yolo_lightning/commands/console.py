@@ -1,12 +1,16 @@
-"""Console output of the commands: progress (a bar in a terminal, lines in a log file), lists of names, sizes."""
+"""Output of the commands: progress (a bar in a terminal, lines in a log file), lists of names, sizes, JSON files."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.plain_text import one_line
 
 LINE_INTERVAL_S = 30.0
@@ -79,6 +83,22 @@ def name_some(names: dict[str, str] | Sequence[str]) -> str:
 def count_text(number: int, noun: str) -> str:
     """Return a number with its noun: 1 epoch, 2,000 epochs."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def write_results(file: str | None, content: Any) -> None:
+    """Write the file of an option `json`, unless it is None; `content` has no NaN (see `finite`)."""
+    if file is None:
+        return
+    try:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        write_json(Path(file), content, allow_nan=False)
+    except OSError as error:
+        raise ValueError(f"Could not write {file}: {error.strerror}. Choose another --json.") from error
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number for a JSON file, which has no NaN."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def gigabytes(size_bytes: int) -> str:

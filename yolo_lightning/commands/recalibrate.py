@@ -16,25 +16,23 @@ from yolo_lightning.checkpoints.averaging import OF_NETWORK
 from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, write_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
-from yolo_lightning.commands.console import counter
-from yolo_lightning.commands.sweep.candidates import collect, first_half, suppressed
-from yolo_lightning.commands.sweep.command import PIPE_WIDTH, checkpoint_file
+from yolo_lightning.commands.console import counter, finite, write_results
+from yolo_lightning.commands.sweep.candidates import collect, in_first_half, suppressed
+from yolo_lightning.commands.sweep.command import PIPE_WIDTH, checkpoint_file, data_options_of
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, SampleKey, TrainingDataset
-from yolo_lightning.data.formats.dataset_format import LTDV2
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
-from yolo_lightning.detector import PROBE_TIMEOUT_S, folded_network
+from yolo_lightning.detector import arranged_network, folded_network
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.score_table import number_table, score_text
-from yolo_lightning.model.graph import network_input, read_network
-from yolo_lightning.model.layers import Convolution, arrange, choose_convolution
-from yolo_lightning.model.network_settings import NetworkSettings, bound_options, read_record, read_settings
+from yolo_lightning.model.graph import network_input
+from yolo_lightning.model.layers import Convolution
+from yolo_lightning.model.network_settings import NetworkSettings, read_settings
 from yolo_lightning.training.normalisation_statistics import recompute_statistics
 from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
-from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT
 
 Inputs = Literal["evaluation", "training"]
@@ -93,12 +91,10 @@ def recalibrate(
         raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
     print(f"{target}: {content[RECALIBRATED]['images']:,} training frames, inputs as in {inputs}")
     data.setup("validate")
-    index = data.index("valid")
-    is_first = dict(zip(index.image_ids(), first_half(index).tolist(), strict=True))
     scores: dict[str, list[SettingScores]] = {}
     for name, path in (("before", file), ("recalibrated", target)):
         network = usual if path == file else folded_network(path, place, conv_backend, one_to_one=known.one_to_one)[0]
-        matches, half = judged(network, data, known, len(names), place, is_first)
+        matches, half = judged(network, data, known, len(names), place)
         setting = Setting(known.score_threshold, known.iou_threshold)
         parts = [np.ones(len(half), dtype=np.bool_)]
         parts += [half, ~half] if half.any() and not half.all() else []
@@ -107,15 +103,9 @@ def recalibrate(
     show(scores)
     where = "both halves" if len(scores["before"]) > 1 else "all frames, because no month has two clips"
     print(f"better on {where}: --ckpt_path {target}" if wins else f"not better on {where}: keep {file}")
-    if json is not None:
-        path = Path(json)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            found = {name: dict(zip(("all", *HALVES), map(entry, own), strict=False)) for name, own in scores.items()}
-            record = {"weights": str(file), "output": str(target), "inputs": inputs, **content[RECALIBRATED]}
-            write_json(path, record | {"recommended": wins, "scores": found}, allow_nan=False)
-        except OSError as error:
-            raise ValueError(f"Could not write {path}: {error.strerror}. Choose another --json.") from error
+    found = {name: dict(zip(("all", *HALVES), map(entry, own), strict=False)) for name, own in scores.items()}
+    record = {"weights": str(file), "output": str(target), "inputs": inputs, **content[RECALIBRATED]}
+    write_results(json, record | {"recommended": wins, "scores": found})
 
 
 def check_options(images: int, inputs: Inputs, output: str | None) -> None:
@@ -128,9 +118,7 @@ def check_options(images: int, inputs: Inputs, output: str | None) -> None:
 def bound_by_weights(options: Namespace) -> dict[str, Any]:
     """Return the data options that follow from the checkpoint of the given options."""
     check_options(options.images, options.inputs, options.output)
-    record = read_record(checkpoint_file(options.run, options.checkpoint))
-    bound = bound_options(record, is_gray=options.data.format == LTDV2)
-    return {name: value for name, value in bound.items() if name.startswith("data.")}
+    return data_options_of(checkpoint_file(options.run, options.checkpoint), options)
 
 
 def recalibrated(
@@ -143,9 +131,7 @@ def recalibrated(
 ) -> dict[str, Any]:
     """Return the checkpoint with new statistics, without the state of the training, which cannot be resumed."""
     checkpoint = load_checkpoint(file)
-    graph = read_network(file).to(device).requires_grad_(False)
-    chosen = choose_convolution(device, PROBE_TIMEOUT_S) if conv_backend == "auto" else conv_backend
-    arrange(graph, chosen)
+    graph = arranged_network(file, device, conv_backend)
     used = [0]
     recompute_statistics(graph, training_inputs(data, images, inputs, device, used))
     new = {f"{PREFIX}{name}": one.cpu() for name, one in graph.state_dict().items() if name.endswith(STATISTICS)}
@@ -191,7 +177,6 @@ def judged(
     known: NetworkSettings,
     classes: int,
     device: torch.device,
-    is_first: dict[str, bool],
 ) -> tuple[Matches, Any]:
     """Return the matches of the validation frames with the thresholds of the checkpoint, and `(F,)` the first half."""
     with counter("processed", len(data.index("valid"))) as advance:
@@ -209,8 +194,7 @@ def judged(
     options = {name: getattr(known, name) for name in ("score_threshold", "iou_threshold", "max_detections")}
     options |= {"class_agnostic": known.class_agnostic, "one_to_one": known.one_to_one}
     matched = [match(suppressed(part, classes, **options), part.targets, classes) for part in parts]
-    half = np.array([is_first[target.image_id] for part in parts for target in part.targets], dtype=np.bool_)
-    return Matches.join(matched), half
+    return Matches.join(matched), in_first_half(parts, data.index("valid"))
 
 
 def is_better(new: Sequence[SettingScores], old: Sequence[SettingScores]) -> bool:
@@ -223,10 +207,9 @@ def show(scores: dict[str, list[SettingScores]]) -> None:
     table = number_table("frames", COLUMNS)
     for name, own in scores.items():
         for part, one in zip(("all", *HALVES), own, strict=False):
-            table.add_row(f"{part}, {name}", *map(score_text, (one.map_50, one.variation, one.balanced)))
+            table.add_row(f"{part}, {name}", *map(score_text, one.named().values()))
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def entry(one: SettingScores) -> dict[str, float | None]:
-    values = {"map_50": one.map_50, "cov": one.variation, "balanced": one.balanced}
-    return {name: None if value is None or not np.isfinite(value) else value for name, value in values.items()}
+    return {name: finite(value) for name, value in one.named().items()}

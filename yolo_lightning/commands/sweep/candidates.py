@@ -4,7 +4,7 @@ A candidate is one box with one class: 22 bytes. With a limit of 1000 candidates
 43,850 frames of LTDv2's validation split at most 0.97 GB.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,3 +132,9 @@ def first_half(index: SplitIndex) -> npt.NDArray[np.bool_]:
     independent of run and machine. A month with a single clip is in the first half only.
     """
     return np.isin(index.clips(), choose_clips(index, 0.5))
+
+
+def in_first_half(parts: Sequence[Candidates], index: SplitIndex) -> npt.NDArray[np.bool_]:
+    """Return `(frames,)` whether a frame belongs to the first half, in the order of `parts`."""
+    is_first = dict(zip(index.image_ids(), first_half(index).tolist(), strict=True))
+    return np.array([is_first[target.image_id] for part in parts for target in part.targets], dtype=np.bool_)

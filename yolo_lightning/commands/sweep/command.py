@@ -1,6 +1,5 @@
 """`python -m yolo_lightning sweep`: score and IoU thresholds with the best score on the validation split."""
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,8 +16,8 @@ from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
-from yolo_lightning.commands.console import counter
-from yolo_lightning.commands.sweep.candidates import Candidates, collect, first_half, suppressed
+from yolo_lightning.commands.console import counter, finite, write_results
+from yolo_lightning.commands.sweep.candidates import Candidates, collect, in_first_half, suppressed
 from yolo_lightning.commands.sweep.sweep_scores import (
     HeldOut,
     OperatingPoint,
@@ -40,7 +39,6 @@ from yolo_lightning.evaluation.score_table import number_table, score_text
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.model.network_settings import NetworkSettings, bound_options, read_record, read_settings
 from yolo_lightning.utils.choices import chosen_device
-from yolo_lightning.utils.files import write_json
 
 SCORE_THRESHOLDS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 IOU_THRESHOLDS = (0.4, 0.5, 0.6, 0.7, 0.8)
@@ -124,13 +122,7 @@ def sweep(
         options += f" --data.image_size {data.image_size}"
     show(found, names)
     print(f"best: --ckpt_path {file} {options}")
-    if json is not None:
-        path = Path(json)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"weights": str(file), "tta": tta, **content(found, names)}, allow_nan=False)
-        except OSError as error:
-            raise ValueError(f"Could not write {path}: {error.strerror}. Choose another --json.") from error
+    write_results(json, {"weights": str(file), "tta": tta, **content(found, names)})
 
 
 def check_options(score_thresholds: Sequence[float], iou_thresholds: Sequence[float], candidates: int) -> None:
@@ -151,8 +143,12 @@ def checkpoint_file(run: str, checkpoint: str | None) -> Path:
 def bound_by_weights(options: Namespace) -> dict[str, Any]:
     """Return the data options that follow from the checkpoint of the given options."""
     check_options(options.score_thresholds, options.iou_thresholds, options.candidates)
-    record = read_record(checkpoint_file(options.run, options.checkpoint))
-    bound = bound_options(record, is_gray=options.data.format == LTDV2)
+    return data_options_of(checkpoint_file(options.run, options.checkpoint), options)
+
+
+def data_options_of(file: Path, options: Namespace) -> dict[str, Any]:
+    """Return the data options that follow from a checkpoint; `options` are those of the command line."""
+    bound = bound_options(read_record(file), is_gray=options.data.format == LTDV2)
     return {name: value for name, value in bound.items() if name.startswith("data.")}
 
 
@@ -169,9 +165,7 @@ def score_all(
     `score_thresholds` is ascending; the candidates have scores above its first value. Both sequences of thresholds
     contain the value in `known`, the settings stored in the checkpoint.
     """
-    index = data.index("valid")
-    is_first = dict(zip(index.image_ids(), first_half(index).tolist(), strict=True))
-    half = np.array([is_first[target.image_id] for part in parts for target in part.targets], dtype=np.bool_)
+    half = in_first_half(parts, data.index("valid"))
     matches = {}
     with counter("suppressed", len(half) * len(iou_thresholds)) as advance:
         for iou_threshold in iou_thresholds:
@@ -234,8 +228,11 @@ def points_table(points: Sequence[OperatingPoint], class_names: Sequence[str]) -
 
 
 def cells(one: SettingScores) -> list[str]:
-    scores = map(score_text, (one.map_50, one.variation, one.balanced))
-    return [f"{one.setting.score_threshold:g}", f"{one.setting.iou_threshold:g}", *scores]
+    return [
+        f"{one.setting.score_threshold:g}",
+        f"{one.setting.iou_threshold:g}",
+        *map(score_text, one.named().values()),
+    ]
 
 
 def content(found: Sweep, class_names: Sequence[str]) -> dict[str, Any]:
@@ -257,6 +254,4 @@ def content(found: Sweep, class_names: Sequence[str]) -> dict[str, Any]:
 
 
 def entry(one: SettingScores) -> dict[str, float | None]:
-    scores = {"map_50": one.map_50, "cov": one.variation, "balanced": one.balanced}
-    finite = {name: None if value is None or math.isnan(value) else value for name, value in scores.items()}
-    return {**asdict(one.setting), **finite}
+    return {**asdict(one.setting), **{name: finite(value) for name, value in one.named().items()}}

@@ -43,6 +43,10 @@ class SettingScores:
         """Return the sort key: balanced score, then `map_50`; NaN is the lowest."""
         return -math.inf if math.isnan(self.balanced) else self.balanced, self.map_50
 
+    def named(self) -> dict[str, float | None]:
+        """Return the scores by column name."""
+        return {"map_50": self.map_50, "cov": self.variation, "balanced": self.balanced}
+
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
