@@ -7,6 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
@@ -57,9 +58,14 @@ class BestCheckpoint(ModelCheckpoint):
     Args:
         monitor: Logged metric.
         mode: Whether a larger (`max`) or smaller (`min`) value is better.
+        window: Number of validations, >= 1, whose mean is compared: the newest one and those before it. A score that
+            is high by chance in one epoch is selected less often with a window of 3 or 5.
     """
 
-    def __init__(self, monitor: str = "val/map_50", mode: Literal["max", "min"] = "max") -> None:
+    def __init__(self, monitor: str = "val/map_50", mode: Literal["max", "min"] = "max", window: int = 1) -> None:
+        check_range("window", window, ">= 1")
+        self.window = window
+        self.recent: list[float] = []  # values of the newest validations, oldest first
         super().__init__(
             filename=Path(run_files.BEST_CHECKPOINT).stem,
             monitor=monitor,
@@ -74,14 +80,30 @@ class BestCheckpoint(ModelCheckpoint):
         self.dirpath = str(checkpoint_folder(trainer))
         super().setup(trainer, pl_module, stage)
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and self.monitor in trainer.callback_metrics:
+            self.recent = [*self.recent, float(trainer.callback_metrics[self.monitor])][-self.window :]
+        super().on_validation_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"recent": self.recent}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score, also if the run folder was renamed."""
+        self.recent = state_dict.get("recent", [])
         best = str(Path(self.dirpath or "") / run_files.BEST_CHECKPOINT)
         moved: dict[str, Any] = {"dirpath": self.dirpath}
         if state_dict["best_model_path"]:
             score = state_dict["best_model_score"]
             moved |= {"best_model_path": best, "kth_best_model_path": best, "best_k_models": {best: score}}
         super().load_state_dict(state_dict | moved)
+
+    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
+        """Return the logged metrics, with the mean over the window in place of the monitored one."""
+        candidates = super()._monitor_candidates(trainer)
+        if self.monitor in candidates and self.window > 1 and self.recent:
+            candidates[self.monitor] = torch.tensor(self.recent, dtype=torch.float64).mean().float()
+        return candidates
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         with failing_together(trainer):

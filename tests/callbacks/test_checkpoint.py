@@ -289,6 +289,29 @@ def test_best_can_look_for_the_smallest(tmp_path: Path) -> None:
     assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == 1
 
 
+@pytest.mark.parametrize(("window", "epoch"), [(2, 4), (3, 3)])
+def test_best_of_a_window_ends_the_window_with_the_highest_mean(tmp_path: Path, window: int, epoch: int) -> None:
+    module = TinyModule(val_scores=[0.3, 0.6, 0.3, 0.5, 0.5])
+    fit(tmp_path, BestCheckpoint(window=window), module=module, epochs=5)
+    assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == epoch
+
+
+def test_resumed_run_remembers_the_window(tmp_path: Path) -> None:
+    scores = [0.9, 0.1, 0.6, 0.5]
+    best = BestCheckpoint(window=2)
+    with pytest.raises(Interrupt):
+        fit(tmp_path, best, LastCheckpoint(0), StopAt(2, 0), module=TinyModule(val_scores=scores), epochs=4)
+    resumed, last = BestCheckpoint(window=2), tmp_path / "checkpoints/last.ckpt"
+    fit(tmp_path, resumed, LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=4, resume=last)
+    assert resumed.recent == pytest.approx([0.6, 0.5])
+    assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == 0
+
+
+def test_window_must_contain_a_validation() -> None:
+    with pytest.raises(ValueError, match="window must be >= 1, got 0"):
+        BestCheckpoint(window=0)
+
+
 def test_resumed_run_remembers_the_best_score(tmp_path: Path) -> None:
     module = TinyModule(val_scores=[0.5, 0.1])
     with pytest.raises(Interrupt):
