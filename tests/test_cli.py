@@ -1,6 +1,7 @@
 """The command line in-process: what wins over what, and what bad input says."""
 
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Callable
@@ -444,12 +445,15 @@ def test_configuration_that_cannot_be_written_follows_at_the_end_of_the_epoch(
 
 @pytest.mark.whole_run
 def test_fit_ends_with_a_file_for_ultralytics_a_report_and_commands_that_work(
-    run: Run, pictures: None, tmp_path: Path
+    run: Run, pictures: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from ultralytics import YOLO
 
-    run("fit", *ONE_STEP, "--trainer.default_root_dir", "first")
+    with caplog.at_level(logging.INFO):
+        run("fit", *ONE_STEP, "--trainer.default_root_dir", "first", "--recalibrate_images", "4")
     checkpoints = tmp_path / "first" / "checkpoints"
+    assert "recalibrated with 4 frames: balanced " in caplog.text
+    assert (checkpoints / "recalibrated.ckpt").is_file() == ("not kept" not in caplog.text)
     network = YOLO(checkpoints / "best.pt")
     assert list(network.names.values()) == ["person", "bicycle", "motorcycle", "vehicle"]
     assert (tmp_path / "first" / "report.html").stat().st_size > 10_000

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -207,6 +208,13 @@ class YOLOCLI(LightningCLI):
             default=True,
             help="Write best.pt, which opens with Ultralytics' YOLO(), beside best.ckpt at the end of a fit.",
         )
+        parser.add_argument(
+            "--recalibrate_images",
+            type=int,
+            default=0,
+            help="Training frames for `recalibrate` at the end of a fit, such as 1024; 0: no recalibration. The file "
+            "recalibrated.ckpt is kept if its balanced score is higher on both halves of the validation clips.",
+        )
         # All subcommands accept the same configuration file; only fit uses these options.
         parser.add_argument(
             "--default_callbacks",
@@ -246,6 +254,8 @@ class YOLOCLI(LightningCLI):
         check_accelerator(config.trainer.accelerator)
         if is_fit and (config.trainer.max_epochs is None or config.trainer.max_epochs < 1):
             raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {config.trainer.max_epochs}.")
+        if config.recalibrate_images != 0 and config.recalibrate_images < 2:
+            raise ValueError(f"recalibrate_images must be 0 or >= 2, got {config.recalibrate_images}")
         folder, checkpoint = self._find_fit() if is_fit else self._find_evaluation()
         config = self.config[self.config.subcommand]
         run_folder.prepare(folder)
@@ -421,11 +431,16 @@ class YOLOCLI(LightningCLI):
     def after_fit(self) -> None:
         """Write best.pt and the report, and log the results; LightningCLI calls this method after a complete fit."""
         if self.trainer.is_global_zero:
+            from yolo_lightning.commands.recalibrate import recalibrate_best
+
             heartbeat.enter(Phase.SAVE)
             present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             scored = [one.last_scores for one in present if isinstance(one, callbacks.MeanAP)]
             with_pt = self._get(self.config_init, "best_pt")
-            end_fit(self.trainer, self.model, scored[0] if scored else None, with_pt=with_pt)
+            images = self._get(self.config_init, "recalibrate_images")
+            again = partial(recalibrate_best, data=self.datamodule, images=images, model=self.model)
+            scores = scored[0] if scored else None
+            end_fit(self.trainer, self.model, scores, with_pt=with_pt, recalibrate=again if images else None)
             heartbeat.enter(Phase.EXIT)
 
     def _run_subcommand(self, subcommand: str) -> None:

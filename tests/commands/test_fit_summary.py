@@ -71,3 +71,16 @@ def test_without_option_no_pt_file_is_written(
 def test_without_a_validation_there_is_no_best_epoch(tmp_path: Path, block: list[str]) -> None:
     fit_summary.end_fit(*fitted(tmp_path, limit_val_batches=0), None, with_pt=True)  # type: ignore[arg-type]
     assert block[0].startswith("finished 3 epochs; no best checkpoint, because no validation was scored\n")
+
+
+def test_recalibrated_checkpoint_is_named_and_tested_next(tmp_path: Path, block: list[str]) -> None:
+    def recalibrate(best: Path) -> str:
+        best.with_name("recalibrated.ckpt").write_bytes(b"")
+        return "recalibrated with 8 frames: better"
+
+    fit_summary.end_fit(*fitted(tmp_path), None, with_pt=False, recalibrate=recalibrate)  # type: ignore[arg-type]
+    lines = block[0].splitlines()
+    target = tmp_path / "checkpoints/recalibrated.ckpt"
+    assert lines[1] == "recalibrated with 8 frames: better"
+    assert f"recalibrated     {target}" in lines
+    assert lines[lines.index("next:") + 1].endswith(f"test --config {tmp_path / 'config.yaml'} --ckpt_path {target}")

@@ -11,7 +11,7 @@ import torch
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit
 from yolo_lightning.cli import main
-from yolo_lightning.commands.recalibrate import is_better
+from yolo_lightning.commands.recalibrate import Comparison
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores
 
 
@@ -78,13 +78,14 @@ def test_what_is_not_allowed_is_said(
 
 
 def test_both_halves_must_be_better() -> None:
-    def scores(*balanced: float) -> list[SettingScores]:
-        return [SettingScores(Setting(0.1, 0.7), 0.5, 0.1, one) for one in balanced]
+    def is_better(after: tuple[float, ...], before: tuple[float, ...]) -> bool:
+        new, old = ([SettingScores(Setting(0.1, 0.7), 0.5, 0.1, one) for one in part] for part in (after, before))
+        return Comparison(old, new).is_better
 
-    assert is_better(scores(0.5, 0.6, 0.7), scores(0.9, 0.5, 0.6))
-    assert not is_better(scores(0.9, 0.4, 0.9), scores(0.5, 0.5, 0.6))
-    assert not is_better(scores(0.9, 0.5, 0.9), scores(0.5, 0.5, 0.6))
-    assert is_better(scores(0.6), scores(0.5))
+    assert is_better((0.5, 0.6, 0.7), (0.9, 0.5, 0.6))
+    assert not is_better((0.9, 0.4, 0.9), (0.5, 0.5, 0.6))
+    assert not is_better((0.9, 0.5, 0.9), (0.5, 0.5, 0.6))
+    assert is_better((0.6,), (0.5,))
 
 
 def test_run_folder_can_be_given_without_its_name(

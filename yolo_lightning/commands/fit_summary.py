@@ -16,13 +16,21 @@ from yolo_lightning.evaluation.drift import DriftScores
 from yolo_lightning.evaluation.score_table import class_table
 from yolo_lightning.evaluation.ultralytics_metrics import UltralyticsScores
 from yolo_lightning.module import YOLOModule
-from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, LAST_CHECKPOINT, REPORT, config_name
+from yolo_lightning.utils.run_files import (
+    BEST_CHECKPOINT,
+    CHECKPOINTS,
+    LAST_CHECKPOINT,
+    RECALIBRATED_CHECKPOINT,
+    REPORT,
+    config_name,
+)
 from yolo_lightning.utils.stop_signals import pasteable
 
 ValidationScores = tuple[DriftScores, UltralyticsScores]
 
 TABLE_WIDTH = 80
 LABEL_WIDTH = 17
+RECALIBRATED = "recalibrated"  # label of the file
 
 
 def start_lines(trainer: Trainer, model: YOLOModule, start: str) -> list[str]:
@@ -43,23 +51,36 @@ def start_lines(trainer: Trainer, model: YOLOModule, start: str) -> list[str]:
     return [f"model: {', '.join(parts)}", f"device: {name}{ranks}, precision {trainer.precision}"]
 
 
-def end_fit(trainer: Trainer, model: YOLOModule, scores: ValidationScores | None, *, with_pt: bool) -> None:
-    """Write best.pt and the report, and log the closing block. Nothing in it can fail the fit.
+def end_fit(
+    trainer: Trainer,
+    model: YOLOModule,
+    scores: ValidationScores | None,
+    *,
+    with_pt: bool,
+    recalibrate: Callable[[Path], str] | None = None,
+) -> None:
+    """Write best.pt and the report, recalibrate, and log the closing block. Nothing in it can fail the fit.
 
     Args:
         trainer: Trainer of the finished fit; its first rank only calls this function.
         model: Trained model.
         scores: Scores of the last validation, if any.
         with_pt: Whether to write best.pt, which opens with Ultralytics' `YOLO()`.
+        recalibrate: Writes `recalibrated.ckpt` beside the given best checkpoint if it is better, and returns a line
+            about the outcome; None: no recalibration.
     """
     run = Path(trainer.default_root_dir)
     best, last = (run / CHECKPOINTS / name for name in (BEST_CHECKPOINT, LAST_CHECKPOINT))
     files: dict[str, Path | None] = {"best checkpoint": best, "last checkpoint": last}
     if with_pt and best.is_file():
         files["Ultralytics file"] = attempted(best.with_suffix(".pt"), lambda path: write_pt(best, path))
+    outcome: list[str] = []
+    if recalibrate is not None and best.is_file():
+        target = best.with_name(RECALIBRATED_CHECKPOINT)
+        files[RECALIBRATED] = attempted(target, lambda _: outcome.append(recalibrate(best)))
     files["report"] = attempted(run / REPORT, lambda path: write_report(run, path))
     existing = {label: path for label, path in files.items() if path is not None and path.is_file()}
-    lines = [finish_line(trainer, best), *table_lines(scores, model.hparams["class_names"])]
+    lines = [finish_line(trainer, best), *outcome, *table_lines(scores, model.hparams["class_names"])]
     lines += [f"{label:<{LABEL_WIDTH}}{path}" for label, path in existing.items()]
     rank_zero_info("\n".join([*lines, "next:", *(f"  {command}" for command in next_commands(run, existing))]))
 
@@ -118,8 +139,9 @@ def table_lines(scores: ValidationScores | None, class_names: Sequence[str]) -> 
 def next_commands(run: Path, files: dict[str, Path]) -> list[str]:
     """Return commands for the terminal that use the finished run."""
     program = ("python", "-m", "yolo_lightning") if Path(sys.argv[0]).name.endswith(".py") else (sys.argv[0],)
+    chosen = ("--ckpt_path", str(files[RECALIBRATED])) if RECALIBRATED in files else ()
     commands = [
-        (*program, "test", "--config", str(run / config_name("fit"))),
+        (*program, "test", "--config", str(run / config_name("fit")), *chosen),
         (*program, "predict", "PICTURES", "--run", str(run)),
     ]
     if "report" not in files:

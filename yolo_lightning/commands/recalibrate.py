@@ -1,7 +1,8 @@
 """`python -m yolo_lightning recalibrate RUN`: statistics of batch normalisation computed anew from training frames."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from yolo_lightning.checkpoints.averaging import OF_NETWORK
-from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, write_checkpoint
+from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, remove_checkpoint, write_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.commands.console import counter, finite, write_results
@@ -31,6 +32,9 @@ from yolo_lightning.evaluation.score_table import number_table, score_text
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.model.network_settings import NetworkSettings, read_settings
+from yolo_lightning.module import YOLOModule
+from yolo_lightning.supervision import heartbeat
+from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.training.normalisation_statistics import recompute_statistics
 from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
 from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT
@@ -77,35 +81,92 @@ def recalibrate(
     target = Path(output).expanduser() if output else file.with_name(RECALIBRATED_CHECKPOINT)
     if target.resolve() == file.resolve():
         raise ValueError(f"--output must differ from the checkpoint, got {target}.")
+    content, found = apply(file, target, data, images, inputs, chosen_device(device), conv_backend)
+    print(f"{target}: {content['images']:,} training frames, inputs as in {inputs}")
+    show(found.scores)
+    print(
+        f"better on {found.where}: --ckpt_path {target}"
+        if found.is_better
+        else f"not better on {found.where}: keep {file}"
+    )
+    scores = {name: dict(zip(("all", *HALVES), map(entry, own), strict=False)) for name, own in found.scores.items()}
+    record = {"weights": str(file), "output": str(target), "inputs": inputs, **content}
+    write_results(json, record | {"recommended": found.is_better, "scores": scores})
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Scores of the checkpoint as it was (`before`) and with new statistics (`after`): all frames, then the halves."""
+
+    before: list[SettingScores]
+    after: list[SettingScores]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the balanced score is higher on each half; on all frames if the split cannot be halved."""
+        pairs = zip(self.after[1:] or self.after, self.before[1:] or self.before, strict=True)
+        return all(one.rank() > other.rank() for one, other in pairs)
+
+    @property
+    def where(self) -> str:
+        return "both halves" if len(self.before) > 1 else "all frames, because no month has two clips"
+
+    @property
+    def scores(self) -> dict[str, list[SettingScores]]:
+        return {"before": self.before, "recalibrated": self.after}
+
+
+def apply(
+    file: Path,
+    target: Path,
+    data: DetectionDataModule,
+    images: int,
+    inputs: Inputs,
+    device: torch.device,
+    conv_backend: Convolution,
+) -> tuple[dict[str, Any], Comparison]:
+    """Write the recalibrated checkpoint `target`, and score both files on the validation frames.
+
+    Returns:
+        Name of the checkpoint (`from`) and number of training frames (`images`); the scores.
+    """
     known = read_settings(file)
-    place = chosen_device(device)
-    usual, names = folded_network(file, place, conv_backend, one_to_one=known.one_to_one)
+    usual, names = folded_network(file, device, conv_backend, one_to_one=known.one_to_one)
     check_image_size("data.image_size", data.image_size, stride=usual.stride)
     if not known.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
-    content = recalibrated(file, data, images, inputs, place, conv_backend)
+    content = recalibrated(file, data, images, inputs, device, conv_backend)
     try:
         write_checkpoint(content, target)
     except OSError as error:
         raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
-    print(f"{target}: {content[RECALIBRATED]['images']:,} training frames, inputs as in {inputs}")
     data.setup("validate")
-    scores: dict[str, list[SettingScores]] = {}
-    for name, path in (("before", file), ("recalibrated", target)):
-        network = usual if path == file else folded_network(path, place, conv_backend, one_to_one=known.one_to_one)[0]
-        matches, half = judged(network, data, known, len(names), place)
-        setting = Setting(known.score_threshold, known.iou_threshold)
-        parts = [np.ones(len(half), dtype=np.bool_)]
-        parts += [half, ~half] if half.any() and not half.all() else []
-        scores[name] = [score_setting(matches, setting, part) for part in parts]
-    wins = is_better(scores["recalibrated"], scores["before"])
-    show(scores)
-    where = "both halves" if len(scores["before"]) > 1 else "all frames, because no month has two clips"
-    print(f"better on {where}: --ckpt_path {target}" if wins else f"not better on {where}: keep {file}")
-    found = {name: dict(zip(("all", *HALVES), map(entry, own), strict=False)) for name, own in scores.items()}
-    record = {"weights": str(file), "output": str(target), "inputs": inputs, **content[RECALIBRATED]}
-    write_results(json, record | {"recommended": wins, "scores": found})
+    before = judged(usual, data, known, len(names), device)
+    network = folded_network(target, device, conv_backend, one_to_one=known.one_to_one)[0]
+    return content[RECALIBRATED], Comparison(before, judged(network, data, known, len(names), device))
+
+
+def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: YOLOModule) -> str:
+    """Recalibrate the best checkpoint of a finished fit, and delete the result unless it is better.
+
+    Args:
+        best: Checkpoint.
+        data: Data of the fit.
+        images: See `recalibrate`.
+        model: Module of the fit, whose device and convolutions are used.
+
+    Returns:
+        One line about the outcome.
+    """
+    target = best.with_name(RECALIBRATED_CHECKPOINT)
+    content, found = apply(best, target, data, images, "evaluation", model.device, model.hparams["conv_backend"])
+    scores = f"balanced {score_text(found.before[0].balanced)} -> {score_text(found.after[0].balanced)}"
+    line = f"recalibrated with {content['images']:,} frames: {scores}, "
+    if found.is_better:
+        return f"{line}better on {found.where}"
+    remove_checkpoint(target)
+    return f"{line}not better on {found.where}, not kept"
 
 
 def check_options(images: int, inputs: Inputs, output: str | None) -> None:
@@ -164,7 +225,7 @@ def training_inputs(
     with counter("calibrated", len(chosen) // size * size) as advance:
         for batch in loader:
             batch = data.on_before_batch_transfer(batch, 0)
-            advance(len(batch))
+            beating(advance)(len(batch))
             readable = batch.readable_positions()
             if readable:
                 used[0] += len(readable)
@@ -172,19 +233,15 @@ def training_inputs(
 
 
 def judged(
-    network: Any,
-    data: DetectionDataModule,
-    known: NetworkSettings,
-    classes: int,
-    device: torch.device,
-) -> tuple[Matches, Any]:
-    """Return the matches of the validation frames with the thresholds of the checkpoint, and `(F,)` the first half."""
+    network: Any, data: DetectionDataModule, known: NetworkSettings, classes: int, device: torch.device
+) -> list[SettingScores]:
+    """Return the scores with the thresholds of the checkpoint: of all validation frames, then of both halves."""
     with counter("processed", len(data.index("valid"))) as advance:
         parts = collect(
             network,
             data,
             device,
-            advance,
+            beating(advance),
             score_threshold=known.score_threshold,
             limit=CANDIDATES,
             single_class=known.single_class,
@@ -194,13 +251,20 @@ def judged(
     options = {name: getattr(known, name) for name in ("score_threshold", "iou_threshold", "max_detections")}
     options |= {"class_agnostic": known.class_agnostic, "one_to_one": known.one_to_one}
     matched = [match(suppressed(part, classes, **options), part.targets, classes) for part in parts]
-    return Matches.join(matched), in_first_half(parts, data.index("valid"))
+    half = in_first_half(parts, data.index("valid"))
+    halves = [half, ~half] if half.any() and not half.all() else []
+    setting = Setting(known.score_threshold, known.iou_threshold)
+    return [score_setting(Matches.join(matched), setting, part) for part in (np.ones_like(half), *halves)]
 
 
-def is_better(new: Sequence[SettingScores], old: Sequence[SettingScores]) -> bool:
-    """Return whether the balanced score is higher on each half; on all frames if the split cannot be halved."""
-    pairs = zip(new[1:] or new, old[1:] or old, strict=True)
-    return all(one.rank() > other.rank() for one, other in pairs)
+def beating(advance: Callable[[int], None]) -> Callable[[int], None]:
+    """Return a function that also reports a batch to the supervisor of a fit."""
+
+    def advanced(count: int) -> None:
+        heartbeat.enter(Phase.VALIDATE)
+        advance(count)
+
+    return advanced
 
 
 def show(scores: dict[str, list[SettingScores]]) -> None:
