@@ -1,0 +1,284 @@
+"""Train the base recipe and one change of it at a time, with several seeds, and compare the scores.
+
+    python scripts/accuracy_study.py --work runs/accuracy-study --arms base yolo11n p2 --seeds 0 1 2 3 4
+    python scripts/accuracy_study.py --root path/to/LTDv2 --image_size 320 --epochs 12 --arms base mixup
+
+Without `--root` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` with the options in `ARMS`; every arm
+and seed is a training in its own process, whose last averaged weights are scored on the validation split.
+`recalibrate` and `tta` score the finished runs of `base` in another way and train nothing. Finished runs of the work
+folder under the same conditions are not repeated, so that a study can be interrupted and extended. The table shows the
+mean difference from `base` over the common seeds with its 95 % interval (Student's t, paired by seed), and the
+processor time and memory of the training relative to `base`.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import isfinite, nan, sqrt
+from pathlib import Path
+from typing import Any
+
+from common import markdown_table
+from scipy.stats import t as student  # type: ignore[import-untyped]
+
+from yolo_lightning.data.synthetic import draw_dataset
+from yolo_lightning.utils import run_files
+from yolo_lightning.utils.files import replacing, write_json
+
+BASE = "base"
+ARMS: dict[str, dict[str, Any]] = {
+    BASE: {},
+    "yolov8s": {"model.variant": "yolov8s"},
+    "p2": {"model.variant": "yolov8n-p2"},
+    "yolo11n": {"model.variant": "yolo11n"},
+    "yolo12n": {"model.variant": "yolo12n"},
+    "yolo26n": {"model.variant": "yolo26n"},
+    "musgd": {"model.optimizer": "MuSGD"},
+    "auto_optimizer": {"model.optimizer": "auto"},
+    "no_photometric": {"data.augmentation.photometric": 0.0},
+    "no_mosaic": {"data.augmentation.mosaic": 0.0},
+    "half_mosaic": {"data.augmentation.mosaic": 0.5},
+    "months_balanced": {"data.sampling.balance": "month"},
+    "repeat_rare": {"data.sampling.repeat_threshold": 0.3},
+    "class_weights": {"model.class_weight_power": 0.5},
+}
+"""Options of each trained arm, besides those of `settings`."""
+SCORED: dict[str, dict[str, Any]] = {"tta": {"model.tta": True}, "recalibrate": {}}
+"""Options of `test` for the arms that score the runs of `base`."""
+SCORES = ("map_50", "map", "balanced")
+OUTCOME = "outcome.json"
+CONFIG = Path(__file__).parents[1] / "configs" / "ltdv2.yaml"
+
+
+def main() -> None:
+    """Train and score the missing runs, write and print the table."""
+    options = parse_arguments()
+    root = options.root or draw_dataset(
+        options.work / "data",
+        train_frames=options.frames,
+        valid_frames=options.frames // 2,
+        test_frames=8,
+        progress=True,
+    )
+    runs = [(arm, seed) for arm in ARMS for seed in options.seeds if arm in options.arms]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for future in [pool.submit(trained, arm, seed, root, options) for arm, seed in runs]:
+            future.result()
+        for future in [
+            pool.submit(scored, arm, seed, root, options)
+            for arm in SCORED
+            if arm in options.arms
+            for seed in options.seeds
+        ]:
+            future.result()
+    found = outcomes(options)
+    text = f"{conditions_line(options)}\n\n{table(found)}\n"
+    write_json(options.work / "accuracy-study.json", {"conditions": conditions(options), "runs": found})
+    with replacing(options.work / "accuracy-study.md") as temporary:
+        temporary.write_text(text)
+    print(text)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("runs/accuracy-study"), help="work folder")
+    parser.add_argument("--root", type=Path, help="dataset folder in LTDv2's layout (default: draw one)")
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *SCORED], default=[BASE], help="base is always needed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--frames", type=int, default=480, help="training frames drawn without --root")
+    parser.add_argument("--image_size", type=int, default=192, help="pixels")
+    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="processes, one thread each")
+    options = parser.parse_args()
+    for name in ("epochs", "frames", "batch_size"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be >= 1, got {getattr(options, name)}")
+    return options
+
+
+def conditions(options: argparse.Namespace) -> dict[str, Any]:
+    """Return everything that determines an outcome besides arm and seed."""
+    names = ("epochs", "image_size", "batch_size", *(() if options.root else ("frames",)))
+    return {name: getattr(options, name) for name in names} | {"root": str(options.root or "drawn")}
+
+
+def settings(root: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of all runs."""
+    average = {"class_path": "EMA", "init_args": {"tau": 50.0}}  # updates; a run has only some hundreds
+    return {
+        "supervision.enabled": False,
+        "trainer.accelerator": "cpu",
+        "trainer.num_sanity_val_steps": 0,
+        "trainer.callbacks": json.dumps([average, {"class_path": "LastCheckpoint", "init_args": {"keep": 1}}]),
+        "model.conv_backend": "native",
+        "model.nominal_batch": options.batch_size,
+        "model.warmup_epochs": 1,
+        "data.root": root,
+        "data.index_root": options.work / "index",
+        "data.image_size": options.image_size,
+        "data.batch_size": options.batch_size,
+        "data.loader.num_workers": 0,
+        "data.augmentation.close_mosaic_epochs": max(1, options.epochs // 4),
+    }
+
+
+def trained(arm: str, seed: int, root: Path, options: argparse.Namespace) -> None:
+    """Train and score an arm, unless its scores under the same conditions are stored."""
+    folder = options.work / f"{arm}-{seed}"
+    if known(folder, options) is not None:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    changes = settings(root, options) | ARMS[arm]
+    fit = {
+        **changes,
+        "seed_everything": seed,
+        "best_pt": False,
+        "trainer.default_root_dir": folder,
+        "trainer.max_epochs": options.epochs,
+        "trainer.limit_val_batches": 0,
+    }
+    used = run("fit", fit, Path(f"{folder}.log"))
+    scores = tested(folder, folder / "checkpoints" / run_files.LAST_CHECKPOINT, changes)
+    store(folder, arm, seed, scores, used, options)
+
+
+def scored(arm: str, seed: int, root: Path, options: argparse.Namespace) -> None:
+    """Score a run of `base` in another way, unless its scores under the same conditions are stored."""
+    folder, base = options.work / f"{arm}-{seed}", options.work / f"{BASE}-{seed}"
+    if known(folder, options) is not None:
+        return
+    folder.mkdir(exist_ok=True)
+    changes = settings(root, options)
+    checkpoint = base / "checkpoints" / run_files.LAST_CHECKPOINT
+    used = {"seconds": 0.0, "memory_mib": 0.0}
+    if arm == "recalibrate":
+        target = folder / run_files.RECALIBRATED_CHECKPOINT
+        data = {name: value for name, value in changes.items() if name.startswith("data.")}
+        data.pop("data.augmentation.close_mosaic_epochs")
+        own = {"checkpoint": checkpoint, "images": options.frames, "device": "cpu", "output": target}
+        used, checkpoint = run("recalibrate", data | own, Path(f"{folder}.log")), target
+    store(folder, arm, seed, tested(folder, checkpoint, changes | SCORED[arm]), used, options)
+
+
+def tested(folder: Path, checkpoint: Path, changes: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores of a checkpoint on the validation split; `folder` is that of the outcome."""
+    evaluated = {**changes, "ckpt_path": checkpoint, "trainer.default_root_dir": folder}
+    run("test", evaluated, folder.with_name(f"{folder.name}.test.log"))
+    written = max((path / run_files.SCORES for path in (checkpoint.parents[1], folder)), key=modified)
+    scores = json.loads(written.read_text())
+    return {name.removeprefix("test/"): value for name, value in scores.items() if value is not None}
+
+
+def run(command: str, options: Mapping[str, Any], log: Path) -> dict[str, float]:
+    """Run a command of the package on one thread; return its processor time and its peak memory."""
+    named = ["--config", str(CONFIG), *words(options)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    print(f"{time.strftime('%H:%M:%S')} {command}; log in {log}", flush=True)
+    with log.open("w") as file:
+        line = [sys.executable, "-m", "yolo_lightning", command, *named]
+        process = subprocess.Popen(line, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{command} ended with exit code {process.returncode}: see {log}")
+    return {"seconds": usage.ru_utime + usage.ru_stime, "memory_mib": usage.ru_maxrss / 1024}
+
+
+def modified(path: Path) -> float:
+    return path.stat().st_mtime if path.is_file() else 0.0
+
+
+def words(options: Mapping[str, Any]) -> list[str]:
+    """Return options as words of the command line."""
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    return [f"--{name}={text}" for name, text in texts.items()]
+
+
+def store(
+    folder: Path, arm: str, seed: int, scores: dict[str, float], used: dict[str, float], options: argparse.Namespace
+) -> None:
+    content = {"arm": arm, "seed": seed, "scores": scores, **used, "conditions": conditions(options)}
+    write_json(folder / OUTCOME, content)
+
+
+def known(folder: Path, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the stored outcome of a run folder if it belongs to the same conditions."""
+    try:
+        content: dict[str, Any] = json.loads((folder / OUTCOME).read_text())
+    except (OSError, ValueError):
+        return None
+    return content if content.get("conditions") == conditions(options) else None
+
+
+def outcomes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the stored outcomes of all arms and seeds."""
+    found = [known(path.parent, options) for path in sorted(options.work.glob(f"*/{OUTCOME}"))]
+    return [one for one in found if one is not None]
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Return the Markdown table: scores, differences from the base recipe, relative time and memory."""
+    arms: dict[str, dict[int, dict[str, Any]]] = {one["arm"]: {} for one in found}
+    for one in found:
+        arms[one["arm"]][one["seed"]] = one
+    classes = sorted({name for one in found for name in one["scores"] if is_class(name)})
+    rows = []
+    for arm in sorted(arms, key=[*ARMS, *SCORED].index):
+        runs, base = arms[arm], arms.get(BASE, {})
+        common = sorted(runs.keys() & base.keys())
+        cells = [f"{mean([one['scores'].get(name, nan) for one in runs.values()]):.3f}" for name in SCORES]
+        for name in (*SCORES[::2], *classes):
+            cells.append("" if arm == BASE else interval([difference(runs[s], base[s], name) for s in common]))
+        for name in ("seconds", "memory_mib"):
+            ratios = [runs[seed][name] / base[seed][name] for seed in common]
+            cells.append("" if arm in SCORED or not ratios else f"{statistics.median(ratios):.2f}")
+        rows.append([arm, str(len(runs)), *cells])
+    columns = ["arm", "seeds", *SCORES, *(f"{name} - base" for name in (*SCORES[::2], *map(short, classes)))]
+    return markdown_table([*columns, "x time", "x memory"], rows)
+
+
+def is_class(name: str) -> bool:
+    """Return whether a score is the mAP50 of a class."""
+    return name.startswith("map_50/") and not short(name)[:1].isdecimal()
+
+
+def short(name: str) -> str:
+    return name.removeprefix("map_50/")
+
+
+def difference(one: dict[str, Any], other: dict[str, Any], name: str) -> float:
+    return float(one["scores"].get(name, nan)) - float(other["scores"].get(name, nan))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of the finite values, NaN without any."""
+    finite = [value for value in values if isfinite(value)]
+    return statistics.fmean(finite) if finite else nan
+
+
+def interval(differences: Sequence[float]) -> str:
+    """Return mean and 95 % confidence interval of paired differences, in bold if the interval excludes 0."""
+    finite = [value for value in differences if isfinite(value)]
+    if len(finite) < 2:
+        return f"{finite[0]:+.3f}" if finite else ""
+    middle = statistics.fmean(finite)
+    half = float(student.ppf(0.975, len(finite) - 1)) * statistics.stdev(finite) / sqrt(len(finite))
+    text = f"{middle:+.3f} ({middle - half:+.3f} to {middle + half:+.3f})"
+    return f"**{text}**" if abs(middle) > half else text
+
+
+def conditions_line(options: argparse.Namespace) -> str:
+    parts = [f"{name} {value}" for name, value in conditions(options).items() if name != "root"]
+    return f"{Path(options.root).name if options.root else 'drawn frames'}: {', '.join(parts)}; YOLOv8n, random weights"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The table of `scripts/accuracy_study.py`: paired differences, intervals, conditions of stored outcomes."""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from yolo_lightning.cli import main
+
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+study = importlib.import_module("accuracy_study")
+
+
+def run(arm: str, seed: int, map_50: float, seconds: float = 10.0) -> dict[str, Any]:
+    scores = {"map_50": map_50, "map": 0.1, "balanced": map_50 / 2, "map_50/bicycle": 0.2, "map_50/2020-05": 0.9}
+    return {"arm": arm, "seed": seed, "scores": scores, "seconds": seconds, "memory_mib": 100.0}
+
+
+def test_differences_are_paired_by_seed_and_significant_ones_are_bold() -> None:
+    base = [run("base", seed, 0.1 * seed) for seed in range(4)]
+    better = [run("p2", seed, 0.1 * seed + 0.05 + 0.001 * seed, 20.0) for seed in range(1, 4)]
+    lines = study.table([*better, *base]).splitlines()
+    assert lines[0].split(" | ")[5:8] == ["map_50 - base", "balanced - base", "bicycle - base"]
+    cells = lines[3].strip("| ").split(" | ")
+    assert cells[:3] == ["p2", "3", "0.252"]
+    assert cells[5] == "**+0.052 (+0.050 to +0.054)**"
+    assert cells[7] == "+0.000 (+0.000 to +0.000)"
+    assert cells[-2:] == ["2.00", "1.00"]
+
+
+def test_interval_of_noise_contains_zero() -> None:
+    assert study.interval([0.1, -0.1, 0.05]) == "+0.017 (-0.242 to +0.275)"
+    assert study.interval([0.1]) == "+0.100"
+    assert study.interval([]) == ""
+
+
+def test_outcome_of_other_conditions_is_not_used(tmp_path: Path) -> None:
+    options = argparse.Namespace(epochs=2, image_size=64, batch_size=8, frames=48, root=None)
+    study.store(tmp_path, "base", 0, {"map_50": 0.5}, {"seconds": 1.0, "memory_mib": 2.0}, options)
+    found = study.known(tmp_path, options)
+    assert found is not None
+    assert found["scores"] == {"map_50": 0.5}
+    options.epochs = 3
+    assert study.known(tmp_path, options) is None
+
+
+def test_arms_consist_of_options_of_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = argparse.Namespace(epochs=4, image_size=64, batch_size=8, work=tmp_path)
+    chosen = study.settings(tmp_path, options)
+    for changes in study.ARMS.values():
+        chosen |= changes
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", str(study.CONFIG), "--print_config", *study.words(chosen)])
+    assert ended.value.code == 0
+    assert f"variant: {chosen['model.variant']}" in capsys.readouterr().out
