@@ -50,7 +50,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "class_weights": {"model.class_weight_power": 0.5},
 }
 """Options of each trained arm, besides those of `settings`."""
-SCORED: dict[str, dict[str, Any]] = {"tta": {"model.tta": True}, "recalibrate": {}}
+SCORED: dict[str, dict[str, Any]] = {
+    "tta": {"model.tta": True},
+    "tta_fusion": {"model.tta": "fusion"},
+    "recalibrate": {},
+}
 """Options of `test` for the arms that score the runs of `base`."""
 SCORES = ("map_50", "map", "balanced")
 OUTCOME = "outcome.json"

@@ -23,7 +23,7 @@ from yolo_lightning.model.graph import check_one_to_one, network_input, read_net
 from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange, choose_convolution
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.model.tta import tta_candidates
+from yolo_lightning.model.tta import TTA, check_tta, tta_predictions
 from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
 
 PROBE_TIMEOUT_S = 60.0
@@ -75,8 +75,8 @@ class Detector:
         class_agnostic: Apply NMS across classes; None: as in training.
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; None: as in training.
         class_names: Names of all classes, index 0 first; None: those of the weights.
-        tta: Test-time augmentation: run each image at six scales and flips and merge the detections; 4.3 times the
-            computation.
+        tta: Test-time augmentation: run each image at six scales and flips and merge the detections, by one
+            suppression, or with `fusion` by weighted boxes fusion; 4.3 times the computation.
         batch_size: Images per batch, >= 1.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.conv_backend` of `YOLOModule`.
@@ -103,7 +103,7 @@ class Detector:
         class_agnostic: bool | None = None,
         one_to_one: bool | None = None,
         class_names: Sequence[str] | None = None,
-        tta: bool = False,
+        tta: TTA = False,
         batch_size: int = 8,
         device: str = "auto",
         conv_backend: Convolution = "auto",
@@ -111,6 +111,7 @@ class Detector:
     ) -> None:
         check_choices("conv_backend", [conv_backend], Convolution)
         check_range("batch_size", batch_size, ">= 1")
+        check_tta("tta", tta)
         self.file = weights_file(weights)
         self.settings = read_settings(self.file, allow_pickle=allow_pickle).for_pictures(
             image_size=image_size,
@@ -135,7 +136,7 @@ class Detector:
                 raise ValueError(f"class_names must contain {len(self.names)} names, got {len(class_names)}.")
             self.names = list(class_names)
         self._batch_size = batch_size
-        self._augment = tta
+        self._tta = tta
 
     @overload
     def __call__(self, source: Pixels) -> DetectionResult: ...
@@ -175,17 +176,11 @@ class Detector:
         batch = collate([self._sample(picture, gray=gray) for picture in pictures])
         images = network_input(batch.images.to(self.device))
         raw = self._graph(images)
-        if self._augment:
-            raw = (tta_candidates(self._graph, images, raw[0], self._graph.stride),)
-        return predictions(
-            raw,
-            batch,
-            score_threshold=self.settings.score_threshold,
-            iou_threshold=self.settings.iou_threshold,
-            max_detections=self.settings.max_detections,
-            class_agnostic=self.settings.class_agnostic,
-            one_to_one=self.settings.one_to_one and not self._augment,  # every view detects the same objects
-        )
+        names = ("score_threshold", "iou_threshold", "max_detections", "class_agnostic", "one_to_one")
+        options = {name: getattr(self.settings, name) for name in names}
+        if not self._tta:
+            return predictions(raw, batch, **options)
+        return tta_predictions(self._graph, images, raw[0], batch, self._tta, stride=self._graph.stride, **options)
 
     def _sample(self, picture: InputImage, *, gray: bool) -> Sample:
         pixels = picture.pixels

@@ -32,7 +32,7 @@ from yolo_lightning.model.layers import ConvAlgorithm, Convolution, FoldedGraph,
 from yolo_lightning.model.loss import DetectionLoss, class_weights
 from yolo_lightning.model.network_settings import input_record
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.model.tta import tta_candidates
+from yolo_lightning.model.tta import TTA, check_tta, tta_predictions
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
 from yolo_lightning.training.freezing import Freeze, freeze_parts, keep_norms_frozen
 from yolo_lightning.training.guarded_step import Accumulation, GuardedStep, Losses
@@ -134,7 +134,8 @@ class YOLOModule(LightningModule):
         one_to_one: Evaluate the one-to-one branch of the head (yolov10, yolo26), which needs no suppression, instead of
             the one-to-many branch. Training uses both.
         tta: Test-time augmentation in `validate`, `test` and `predict`: six scaled and mirrored copies of each frame
-            and one joint suppression, at 4.3 times the cost. Not used in the validations of a fit.
+            and one joint suppression, at 4.3 times the cost; with `fusion` weighted boxes fusion of the copies'
+            detections. Not used in the validations of a fit.
 
     Raises:
         ValueError: If a value is out of range or `weights` cannot be used.
@@ -180,7 +181,7 @@ class YOLOModule(LightningModule):
         max_detections: int = 300,
         class_agnostic: bool = False,
         one_to_one: bool = False,
-        tta: bool = False,
+        tta: TTA = False,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=TRAINING_ARGUMENTS)
@@ -189,6 +190,7 @@ class YOLOModule(LightningModule):
         check_range("model.class_weight_power", class_weight_power, ">= 0", "<= 1")
         check_range("model.multi_scale", multi_scale, ">= 0", "< 1")
         check_range("model.max_detections", max_detections, ">= 1")
+        check_tta("model.tta", tta)
         check_range("model.probe_timeout_s", probe_timeout_s, "> 0")
         if single_class and class_weight_power:
             raise ValueError(f"model.class_weight_power must be 0 with model.single_class, got {class_weight_power}")
@@ -489,15 +491,10 @@ class YOLOModule(LightningModule):
         return {"preds": self._predict(raw, batch), "targets": targets(batch)}
 
     def _predict(self, raw: Any, batch: Batch) -> list[Prediction]:
-        network = self._folded_graph if self._tta else None  # never within a fit
-        if network is not None:
-            raw = (tta_candidates(network, self._network_input(batch.images), raw[0], network.stride),)
-        return predictions(
-            raw,
-            batch,
-            score_threshold=self.hparams["score_threshold"],
-            iou_threshold=self.hparams["iou_threshold"],
-            max_detections=self.hparams["max_detections"],
-            class_agnostic=self.hparams["class_agnostic"],
-            one_to_one=self.hparams["one_to_one"] and network is None,  # every view detects the same objects
-        )
+        names = ("score_threshold", "iou_threshold", "max_detections", "class_agnostic", "one_to_one")
+        options = {name: self.hparams[name] for name in names}
+        network = self._folded_graph
+        if network is None or not self._tta:  # a fit never uses it
+            return predictions(raw, batch, **options)
+        images = self._network_input(batch.images)
+        return tta_predictions(network, images, raw[0], batch, self._tta, stride=network.stride, **options)

@@ -22,8 +22,10 @@ from yolo_lightning.model.tta import (
     VIEWS,
     View,
     apply_view,
+    fused,
     to_original,
     tta_candidates,
+    tta_predictions,
     view_candidates,
 )
 from yolo_lightning.module import YOLOModule
@@ -118,11 +120,48 @@ def suppressed(decoded: Tensor, batch: Batch) -> list[Prediction]:
     return predictions((decoded,), batch, score_threshold=0.3, iou_threshold=OVERLAP, max_detections=20)
 
 
+def test_fusion_replaces_the_boxes_of_an_object_by_their_mean() -> None:
+    def view(boxes: list[list[float]], scores: list[float], labels: list[int]) -> Prediction:
+        found = torch.tensor(boxes).reshape(-1, 4)
+        return Prediction("a", found, torch.tensor(scores), torch.tensor(labels), found)
+
+    views = [
+        view([[0, 0, 10, 10], [50, 50, 60, 60]], [0.8, 0.6], [0, 1]),
+        view([[0, 0, 12, 10]], [0.4], [0]),
+        view([[-2, 0, 10, 10], [0, 0, 10, 10]], [0.6, 0.9], [0, 1]),
+        view([], [], []),
+    ]
+    found = fused(views, (55, 100), 3)
+    assert found.labels.tolist() == [0, 1, 1]
+    assert found.scores.tolist() == pytest.approx([1.8 / 4, 0.9 / 4, 0.6 / 4])
+    assert found.unclipped is not None
+    assert found.unclipped[0].tolist() == pytest.approx([-1.2 / 1.8, 0, 18.8 / 1.8, 10])
+    assert found.boxes[0].tolist() == pytest.approx([0, 0, 18.8 / 1.8, 10])
+    assert found.boxes[2].tolist() == [50, 50, 60, 55]
+    assert len(fused(views, (55, 100), 1).scores) == 1
+
+
+def test_fusion_of_equal_views_changes_nothing(network: FoldedGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, shown = two_frames(), images()
+    options = {"score_threshold": 0.3, "iou_threshold": 0.3, "max_detections": 20}
+    monkeypatch.setattr("yolo_lightning.model.tta.VIEWS", (VIEWS[0],) * 3)
+    original = network(shown)[0]
+    for single, merged in zip(
+        predictions((original,), batch, **options),  # type: ignore[arg-type]
+        tta_predictions(network, shown, original, batch, "fusion", **options),
+        strict=True,
+    ):
+        assert len(single.scores) > 0
+        torch.testing.assert_close(merged.boxes, single.boxes)
+        torch.testing.assert_close(merged.scores, single.scores)
+        assert torch.equal(merged.labels, single.labels)
+
+
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_module_augments_in_evaluation(
     stage: str, data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(stage, YOLOModule(tta=True), data, tmp_path, monkeypatch) == 1
+    assert run(stage, YOLOModule(tta="fusion" if stage == "test" else True), data, tmp_path, monkeypatch) == 1
     assert run(stage, YOLOModule(), data, tmp_path, monkeypatch) == 0
 
 
@@ -147,11 +186,11 @@ def run(
     """Run one batch; returns how often views were merged."""
     calls = []
 
-    def counted(*arguments: Any) -> Tensor:
+    def counted(*arguments: Any, **options: Any) -> list[Prediction]:
         calls.append(arguments)
-        return tta_candidates(*arguments)
+        return tta_predictions(*arguments, **options)
 
-    monkeypatch.setattr("yolo_lightning.module.tta_candidates", counted)
+    monkeypatch.setattr("yolo_lightning.module.tta_predictions", counted)
     one = {f"limit_{name}_batches": 1 for name in ("train", "val", "test", "predict")}
     quiet = {
         "logger": False,

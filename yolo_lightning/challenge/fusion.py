@@ -1,23 +1,16 @@
-"""Weighted boxes fusion of several submissions.
-
-Source: "Weighted boxes fusion" (Solovyev, Wang and Gabruseva 2021, arXiv 1910.13302) as in the package ensemble-boxes
-1.0.9 with `conf_type="avg"`, whose numbers a test compares. Non-maximum suppression keeps the box with the highest
-score; here the boxes of an object are replaced by their mean, and objects that few files contain get lower scores.
-"""
+"""Weighted boxes fusion of several submissions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from yolo_lightning.challenge.content import Content, Floats
+from yolo_lightning.challenge.content import Content
+from yolo_lightning.data.box_fusion import fuse_group
 from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS, numbers_within, segment_starts
 
 LARGEST_LABEL = 4
-FUSION_IOU = 0.55
-"""Default of ensemble-boxes: boxes with a larger IoU are of the same object."""
 
 
 def fuse(
@@ -70,42 +63,3 @@ def fuse(
     return replace(
         contents[0], owners=owners, boxes=all_boxes, scores=all_scores, labels=labels.astype(np.float64)
     ).take(kept)
-
-
-def fuse_group(boxes: Floats, weighted: Floats, iou_threshold: float, files: int) -> tuple[Floats, Floats]:
-    """Return boxes `(G, 4)` and scores `(G,)` of the groups of one frame and class.
-
-    Args:
-        boxes: `(N, 4)` xyxy in descending order of `weighted`.
-        weighted: `(N,)` score times weight, > 0.
-        iou_threshold: Minimum IoU of a box with the mean box of its group, exclusive.
-        files: Number of fused files.
-    """
-    means, sums = np.empty_like(boxes), np.empty_like(boxes)
-    totals, counts = np.zeros(len(boxes)), np.zeros(len(boxes))
-    used = 0
-    for box, score in zip(boxes, weighted, strict=True):
-        place = used
-        if used:
-            overlaps = iou(means[:used], box)
-            best = int(overlaps.argmax())
-            place = best if overlaps[best] > iou_threshold else used
-        if place == used:
-            sums[place] = 0
-            used += 1
-        sums[place] += score * box
-        totals[place] += score
-        counts[place] += 1
-        means[place] = sums[place] / totals[place]
-    counts, totals = counts[:used], totals[:used]
-    return means[:used], np.minimum(totals / counts * np.minimum(counts, files), 1.0)
-
-
-def iou(boxes: Floats, box: Floats) -> npt.NDArray[np.float64]:
-    """Return the IoU of each of `(N, 4)` xyxy boxes with one box; 0 if both have no area."""
-    sides = np.minimum(boxes[:, 2:], box[2:]) - np.maximum(boxes[:, :2], box[:2])
-    shared = np.maximum(sides, 0).prod(axis=1)
-    union = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) + (box[2:] - box[:2]).prod() - shared
-    overlaps = np.zeros(len(boxes))
-    np.divide(shared, union, out=overlaps, where=shared > 0)
-    return overlaps

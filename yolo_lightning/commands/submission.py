@@ -7,12 +7,12 @@ import rich
 
 from yolo_lightning.challenge.check import check_submission, repaired
 from yolo_lightning.challenge.content import Certainty, Content, SubmissionReport
-from yolo_lightning.challenge.fusion import FUSION_IOU
 from yolo_lightning.challenge.fusion import fuse as fused
 from yolo_lightning.challenge.fusion_weights import WeightChoice, choose_weights
 from yolo_lightning.challenge.score import read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.checkpoints.averaging import shares
+from yolo_lightning.data.box_fusion import FUSION_IOU
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.evaluation.drift import organisers_scores
 from yolo_lightning.evaluation.score_table import score_table

@@ -1,15 +1,29 @@
 """Test-time augmentation: the detections of six scaled and mirrored views of each image."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.data.boxes import STRIDE
+from yolo_lightning.data.batch import Batch, Prediction
+from yolo_lightning.data.box_fusion import FUSION_IOU, fuse_group
+from yolo_lightning.data.boxes import STRIDE, clip_to_frame
+from yolo_lightning.model.postprocess import predictions
+
+TTA = bool | Literal["fusion"]
+"""False: none. True: one suppression of the candidates of all views. fusion: weighted boxes fusion of the views."""
 
 PADDING_LEVEL = 114 / 255  # gray level of the letterbox padding
+
+
+def check_tta(name: str, value: Any) -> None:
+    """Raise a ValueError unless a value is one of `TTA`."""
+    if value not in (False, True, "fusion"):
+        raise ValueError(f"{name} must be false, true or fusion, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +36,65 @@ class View:
 
 VIEWS = tuple(View(scale, mirrored) for scale in (1.0, 0.83, 0.67) for mirrored in (False, True))
 """The unchanged image first. Together the views have 4.3 times its pixels."""
+
+
+def tta_predictions(
+    network: Callable[[Tensor], Any],
+    images: Tensor,
+    original: Tensor,
+    batch: Batch,
+    tta: TTA,
+    *,
+    stride: int = STRIDE,
+    one_to_one: bool = False,
+    **options: Any,
+) -> list[Prediction]:
+    """Return the predictions of each readable frame of a batch from all views.
+
+    Args:
+        network: See `tta_candidates`; also `images`, `original` and `stride`.
+        images: The images of the batch.
+        original: Candidates of the unchanged images.
+        batch: The batch.
+        tta: True or `fusion`.
+        stride: See `graph_stride`.
+        one_to_one: Whether the candidates need no suppression, see `predictions`. The candidates of all views together
+            do: every view detects the same objects.
+        options: Further options of `predictions`.
+    """
+    if tta is True:
+        return predictions((tta_candidates(network, images, original, stride),), batch, **options)
+    views = [original, *(view_candidates(network, images, view, stride) for view in VIEWS[1:])]
+    found = [predictions((view,), batch, one_to_one=one_to_one, **options) for view in views]
+    shapes = [batch.frame_shapes[position] for position in batch.readable_positions()]
+    limit = options["max_detections"]
+    return [fused(own, shape, limit) for own, shape in zip(zip(*found, strict=True), shapes, strict=True)]
+
+
+def fused(views: Sequence[Prediction], frame_shape: tuple[int, int], max_detections: int) -> Prediction:
+    """Return the weighted boxes fusion of the predictions of several views of one frame.
+
+    All views have the same weight: an object that K of V views contain has the mean of their scores times K / V.
+    """
+    whole = [view.boxes if view.unclipped is None else view.unclipped for view in views]
+    boxes = np.concatenate([part.numpy() for part in whole]).astype(np.float64)
+    scores = np.concatenate([view.scores.numpy() for view in views]).astype(np.float64)
+    labels = np.concatenate([view.labels.numpy() for view in views])
+    order = np.argsort(-scores, kind="stable")
+    boxes, scores, labels = boxes[order], scores[order] / len(views), labels[order]
+    groups = [
+        (label, *fuse_group(boxes[own], scores[own], FUSION_IOU, len(views)))
+        for label in np.unique(labels)
+        for own in [labels == label]
+    ]
+    merged = torch.from_numpy(np.concatenate([np.zeros((0, 4)), *(group for _, group, _ in groups)])).float()
+    found = torch.from_numpy(np.concatenate([np.zeros(0), *(score for *_, score in groups)])).float()
+    kinds = torch.tensor([label for label, group, _ in groups for _ in group], dtype=torch.int64)
+    best = found.argsort(descending=True, stable=True)[:max_detections]
+    clipped = clip_to_frame(merged[best], frame_shape)
+    return msgspec.structs.replace(
+        views[0], boxes=clipped, scores=found[best], labels=kinds[best], unclipped=merged[best]
+    )
 
 
 def tta_candidates(network: Callable[[Tensor], Any], images: Tensor, original: Tensor, stride: int = STRIDE) -> Tensor:

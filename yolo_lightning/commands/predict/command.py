@@ -14,6 +14,7 @@ from yolo_lightning.data.input_images import InputImage, absolute, find_files, i
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
 from yolo_lightning.detector import Detector
 from yolo_lightning.model.layers import Convolution
+from yolo_lightning.model.tta import TTA
 from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
@@ -33,7 +34,7 @@ def predict(
     max_detections: int | None = None,
     class_agnostic: bool | None = None,
     one_to_one: bool | None = None,
-    tta: bool = False,
+    tta: TTA = False,
     batch_size: int = 8,
     device: str = "auto",
     conv_backend: Convolution = "auto",
@@ -58,8 +59,8 @@ def predict(
         max_detections: Maximum detections per image; null: as in training.
         class_agnostic: Apply NMS across classes; null: as in training.
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; null: as in training.
-        tta: Test-time augmentation: run each image at six scales and flips and merge the detections; 4.3 times the
-            computation.
+        tta: Test-time augmentation: run each image at six scales and flips and merge the detections, by one
+            suppression, or with `fusion` by weighted boxes fusion; 4.3 times the computation.
         batch_size: Images per batch.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.conv_backend` of `fit`.
