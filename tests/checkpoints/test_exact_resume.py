@@ -29,6 +29,17 @@ SAMPLING = (
 )
 """Repeated frames and epochs that begin within a pass; four steps here too, the last of two frames."""
 
+YOLO26 = (
+    "--model.variant",
+    "yolo26n",
+    "--model.optimizer",
+    "MuSGD",
+    "--model.lr0",
+    "0.001",
+    "--model.one_to_one",
+    "true",
+)
+
 
 @pytest.fixture(autouse=True)
 def restore_callbacks() -> Iterator[None]:
@@ -108,6 +119,15 @@ def test_killed_and_resumed_equals_uninterrupted(
         torch.load(tmp_path / RUN / "checkpoints" / "last.ckpt", weights_only=True)["steps"] < EPOCHS * STEPS_PER_EPOCH
     )
     assert_resumed_is_same(run, tmp_path, uninterrupted)
+
+
+@pytest.mark.whole_run
+def test_killed_yolo26_resumes_its_decaying_loss(run: Callable[..., None], die: Die, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert die(whole, "never", options=YOLO26) == 0
+    assert die(tmp_path, "batch:6", options=YOLO26) == EXIT_KILLED
+    assert_resumed_is_same(run, tmp_path, outcome(whole), YOLO26)
 
 
 @pytest.mark.slow
