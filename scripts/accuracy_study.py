@@ -44,7 +44,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "auto_optimizer": {"model.optimizer": "auto"},
     "no_photometric": {"data.augmentation.photometric": 0.0},
     "no_mosaic": {"data.augmentation.mosaic": 0.0},
-    "half_mosaic": {"data.augmentation.mosaic": 0.5},
+    "full_mosaic": {"data.augmentation.mosaic": 1.0},
     "months_balanced": {"data.sampling.balance": "month"},
     "repeat_rare": {"data.sampling.repeat_threshold": 0.3},
     "class_weights": {"model.class_weight_power": 0.5},
@@ -108,6 +108,13 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
+def draw(options: argparse.Namespace) -> Path:
+    """Return the folder of the drawn dataset, whose frames have the width of the input."""
+    frames = {"train_frames": options.frames, "valid_frames": options.frames // 2, "test_frames": 8}
+    size = {"width": options.image_size, "height": options.image_size * 3 // 4}
+    return draw_dataset(options.work / "data", **frames, **size, progress=True)
+
+
 def conditions(options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that determines an outcome besides arm and seed."""
     names = ("epochs", "image_size", "batch_size", *(() if options.root else ("frames",)))
@@ -130,6 +137,7 @@ def settings(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "data.image_size": options.image_size,
         "data.batch_size": options.batch_size,
         "data.loader.num_workers": 0,
+        "data.augmentation.mosaic": 0.5,
         "data.augmentation.close_mosaic_epochs": max(1, options.epochs // 4),
     }
 
