@@ -21,7 +21,6 @@ from yolo_lightning.commands.sweep.candidates import collect, first_half, suppre
 from yolo_lightning.commands.sweep.command import PIPE_WIDTH, checkpoint_file
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting
 from yolo_lightning.data.batch import collate
-from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, SampleKey, TrainingDataset
 from yolo_lightning.data.formats.dataset_format import LTDV2
@@ -82,7 +81,7 @@ def recalibrate(
     known = read_settings(file)
     place = chosen_device(device)
     usual, names = folded_network(file, place, conv_backend, one_to_one=known.one_to_one)
-    check_image_size("data.image_size", data.image_size, stride=usual.stride)
+    data.image_size.check("data.image_size", stride=usual.stride)
     if not known.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")

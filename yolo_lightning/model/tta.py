@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from yolo_lightning.data.boxes import STRIDE
+from yolo_lightning.data.image_size import STRIDE
 
 PADDING_LEVEL = 114 / 255  # gray level of the letterbox padding
 
