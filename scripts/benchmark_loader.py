@@ -58,7 +58,8 @@ def compare(
     speeds = measure_speeds(makers, samples, repeats, warm_up_samples(ours))
     console = wide_console()
     console.print(describe_caches(ours))
-    console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core", tuple(baselines)))
+    title = f"{data.image_size.height} x {data.image_size.width}, one core"
+    console.print(speed_table(speeds, title, tuple(baselines)))
     dataset, baseline = next(iter(ours.values())), next(iter(baselines.values()))
     load = partial(baseline_batches, baseline, data.batch_size)
     starts = {
@@ -79,7 +80,7 @@ def baseline_dataset(data: "DetectionDataModule", work: Path, channels: int) -> 
 
     images = str((convert(data, work / "frames").parent / "images" / "train").resolve())
     description = {"names": dict(enumerate(data.class_names)), "nc": len(data.class_names), "channels": channels}
-    options = get_cfg(overrides={"imgsz": data.image_size, "task": "detect"})
+    options = get_cfg(overrides={"imgsz": max(data.image_size), "task": "detect"})
     return build_yolo_dataset(options, images, data.batch_size, description, mode="train")
 
 

@@ -15,7 +15,6 @@ from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.data.batch import Prediction, Sample, collate
-from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video, read_pictures
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.evaluation.detection_result import DetectionResult
@@ -36,7 +35,7 @@ class Detector:
     """Detects objects in arrays, image files, lists of both, and videos.
 
     The weights record the image size, thresholds and class names of their training; keywords replace them. Images of
-    any size are letterboxed to the square input, and boxes are returned in pixels of the original image.
+    any size are letterboxed to the input of the network, and boxes are returned in pixels of the original image.
 
     Calling a detector returns
 
@@ -67,7 +66,8 @@ class Detector:
     Args:
         weights: A `.ckpt` file or its address, an Ultralytics `.pt` file, or a run folder, whose best checkpoint is
             used.
-        image_size: Side of the square input in pixels, a multiple of 32; None: as in training.
+        image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`; None: as
+            in training.
         score_threshold: Minimum score of a detection, 0 to 1; None: as in training if that is above 0.001, the
             threshold for computing mAP, else 0.25.
         iou_threshold: IoU above which NMS removes the lower-scoring box of a class, 0 to 1; None: as in training.
@@ -96,7 +96,7 @@ class Detector:
         self,
         weights: str | PathLike[str],
         *,
-        image_size: int | None = None,
+        image_size: int | Sequence[int] | None = None,
         score_threshold: float | None = None,
         iou_threshold: float | None = None,
         max_detections: int | None = None,
@@ -122,7 +122,7 @@ class Detector:
             one_to_one=one_to_one,
         )
         assert self.settings.image_size is not None
-        check_image_size("image_size", self.settings.image_size)
+        self.settings.image_size.check("image_size")
         check_range("score_threshold", self.settings.score_threshold, ">= 0", "<= 1")
         check_range("iou_threshold", self.settings.iou_threshold, ">= 0", "<= 1")
         check_range("max_detections", self.settings.max_detections, ">= 1")
@@ -130,7 +130,7 @@ class Detector:
         self._graph, self.names = folded_network(
             self.file, self.device, conv_backend, allow_pickle=allow_pickle, one_to_one=self.settings.one_to_one
         )
-        check_image_size("image_size", self.settings.image_size, stride=self._graph.stride)
+        self.settings.image_size.check("image_size", stride=self._graph.stride)
         if class_names is not None:
             if len(class_names) != len(self.names):
                 raise ValueError(f"class_names must contain {len(self.names)} names, got {len(class_names)}.")

@@ -16,8 +16,8 @@ from yolo_lightning.callbacks.mean_ap import MeanAP
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
-from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.model import cpu_convolution, layers
 from yolo_lightning.model.cpu_convolution import CpuPath, allowed_paths, describe, use_path
 from yolo_lightning.model.graph import (
@@ -119,8 +119,8 @@ class YOLOModule(LightningModule):
         cls_gain: Gain of the class loss.
         dfl_gain: Gain of the distribution focal loss.
         class_weight_power: Weight the class loss by (1 / boxes of the class)^power, mean 1; 0 to 1, 0 disables it.
-        multi_scale: Largest relative difference of the input size of a step from the image size, >= 0 and < 1;
-            0 disables it.
+        multi_scale: Largest relative difference of the longer side of the input of a step from that of the image size,
+            >= 0 and < 1; 0 disables it.
         max_consecutive_nonfinite: Number of consecutive batches with a non-finite loss, or optimizer steps with a
             non-finite gradient, that are skipped before the newest checkpoint with finite weights is restored.
         max_rollbacks: Number of restored checkpoints after which the next rollback ends the training, >= 0.
@@ -229,7 +229,15 @@ class YOLOModule(LightningModule):
         self._cpu_path: CpuPath | None = None  # of a fit with `conv_backend` auto on a CPU
 
     def setup(self, stage: str) -> None:
-        """Choose the convolution implementation for `conv_backend` auto, now that the device is known."""
+        """Check the image size, and choose the convolution implementation for `conv_backend` auto.
+
+        Raises:
+            ValueError: If the graph does not accept the image size of the training data.
+        """
+        if stage == "fit" and hasattr(self.trainer.datamodule, "training_facts"):  # type: ignore[attr-defined]
+            image_size = TrainingFacts.from_trainer(self.trainer).image_size
+            if image_size is not None:
+                image_size.check("data.image_size", stride=graph_stride(self.graph))
         strategy = self.trainer.strategy
         if strategy.root_device.type == "cpu":
             keep_freed_memory()
@@ -267,7 +275,7 @@ class YOLOModule(LightningModule):
         settings = self._apply_settings(batch_idx)
         assert self.trainer.max_epochs is not None
         self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
-        self._input_record = input_record(batch.images.shape[1], max(batch.images.shape[-2:]))
+        self._input_record = input_record(batch.images.shape[1], ImageSize(*batch.images.shape[-2:]))
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
         losses = self._guarded_step.run(batch)
@@ -427,9 +435,9 @@ class YOLOModule(LightningModule):
     def _compute(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         images = self._network_input(batch.images)
         if self._multi_scale:
-            image_size = max(images.shape[-2:])
+            longer = max(images.shape[-2:])
             stride = graph_stride(self.graph)
-            size = training_size(image_size, self._multi_scale, self._facts.seed, self._steps - 1, stride)
+            size = training_size(longer, self._multi_scale, self._facts.seed, self._steps - 1, stride)
             images = resized(images, size, stride)
         raw = self.graph(images)
         total, parts = self.detection_loss(raw, batch)
@@ -473,7 +481,7 @@ class YOLOModule(LightningModule):
         rank_zero_warn(f"{restored}; from now on learning rates are multiplied by {self._guard.learning_rate_factor:g}")
 
     def _network_input(self, images: Tensor) -> Tensor:
-        check_image_size("data.image_size", max(images.shape[-2:]), stride=graph_stride(self.graph))
+        ImageSize(*images.shape[-2:]).check("data.image_size", stride=graph_stride(self.graph))
         return network_input(images, next(self.graph.parameters()).dtype)
 
     def _infer(self, images: Tensor) -> Any:

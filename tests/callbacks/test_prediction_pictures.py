@@ -11,6 +11,7 @@ from yolo_lightning.callbacks import PredictionPictures
 from yolo_lightning.callbacks.prediction_pictures import original_frame
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.evaluation.plots import LabelledImage
 
 
@@ -92,7 +93,7 @@ def test_original_frame_is_cut_out_of_the_letterboxed_image() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(288, 384), (384, 288), (64, 64), (37, 91), (300, 2)])
 def test_original_frame_has_the_shape_of_the_frame(height: int, width: int) -> None:
-    placement = Letterbox.fit(height, width, 64)
+    placement = Letterbox.fit(height, width, ImageSize(64, 64))
     one: Any = frame_batch(1)
     batch = Batch(
         one.images, one.boxes, one.labels, one.sample_index, one.image_ids, ((height, width),), (placement,), (True,)

@@ -14,6 +14,7 @@ from tests.callbacks.tiny_training import CLASS_NAMES, TinyModule
 from yolo_lightning.data.batch import Batch, Prediction, Sample, Target, collate
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CATEGORY_IDS
+from yolo_lightning.data.image_size import ImageSize
 
 HEIGHT, WIDTH, SIZE = 60, 80, 64
 HIT = [[10.0, 10.0, 30.0, 50.0]]
@@ -32,7 +33,7 @@ def target(image_id: str, boxes: Any = HIT, label: int = 0, month: int = 0) -> T
 
 def sample(number: int, readable: bool = True) -> Sample:
     """A frame whose gray level is its number."""
-    placement = Letterbox.fit(HEIGHT, WIDTH, SIZE)
+    placement = Letterbox.fit(HEIGHT, WIDTH, ImageSize(SIZE, SIZE))
     image = np.full((SIZE, SIZE), 255, np.uint8)
     rows = round(HEIGHT * placement.gain)
     image[placement.top : placement.top + rows] = number

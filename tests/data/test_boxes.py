@@ -15,6 +15,7 @@ from yolo_lightning.data.boxes import (
     scaled_shape,
     xywh_to_xyxy,
 )
+from yolo_lightning.data.image_size import ImageSize
 
 SHAPES = [(288, 384), (384, 288), (512, 640), (640, 640), (333, 77), (7, 1000), (1, 1)]
 SIZES = [32, 160, 640]
@@ -29,7 +30,7 @@ def random_boxes(height: int, width: int, count: int = 20) -> FloatArray:
 @pytest.mark.parametrize(("height", "width"), SHAPES)
 def test_letterbox_there_and_back_is_the_identity(height: int, width: int, size: int) -> None:
     boxes = random_boxes(height, width)
-    placement = Letterbox.fit(height, width, size)
+    placement = Letterbox.fit(height, width, ImageSize(size, size))
     there = frame_to_input(boxes, placement)
     back = input_to_frame(torch.from_numpy(there), placement)
     np.testing.assert_allclose(back.numpy(), boxes, rtol=0, atol=1e-3)
@@ -38,7 +39,7 @@ def test_letterbox_there_and_back_is_the_identity(height: int, width: int, size:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("height", "width"), SHAPES)
 def test_letterbox_fills_the_longer_side_and_centres_the_other(height: int, width: int, size: int) -> None:
-    placement = Letterbox.fit(height, width, size)
+    placement = Letterbox.fit(height, width, ImageSize(size, size))
     scaled_height, scaled_width = scaled_shape(height, width, placement.gain)
     assert max(scaled_height, scaled_width) == size
     assert size - scaled_height - 2 * placement.top in (0, 1)
@@ -46,7 +47,7 @@ def test_letterbox_fills_the_longer_side_and_centres_the_other(height: int, widt
 
 
 def test_known_placement_of_an_ltdv2_frame() -> None:
-    assert Letterbox.fit(288, 384, 640) == Letterbox(640 / 384, left=0, top=80)
+    assert Letterbox.fit(288, 384, ImageSize(640, 640)) == Letterbox(640 / 384, left=0, top=80)
 
 
 def test_scaled_side_is_at_least_one_pixel() -> None:
@@ -54,11 +55,11 @@ def test_scaled_side_is_at_least_one_pixel() -> None:
 
 
 def test_frame_to_input_keeps_float32() -> None:
-    assert frame_to_input(random_boxes(288, 384), Letterbox.fit(288, 384, 640)).dtype == np.float32
+    assert frame_to_input(random_boxes(288, 384), Letterbox.fit(288, 384, ImageSize(640, 640))).dtype == np.float32
 
 
 def test_boxes_in_the_padding_lie_outside_the_frame_until_they_are_clipped() -> None:
-    placement = Letterbox.fit(288, 384, 640)
+    placement = Letterbox.fit(288, 384, ImageSize(640, 640))
     whole_input = torch.tensor([[0.0, 0.0, 640.0, 640.0], [-50.0, 100.0, 700.0, 110.0]])
     unclipped = input_to_frame(whole_input, placement)
     assert unclipped[0].tolist() == [0, -48, 384, 336]
@@ -89,7 +90,7 @@ def test_corners_to_centres_is_undone_by_xywh_to_xyxy() -> None:
 
 def test_no_boxes_pass_through_every_function() -> None:
     none = np.zeros((0, 4), dtype=np.float32)
-    placement = Letterbox.fit(288, 384, 640)
+    placement = Letterbox.fit(288, 384, ImageSize(640, 640))
     tensor = torch.from_numpy(none)
     results = [
         frame_to_input(none, placement),

@@ -16,12 +16,14 @@ from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.cli import main
 from yolo_lightning.commands.export.command import export
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.model.network_settings import (
     LETTERBOX,
     NORMALISATION,
     OF_MODEL,
     NetworkSettings,
     bound_options,
+    input_record,
     read_record,
     read_settings,
     report_precedence,
@@ -126,7 +128,7 @@ def test_evaluated_weights_without_a_run_bring_their_settings(
 @pytest.mark.parametrize("kind", ["ckpt", "pt", "average", "address"])
 def test_every_file_of_weights_records_the_settings(tmp_path: Path, kind: str) -> None:
     file = trained_on(tmp_path, score_threshold=0.1, class_agnostic=True)
-    expected = NetworkSettings(96, 1, ("a", "b"), score_threshold=0.1, class_agnostic=True)
+    expected = NetworkSettings(ImageSize(96, 96), 1, ("a", "b"), score_threshold=0.1, class_agnostic=True)
     match kind:
         case "pt":
             export(checkpoint=str(file), output=str(tmp_path / "file.pt"))
@@ -149,7 +151,7 @@ def test_torchscript_records_the_settings(tmp_path: Path) -> None:
     network = torch.jit.load(str(target), _extra_files=found)
     about = json.loads(found["config.txt"])
     assert (about["imgsz"], about["channels"]) == ([96, 96], 1)
-    assert NetworkSettings.of(about["yolo_lightning"]) == NetworkSettings(96, 1, ("a", "b"))
+    assert NetworkSettings.of(about["yolo_lightning"]) == NetworkSettings(ImageSize(96, 96), 1, ("a", "b"))
     assert network(torch.zeros(1, 1, 96, 96)).shape[:2] == (1, 6)
 
 
@@ -159,6 +161,8 @@ def test_ultralytics_file_gives_its_image_size_as_a_multiple_of_the_stride(tmp_p
     del content["yolo_lightning"]
     torch.save(content | {"train_args": {"imgsz": 500}}, tmp_path / "theirs.pt")
     assert read_record(tmp_path / "theirs.pt") == {"image_size": 512, "class_names": ["a", "b"]}
+    torch.save(content | {"train_args": {"imgsz": [480, 600]}}, tmp_path / "theirs.pt")
+    assert read_record(tmp_path / "theirs.pt")["image_size"] == [480, 608]
     torch.save(content | {"train_args": {}}, tmp_path / "theirs.pt")
     assert read_record(tmp_path / "theirs.pt")["image_size"] == 96, "the network's own arguments"
 
@@ -168,22 +172,35 @@ def test_weights_without_a_recorded_image_size_use_the_usual_one(
 ) -> None:
     settings = read_settings(lively_checkpoint(tmp_path))
     assert settings.image_size is None
-    assert settings.for_pictures().image_size == 640
+    assert settings.for_pictures().image_size == ImageSize(640, 640)
     assert "the weights do not record their image size: 640 is used" in caplog.messages
 
 
 def test_pictures_are_not_shown_with_the_threshold_for_scores(caplog: pytest.LogCaptureFixture) -> None:
-    scoring = NetworkSettings(96, 1)
+    scoring = NetworkSettings(ImageSize(96, 96), 1)
     assert scoring.for_pictures().score_threshold == 0.25
     assert scoring.for_pictures(score_threshold=0.4).score_threshold == 0.4
     assert not caplog.messages
-    chosen = NetworkSettings(96, 1, score_threshold=0.1)
+    chosen = NetworkSettings(ImageSize(96, 96), 1, score_threshold=0.1)
     assert chosen.for_pictures().score_threshold == 0.1
-    assert chosen.for_pictures(score_threshold=0.0, image_size=64) == NetworkSettings(64, 1, score_threshold=0.0)
+    assert chosen.for_pictures(score_threshold=0.0, image_size=64) == NetworkSettings(
+        ImageSize(64, 64), 1, score_threshold=0.0
+    )
     assert caplog.messages == [
         "changed since the checkpoint: image_size was 96, now 64 (used)",
         "changed since the checkpoint: score_threshold was 0.1, now 0.0 (used)",
     ]
+
+
+def test_rectangle_is_recorded_as_two_numbers() -> None:
+    record = input_record(1, ImageSize(96, 128))
+    assert record == INPUT | {"image_size": [96, 128], "letterbox": "centred in a rectangle, padded with 114"}
+    settings = NetworkSettings.of(record)
+    assert settings.image_size == ImageSize(96, 128)
+    assert settings.plain()["image_size"] == [96, 128]
+    assert bound_options(record, is_gray=True) == {"data.image_size": [96, 128]}
+    with pytest.raises(ValueError, match=r"image_size of the weights must be one integer .* got \[1, 2, 3\]"):
+        NetworkSettings.of(record | {"image_size": [1, 2, 3]})
 
 
 def test_input_that_cannot_be_prepared_is_refused(tmp_path: Path) -> None:

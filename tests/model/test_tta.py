@@ -12,8 +12,9 @@ from torch import Tensor
 
 from tests.helpers.networks import enliven
 from yolo_lightning.data.batch import Batch, Prediction, Sample, collate
-from yolo_lightning.data.boxes import STRIDE, Letterbox
+from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.layers import FoldedGraph

@@ -20,6 +20,7 @@ from tests.parity.training_twins import random_batches
 from yolo_lightning.callbacks.results_file import SCORES
 from yolo_lightning.data.batch import Batch, targets
 from yolo_lightning.data.boxes import Letterbox, xywh_to_xyxy
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.evaluation.record import EvaluationCollection
 from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
@@ -109,7 +110,7 @@ FRAME_SHAPE, INPUT = (96, 128), 64
 def overhanging(seed: int, frames: int = 8, objects: int = 10) -> tuple[torch.Tensor, Batch]:
     """Return decoded output and frames whose objects touch the edge of the frame and are detected beyond the edge."""
     generator = torch.Generator().manual_seed(seed)
-    placement = Letterbox.fit(*FRAME_SHAPE, INPUT)
+    placement = Letterbox.fit(*FRAME_SHAPE, ImageSize(INPUT, INPUT))
     low = torch.tensor([placement.left, placement.top]).float()
     high = low + torch.tensor([FRAME_SHAPE[1], FRAME_SHAPE[0]]) * placement.gain
     centres = low + torch.rand(frames, objects, 2, generator=generator) * (high - low)
@@ -188,7 +189,7 @@ def test_letterbox_equals_ultralytics_square_one(tmp_path: Path, height: int, wi
     theirs = build_yolo_dataset(arguments, str(tmp_path / "images"), 1, data, mode="val", rect=False)[0]
     boxes = np.array([[0.3 * width, 0.45 * height, 0.5 * width, 0.75 * height]], dtype=np.float32)
     # evaluation itself averages areas where it shrinks a frame, and then differs on purpose
-    ours, _ = letterbox(Labelled(frame, boxes, np.array([2])), size, shrink_by_area=False)
+    ours, _ = letterbox(Labelled(frame, boxes, np.array([2])), ImageSize(size, size), shrink_by_area=False)
     assert np.abs(ours.image.astype(int) - theirs["img"][0].numpy()).max() <= 1
     corners = ours.boxes[0] / size
     centre = [*(corners[:2] + corners[2:]) / 2, *(corners[2:] - corners[:2])]

@@ -13,7 +13,7 @@ from torch import Tensor
 from ultralytics.models.yolo.detect import DetectionTrainer
 
 from tests.parity.training_twins import SIZE, Frames, Recorder, make_trainer, random_batches
-from yolo_lightning.data.boxes import STRIDE
+from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.device_transforms import resized, training_size
 

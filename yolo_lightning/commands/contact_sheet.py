@@ -94,17 +94,19 @@ def sample_rows(
 
 def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: Path) -> None:
     """Draw rows of samples, all of the same length, with their headings and a legend of the classes into a PNG file."""
-    columns = len(next(iter(rows.values())))
-    width, height = CELL_INCHES * columns, (CELL_INCHES + TITLE_INCHES) * len(rows) + LEGEND_INCHES
+    first = next(iter(rows.values()))
+    columns, (rows_px, columns_px) = len(first), first[0].image.shape[:2]
+    cell_height = CELL_INCHES * rows_px / columns_px
+    width, height = CELL_INCHES * columns, (cell_height + TITLE_INCHES) * len(rows) + LEGEND_INCHES
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH)
     FigureCanvasAgg(figure)
     for number, (heading, samples) in enumerate(rows.items()):
-        top = 1 - number * (CELL_INCHES + TITLE_INCHES) / height
+        top = 1 - number * (cell_height + TITLE_INCHES) / height
         figure.text(0.05 / width, top - 0.24 / height, heading, fontsize=11, fontweight="bold")
-        bottom = top - (CELL_INCHES + TITLE_INCHES) / height
+        bottom = top - (cell_height + TITLE_INCHES) / height
         for column, sample in enumerate(samples):
             left = (column * CELL_INCHES + 0.03) / width
-            cell = figure.add_axes((left, bottom, (CELL_INCHES - 0.06) / width, (CELL_INCHES - 0.06) / height))
+            cell = figure.add_axes((left, bottom, (CELL_INCHES - 0.06) / width, (cell_height - 0.06) / height))
             draw_sample(cell, sample)
     lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], lw=3, label=name) for i, name in enumerate(class_names)]
     figure.legend(handles=lines, loc="lower left", ncols=len(lines) if columns > 2 else 2, frameon=False, fontsize=9)

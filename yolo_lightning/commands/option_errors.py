@@ -86,6 +86,7 @@ TYPE_NAMES = {
     "<class 'bool'>": "true or false",
     "<class 'str'>": "a text",
     "<class 'list'>": "a list",
+    "<class 'collections.abc.Sequence'>": "a list",
     "<class 'NoneType'>": "null",
 }
 

@@ -28,7 +28,7 @@ FULL_HELP = "--help.full"
 COMMON_OPTIONS = {
     "data.root": ("", "folder of the dataset"),
     "data.format": ("data", "ltdv2, coco, or the path of a data.yaml"),
-    "data.image_size": ("imgsz", "side of the square network input, pixels"),
+    "data.image_size": ("imgsz", "network input, pixels: side of a square, or [height, width]"),
     "data.batch_size": ("batch", "images per batch and process"),
     "data.loader.num_workers": ("workers", "loader processes, or auto"),
     "data.train_fraction": ("fraction", "share of the training set"),

@@ -22,7 +22,6 @@ from yolo_lightning.commands.sweep.candidates import collect, in_first_half, sup
 from yolo_lightning.commands.sweep.command import PIPE_WIDTH, checkpoint_file, data_options_of
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting
 from yolo_lightning.data.batch import collate
-from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, SampleKey, TrainingDataset
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
@@ -132,7 +131,7 @@ def apply(
     """
     known = read_settings(file)
     usual, names = folded_network(file, device, conv_backend, one_to_one=known.one_to_one)
-    check_image_size("data.image_size", data.image_size, stride=usual.stride)
+    data.image_size.check("data.image_size", stride=usual.stride)
     if not known.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")

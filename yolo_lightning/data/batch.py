@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centres, input_to_frame, xywh_to_xyxy
+from yolo_lightning.data.image_size import ImageSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class TrainingFacts:
     seed: int = 0  # Seed of the run; the input sizes of `model.multi_scale` derive from it
     # Number of training boxes of each class, index 0 first; None if unknown
     class_counts: tuple[int, ...] | None = None
+    image_size: ImageSize | None = None  # Size of the training images; None if unknown
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> Self:

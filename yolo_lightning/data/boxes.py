@@ -7,32 +7,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from yolo_lightning.data.image_size import ImageSize
+
 FloatArray = npt.NDArray[np.float32]
-
-STRIDE = 32  # Pixels. Largest stride of most graphs; the sides of the network input are multiples of it.
-
-
-def check_image_size(name: str, side: int, least: int = STRIDE, stride: int = STRIDE) -> None:
-    """Raise `ValueError` if a side of the network input, pixels, is not a multiple of the stride >= `least`."""
-    least = max(least, stride)
-    if side < least or side % stride:
-        raise ValueError(f"{name} must be a multiple of {stride} and >= {least}, got {side}")
 
 
 @dataclass(frozen=True, slots=True)
 class Letterbox:
-    """Position of a frame in the square network input: scaled by `gain`, then shifted by `(left, top)`."""
+    """Position of a frame in the network input: scaled by `gain`, then shifted by `(left, top)`."""
 
     gain: float  # Input pixels per frame pixel, > 0
     left: int  # Columns of padding before the frame, input pixels
     top: int  # Rows of padding above the frame, input pixels
 
     @staticmethod
-    def fit(height: int, width: int, size: int) -> "Letterbox":
-        """Return the largest centred placement of a `height` x `width` frame in a `size` x `size` input."""
-        gain = size / max(height, width)
+    def fit(height: int, width: int, size: ImageSize) -> "Letterbox":
+        """Return the largest centred placement of a `height` x `width` frame in the input."""
+        gain = min(size.height / height, size.width / width)
         scaled_height, scaled_width = scaled_shape(height, width, gain)
-        return Letterbox(gain, (size - scaled_width) // 2, (size - scaled_height) // 2)
+        return Letterbox(gain, (size.width - scaled_width) // 2, (size.height - scaled_height) // 2)
 
 
 def scaled_shape(height: int, width: int, gain: float) -> tuple[int, int]:

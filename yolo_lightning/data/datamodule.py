@@ -1,6 +1,6 @@
 """Lightning data module: frames of each split, sample order, loaders and worker processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
-from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
 from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, LTDv2Format, choose_format
 from yolo_lightning.data.formats.frame_checks import (
@@ -23,6 +22,7 @@ from yolo_lightning.data.formats.frame_checks import (
     needed_channels,
     quarantined_positions,
 )
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.loader import LoaderSettings, describe, worker_count
@@ -100,7 +100,7 @@ class DetectionDataModule(LightningDataModule):
             > 0 and < 1. Requires `valid_file: null`; replaces the `val` of a `data.yaml`. For datasets without clips
             (COCO, YOLO), fractions refer to images.
         index_root: Folder of the packed index; null uses `yolo_lightning` in the user's cache folder.
-        image_size: Side of the square network input, pixels, a multiple of 32.
+        image_size: Size of the network input, pixels, multiples of 32: the side of a square, or `[height, width]`.
         batch_size: Frames per batch and process.
         max_bad_frames: Number of missing or damaged frames that are left out with a warning; one more ends the run. A
             frame counts once, however often it is sampled.
@@ -138,7 +138,7 @@ class DetectionDataModule(LightningDataModule):
         valid_fraction: float = 1.0,
         valid_share: float | None = None,
         index_root: str | None = None,
-        image_size: int = 640,
+        image_size: int | Sequence[int] = 640,
         batch_size: int = 16,
         max_bad_frames: int = 100,
         max_image_pixels: int = MAX_IMAGE_PIXELS,
@@ -152,7 +152,7 @@ class DetectionDataModule(LightningDataModule):
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
-        check_image_size("data.image_size", image_size)
+        self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
         limits = {"batch_size": (batch_size, 1), "image_cache_mib": (image_cache_mib, 0), "seed": (seed, 0)}
         for name, (value, least) in limits.items():
             if value < least:
@@ -175,7 +175,6 @@ class DetectionDataModule(LightningDataModule):
         if format == LTDV2 and channels == 3:
             raise ValueError("data.channels must be 1 or null for LTDv2, whose frames are gray, got 3")
         self.channels: Channels | None = channels or self.dataset_format.channels
-        self.image_size = image_size
         self.batch_size = batch_size
         self.seed = seed
         self.loader = loader
@@ -269,7 +268,7 @@ class DetectionDataModule(LightningDataModule):
     def training_facts(self) -> TrainingFacts:
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
-        return TrainingFacts(self.batch_size, self.seed, tuple(counts.tolist()))
+        return TrainingFacts(self.batch_size, self.seed, tuple(counts.tolist()), self.image_size)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""

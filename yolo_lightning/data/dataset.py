@@ -1,5 +1,6 @@
 """Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation."""
 
+from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple, Self
 
@@ -8,6 +9,7 @@ from torch.utils.data import Dataset
 
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.storage.frames import Channels, FrameError, ImageFiles, Storage
 from yolo_lightning.data.storage.image_cache import ImageCache
@@ -98,14 +100,19 @@ class LabelledFrames:
 class TrainingDataset(Dataset[Sample]):
     """Augmented samples; each depends on (seed, epoch, frame, occurrence) only, not on workers or interruptions.
 
-    Mosaic is used in the first `mosaic_epochs` epochs; samples have `image_size` x `image_size` pixels.
+    Mosaic is used in the first `mosaic_epochs` epochs; samples have the size `image_size`.
     """
 
     def __init__(
-        self, frames: LabelledFrames, image_size: int, augmentation: Augmentation, mosaic_epochs: int, seed: int
+        self,
+        frames: LabelledFrames,
+        image_size: int | Sequence[int],
+        augmentation: Augmentation,
+        mosaic_epochs: int,
+        seed: int,
     ) -> None:
         self.frames = frames
-        self.image_size = image_size
+        self.image_size = ImageSize.of("image_size", image_size)
         self.augmentation = augmentation
         self.mosaic_epochs = mosaic_epochs
         self.seed = seed
@@ -147,11 +154,11 @@ class TrainingDataset(Dataset[Sample]):
 
 
 class EvaluationDataset(Dataset[Sample]):
-    """Letterboxed frames of `image_size` x `image_size` pixels with their boxes, in file order."""
+    """Letterboxed frames of the size `image_size` with their boxes, in file order."""
 
-    def __init__(self, frames: LabelledFrames, image_size: int) -> None:
+    def __init__(self, frames: LabelledFrames, image_size: int | Sequence[int]) -> None:
         self.frames = frames
-        self.image_size = image_size
+        self.image_size = ImageSize.of("image_size", image_size)
 
     def __len__(self) -> int:
         return len(self.frames)

@@ -189,7 +189,9 @@ def ultralytics_description(file: Path, *, allow_pickle: bool = False) -> dict[s
     arguments = arguments if isinstance(arguments, dict) else vars(arguments)
     size = (content.get("train_args") or {}).get("imgsz") or arguments.get("imgsz")
     names = list(network.names.values() if isinstance(network.names, dict) else network.names)
-    recorded = {"image_size": max(size) if isinstance(size, list | tuple) else size, "class_names": names}
+    if isinstance(size, list | tuple) and len(size) == 1:
+        size = size[0]
+    recorded = {"image_size": size, "class_names": names}
     return {**content.get(OWN_SETTINGS, {}), **recorded}
 
 

@@ -26,7 +26,7 @@ from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
 from yolo_lightning.conv.probe import probe_native
 from yolo_lightning.conv.trial import TrialSettings
-from yolo_lightning.data.boxes import STRIDE
+from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.utils.choices import check_choices, check_range
 from yolo_lightning.utils.files import cache_folder
 

@@ -3,7 +3,7 @@
 A network detects less on images of another size or with another preprocessing than in training, without any error.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -13,12 +13,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import report_differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
-from yolo_lightning.data.boxes import STRIDE
+from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.model.graph import ultralytics_description
 
-LETTERBOX = "centred in a square, padded with 114"
+LETTERBOX, RECTANGULAR_LETTERBOX = (f"centred in a {shape}, padded with 114" for shape in ("square", "rectangle"))
 NORMALISATION = "uint8 / 255"
-USUAL_IMAGE_SIZE = 640
+USUAL_IMAGE_SIZE = ImageSize(640, 640)
 """Pixels; used for weights that do not record their image size."""
 
 SCORING_THRESHOLD = 0.001
@@ -34,7 +34,7 @@ OF_GRAPH = ("variant", "class_width")
 class NetworkSettings:
     """Settings recorded in a file of weights."""
 
-    image_size: int | None = None  # side of the square input, pixels; None if unknown
+    image_size: ImageSize | None = None  # of the input, pixels; None if unknown
     channels: int | None = None  # 1 for gray frames, 3 for RGB; None if unknown
     class_names: tuple[str, ...] = ()  # index 0 first; empty if unknown
     single_class: bool = False  # whether all classes of the data count as one
@@ -47,26 +47,33 @@ class NetworkSettings:
     normalisation: str = NORMALISATION  # how pixels are converted to the input
 
     def __post_init__(self) -> None:
-        for name, supported in (("letterbox", LETTERBOX), ("normalisation", NORMALISATION)):
-            if getattr(self, name) != supported:
-                raise ValueError(f"{name} of the weights must be {supported!r}, got {getattr(self, name)!r}")
+        letterboxes, normalisations = (LETTERBOX, RECTANGULAR_LETTERBOX), (NORMALISATION,)
+        for name, supported in (("letterbox", letterboxes), ("normalisation", normalisations)):
+            if getattr(self, name) not in supported:
+                accepted = " or ".join(map(repr, supported))
+                raise ValueError(f"{name} of the weights must be {accepted}, got {getattr(self, name)!r}")
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Self:
         """Return the settings in a record; missing ones have their defaults, other keys are ignored."""
         known = {name: recorded[name] for name in cls.__slots__ if recorded.get(name) is not None}
+        if "image_size" in known:
+            known["image_size"] = ImageSize.of("image_size of the weights", known["image_size"])
         return cls(**known | {"class_names": tuple(map(str, known.get("class_names", ())))})
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self) | {"class_names": list(self.class_names)}
+        size = None if self.image_size is None else self.image_size.plain()
+        return asdict(self) | {"image_size": size, "class_names": list(self.class_names)}
 
-    def for_pictures(self, **given: Any) -> Self:
+    def for_pictures(self, *, image_size: int | Sequence[int] | None = None, **given: Any) -> Self:
         """Return the settings for drawn detections: given values replace recorded ones, and differences are logged.
 
         A recorded score threshold for evaluation would draw hundreds of weak boxes and is replaced by
         `SHOWN_THRESHOLD`. An unknown image size becomes `USUAL_IMAGE_SIZE`. None keeps the recorded value.
         """
         wanted = {name: value for name, value in given.items() if value is not None}
+        if image_size is not None:
+            wanted["image_size"] = ImageSize.of("image_size", image_size)
         recorded = {name: getattr(self, name) for name in wanted}
         if self.score_threshold <= SCORING_THRESHOLD:
             wanted.setdefault("score_threshold", SHOWN_THRESHOLD)
@@ -84,10 +91,11 @@ def report_changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source:
     report_differences({name: recorded[name] for name in both}, used, source)
 
 
-def input_record(channels: int, image_size: int) -> dict[str, Any]:
+def input_record(channels: int, image_size: ImageSize) -> dict[str, Any]:
     """Return the record of a checkpoint under `INPUT`: preprocessing of the training images."""
-    settings = NetworkSettings(image_size=image_size, channels=channels)
-    return {name: getattr(settings, name) for name in (*OF_DATA, "letterbox", "normalisation")}
+    letterbox = LETTERBOX if image_size.height == image_size.width else RECTANGULAR_LETTERBOX
+    settings = NetworkSettings(image_size=image_size, channels=channels, letterbox=letterbox).plain()
+    return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")}
 
 
 def read_settings(file: Path, *, allow_pickle: bool = False) -> NetworkSettings:
@@ -104,8 +112,12 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     if file.suffix == ".ckpt":
         return checkpoint_record(load_checkpoint(file, "meta"))
     record = ultralytics_description(file, allow_pickle=allow_pickle)
-    side = record.pop("image_size")
-    return record | ({"image_size": -(-side // STRIDE) * STRIDE} if isinstance(side, int) else {})
+    size = record.pop("image_size")
+    try:
+        sides = ImageSize.of("imgsz", size)
+    except ValueError:
+        return record
+    return record | {"image_size": ImageSize(*(-(-side // STRIDE) * STRIDE for side in sides)).plain()}
 
 
 def checkpoint_record(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch, Prediction
 from yolo_lightning.data.box_fusion import FUSION_IOU, fuse_group
-from yolo_lightning.data.boxes import STRIDE, clip_to_frame
+from yolo_lightning.data.boxes import clip_to_frame
+from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.model.postprocess import predictions
 
 TTA = bool | Literal["fusion"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch
-from yolo_lightning.data.boxes import STRIDE
+from yolo_lightning.data.image_size import STRIDE
 
 SIZE_STREAM = 4
 """Separates the random numbers of input sizes from those of sample order and augmentation, which use the same seed."""
@@ -16,17 +16,17 @@ SIZE_STREAM = 4
 ONE_CLASS = "object"  # class name of a network with `single_class`
 
 
-def training_size(image_size: int, spread: float, seed: int, step: int, stride: int = STRIDE) -> int:
-    """Return the input size of one training step in pixels, drawn as Ultralytics does, from (seed, step) alone.
+def training_size(longer: int, spread: float, seed: int, step: int, stride: int = STRIDE) -> int:
+    """Return the longer side of the input of one training step, pixels, drawn as Ultralytics does.
 
-    `spread` is the largest relative difference from `image_size` before rounding outwards to a multiple of the stride,
-    >= 0 and < 1; 0 returns `image_size`.
+    It depends on (seed, step) alone. `longer` is the longer side of the images. `spread` is the largest relative
+    difference from it before rounding outwards to a multiple of the stride, >= 0 and < 1; 0 returns `longer`.
     """
     if not spread:
-        return image_size
-    smallest = max(stride, int(image_size * (1 - spread)))
+        return longer
+    smallest = max(stride, int(longer * (1 - spread)))
     generator = np.random.default_rng((SIZE_STREAM, seed, step))
-    return int(generator.integers(smallest, int(image_size * (1 + spread) + stride))) // stride * stride
+    return int(generator.integers(smallest, int(longer * (1 + spread) + stride))) // stride * stride
 
 
 def resized(images: Tensor, size: int, stride: int = STRIDE) -> Tensor:

@@ -12,6 +12,7 @@ from yolo_lightning.data.batch import collate
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.index.split_index import open_packed
 from yolo_lightning.data.storage.frames import Channels, ImageFiles
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
@@ -93,8 +94,12 @@ def test_each_channel_goes_where_a_gray_frame_would(settings: Augmentation, mosa
     def arranged(channel: int | slice) -> Labelled:
         source = generator(3)
         parts = [Labelled(noise(seed, 40 + seed, 60 - seed)[..., channel], boxes, labels) for seed in range(4)]
-        first = mosaic(parts, 64, source) if mosaicked else letterbox(parts[0], 64, shrink_by_area=False)[0]
-        return random_flip(random_affine(first, 64, settings, source), settings, source)
+        first = (
+            mosaic(parts, ImageSize(64, 64), source)
+            if mosaicked
+            else letterbox(parts[0], ImageSize(64, 64), shrink_by_area=False)[0]
+        )
+        return random_flip(random_affine(first, ImageSize(64, 64), settings, source), settings, source)
 
     whole = arranged(slice(None))
     assert whole.image.shape == (64, 64, 3)
@@ -107,9 +112,11 @@ def test_each_channel_goes_where_a_gray_frame_would(settings: Augmentation, mosa
 @pytest.mark.parametrize("shrink_by_area", [False, True])
 def test_letterbox_shrinks_each_channel(shrink_by_area: bool) -> None:
     frame = Labelled(noise(0, 100, 150), np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-    found, _ = letterbox(frame, 64, shrink_by_area=shrink_by_area)
+    found, _ = letterbox(frame, ImageSize(64, 64), shrink_by_area=shrink_by_area)
     for channel in range(3):
-        alone, _ = letterbox(frame._replace(image=frame.image[..., channel]), 64, shrink_by_area=shrink_by_area)
+        alone, _ = letterbox(
+            frame._replace(image=frame.image[..., channel]), ImageSize(64, 64), shrink_by_area=shrink_by_area
+        )
         assert np.array_equal(found.image[..., channel], alone.image)
 
 

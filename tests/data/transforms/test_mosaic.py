@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from yolo_lightning.data.boxes import FloatArray
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox, resize_frame
 from yolo_lightning.data.transforms.mosaic import (
@@ -62,11 +63,13 @@ def assert_box_is_on_the_object(labelled: Labelled, tolerance: float = 2.0) -> N
 @pytest.mark.parametrize(("height", "width"), [(48, 64), (64, 48), (50, 50), (33, 127)])
 def test_letterbox_keeps_the_box_on_its_object(height: int, width: int, size: int, shrink_by_area: bool) -> None:
     frame = one_object(height, width, (width // 4, height // 4, 3 * width // 4, 3 * height // 4))
-    assert_box_is_on_the_object(letterbox(frame, size, shrink_by_area=shrink_by_area)[0], tolerance=1.5)
+    assert_box_is_on_the_object(
+        letterbox(frame, ImageSize(size, size), shrink_by_area=shrink_by_area)[0], tolerance=1.5
+    )
 
 
 def test_letterbox_pads_with_gray_outside_the_frame_only() -> None:
-    labelled, placement = letterbox(empty_frame(48, 64), 64, shrink_by_area=True)
+    labelled, placement = letterbox(empty_frame(48, 64), ImageSize(64, 64), shrink_by_area=True)
     assert (placement.left, placement.top) == (0, 8)
     assert (labelled.image[:8] == PADDING).all()
     assert (labelled.image[-8:] == PADDING).all()
@@ -75,7 +78,7 @@ def test_letterbox_pads_with_gray_outside_the_frame_only() -> None:
 
 def test_letterbox_at_the_frames_own_size_changes_no_pixel() -> None:
     frame = np.random.default_rng(0).integers(0, 256, (48, 64), dtype=np.uint8)
-    labelled, _ = letterbox(Labelled(frame, *empty_frame(48, 64)[1:]), 64, shrink_by_area=True)
+    labelled, _ = letterbox(Labelled(frame, *empty_frame(48, 64)[1:]), ImageSize(64, 64), shrink_by_area=True)
     assert np.array_equal(labelled.image[8:56], frame)
 
 
@@ -87,7 +90,9 @@ def test_shrinking_by_area_averages() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_mosaic_sets_four_frames_around_one_point(seed: int) -> None:
     levels = (20, 60, 180, 240)
-    canvas = mosaic([empty_frame(32, 32, level) for level in levels], 32, np.random.default_rng(seed)).image
+    canvas = mosaic(
+        [empty_frame(32, 32, level) for level in levels], ImageSize(32, 32), np.random.default_rng(seed)
+    ).image
     assert canvas.shape == (64, 64)
     top_left, top_right, bottom_left, bottom_right = (outline(canvas == level) for level in levels)
     centre = top_left[2:]
@@ -99,7 +104,10 @@ def test_mosaic_sets_four_frames_around_one_point(seed: int) -> None:
 
 def test_mosaic_centre_differs_between_samples() -> None:
     frames = [empty_frame(32, 32, level) for level in (20, 60, 180, 240)]
-    centres = {tuple(outline(mosaic(frames, 32, np.random.default_rng(seed)).image == 20)[2:]) for seed in range(8)}
+    centres = {
+        tuple(outline(mosaic(frames, ImageSize(32, 32), np.random.default_rng(seed)).image == 20)[2:])
+        for seed in range(8)
+    }
     assert len(centres) >= 6
 
 
@@ -111,7 +119,7 @@ def test_mosaic_keeps_the_box_on_its_object(corner: int, shape: tuple[int, int])
     frames[corner] = one_object(height, width, (width // 4, height // 4, 3 * width // 4, 3 * height // 4), label=corner)
     kept = 0
     for seed in range(12):
-        result = mosaic(frames, 64, np.random.default_rng(seed))
+        result = mosaic(frames, ImageSize(64, 64), np.random.default_rng(seed))
         if bright_pixels(result.image).any():
             assert_box_is_on_the_object(result)
             assert result.labels.tolist() == [corner]
@@ -123,13 +131,13 @@ def test_mosaic_keeps_the_box_on_its_object(corner: int, shape: tuple[int, int])
 
 def test_mosaic_keeps_the_boxes_of_all_four_frames_in_order() -> None:
     frames = [one_object(64, 64, (30, 30, 34, 34), label=corner) for corner in range(4)]
-    assert mosaic(frames, 64, np.random.default_rng(0)).labels.tolist() == [0, 1, 2, 3]
+    assert mosaic(frames, ImageSize(64, 64), np.random.default_rng(0)).labels.tolist() == [0, 1, 2, 3]
 
 
 def test_mosaic_drops_boxes_that_fall_off_the_canvas() -> None:
     corners = (0, 0, 2, 2), (62, 0, 64, 2), (0, 62, 2, 64), (62, 62, 64, 64)
     frames = [one_object(64, 64, box, label) for label, box in enumerate(corners)]
-    results = [mosaic(frames, 64, np.random.default_rng(seed)) for seed in range(12)]
+    results = [mosaic(frames, ImageSize(64, 64), np.random.default_rng(seed)) for seed in range(12)]
     for result in results:
         centre = outline(result.image != PADDING)
         assert len(result.boxes) < 4 or centre[0] == centre[1] == 0
@@ -153,7 +161,7 @@ def test_mosaic_drops_boxes_that_fall_off_the_canvas() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_affine_keeps_the_box_on_its_object(changed: dict[str, Any], seed: int) -> None:
     frame = one_object(192, 192, (84, 88, 108, 104))
-    result = random_affine(frame, 160, replace(STILL, **changed), np.random.default_rng(seed))
+    result = random_affine(frame, ImageSize(160, 160), replace(STILL, **changed), np.random.default_rng(seed))
     assert result.image.shape == (160, 160)
     assert_box_is_on_the_object(result)
 
@@ -162,19 +170,21 @@ def test_affine_keeps_the_box_on_its_object(changed: dict[str, Any], seed: int) 
 def test_each_affine_setting_moves_the_picture(name: str) -> None:
     frame = one_object(64, 64, (20, 24, 44, 40))
     settings = replace(STILL, **{name: 0.3 if name in ("translate", "scale") else 15})
-    still, moved = (random_affine(frame, 64, each, np.random.default_rng(0)).image for each in (STILL, settings))
+    still, moved = (
+        random_affine(frame, ImageSize(64, 64), each, np.random.default_rng(0)).image for each in (STILL, settings)
+    )
     assert not np.array_equal(still, moved)
 
 
 def test_affine_that_moves_nothing_crops_the_middle() -> None:
     frame = one_object(128, 128, (50, 60, 90, 80))
-    result = random_affine(frame, 64, STILL, np.random.default_rng(0))
+    result = random_affine(frame, ImageSize(64, 64), STILL, np.random.default_rng(0))
     assert np.array_equal(result.image, frame.image[32:96, 32:96])
     assert result.boxes.tolist() == [[18, 28, 58, 48]]
 
 
 def test_affine_paints_the_outside_gray() -> None:
-    result = random_affine(empty_frame(32, 32), 64, STILL, np.random.default_rng(0))
+    result = random_affine(empty_frame(32, 32), ImageSize(64, 64), STILL, np.random.default_rng(0))
     assert outline(result.image < PADDING) == [16, 16, 48, 48]
     assert result.image.max() == PADDING
 
@@ -193,19 +203,19 @@ def test_affine_paints_the_outside_gray() -> None:
     ids=["inside", "half-cut", "tenth-left", "two-rows-left", "outside", "two-wide", "three-wide"],
 )
 def test_affine_drops_boxes_that_are_cut_too_small(box: tuple[int, int, int, int], kept: bool) -> None:
-    result = random_affine(one_object(128, 128, box), 64, STILL, np.random.default_rng(0))
+    result = random_affine(one_object(128, 128, box), ImageSize(64, 64), STILL, np.random.default_rng(0))
     assert len(result.boxes) == len(result.labels) == kept
 
 
 def test_affine_cuts_kept_boxes_at_the_edge() -> None:
-    result = random_affine(one_object(128, 128, (20, 40, 40, 60)), 64, STILL, np.random.default_rng(0))
+    result = random_affine(one_object(128, 128, (20, 40, 40, 60)), ImageSize(64, 64), STILL, np.random.default_rng(0))
     assert result.boxes.tolist() == [[0, 8, 8, 28]]
 
 
 def test_share_of_a_box_is_measured_at_the_same_scale() -> None:
     settings = replace(STILL, scale=0.9)
     frame = one_object(160, 160, (60, 60, 100, 100))
-    results = [random_affine(frame, 160, settings, np.random.default_rng(seed)) for seed in range(60)]
+    results = [random_affine(frame, ImageSize(160, 160), settings, np.random.default_rng(seed)) for seed in range(60)]
     widths = [result.boxes[0, 2] - result.boxes[0, 0] for result in results]
     assert min(widths) < 40 * 0.3
 
@@ -225,9 +235,11 @@ def test_map_boxes_is_the_upright_box_around_a_rotated_one() -> None:
 @pytest.mark.parametrize(
     "transform",
     [
-        lambda frame: letterbox(frame, 64, shrink_by_area=True)[0],
-        lambda frame: mosaic([frame] * 4, 64, np.random.default_rng(0)),
-        lambda frame: random_affine(frame, 64, Augmentation(degrees=10, shear=5), np.random.default_rng(0)),
+        lambda frame: letterbox(frame, ImageSize(64, 64), shrink_by_area=True)[0],
+        lambda frame: mosaic([frame] * 4, ImageSize(64, 64), np.random.default_rng(0)),
+        lambda frame: random_affine(
+            frame, ImageSize(64, 64), Augmentation(degrees=10, shear=5), np.random.default_rng(0)
+        ),
         lambda frame: random_flip(frame, Augmentation(flip_horizontal=1, flip_vertical=1), np.random.default_rng(0)),
     ],
     ids=["letterbox", "mosaic", "affine", "flip"],
@@ -264,14 +276,14 @@ def test_flip_leaves_the_given_image_as_it_is() -> None:
 
 def test_mosaic_of_small_frames_keeps_their_pixels() -> None:
     frames = [one_object(30, 40, (10, 8, 30, 20), label) for label in range(4)]
-    result = mosaic(frames, 160, np.random.default_rng(1))
+    result = mosaic(frames, ImageSize(160, 160), np.random.default_rng(1))
     assert result.image.shape == (80, 80)
     assert result.gain == 4
     assert set(np.unique(result.image)) <= {0, PADDING, BRIGHT}
 
 
 def test_mosaic_does_not_take_more_pixels_than_the_input_needs() -> None:
-    result = mosaic([empty_frame(300, 400)] * 4, 64, np.random.default_rng(0))
+    result = mosaic([empty_frame(300, 400)] * 4, ImageSize(64, 64), np.random.default_rng(0))
     assert (result.image.shape, result.gain) == ((128, 128), 1)
 
 
@@ -280,7 +292,9 @@ def test_mosaic_does_not_take_more_pixels_than_the_input_needs() -> None:
 def test_affine_after_a_mosaic_of_small_frames_keeps_the_box_on_its_object(seed: int, degrees: float) -> None:
     generator = np.random.default_rng(seed)
     frames = [one_object(60, 80, (30, 20, 50, 40)), *[empty_frame(60, 80)] * 3]
-    result = random_affine(mosaic(frames, 240, generator), 240, Augmentation(degrees=degrees), generator)
+    result = random_affine(
+        mosaic(frames, ImageSize(240, 240), generator), ImageSize(240, 240), Augmentation(degrees=degrees), generator
+    )
     assert result.image.shape == (240, 240)
     assert result.gain == 1
     if len(result.boxes):
@@ -305,8 +319,8 @@ def test_cut_and_warp_show_the_same_place(scale: float, translate: float, shape:
     height, width = shape
     frame = one_object(height, width, (width // 4, height // 4, 3 * width // 4, 3 * height // 4))
     chosen = replace(STILL, scale=scale, translate=translate)
-    by_cut = random_affine(frame, 96, chosen, np.random.default_rng(seed))
-    by_warp = random_affine(frame, 96, replace(chosen, shear=1e-9), np.random.default_rng(seed))
+    by_cut = random_affine(frame, ImageSize(96, 96), chosen, np.random.default_rng(seed))
+    by_warp = random_affine(frame, ImageSize(96, 96), replace(chosen, shear=1e-9), np.random.default_rng(seed))
     rounded = 1.5 + 96 * 0.5 / (96 / 1.5)
     if len(by_cut.boxes) == len(by_warp.boxes) == 1:
         np.testing.assert_allclose(by_cut.boxes, by_warp.boxes, rtol=0, atol=rounded)
@@ -315,8 +329,8 @@ def test_cut_and_warp_show_the_same_place(scale: float, translate: float, shape:
 
 def test_cut_and_warp_agree_where_nothing_needs_rounding() -> None:
     frame = Labelled(frame_of_noise(90, 90), *empty_frame(90, 90)[1:])
-    by_cut = random_affine(frame, 64, STILL, np.random.default_rng(0))
-    by_warp = random_affine(frame, 64, replace(STILL, shear=1e-9), np.random.default_rng(0))
+    by_cut = random_affine(frame, ImageSize(64, 64), STILL, np.random.default_rng(0))
+    by_warp = random_affine(frame, ImageSize(64, 64), replace(STILL, shear=1e-9), np.random.default_rng(0))
     assert np.array_equal(by_cut.image, by_warp.image)
 
 
@@ -325,11 +339,11 @@ def test_strong_shrinking_takes_no_square_larger_than_the_image_allows(monkeypat
 
     sides: list[int] = []
     monkeypatch.setattr(
-        geometry, "cut", lambda image, left, top, side: sides.append(side) or cut(image, left, top, side)
+        geometry, "cut", lambda image, left, top, size: sides.append(max(size)) or cut(image, left, top, size)
     )
     frame = one_object(64, 64, (0, 0, 64, 64))
     for seed in range(60):
-        result = random_affine(frame, 64, replace(STILL, scale=0.9), np.random.default_rng(seed))
+        result = random_affine(frame, ImageSize(64, 64), replace(STILL, scale=0.9), np.random.default_rng(seed))
         assert_box_is_on_the_object(result)
     assert 0 < len(sides) < 60
     assert max(sides) <= 128
@@ -341,13 +355,17 @@ def test_strong_shrinking_takes_no_square_larger_than_the_image_allows(monkeypat
 def test_cut_square_holds_the_image_where_they_meet(left: int, top: int, side: int) -> None:
     image = frame_of_noise(8, 10)
     wide = np.pad(image, 64, constant_values=PADDING)
-    assert np.array_equal(cut(image, left, top, side), wide[64 + top : 64 + top + side, 64 + left : 64 + left + side])
+    assert np.array_equal(
+        cut(image, left, top, ImageSize(side, side)), wide[64 + top : 64 + top + side, 64 + left : 64 + left + side]
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_boxes_follow_the_rounded_cut_to_the_pixel(seed: int) -> None:
     bright = np.full((24, 24), BRIGHT, dtype=np.uint8)
     frame = Labelled(bright, np.array([[0, 0, 24, 24]], np.float32), np.array([0]), gain=4)
-    result = random_affine(frame, 96, replace(STILL, scale=0.5, translate=0.1), np.random.default_rng(seed))
+    result = random_affine(
+        frame, ImageSize(96, 96), replace(STILL, scale=0.5, translate=0.1), np.random.default_rng(seed)
+    )
     edges = outline(result.image > (PADDING + BRIGHT) / 2)
     np.testing.assert_allclose(result.boxes[0], edges, rtol=0, atol=0.75)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms import photometric
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
@@ -60,7 +61,11 @@ def whole_chain(seed: int) -> Labelled:
     generator = np.random.default_rng(seed)
     chosen = Augmentation(degrees=10, shear=2, photometric=1)
     frames = [Labelled(scene(label), np.array([[20, 16, 40, 32]], np.float32), np.array([label])) for label in range(4)]
-    result = random_flip(random_affine(mosaic(frames, 64, generator), 64, chosen, generator), chosen, generator)
+    result = random_flip(
+        random_affine(mosaic(frames, ImageSize(64, 64), generator), ImageSize(64, 64), chosen, generator),
+        chosen,
+        generator,
+    )
     return result._replace(image=random_photometry(result.image, chosen, generator, scene(9)))
 
 

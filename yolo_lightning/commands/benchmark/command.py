@@ -1,5 +1,6 @@
 """`python -m yolo_lightning benchmark`: speed and memory of the convolutions, compared with baselines."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ def benchmark(
     sections: Section | tuple[Section, ...] = ("layers", "graph", "step", "stability"),
     skip: Implementation | tuple[Implementation, ...] = (),
     batch_size: int = 4,
-    image_size: int = 640,
+    image_size: int | Sequence[int] = 640,
     repeats: int = 7,
     precision: Precision = "32-true",
     vendor_search: bool = False,
@@ -54,7 +55,7 @@ def benchmark(
         skip: Implementations to skip, one, or several as [native,slow]. A vendor kernel that hangs cannot be
             interrupted; skip native in this case.
         batch_size: Images per step.
-        image_size: Side of the square input in pixels, a multiple of 32.
+        image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`.
         repeats: Number of rounds. Every round measures each variant once; the order rotates and the median is reported.
         precision: 32-true, or bf16-mixed for bfloat16 under autocast.
         vendor_search: Let cuDNN or MIOpen search for the fastest kernel first, which can take very long with MIOpen.

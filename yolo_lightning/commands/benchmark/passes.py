@@ -16,6 +16,7 @@ from yolo_lightning.conv import Plan
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.module import YOLOModule
 
 Autocast = Callable[[], torch.autocast]
@@ -34,7 +35,7 @@ class Layer:
     """A convolution of the network."""
 
     name: str  # name in the graph
-    label: str  # channels, kernel size, stride and input side
+    label: str  # channels, kernel size, stride and input size
     input_size: tuple[int, ...]  # `(C, H, W)` of the input
     output_size: tuple[int, ...]  # `(O, H', W')` of the output
     needs_input_gradient: bool  # false for the first layer, whose input is the image
@@ -50,14 +51,16 @@ def convolution_names(graph: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in named if not name.endswith(".dfl.conv"))
 
 
-def find_layers(graph: nn.Module, image_size: int, batch_size: int, names: Sequence[str] = SIX) -> list[Layer]:
+def find_layers(
+    graph: nn.Module, image_size: int | Sequence[int], batch_size: int, names: Sequence[str] = SIX
+) -> list[Layer]:
     """Return the named convolutions of a YOLOv8n graph with native convolutions."""
     found = {}
 
     def record(name: str, module: nn.Conv2d, inputs: tuple[Tensor], output: Tensor) -> None:
-        (_, channels, *_, width), needs_gradient = inputs[0].shape, inputs[0].requires_grad
+        (_, channels, *sides), needs_gradient = inputs[0].shape, inputs[0].requires_grad
         kernel = "x".join(map(str, module.kernel_size))
-        label = f"{channels} to {output.size(1)}, {kernel}, stride {module.stride[0]}, {width} px"
+        label = f"{channels} to {output.size(1)}, {kernel}, stride {module.stride[0]}, {ImageSize(*sides)} px"
         multiplications = batch_size * output[0].numel() * module.weight[0].numel()
         operations = 2 * multiplications * (3 if needs_gradient else 2)
         sizes = tuple(inputs[0].shape[1:]), tuple(output.shape[1:])
@@ -69,7 +72,7 @@ def find_layers(graph: nn.Module, image_size: int, batch_size: int, names: Seque
     skeleton = copy.deepcopy(graph).to("meta").train()
     for name in names:
         skeleton.get_submodule(name).register_forward_hook(partial(record, name))
-    skeleton(torch.empty(2, 3, image_size, image_size, device="meta"))
+    skeleton(torch.empty(2, 3, *ImageSize.of("image_size", image_size), device="meta"))
     return [found[name] for name in names]
 
 
@@ -112,21 +115,22 @@ def layer_pass(
     return Pass((("forward", forward), ("backward", backward)), (*convolution.parameters(), gradient))
 
 
-def synthetic_batch(batch_size: int, image_size: int, seed: int) -> Batch:
-    """Return noise images with 5 to 13 boxes each, whose sides are 2 to 20 % of the image side; on the CPU."""
+def synthetic_batch(batch_size: int, image_size: int | Sequence[int], seed: int) -> Batch:
+    """Return noise images with 5 to 13 boxes each, whose sides are 2 to 20 % of those of the image; on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(BOXES_PER_FRAME - 4, BOXES_PER_FRAME + 5, (batch_size,), generator=generator)
     number = int(counts.sum())
     sides = 0.02 + 0.18 * torch.rand(number, 2, generator=generator)
     centres = sides / 2 + (1 - sides) * torch.rand(number, 2, generator=generator)
-    shape = (batch_size, 1, image_size, image_size)
+    height, width = ImageSize.of("image_size", image_size)
+    shape = (batch_size, 1, height, width)
     return Batch(
         images=torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
         boxes=torch.cat((centres, sides), dim=1),
         labels=torch.randint(0, len(CLASS_NAMES), (number,), generator=generator),
         sample_index=torch.arange(batch_size).repeat_interleave(counts),
         image_ids=tuple(map(str, range(batch_size))),
-        frame_shapes=((image_size, image_size),) * batch_size,
+        frame_shapes=((height, width),) * batch_size,
         letterboxes=(Letterbox(1.0, 0, 0),) * batch_size,
         readable=(True,) * batch_size,
     )

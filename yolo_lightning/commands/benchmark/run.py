@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,7 +29,7 @@ from yolo_lightning.commands.benchmark.passes import (
 from yolo_lightning.commands.benchmark.stability import VARIANT, Stability, run_stability
 from yolo_lightning.conv import AutotunedPlan, Plan, PlannedConvolution, enable_compiled_kernels, enable_gpu_kernels
 from yolo_lightning.conv.measurement_cache import describe_environment
-from yolo_lightning.data.boxes import STRIDE, check_image_size
+from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.files import cache_folder, replacing
 
@@ -54,7 +54,7 @@ class BenchmarkSettings:
     sections: tuple[Section, ...]
     skip: tuple[Implementation, ...]
     batch_size: int
-    image_size: int
+    image_size: int | Sequence[int]
     repeats: int
     precision: Precision
     vendor_search: bool
@@ -71,7 +71,7 @@ class BenchmarkSettings:
         check_choices("skip", self.skip, Implementation)
         check_choices("conv_algorithm", (self.conv_algorithm,), ConvAlgorithm)
         check_choices("precision", (self.precision,), Precision)
-        check_image_size("image_size", self.image_size, least=2 * STRIDE)
+        self.input_size.check("image_size", least=2 * STRIDE)
         if not self.sections:
             raise ValueError(f"sections must contain at least one of {', '.join(get_args(Section))}, got none")
         if set(self.skip) == set(get_args(Implementation)):
@@ -91,6 +91,10 @@ class BenchmarkSettings:
                 raise ValueError(f"json must be a file, got the folder {self.json}")
             if not self.json.parent.is_dir() or not os.access(self.json.parent, os.W_OK):
                 raise ValueError(f"json must be in an existing writable folder, got {self.json}")
+
+    @property
+    def input_size(self) -> ImageSize:
+        return ImageSize.of("image_size", self.image_size)
 
 
 @dataclass(kw_only=True)
@@ -164,7 +168,7 @@ class _Sections:
         """Measure every layer alone, without the variant that concerns activations."""
         settings = self.settings
         graph = make_module(SEED).graph
-        for layer in find_layers(graph, settings.image_size, settings.batch_size):
+        for layer in find_layers(graph, settings.input_size, settings.batch_size):
             _log(f"layer {layer.label}")
             arguments = (self.plan, settings.device, settings.batch_size, self.autocast)
             passes: dict[Variant, Callable[[], Pass]] = {
@@ -193,7 +197,8 @@ class _Sections:
         if VARIANT not in self.variants:
             return
         on_cpu = settings.device.type == "cpu"
-        image_size = min(settings.image_size, CPU_STABILITY_PIXELS) if on_cpu else settings.image_size
+        largest = CPU_STABILITY_PIXELS if on_cpu else max(settings.input_size)
+        image_size = ImageSize(*(min(side, largest) for side in settings.input_size))
         _log(f"2 x {settings.stability_steps} steps at {image_size} px")
         self.report.stability = run_stability(
             self.plan,
@@ -207,7 +212,7 @@ class _Sections:
     def _network_passes(self, make: Callable[..., Pass]) -> dict[Variant, Callable[[], Pass]]:
         settings = self.settings
         plain = make_module(SEED)
-        batch = synthetic_batch(settings.batch_size, settings.image_size, SEED).to(settings.device)
+        batch = synthetic_batch(settings.batch_size, settings.input_size, SEED).to(settings.device)
 
         def prepare(variant: Variant) -> Pass:
             return make(variant_module(plain, variant, self.plan, settings.device), batch)

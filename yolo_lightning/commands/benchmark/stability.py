@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ import torch
 from yolo_lightning.commands.benchmark.baselines import Variant
 from yolo_lightning.commands.benchmark.passes import Autocast, make_module, step_pass, synthetic_batch, variant_module
 from yolo_lightning.conv import Plan
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.supervision.processes import read_process
 
 VARIANT = Variant.GEMM_NHWC
@@ -29,7 +30,7 @@ class Stability:
     """Result of two equal trainings."""
 
     steps: int  # steps of each training
-    image_size: int  # side of the square input, pixels
+    image_size: int | list[int]  # side of the square input, or height and width, pixels
     first_loss: float  # loss per image in the first step
     last_loss: float  # loss per image in the last step
     finite: bool  # whether all losses are finite
@@ -47,7 +48,13 @@ class Stability:
 
 
 def run_stability(
-    plan: Plan, device: torch.device, autocast: Autocast, *, steps: int, image_size: int, batch_size: int
+    plan: Plan,
+    device: torch.device,
+    autocast: Autocast,
+    *,
+    steps: int,
+    image_size: int | Sequence[int],
+    batch_size: int,
 ) -> Stability:
     """Train twice from one seed with `VARIANT` on the same batches and compare the losses. An error fails the run.
 
@@ -79,7 +86,7 @@ def run_stability(
     differing = [step for step, pair in enumerate(zip(one, two, strict=True)) if pair[0] != pair[1]]
     return Stability(
         steps=steps,
-        image_size=image_size,
+        image_size=ImageSize.of("image_size", image_size).plain(),
         first_loss=one[0],
         last_loss=one[-1],
         finite=all(map(math.isfinite, one + two)),

@@ -89,7 +89,7 @@ def benchmark_loader(
     console = wide_console()
     console.print(f"data module setup: {setup_s:.2f} s; pickled dataset: {pickled_bytes:,} bytes")
     console.print(describe_caches(datasets))
-    console.print(speed_table(speeds, f"{data.image_size} x {data.image_size}, one core"))
+    console.print(speed_table(speeds, f"{data.image_size.height} x {data.image_size.width}, one core"))
     console.print(start_table(starts, bounds, data))
     if json is not None:
         content = {

@@ -1,5 +1,6 @@
 """`python -m yolo_lightning export`: export a trained network."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -17,7 +18,6 @@ from yolo_lightning.commands.export.export_network import (
     write_ultralytics_file,
 )
 from yolo_lightning.commands.export.onnx_file import Suppression, require_packages, write_onnx_file
-from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.model.graph import check_one_to_one
 from yolo_lightning.model.layers import graph_stride
 from yolo_lightning.model.network_settings import read_settings
@@ -31,7 +31,7 @@ def export(
     checkpoint: str | None = None,
     format: Format = "pt",
     output: str | None = None,
-    image_size: int | None = None,
+    image_size: int | Sequence[int] | None = None,
     channels: Literal[1, 3] | None = None,
     nms: bool = False,
     score_threshold: float | None = None,
@@ -49,7 +49,8 @@ def export(
             batch size; `torchscript` runs without Python.
         output: File to write; null: the name of the checkpoint with the suffix of the format, in the same folder, or in
             the working folder for an address.
-        image_size: Side of the square input in pixels, a multiple of 32; null: as in training.
+        image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`; null: as
+            in training.
         channels: Input channels, 1 for gray images; null: as in training, except `pt`, which always has 3.
         nms: Include non-maximum suppression in the file (`onnx` only).
         score_threshold: Minimum score of a detection, 0 to 1; null: as in training if that is above 0.001, the
@@ -81,8 +82,9 @@ def export(
         class_agnostic=class_agnostic,
         one_to_one=one_to_one,
     )
-    assert settings.image_size is not None
-    check_image_size("image_size", settings.image_size)
+    size = settings.image_size
+    assert size is not None
+    size.check("image_size")
     suppression = Suppression.of(settings)
     if nms and settings.one_to_one:
         raise ValueError("nms must be false with one_to_one, got true: the file already contains the choice of boxes.")
@@ -101,7 +103,7 @@ def export(
         raise ValueError(f"output must differ from the checkpoint, got {target}.")
     say = Console(highlight=False).print
     graph = plain_network(file)
-    check_image_size("image_size", settings.image_size or 0, stride=graph_stride(graph))
+    size.check("image_size", stride=graph_stride(graph))
     if settings.one_to_one:
         check_one_to_one(graph, str(file))
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.model.graph import OWN_SETTINGS, read_checkpoint
 from yolo_lightning.model.layers import graph_stride, image_layers, keep_branch, restore
 from yolo_lightning.model.network_settings import NetworkSettings
@@ -72,18 +74,20 @@ class InferenceNetwork(nn.Module):
         return decoded
 
 
-def sample_images(batch: int, channels: int, image_size: int) -> Tensor:
-    """Return deterministic `(batch, channels, image_size, image_size)` float32 images in [0, 1] for comparisons.
+def sample_images(batch: int, channels: int, image_size: int | Sequence[int]) -> Tensor:
+    """Return deterministic `(batch, channels, height, width)` float32 images in [0, 1] for comparisons.
 
     The images are smooth because noise hardly activates the deeper layers.
     """
+    size = ImageSize.of("image_size", image_size)
     generator = torch.Generator().manual_seed(batch)
-    coarse = torch.rand(batch, channels, image_size // 16, image_size // 16, generator=generator)
-    return nn.functional.interpolate(coarse, size=image_size, mode="bilinear").clamp_(0, 1)
+    coarse = torch.rand(batch, channels, size.height // 16, size.width // 16, generator=generator)
+    return nn.functional.interpolate(coarse, size=size, mode="bilinear").clamp_(0, 1)
 
 
 def metadata(settings: NetworkSettings, stride: int, *, nms: bool) -> dict[str, Any]:
     """Return the metadata of an exported file with the keys that Ultralytics' readers expect."""
+    assert settings.image_size is not None
     return {
         "description": "YOLO detection network, trained with yolo_lightning",
         "author": "yolo_lightning",
@@ -92,7 +96,7 @@ def metadata(settings: NetworkSettings, stride: int, *, nms: bool) -> dict[str, 
         "stride": stride,
         "task": "detect",
         "batch": 1,
-        "imgsz": [settings.image_size, settings.image_size],
+        "imgsz": list(settings.image_size),
         "names": dict(enumerate(settings.class_names)),
         "channels": settings.channels,
         "args": {"batch": 1, "dynamic": True, "nms": nms},
@@ -151,7 +155,8 @@ def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) ->
     The file is a pickle of the whole network; open such files only from trusted senders. The image size of the settings
     is the default of `predict` and `val`.
     """
-    options = {"task": "detect", "imgsz": settings.image_size, "single_cls": False, "data": None}
+    assert settings.image_size is not None
+    options = {"task": "detect", "imgsz": settings.image_size.plain(), "single_cls": False, "data": None}
     graph.args = options
     graph.task = "detect"
     graph.criterion = None

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -155,7 +156,7 @@ def write_onnx_file(
     return differences
 
 
-def decoding_model(network: InferenceNetwork, image_size: int) -> Any:
+def decoding_model(network: InferenceNetwork, image_size: Sequence[int]) -> Any:
     example = sample_images(2, network.channels, image_size)  # torch.export would treat a batch of 1 as a constant
     height, width = (network.stride * torch.export.Dim(name, min=1) for name in ("rows", "columns"))
     quiet = logging.getLogger("torch.onnx")
@@ -182,7 +183,7 @@ def decoding_model(network: InferenceNetwork, image_size: int) -> Any:
 
 
 def compare(
-    model: Any, network: InferenceNetwork, image_size: int, suppression: Suppression | None
+    model: Any, network: InferenceNetwork, image_size: int | Sequence[int], suppression: Suppression | None
 ) -> list[Difference]:
     """Run the model in onnxruntime and the network in PyTorch; raise a `RuntimeError` if the outputs disagree."""
     import onnxruntime

@@ -28,7 +28,7 @@ def predict(
     allow_pickle: bool = False,
     output: str = "runs/predictions",
     save: Result | tuple[Result, ...] = ("pictures", "json"),
-    image_size: int | None = None,
+    image_size: int | Sequence[int] | None = None,
     score_threshold: float | None = None,
     iou_threshold: float | None = None,
     max_detections: int | None = None,
@@ -52,7 +52,8 @@ def predict(
         output: Folder for the results; a number is appended if the folder exists.
         save: Kinds of results: `pictures` (annotated images and videos), `json`, `csv`, `txt` (YOLO format); one, or a
             list such as `[json,csv]`.
-        image_size: Side of the square input in pixels, a multiple of 32; null: as in training.
+        image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`; null: as
+            in training.
         score_threshold: Minimum score of a detection, 0 to 1; null: as in training if that is above 0.001, the
             threshold for computing mAP, else 0.25.
         iou_threshold: IoU above which NMS removes the lower-scoring box of a class, 0 to 1; null: as in training.

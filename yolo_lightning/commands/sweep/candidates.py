@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Prediction, Target, collate, targets
-from yolo_lightning.data.boxes import STRIDE
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
+from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
 from yolo_lightning.model.graph import network_input

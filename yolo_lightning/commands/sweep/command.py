@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ from yolo_lightning.commands.sweep.sweep_scores import (
     operating_points,
     score_settings,
 )
-from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.dataset_format import LTDV2
 from yolo_lightning.detector import folded_network
@@ -95,7 +95,7 @@ def sweep(
     known = read_settings(file)
     place = chosen_device(device)
     network, names = folded_network(file, place, conv_backend, one_to_one=known.one_to_one)
-    check_image_size("data.image_size", data.image_size, stride=network.stride)
+    data.image_size.check("data.image_size", stride=network.stride)
     if not known.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
@@ -119,7 +119,7 @@ def sweep(
     found = score_all(parts, data, known, len(names), thresholds, limits)
     options = best(found.scored).setting.options() + (" --model.tta true" if tta else "")
     if data.image_size != (known.image_size or data.image_size):
-        options += f" --data.image_size {data.image_size}"
+        options += f" --data.image_size {quote(str(data.image_size))}"
     show(found, names)
     print(f"best: --ckpt_path {file} {options}")
     write_results(json, {"weights": str(file), "tta": tta, **content(found, names)})

@@ -1,4 +1,4 @@
-"""Letterbox: a frame scaled to fit a gray square, with its boxes."""
+"""Letterbox: a frame scaled to fit the gray input of the network, with its boxes."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.boxes import FloatArray, Letterbox, frame_to_input, scaled_shape
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.augmentation_settings import Image
 
 PADDING = 114  # Gray level outside a frame, as in YOLOv8
@@ -25,9 +26,9 @@ class Labelled(NamedTuple):
     gain: float = 1.0
 
 
-def blank(side: int, like: Image) -> Image:
-    """Return a gray square of `side` pixels with the channels of `like`."""
-    return np.full((side, side, *like.shape[2:]), PADDING, dtype=np.uint8)
+def blank(size: tuple[int, int], like: Image) -> Image:
+    """Return a gray image of the size `(height, width)` with the channels of `like`."""
+    return np.full((*size, *like.shape[2:]), PADDING, dtype=np.uint8)
 
 
 def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
@@ -39,8 +40,8 @@ def resize_frame(frame: Image, gain: float, *, shrink_by_area: bool) -> Image:
     return np.asarray(cv2.resize(frame, (width, height), interpolation=interpolation), dtype=np.uint8)
 
 
-def letterbox(frame: Labelled, size: int, *, shrink_by_area: bool) -> tuple[Labelled, Letterbox]:
-    """Place a frame centred in a `size` x `size` gray square, as large as possible."""
+def letterbox(frame: Labelled, size: ImageSize, *, shrink_by_area: bool) -> tuple[Labelled, Letterbox]:
+    """Place a frame centred in a gray image of the given size, as large as possible."""
     height, width = frame.image.shape[:2]
     placement = Letterbox.fit(height, width, size)
     resized = resize_frame(frame.image, placement.gain, shrink_by_area=shrink_by_area)

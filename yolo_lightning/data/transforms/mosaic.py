@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.boxes import FloatArray, Letterbox, clip_boxes, frame_to_input
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, blank, resize_frame
 
@@ -19,36 +20,43 @@ HALF_PIXEL_DOWN = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
 MINIMUM_SIDE, MINIMUM_AREA_SHARE, MAXIMUM_ASPECT = 2.0, 0.1, 100.0
 """YOLOv8's limits for boxes after an affine map: side in pixels, remaining fraction of the area, aspect ratio."""
 
-LARGEST_CUT = 2  # Image sides. A larger square is warped instead of cropped, because most of it is padding.
+LARGEST_CUT = 2  # Image sides. A larger part is warped instead of cropped, because most of it is padding.
 
 
-def mosaic(frames: list[Labelled], size: int, generator: np.random.Generator) -> Labelled:
-    """Place four frames around a random centre of a canvas of `2 size` x `2 size` input pixels.
+def mosaic(frames: list[Labelled], size: ImageSize, generator: np.random.Generator) -> Labelled:
+    """Place four frames around a random centre of a canvas of twice the height and width of the input.
 
-    The longer side of every frame gets `size` input pixels. If all frames are smaller, the canvas has the resolution of
+    Every frame is as large as in a letterbox of the input. If all frames are smaller, the canvas has the resolution of
     the largest, and `gain` of the result is the remaining enlargement.
     """
-    side = min(size, max(max(frame.image.shape[:2]) for frame in frames))
-    canvas = blank(2 * side, frames[0].image)
-    centre_x, centre_y = generator.integers(side // 2, side + side // 2, size=2)
+    shapes = [frame.image.shape[:2] for frame in frames]
+    enlargement = max(1.0, min(Letterbox.fit(height, width, size).gain for height, width in shapes))
+    tile_size = ImageSize(round(size.height / enlargement), round(size.width / enlargement))
+    canvas = blank((2 * tile_size.height, 2 * tile_size.width), frames[0].image)
+    centre_x, centre_y = (
+        int(generator.integers(side // 2, side + side // 2)) for side in (tile_size.width, tile_size.height)
+    )
     boxes = []
-    for corner, frame in enumerate(frames):
-        gain = side / max(frame.image.shape[:2])
+    for corner, (frame, (height, width)) in enumerate(zip(frames, shapes, strict=True)):
+        gain = Letterbox.fit(height, width, tile_size).gain
         tile = resize_frame(frame.image, gain, shrink_by_area=False)
         height, width = tile.shape[:2]
-        left = int(centre_x) - (width if corner % 2 == 0 else 0)
-        top = int(centre_y) - (height if corner < 2 else 0)
-        x1, y1, x2, y2 = max(left, 0), max(top, 0), min(left + width, 2 * side), min(top + height, 2 * side)
+        left = centre_x - (width if corner % 2 == 0 else 0)
+        top = centre_y - (height if corner < 2 else 0)
+        x1, y1 = max(left, 0), max(top, 0)
+        x2, y2 = min(left + width, canvas.shape[1]), min(top + height, canvas.shape[0])
         canvas[y1:y2, x1:x2] = tile[y1 - top : y2 - top, x1 - left : x2 - left]
         boxes.append(frame_to_input(frame.boxes, Letterbox(gain, left, top)))
-    clipped = clip_boxes(np.concatenate(boxes), 2 * side, 2 * side)
+    clipped = clip_boxes(np.concatenate(boxes), *canvas.shape[:2])
     labels = np.concatenate([frame.labels for frame in frames])
     keep = ((clipped[:, 2:] - clipped[:, :2]) > 0).all(axis=1)
-    return Labelled(canvas, clipped[keep], labels[keep], size / side)
+    return Labelled(canvas, clipped[keep], labels[keep], enlargement)
 
 
-def random_affine(labelled: Labelled, size: int, settings: Augmentation, generator: np.random.Generator) -> Labelled:
-    """Rotate, scale, shear and shift the image about its centre into a `size` x `size` output.
+def random_affine(
+    labelled: Labelled, size: ImageSize, settings: Augmentation, generator: np.random.Generator
+) -> Labelled:
+    """Rotate, scale, shear and shift the image about its centre into an output of the given size.
 
     Without rotation and shear, the map of image and boxes is rounded to whole pixels of the image (scale by less than
     1/256, position by half a pixel), because a crop and a resize take a fifth of the time of a warp.
@@ -57,13 +65,14 @@ def random_affine(labelled: Labelled, size: int, settings: Augmentation, generat
     angle = generator.uniform(-settings.degrees, settings.degrees)
     gain = generator.uniform(1 - settings.scale, 1 + settings.scale) * labelled.gain
     shear_x, shear_y = np.tan(np.deg2rad(generator.uniform(-settings.shear, settings.shear, size=2)))
-    shift_x, shift_y = generator.uniform(0.5 - settings.translate, 0.5 + settings.translate, size=2) * size
-    side = max(1, round(size / gain))
-    if settings.degrees == settings.shear == 0 and side <= LARGEST_CUT * max(height, width):
-        gain = size / side
-        left, top = round(width / 2 - shift_x / gain), round(height / 2 - shift_y / gain)
-        image = cv2.resize(cut(labelled.image, left, top, side), (size, size), interpolation=cv2.INTER_LINEAR)
-        matrix = np.array([[gain, 0, -left * gain], [0, gain, -top * gain]])
+    shift_x, shift_y = generator.uniform(0.5 - settings.translate, 0.5 + settings.translate, size=2) * size[::-1]
+    part = ImageSize(*(max(1, round(side / gain)) for side in size))
+    gains = np.array([gain, gain])  # along x and y
+    if settings.degrees == settings.shear == 0 and max(part) <= LARGEST_CUT * max(height, width):
+        gains = np.array([size.width / part.width, size.height / part.height])
+        left, top = round(width / 2 - shift_x / gains[0]), round(height / 2 - shift_y / gains[1])
+        image = cv2.resize(cut(labelled.image, left, top, part), size[::-1], interpolation=cv2.INTER_LINEAR)
+        matrix = np.array([[gains[0], 0, -left * gains[0]], [0, gains[1], -top * gains[1]]])
     else:
         centre = np.array([[1, 0, -width / 2], [0, 1, -height / 2], [0, 0, 1]])
         rotate = np.vstack((cv2.getRotationMatrix2D((0, 0), angle, gain), (0, 0, 1)))
@@ -73,25 +82,23 @@ def random_affine(labelled: Labelled, size: int, settings: Augmentation, generat
         matrix = edges[:2]
         # Coordinates of boxes refer to pixel edges, those of OpenCV to pixel centres.
         centres = (HALF_PIXEL_DOWN @ edges @ HALF_PIXEL_UP)[:2]
-        image = cv2.warpAffine(
-            labelled.image, centres, (size, size), flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 3
-        )
-    moved = clip_boxes(map_boxes(labelled.boxes, matrix), size, size)
-    keep = still_visible(labelled.boxes * np.float32(gain), moved)
+        image = cv2.warpAffine(labelled.image, centres, size[::-1], flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 3)
+    moved = clip_boxes(map_boxes(labelled.boxes, matrix), *size)
+    keep = still_visible(labelled.boxes * np.tile(gains, 2).astype(np.float32), moved)
     return Labelled(np.asarray(image, dtype=np.uint8), moved[keep], labelled.labels[keep])
 
 
-def cut(image: Image, left: int, top: int, side: int) -> Image:
-    """Return the `side` x `side` square at `(left, top)`, which may be negative; gray outside the image."""
+def cut(image: Image, left: int, top: int, size: ImageSize) -> Image:
+    """Return the part of the given size at `(left, top)`, which may be negative; gray outside the image."""
     height, width = image.shape[:2]
-    x1, y1, x2, y2 = max(left, 0), max(top, 0), min(left + side, width), min(top + side, height)
+    x1, y1, x2, y2 = max(left, 0), max(top, 0), min(left + size.width, width), min(top + size.height, height)
     inside = image[y1:y2, x1:x2]
-    if inside.shape[:2] == (side, side):
+    if inside.shape[:2] == size:
         return inside
-    square = blank(side, image)
+    part = blank(size, image)
     if x2 > x1 and y2 > y1:
-        square[y1 - top : y2 - top, x1 - left : x2 - left] = inside
-    return square
+        part[y1 - top : y2 - top, x1 - left : x2 - left] = inside
+    return part
 
 
 def map_boxes(boxes: FloatArray, matrix: npt.NDArray[np.float64]) -> FloatArray:

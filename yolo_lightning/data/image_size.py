@@ -1,0 +1,43 @@
+"""Size of the network input: one number for a square, or height and width."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+STRIDE = 32  # Pixels. Largest stride of most graphs; the sides of the network input are multiples of it.
+
+
+class ImageSize(NamedTuple):
+    """Height and width of the network input, pixels.
+
+    Options, checkpoints and exported files contain the result of `plain`, and `of` reads it.
+    """
+
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, name: str, value: int | Sequence[int]) -> Self:
+        """Return the size of the option `name`: one number is the side of a square, two are height and width.
+
+        Raises:
+            ValueError: If the value is neither.
+        """
+        sides: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
+        if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, int) for side in sides):
+            raise ValueError(f"{name} must be one integer (a square) or two ([height, width]), got {value!r}")
+        return cls(*sides)
+
+    def check(self, name: str, least: int = STRIDE, stride: int = STRIDE) -> Self:
+        """Return the size if both sides are multiples of the stride and >= `least`; otherwise raise a ValueError."""
+        least = max(least, stride)
+        if min(self) < least or any(side % stride for side in self):
+            multiple = "a multiple" if self.height == self.width else "two multiples"
+            raise ValueError(f"{name} must be {multiple} of {stride} and >= {least}, got {self}")
+        return self
+
+    def plain(self) -> int | list[int]:
+        """Return the side of a square, otherwise `[height, width]`."""
+        return self.height if self.height == self.width else list(self)
+
+    def __str__(self) -> str:
+        return str(self.plain())
