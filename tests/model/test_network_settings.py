@@ -34,7 +34,13 @@ FIT = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
     *("--model.nominal_batch", "16", "--data.image_size", "96", "--model.max_detections", "50"),
 ]
-INPUT = {"image_size": 96, "channels": 1, "letterbox": LETTERBOX, "normalisation": NORMALISATION}
+INPUT = {
+    "image_size": 96,
+    "channels": 1,
+    "neighbours": [],
+    "letterbox": LETTERBOX,
+    "normalisation": NORMALISATION,
+}
 
 
 def trained_on(folder: Path, class_names: tuple[str, ...] = ("a", "b"), **recorded: Any) -> Path:

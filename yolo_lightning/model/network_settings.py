@@ -14,6 +14,7 @@ from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import report_differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.boxes import STRIDE
+from yolo_lightning.data.index.neighbours import check_neighbours
 from yolo_lightning.model.graph import ultralytics_description
 
 LETTERBOX = "centred in a square, padded with 114"
@@ -24,7 +25,7 @@ USUAL_IMAGE_SIZE = 640
 SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
 SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
-OF_DATA = ("image_size", "channels")
+OF_DATA = ("image_size", "channels", "neighbours")
 OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic", "one_to_one")
 OF_GRAPH = ("variant", "class_width")
 """Hyperparameters in a checkpoint that must be equal for the weights to fit."""
@@ -45,6 +46,8 @@ class NetworkSettings:
     one_to_one: bool = False  # whether the boxes are those of the one-to-one branch, without suppression
     letterbox: str = LETTERBOX  # how a frame is placed in the input
     normalisation: str = NORMALISATION  # how pixels are converted to the input
+    # Offsets of the gray frames of a clip that are the channels of the input; empty if a frame is the input
+    neighbours: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, supported in (("letterbox", LETTERBOX), ("normalisation", NORMALISATION)):
@@ -55,10 +58,16 @@ class NetworkSettings:
     def of(cls, recorded: Mapping[str, Any]) -> Self:
         """Return the settings in a record; missing ones have their defaults, other keys are ignored."""
         known = {name: recorded[name] for name in cls.__slots__ if recorded.get(name) is not None}
-        return cls(**known | {"class_names": tuple(map(str, known.get("class_names", ())))})
+        names = tuple(map(str, known.get("class_names", ())))
+        return cls(**known | {"class_names": names, "neighbours": check_neighbours(known.get("neighbours"))})
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of the input of an exported network; 3 if unknown."""
+        return len(self.neighbours) or self.channels or 3
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self) | {"class_names": list(self.class_names)}
+        return asdict(self) | {"class_names": list(self.class_names), "neighbours": list(self.neighbours)}
 
     def for_pictures(self, **given: Any) -> Self:
         """Return the settings for drawn detections: given values replace recorded ones, and differences are logged.
@@ -84,10 +93,13 @@ def report_changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source:
     report_differences({name: recorded[name] for name in both}, used, source)
 
 
-def input_record(channels: int, image_size: int) -> dict[str, Any]:
-    """Return the record of a checkpoint under `INPUT`: preprocessing of the training images."""
-    settings = NetworkSettings(image_size=image_size, channels=channels)
-    return {name: getattr(settings, name) for name in (*OF_DATA, "letterbox", "normalisation")}
+def input_record(channels: int, image_size: int, neighbours: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Return the record of a checkpoint under `INPUT`: preprocessing of the training images.
+
+    `channels` are those of the images; neighbouring frames are gray.
+    """
+    settings = NetworkSettings(image_size=image_size, channels=1 if neighbours else channels, neighbours=neighbours)
+    return {name: settings.plain()[name] for name in (*OF_DATA, "letterbox", "normalisation")}
 
 
 def read_settings(file: Path, *, allow_pickle: bool = False) -> NetworkSettings:

@@ -74,7 +74,7 @@ def random_affine(labelled: Labelled, size: int, settings: Augmentation, generat
         # Coordinates of boxes refer to pixel edges, those of OpenCV to pixel centres.
         centres = (HALF_PIXEL_DOWN @ edges @ HALF_PIXEL_UP)[:2]
         image = cv2.warpAffine(
-            labelled.image, centres, (size, size), flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 3
+            labelled.image, centres, (size, size), flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 4
         )
     moved = clip_boxes(map_boxes(labelled.boxes, matrix), size, size)
     keep = still_visible(labelled.boxes * np.float32(gain), moved)
