@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.data.boxes import scaled_shape
-from yolo_lightning.evaluation.plots import LabelledImage, draw_pictures
+from yolo_lightning.evaluation.plots import LabelledImage, draw_pictures, false_colour
 from yolo_lightning.utils.choices import check_range
 from yolo_lightning.utils.logged_pictures import log_picture
 from yolo_lightning.utils.optional_file import OptionalFile
@@ -68,11 +68,14 @@ class PredictionPictures(Callback):
 
 
 def original_frame(batch: Batch, position: int) -> npt.NDArray[np.uint8]:
-    """Return a frame, `(H, W)` or `(H, W, 3)` uint8, in its original size, cropped from the letterboxed image."""
+    """Return a frame in its original size, cropped from the letterboxed image.
+
+    The frame is `(H, W)` or `(H, W, 3)` uint8; neighbouring frames are in false colour.
+    """
     height, width = batch.frame_shapes[position]
     placement = batch.letterboxes[position]
     channels = batch.images[position].cpu().numpy()
-    image = channels[0] if len(channels) == 1 else np.moveaxis(channels, 0, -1)
+    image = channels[0] if len(channels) == 1 else np.ascontiguousarray(false_colour(np.moveaxis(channels, 0, -1)))
     rows, columns = scaled_shape(height, width, placement.gain)
     inside = image[placement.top : placement.top + rows, placement.left : placement.left + columns]
     return np.asarray(cv2.resize(inside, (width, height)), dtype=np.uint8)

@@ -80,7 +80,7 @@ from yolo_lightning.utils.distributed import launch_id, machines_of_launch, rest
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.tensorboard import Curves
 
-FROM_DATA = frozenset({"class_names"})
+FROM_DATA = frozenset({"class_names", "input_channels"})
 """Arguments of the model that the data module determines."""
 HARMLESS_WARNINGS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and newer
@@ -188,7 +188,7 @@ class YOLOCLI(LightningCLI):
         return {requested: known[requested]} if requested in known else known
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Share the seed and the class names between model and data."""
+        """Share the seed, the class names and the number of channels between model and data."""
         parser.add_argument(
             "--allow_pickle",
             action="store_true",
@@ -196,7 +196,8 @@ class YOLOCLI(LightningCLI):
         )
         parser.link_arguments("allow_pickle", "model.allow_pickle")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=seed_of)
-        parser.link_arguments("data.class_names", "model.class_names", apply_on="instantiate")
+        for name in sorted(FROM_DATA):
+            parser.link_arguments(f"data.{name}", f"model.{name}", apply_on="instantiate")
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)

@@ -15,7 +15,8 @@ from yolo_lightning.checkpoints.checkpoint_file import require_whole
 from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.data.batch import Prediction, Sample, collate
-from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video, read_pictures
+from yolo_lightning.data.input_clips import ClipReader, channels_of
+from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
@@ -46,6 +47,10 @@ class Detector:
 
     Arrays are `(H, W)` gray or `(H, W, 3)` RGB of uint8. OpenCV reads BGR: use `cv2.cvtColor(image,
     cv2.COLOR_BGR2RGB)`.
+
+    If the network was trained with `data.neighbours`, the neighbouring frames of a video, and of an image file with a
+    numbered name, are read too. An array is `(H, W, C)`, the gray frames at the C offsets, or `(H, W)`, a frame
+    without neighbours, which is used in place of them.
 
     Examples:
         >>> import numpy as np
@@ -155,12 +160,13 @@ class Detector:
             ValueError: If an array is not uint8 or has another shape, or a path is not an image or video.
             FrameError: If an image file is damaged or not 8-bit.
         """
+        reader = ClipReader(self.settings.neighbours)
         if isinstance(source, list | tuple):
-            return list(self.detect(chain.from_iterable(map(single_image, source))))
+            return list(self.detect(image for one in source for image in single_image(one, reader)))
         if isinstance(source, str | PathLike) and not is_single(source):
             files = find_files([str(source)])
-            return self.detect(image for file in files for image in read_pictures(file))
-        (result,) = self.detect(single_image(source))
+            return self.detect(image for file in files for image in reader.read(file))
+        (result,) = self.detect(single_image(source, reader))
         return result
 
     @torch.inference_mode()
@@ -172,7 +178,7 @@ class Detector:
                 yield DetectionResult.of(image, prediction, self.names)
 
     def _predict(self, pictures: Sequence[InputImage]) -> list[Prediction]:
-        gray = all(picture.is_gray() for picture in pictures)
+        gray = not self.settings.neighbours and all(picture.is_gray() for picture in pictures)
         batch = collate([self._sample(picture, gray=gray) for picture in pictures])
         images = network_input(batch.images.to(self.device))
         raw = self._graph(images)
@@ -184,7 +190,9 @@ class Detector:
 
     def _sample(self, picture: InputImage, *, gray: bool) -> Sample:
         pixels = picture.pixels
-        if gray:
+        if self.settings.neighbours:
+            pixels = channels_of(picture, self.settings.neighbours)
+        elif gray:
             pixels = np.ascontiguousarray(pixels[..., 0])
         elif self.settings.channels == 1:
             pixels = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), np.uint8)
@@ -215,15 +223,15 @@ def is_single(source: str | PathLike[str]) -> bool:
     return path.is_file() and not is_video(path)
 
 
-def single_image(source: Any) -> Iterator[InputImage]:
+def single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
     """Yield the image of an array or of a path of one image file."""
     if isinstance(source, str | PathLike):
         file = Path(source).expanduser()
         if file.exists() and not is_single(file):
             raise ValueError(f"{source} must be an image: lists contain arrays and image files only.")
-        yield from chain.from_iterable(map(read_pictures, find_files([str(file)])))
+        yield from chain.from_iterable(map(reader.read, find_files([str(file)])))
     elif isinstance(source, np.ndarray):
-        yield from_array(source)
+        yield from_array(source, reader.offsets)
     else:
         raise ValueError(f"an image must be a path or an array of uint8, got {type(source).__name__}.")
 

@@ -21,7 +21,9 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.model import cpu_convolution, layers
 from yolo_lightning.model.cpu_convolution import CpuPath, allowed_paths, describe, use_path
 from yolo_lightning.model.graph import (
+    INPUT_CHANNELS,
     build_graph,
+    check_channels,
     check_one_to_one,
     head_class_width,
     is_same_architecture,
@@ -85,6 +87,8 @@ class YOLOModule(LightningModule):
         variant: Detection graph of Ultralytics by name, for example yolov8n to yolov8x, yolov8n-p2, yolov9t, yolov10n,
             yolo11n, yolo12n, yolo26n (all: docs/training.md), or the path of a `.yaml` file in Ultralytics' format.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
+        input_channels: Channels of the images: 3 for RGB and gray images, the number of `data.neighbours` if there are
+            any. The command line takes it from the data.
         conv_backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own; `auto` uses
             native if a test in a child process shows that it works on the device and is not slower. On a CPU, `auto`
             measures native and compiled gemm in training, and stores the choice in the checkpoint.
@@ -145,6 +149,7 @@ class YOLOModule(LightningModule):
         self,
         variant: str = "yolov8n",
         class_names: tuple[str, ...] = CLASS_NAMES,
+        input_channels: int = INPUT_CHANNELS,
         conv_backend: Convolution = "auto",
         probe_timeout_s: float = 60.0,
         activation_checkpointing: bool = False,
@@ -207,7 +212,9 @@ class YOLOModule(LightningModule):
             memory_format=memory_format,
         )
         names = (ONE_CLASS,) if single_class else tuple(class_names)
-        self.graph = build_graph(variant, names, conv_backend, weights, class_width, allow_pickle)
+        self.graph = build_graph(
+            variant, names, conv_backend, weights, class_width, allow_pickle, input_channels=input_channels
+        )
         self._arrange(self.graph, conv_backend)
         if one_to_one:
             check_one_to_one(self.graph, variant)
@@ -266,7 +273,10 @@ class YOLOModule(LightningModule):
         return layers.trial_settings(options | {"conv_algorithm_budget_s": budget_s}, self.trainer.precision)
 
     def forward(self, images: Tensor) -> Any:
-        """Return raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels."""
+        """Return raw predictions for `(B, 1 or 3, H, W)` uint8 images; gray counts as three equal channels.
+
+        With another `input_channels`, the images have this number of channels.
+        """
         return self.graph(self._network_input(images))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
@@ -275,7 +285,8 @@ class YOLOModule(LightningModule):
         settings = self._apply_settings(batch_idx)
         assert self.trainer.max_epochs is not None
         self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
-        self._input_record = input_record(batch.images.shape[1], ImageSize(*batch.images.shape[-2:]))
+        size = ImageSize(*batch.images.shape[-2:])
+        self._input_record = input_record(batch.images.shape[1], size, self._facts.neighbours)
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
         losses = self._guarded_step.run(batch)
@@ -396,12 +407,19 @@ class YOLOModule(LightningModule):
         checkpoint["cpu_convolution"] = self._cpu_path
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raise a ValueError if variant or classes differ; keep the summed gradients until training starts."""
+        """Raise a ValueError if another network was saved; keep the summed gradients until training starts."""
         saved = checkpoint.get("hyper_parameters", {})
         same_graph = "architecture" in saved and is_same_architecture(saved["architecture"], self.hparams)
         for name in ("class_names",) if same_graph else ("variant", "class_names"):
             if name in saved and saved[name] != self.hparams[name]:
                 raise ValueError(f"model.{name} must be {saved[name]}, as in the checkpoint, got {self.hparams[name]}")
+        channels, own = saved.get("input_channels", INPUT_CHANNELS), self.hparams["input_channels"]
+        if channels != own:
+            recorded = checkpoint.get(INPUT, {}).get("neighbours", [])
+            raise ValueError(
+                f"data.neighbours must be {recorded}, as in the checkpoint, whose network has {channels} input "
+                f"channels, got a network with {own}"
+            )
         path = checkpoint.get("cpu_convolution")
         if self._cpu_path not in (None, path) and path in allowed_paths(self.hparams["memory_format"]):
             self._use_cpu_path(path)  # a resumed run must not differ by rounding
@@ -482,6 +500,7 @@ class YOLOModule(LightningModule):
 
     def _network_input(self, images: Tensor) -> Tensor:
         ImageSize(*images.shape[-2:]).check("data.image_size", stride=graph_stride(self.graph))
+        check_channels(images.shape[1], self.hparams["input_channels"])
         return network_input(images, next(self.graph.parameters()).dtype)
 
     def _infer(self, images: Tensor) -> Any:

@@ -53,9 +53,9 @@ def die(forks: Forks, look_alike: Path, index_root: Path) -> Die:
     """Trains in a process of its own until it dies; returns its exit code."""
 
     def call(folder: Path, where: str, *, workers: int = 0, options: tuple[str, ...] = ()) -> int:
-        words = [where, "1", "fit", *TRAINING, *options]
+        words = [where, "1", "fit", *TRAINING]
         words += ["--trainer.accelerator", "cpu", "--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
-        words += ["--data.root", str(look_alike), "--data.index_root", str(index_root)]
+        words += ["--data.root", str(look_alike), "--data.index_root", str(index_root), *options]
         return forks.start(HELPER, *words, "--data.loader.num_workers", str(workers), folder=folder).wait()
 
     return call

@@ -62,7 +62,7 @@ def test_every_key_of_the_parser_is_accepted(parser_keys: dict[str, set[str]], s
 def test_nothing_but_linked_keys_is_accepted_that_the_parser_refuses(
     parser_keys: dict[str, set[str]], subcommand: str
 ) -> None:
-    linked = {"model.allow_pickle", "model.class_names", "data.seed"}
+    linked = {"model.allow_pickle", "model.class_names", "model.input_channels", "data.seed"}
     options = options_of_subcommand(subcommand)
     leaves = {name for name, option in options.items() if not option.is_group}
     assert leaves - parser_keys[subcommand] <= linked | {"resume"}

@@ -225,6 +225,38 @@ def test_bad_number_is_named_with_what_is_allowed(tmp_path: Path, name: str, val
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.parametrize(("name", "value"), [("clip_frames", 0), ("speed", -1), ("gain_drift", 0.6)])
+def test_motion_out_of_range_is_refused(tmp_path: Path, name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be from [01] to .*, got {value}"):
+        draw_dataset(tmp_path / "root", **{**TINY, name: value})
+
+
+def test_clips_can_be_longer_faster_and_drift_in_gain(tmp_path: Path) -> None:
+    options = {**TINY, "clip_frames": 15}
+    usual, fast, drifting = (
+        draw_dataset(tmp_path / name, **options, **changed)
+        for name, changed in (("usual", {}), ("fast", {"speed": 4.0}), ("drifting", {"gain_drift": 0.3}))
+    )
+    images = read(usual, "Train.json")["images"]
+    assert Counter(image["file_name"].rsplit("/", 1)[0] for image in images).most_common(1)[0][1] == 15
+    assert read(drifting, "Train.json") == read(usual, "Train.json")
+    changes = {root: frame_changes(root, images[:15]) for root in (usual, fast, drifting)}
+    assert changes[fast][0] > 1.5 * changes[usual][0]
+    assert changes[drifting][1] > 3 * changes[usual][1]
+    with pytest.raises(ValueError, match="drawn with the same parameters"):
+        draw_dataset(usual, **TINY)
+    assert draw_dataset(usual, **options) == usual
+
+
+def frame_changes(root: Path, images: list[dict[str, Any]]) -> tuple[float, float]:
+    """Return how much consecutive frames differ beyond noise, a fraction of their pixels, and the range of their means.
+
+    The second is the range of the median level of the frames.
+    """
+    frames = np.array([cv2.imread(str(root / image["file_name"]), cv2.IMREAD_GRAYSCALE) for image in images], float)
+    return float((np.abs(np.diff(frames, axis=0)) > 25).mean()), float(np.ptp(np.median(frames, axis=(1, 2))))
+
+
 def test_drawing_is_silent_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw_dataset(tmp_path / "root", **TINY)
     printed = capsys.readouterr()

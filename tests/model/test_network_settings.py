@@ -36,7 +36,13 @@ FIT = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
     *("--model.nominal_batch", "16", "--data.image_size", "96", "--model.max_detections", "50"),
 ]
-INPUT = {"image_size": 96, "channels": 1, "letterbox": LETTERBOX, "normalisation": NORMALISATION}
+INPUT = {
+    "image_size": 96,
+    "channels": 1,
+    "neighbours": [],
+    "letterbox": LETTERBOX,
+    "normalisation": NORMALISATION,
+}
 
 
 def trained_on(folder: Path, class_names: tuple[str, ...] = ("a", "b"), **recorded: Any) -> Path:
@@ -198,7 +204,7 @@ def test_rectangle_is_recorded_as_two_numbers() -> None:
     settings = NetworkSettings.of(record)
     assert settings.image_size == ImageSize(96, 128)
     assert settings.plain()["image_size"] == [96, 128]
-    assert bound_options(record, is_gray=True) == {"data.image_size": [96, 128]}
+    assert bound_options(record, is_gray=True) == {"data.image_size": [96, 128], "data.neighbours": []}
     with pytest.raises(ValueError, match=r"image_size of the weights must be one integer .* got \[1, 2, 3\]"):
         NetworkSettings.of(record | {"image_size": [1, 2, 3]})
 

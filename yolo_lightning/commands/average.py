@@ -9,7 +9,7 @@ from torch import Tensor
 from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, newest_steps, shares
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.remote import local_checkpoint
-from yolo_lightning.model.graph import build_graph, read_network
+from yolo_lightning.model.graph import INPUT_CHANNELS, build_graph, read_network
 from yolo_lightning.utils.run_files import AVERAGE_CHECKPOINT, CHECKPOINTS
 
 PREFIX = "graph."  # of the network's tensors in a checkpoint
@@ -92,6 +92,7 @@ def start_state(file: Path, checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
         "native",
         class_width=parameters["class_width"],
         architecture=parameters.get("architecture"),
+        input_channels=parameters.get("input_channels", INPUT_CHANNELS),
     )
     graph.load_state_dict({name.removeprefix(PREFIX): one for name, one in own.items() if name.startswith(PREFIX)})
     try:

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
-from yolo_lightning.evaluation.plots import COLOURS, DOTS_PER_INCH, outline
+from yolo_lightning.evaluation.plots import COLOURS, DOTS_PER_INCH, false_colour, outline
 
 CELL_INCHES = 2.6
 TITLE_INCHES = 0.34
@@ -34,7 +34,8 @@ def contact_sheet(
 
     The picture has four rows: frames without augmentation, the same frames augmented as in the last epochs (without
     mosaic), mosaics with the same frames, and one frame in several epochs. The samples are identical to those of a
-    training run with the same seed.
+    training run with the same seed. With `data.neighbours`, the first, middle and last of the frames are drawn in false
+    colour, as red, green and blue.
 
     Args:
         data: Dataset and augmentation.
@@ -57,9 +58,20 @@ def contact_sheet(
         raise ValueError(f"frame must be 0 to {len(frames) - 1}, got {frame}")
     chosen = spread_frames(frames, samples)
     shown = busiest(frames, chosen) if frame is None else frame
-    draw_rows(sample_rows(data, frames, chosen, shown, epoch), data.class_names, output)
+    note = neighbours_note(data.neighbours)
+    draw_rows(sample_rows(data, frames, chosen, shown, epoch), data.class_names, output, note)
     last = frames.index.file_name(shown)
     print(f"{output}: {len(chosen)} of {len(frames):,} training frames; the last row shows {last}")
+    if note:
+        print(note)
+
+
+def neighbours_note(offsets: Sequence[int]) -> str:
+    """Return which frames are drawn as red, green and blue; empty without neighbours."""
+    if not offsets:
+        return ""
+    red, green, blue = (offsets[place] for place in (0, len(offsets) // 2, -1))
+    return f"false colour of data.neighbours {list(offsets)}: red is the frame at {red}, green {green}, blue {blue}"
 
 
 def spread_frames(frames: LabelledFrames, count: int) -> list[int]:
@@ -92,8 +104,8 @@ def sample_rows(
     return rows
 
 
-def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: Path) -> None:
-    """Draw rows of samples, all of the same length, with their headings and a legend of the classes into a PNG file."""
+def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: Path, note: str = "") -> None:
+    """Draw rows of samples, all of the same length, with headings, a legend of the classes and a note into a PNG."""
     first = next(iter(rows.values()))
     columns, (rows_px, columns_px) = len(first), first[0].image.shape[:2]
     cell_height = CELL_INCHES * rows_px / columns_px
@@ -110,13 +122,15 @@ def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: P
             draw_sample(cell, sample)
     lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], lw=3, label=name) for i, name in enumerate(class_names)]
     figure.legend(handles=lines, loc="lower left", ncols=len(lines) if columns > 2 else 2, frameon=False, fontsize=9)
+    figure.text(1 - 0.05 / width, 0.13 / height, note, ha="right", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
 def draw_sample(cell: Axes, sample: Sample) -> None:
     height, width = sample.image.shape[:2]
-    cell.imshow(sample.image, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0), interpolation="antialiased")
+    pixels = false_colour(sample.image)
+    cell.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0), interpolation="antialiased")
     cell.set_axis_off()
     for box, label in zip(sample.boxes.tolist(), sample.labels.tolist(), strict=True):
         cell.add_patch(outline(box, COLOURS[label % len(COLOURS)], "-", 1.0))

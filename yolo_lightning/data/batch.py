@@ -19,7 +19,7 @@ from yolo_lightning.data.image_size import ImageSize
 class Sample:
     """Letterboxed frame with its boxes."""
 
-    image: npt.NDArray[np.uint8]  # `(H, W)` uint8, gray, or `(H, W, 3)`, RGB
+    image: npt.NDArray[np.uint8]  # `(H, W)` uint8, gray, `(H, W, 3)`, RGB, or `(H, W, C)`, neighbouring frames
     boxes: npt.NDArray[np.float32]  # `(N, 4)` float32, xyxy, pixels of `image`
     labels: npt.NDArray[np.int64]  # `(N,)` int64, class index from 0
     image_id: str  # Id of the frame in the annotation file
@@ -33,7 +33,9 @@ class Sample:
 class Batch(msgspec.Struct, frozen=True, eq=False):
     """Samples stacked for the network. Not a dataclass: Lightning's precision plugins refuse frozen dataclasses."""
 
-    images: Tensor  # `(B, C, H, W)` uint8; C is 1 for thermal frames, also on the device, and 3 for RGB frames
+    # `(B, C, H, W)` uint8; C is 1 for thermal frames, also on the device, 3 for RGB frames, and the number of offsets
+    # for neighbouring frames
+    images: Tensor
     boxes: Tensor  # `(N, 4)` float32, centre-x, centre-y, width, height, as fractions of the letterboxed input (0 to 1)
     labels: Tensor  # `(N,)` int64, class index from 0
     sample_index: Tensor  # `(N,)` int64, ascending: position in the batch of the image of each box
@@ -101,6 +103,7 @@ class TrainingFacts:
     # Number of training boxes of each class, index 0 first; None if unknown
     class_counts: tuple[int, ...] | None = None
     image_size: ImageSize | None = None  # Size of the training images; None if unknown
+    neighbours: tuple[int, ...] = ()  # Offsets of the frames in the channels, see `data.neighbours`; recorded
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> Self:

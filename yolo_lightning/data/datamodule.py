@@ -23,6 +23,7 @@ from yolo_lightning.data.formats.frame_checks import (
     quarantined_positions,
 )
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.index.neighbours import Neighbours, check_neighbours
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.loader import LoaderSettings, describe, worker_count
@@ -41,6 +42,8 @@ from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, FrameLimi
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.loop_position import epochs_trained, recount
+
+RGB_CHANNELS = 3
 
 SPLITS_OF_STAGE: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "valid"),
@@ -89,6 +92,9 @@ class DetectionDataModule(LightningDataModule):
         image_folders: Image folders of a COCO dataset, relative to `root`; empty searches the usual folders.
         channels: 1 for gray frames, 3 for RGB; null uses 1 for LTDv2, the value of a `data.yaml`, otherwise 3 unless
             all of some sampled images are gray.
+        neighbours: Offsets of the frames of the same clip whose gray levels are the channels of an image, ascending
+            and with 0 among them, such as `[-1, 0, 1]` for the previous, this and the next frame; `[]` or null: the
+            frame itself. At the ends of a clip the edge frame is repeated. LTDv2 only.
         storage: Storage of LTDv2's frames: `packed`, `folder` (`frames`), `zip` (`frames.zip`), `auto` for the first of
             these that exists, or `litdata` for a store that may be in a bucket.
         store: Folder of the packed store, null for `packed` under `root`; or folder or URL of the litdata store.
@@ -132,6 +138,7 @@ class DetectionDataModule(LightningDataModule):
         predict_file: str | None = None,
         image_folders: tuple[str, ...] = (),
         channels: Channels | None = None,
+        neighbours: tuple[int, ...] | None = (),
         storage: StorageKind = "auto",
         store: str | None = None,
         train_fraction: float = 1.0,
@@ -174,6 +181,12 @@ class DetectionDataModule(LightningDataModule):
         self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:
             raise ValueError("data.channels must be 1 or null for LTDv2, whose frames are gray, got 3")
+        self.neighbours = check_neighbours(neighbours)
+        if format != LTDV2 and self.neighbours:
+            raise ValueError(
+                f"data.neighbours must be [] with data.format {format}, whose images do not form clips, got "
+                f"{list(self.neighbours)}"
+            )
         self.channels: Channels | None = channels or self.dataset_format.channels
         self.batch_size = batch_size
         self.seed = seed
@@ -200,6 +213,8 @@ class DetectionDataModule(LightningDataModule):
             frames = self.open(split)
             index = frames.index
             rank_zero_info(f"{split}: frames from {frames.storage}")
+            if frames.neighbours is not None:
+                rank_zero_info(f"{split}: {frames.neighbours.describe()}")
             frames.quarantined = quarantined_positions(self.quarantine, index, split)
             self.bad_frames.quarantined |= {index.file_name(place) for place in frames.quarantined}
             if frames.quarantined:
@@ -232,7 +247,16 @@ class DetectionDataModule(LightningDataModule):
         if self.channels is None:
             self.channels = needed_channels(index, opened)
             opened = self.dataset_format.open_storage(split, self.channels, storage)
-        return LabelledFrames(index, opened, self.channels)
+        neighbours = Neighbours.find(index, opened, self.neighbours) if self.neighbours else None
+        return LabelledFrames(index, opened, self.channels, neighbours)
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of the network's input; the command line passes them to the model.
+
+        A network for RGB also accepts gray frames without neighbours.
+        """
+        return len(self.neighbours) or RGB_CHANNELS
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -268,7 +292,8 @@ class DetectionDataModule(LightningDataModule):
     def training_facts(self) -> TrainingFacts:
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
-        return TrainingFacts(self.batch_size, self.seed, tuple(counts.tolist()), self.image_size)
+        counts_of = tuple(counts.tolist())
+        return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, self.neighbours)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""

@@ -28,23 +28,33 @@ class InputImage:
     source: Path | None  # Image or video file; None for an array
     frame: int | None  # Frame number in the video, from 0; None for an image
     pixels: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
+    # `(H, W, C)` uint8, gray frames at the offsets of `data.neighbours`; None if they are unknown
+    channels: npt.NDArray[np.uint8] | None = None
 
     def is_gray(self) -> bool:
         first = self.pixels[..., 0]
         return bool((first == self.pixels[..., 1]).all() and (first == self.pixels[..., 2]).all())
 
 
-def from_array(pixels: npt.NDArray[np.uint8]) -> InputImage:
+def from_array(pixels: npt.NDArray[np.uint8], offsets: tuple[int, ...] = ()) -> InputImage:
     """Return the image of an array: `(H, W)` uint8, gray, or `(H, W, 3)` uint8, RGB (OpenCV reads BGR).
+
+    With `offsets` (`data.neighbours`), three dimensions are `(H, W, C)`: the gray frames at the offsets.
 
     Raises:
         ValueError: If shape or dtype differ.
     """
-    is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)
+    channels = len(offsets) or 3
+    is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == channels)
     if pixels.dtype != np.uint8 or not is_image or not pixels.size:
+        kind = f"frames {list(offsets)}" if offsets else "RGB"
         raise ValueError(
-            f"an image must be a (H, W) gray or (H, W, 3) RGB array of uint8, got {pixels.shape} of {pixels.dtype}."
+            f"an image must be a (H, W) gray or (H, W, {channels}) {kind} array of uint8, got {pixels.shape} of "
+            f"{pixels.dtype}."
         )
+    if offsets and pixels.ndim == 3:
+        frame = pixels[..., offsets.index(0)]
+        return InputImage(None, None, np.repeat(frame[..., None], 3, axis=2), pixels)
     return InputImage(None, None, pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
 
 

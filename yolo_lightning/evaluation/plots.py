@@ -87,6 +87,15 @@ def outline(box: Sequence[float], colour: str, style: str, width: float) -> Rect
     return Rectangle((left, top), *size, fill=False, edgecolor=colour, linestyle=style, linewidth=width)
 
 
+def false_colour(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return an image with channels that can be drawn: one, or the first, middle and last one as red, green and blue.
+
+    Static parts of neighbouring frames are gray; moving objects have coloured edges.
+    """
+    count = image.shape[2] if image.ndim == 3 else 1
+    return image if count in (1, 3) else image[..., [0, count // 2, count - 1]]
+
+
 def legend_lines(pictures: Sequence[LabelledImage], class_names: Sequence[str]) -> list[Line2D]:
     """Return the legend: a line per class, and one for annotations if there are any."""
     lines = [

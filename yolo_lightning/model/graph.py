@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ultralytics.nn.tasks import DetectionModel, parse_model, torch_safe_load
 
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint, reason
-from yolo_lightning.model.description import checked_description
+from yolo_lightning.model.description import MOST_CHANNELS, checked_description
 from yolo_lightning.model.layers import Convolution, MemoryFormat, arrange, has_one_to_one_branch, image_layers
 from yolo_lightning.model.pt_file import PtFile, read_pt
 from yolo_lightning.model.variants import description_of, is_file_of_user
@@ -26,6 +26,15 @@ def network_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return images.to(dtype) / 255
 
 
+def check_channels(found: int, input_channels: int) -> None:
+    """Raise a ValueError if images with `found` channels do not fit a network; gray images fit one for RGB."""
+    if found != input_channels and (found, input_channels) != (1, INPUT_CHANNELS):
+        raise ValueError(
+            f"data.neighbours must have {input_channels} offsets, one per input channel of the network "
+            f"(model.input_channels), got images with {found} channel{'s' * (found > 1)}"
+        )
+
+
 def build_graph(
     variant: str,
     class_names: tuple[str, ...],
@@ -35,11 +44,13 @@ def build_graph(
     allow_pickle: bool = False,
     memory_format: MemoryFormat = "auto",
     architecture: dict[str, Any] | None = None,
+    input_channels: int = INPUT_CHANNELS,
 ) -> nn.Module:
     """Return a detection graph.
 
     In training mode the graph maps `(B, 1 or 3, H, W)` float images (0 to 1) to raw predictions for `loss`, in
     evaluation mode to decoded boxes and raw predictions for `postprocess`. H and W are multiples of `graph_stride`.
+    With `input_channels` other than 3 the images have exactly this number of channels.
 
     Args:
         variant: A name in `variants`, or the path of a `.yaml` file.
@@ -51,20 +62,23 @@ def build_graph(
         allow_pickle: See `load_weights`.
         memory_format: See `arrange`.
         architecture: Description of the graph, as stored in checkpoints; None: the description of `variant`.
+        input_channels: Channels of the images, >= 1.
     """
     if not class_names:
         raise ValueError("model.class_names must contain at least one name, got none")
+    if type(input_channels) is not int or not 1 <= input_channels <= MOST_CHANNELS:
+        raise ValueError(f"model.input_channels must be 1 to {MOST_CHANNELS}, got {input_channels}")
     description = description_of(variant) if architecture is None else architecture
     try:
         checked_description(description | {"nc": len(class_names)})  # possibly from a checkpoint of unknown origin
     except ValueError as error:
         raise ValueError(f"model.variant {variant} describes no network that can be built: {error}") from None
-    graph = plain_graph(description, len(class_names))
-    if not image_layers(graph):
+    graph = plain_graph(description, len(class_names), input_channels)
+    if input_channels == INPUT_CHANNELS and not image_layers(graph):
         raise ValueError(f"model.variant {variant} must begin with a convolution of the image, got another layer")
     graph.names = dict(enumerate(class_names))
     if class_width is not None and class_width != head_class_width(graph):
-        graph.load(plain_graph(description, class_width), verbose=False)
+        graph.load(plain_graph(description, class_width, input_channels), verbose=False)
     if weights is not None:
         load_weights(graph, weights, allow_pickle=allow_pickle)
     arrange(graph, convolution, memory_format=memory_format)
@@ -72,9 +86,9 @@ def build_graph(
     return module
 
 
-def plain_graph(description: dict[str, Any], classes: int) -> Any:
+def plain_graph(description: dict[str, Any], classes: int, input_channels: int = INPUT_CHANNELS) -> Any:
     """Return the graph of a description with random weights, as Ultralytics builds it."""
-    return DetectionModel(deepcopy(description) | {"nc": classes}, ch=INPUT_CHANNELS, verbose=False)
+    return DetectionModel(deepcopy(description) | {"nc": classes}, ch=input_channels, verbose=False)
 
 
 def stored_architecture(variant: str) -> dict[str, Any] | None:
@@ -216,6 +230,7 @@ def read_checkpoint(file: Path) -> Any:
             "native",
             class_width=parameters["class_width"],
             architecture=parameters.get("architecture"),
+            input_channels=parameters.get("input_channels", INPUT_CHANNELS),
         )
         source.load_state_dict(
             {name[len(prefix) :]: one for name, one in checkpoint["state_dict"].items() if name.startswith(prefix)}

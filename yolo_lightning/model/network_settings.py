@@ -14,6 +14,7 @@ from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import report_differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.image_size import STRIDE, ImageSize
+from yolo_lightning.data.index.neighbours import check_neighbours
 from yolo_lightning.model.graph import ultralytics_description
 
 LETTERBOX, RECTANGULAR_LETTERBOX = (f"centred in a {shape}, padded with 114" for shape in ("square", "rectangle"))
@@ -24,7 +25,7 @@ USUAL_IMAGE_SIZE = ImageSize(640, 640)
 SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
 SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
-OF_DATA = ("image_size", "channels")
+OF_DATA = ("image_size", "channels", "neighbours")
 OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic", "one_to_one")
 OF_GRAPH = ("variant", "class_width")
 """Hyperparameters in a checkpoint that must be equal for the weights to fit."""
@@ -45,6 +46,8 @@ class NetworkSettings:
     one_to_one: bool = False  # whether the boxes are those of the one-to-one branch, without suppression
     letterbox: str = LETTERBOX  # how a frame is placed in the input
     normalisation: str = NORMALISATION  # how pixels are converted to the input
+    # Offsets of the gray frames of a clip that are the channels of the input; empty if a frame is the input
+    neighbours: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         letterboxes, normalisations = (LETTERBOX, RECTANGULAR_LETTERBOX), (NORMALISATION,)
@@ -59,11 +62,18 @@ class NetworkSettings:
         known = {name: recorded[name] for name in cls.__slots__ if recorded.get(name) is not None}
         if "image_size" in known:
             known["image_size"] = ImageSize.of("image_size of the weights", known["image_size"])
-        return cls(**known | {"class_names": tuple(map(str, known.get("class_names", ())))})
+        names = tuple(map(str, known.get("class_names", ())))
+        return cls(**known | {"class_names": names, "neighbours": check_neighbours(known.get("neighbours"))})
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of the input of an exported network; 3 if unknown."""
+        return len(self.neighbours) or self.channels or 3
 
     def plain(self) -> dict[str, Any]:
         size = None if self.image_size is None else self.image_size.plain()
-        return asdict(self) | {"image_size": size, "class_names": list(self.class_names)}
+        lists = {"class_names": list(self.class_names), "neighbours": list(self.neighbours)}
+        return asdict(self) | {"image_size": size, **lists}
 
     def for_pictures(self, *, image_size: int | Sequence[int] | None = None, **given: Any) -> Self:
         """Return the settings for drawn detections: given values replace recorded ones, and differences are logged.
@@ -91,10 +101,14 @@ def report_changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source:
     report_differences({name: recorded[name] for name in both}, used, source)
 
 
-def input_record(channels: int, image_size: ImageSize) -> dict[str, Any]:
-    """Return the record of a checkpoint under `INPUT`: preprocessing of the training images."""
+def input_record(channels: int, image_size: ImageSize, neighbours: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Return the record of a checkpoint under `INPUT`: preprocessing of the training images.
+
+    `channels` are those of the images; neighbouring frames are gray.
+    """
     letterbox = LETTERBOX if image_size.height == image_size.width else RECTANGULAR_LETTERBOX
-    settings = NetworkSettings(image_size=image_size, channels=channels, letterbox=letterbox).plain()
+    own = 1 if neighbours else channels
+    settings = NetworkSettings(image_size=image_size, channels=own, letterbox=letterbox, neighbours=neighbours).plain()
     return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")}
 
 

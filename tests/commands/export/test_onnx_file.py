@@ -6,10 +6,14 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from ultralytics import YOLO
 
+from tests.helpers.networks import lively_checkpoint
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.commands.export.command import export
 from yolo_lightning.commands.export.export_network import InferenceNetwork, plain_network, sample_images
 from yolo_lightning.commands.export.onnx_file import Suppression, compare, suppress, suppression_model
+from yolo_lightning.model.network_settings import input_record, read_settings
 
 pytestmark = pytest.mark.whole_run
 
@@ -100,3 +104,23 @@ def test_file_that_disagrees_is_refused(decoding_file: Path, trained: Path) -> N
         other.detector.model[0].conv.weight *= 2
     with pytest.raises(RuntimeError, match="disagree"):
         compare(onnx.load(decoding_file), other, IMAGE_SIZE, None)
+
+
+def test_network_of_neighbouring_frames_has_a_channel_per_frame(tmp_path: Path) -> None:
+    offsets = (-2, -1, 0, 1, 2)
+    file = lively_checkpoint(tmp_path, "input_channels", class_names=("a", "b"), input_channels=5, conv_backend="gemm")
+    write_checkpoint(torch.load(file, weights_only=True) | {"input": input_record(5, IMAGE_SIZE, offsets)}, file)
+    with pytest.raises(ValueError, match=r"channels must be null for a network of 5 frames, got 1"):
+        export(checkpoint=str(file), format="onnx", channels=1)
+    export(checkpoint=str(file), format="onnx", output=str(tmp_path / "best.onnx"))
+    images = torch.rand(2, 5, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = plain_network(file)(images)[0]
+    assert torch.allclose(run(tmp_path / "best.onnx", images), expected, atol=1e-3)
+    about = {entry.key: entry.value for entry in onnx.load(tmp_path / "best.onnx").metadata_props}
+    assert about["channels"] == "5"
+    export(checkpoint=str(file), output=str(tmp_path / "best.pt"))
+    assert read_settings(tmp_path / "best.pt").neighbours == offsets
+    opened = YOLO(tmp_path / "best.pt").model.float().eval()
+    with torch.no_grad():
+        assert torch.allclose(opened(images)[0], expected, atol=1)  # half precision

@@ -51,7 +51,8 @@ def export(
             the working folder for an address.
         image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`; null: as
             in training.
-        channels: Input channels, 1 for gray images; null: as in training, except `pt`, which always has 3.
+        channels: Input channels, 1 for gray images; null: as in training, except `pt`, which has 3, or
+            one per frame of `data.neighbours`.
         nms: Include non-maximum suppression in the file (`onnx` only).
         score_threshold: Minimum score of a detection, 0 to 1; null: as in training if that is above 0.001, the
             threshold for computing mAP, else 0.25.
@@ -73,6 +74,8 @@ def export(
     if channels == 1 and format == "pt":
         raise ValueError("channels must be 3 for format pt, got 1: Ultralytics builds the network with 3 channels.")
     recorded = read_settings(file)
+    if channels is not None and recorded.neighbours:
+        raise ValueError(f"channels must be null for a network of {len(recorded.neighbours)} frames, got {channels}.")
     settings = recorded.for_pictures(
         image_size=image_size,
         channels=channels,
@@ -110,11 +113,11 @@ def export(
     if format == "pt":
         write_ultralytics_file(graph, target, settings)
     elif format == "onnx":
-        network = InferenceNetwork(graph, settings.channels or 3, settings)
+        network = InferenceNetwork(graph, settings.input_channels, settings)
         for found in write_onnx_file(network, target, settings, suppression if nms else None):
             same = "" if found.detections is None else f", {found.detections:.0%} of the detections equal"
             say(f"batch {found.batch}: maximum difference {found.boxes:.1e} px, {found.scores:.1e} in score{same}")
     else:
-        gap = write_torchscript_file(InferenceNetwork(graph, settings.channels or 3, settings), target, settings)
+        gap = write_torchscript_file(InferenceNetwork(graph, settings.input_channels, settings), target, settings)
         say(f"batch 1, 2, 8: maximum difference {gap:.1e}")
     say(f"{target}: {target.stat().st_size / 1e6:.1f} MB from {file}")

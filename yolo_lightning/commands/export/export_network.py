@@ -41,14 +41,13 @@ class InferenceNetwork(nn.Module):
 
     A prediction is xywh in input pixels and one score per class. Batch normalization is folded into the convolutions.
     H and W are multiples of `stride`. The graph, a result of `plain_network`, is modified in place. With one channel,
-    gray images are treated as three equal channels.
+    gray images are treated as three equal channels; otherwise `channels` are the input channels of the graph.
 
     With the setting `one_to_one` the output is `(B, max_detections, 6)`, see `best_boxes`.
     """
 
     def __init__(self, graph: Any, channels: int = 3, settings: NetworkSettings | None = None) -> None:
         super().__init__()
-        assert channels in (1, 3)
         self.one_to_one = settings is not None and settings.one_to_one
         self.max_detections = 0 if settings is None else settings.max_detections
         self.class_agnostic = settings is not None and settings.class_agnostic
@@ -85,20 +84,22 @@ def sample_images(batch: int, channels: int, image_size: int | Sequence[int]) ->
     return nn.functional.interpolate(coarse, size=size, mode="bilinear").clamp_(0, 1)
 
 
-def metadata(settings: NetworkSettings, stride: int, *, nms: bool) -> dict[str, Any]:
+def metadata(settings: NetworkSettings, network: InferenceNetwork, *, nms: bool) -> dict[str, Any]:
     """Return the metadata of an exported file with the keys that Ultralytics' readers expect."""
+    if not settings.neighbours:
+        settings = replace(settings, channels=network.channels)
     assert settings.image_size is not None
     return {
         "description": "YOLO detection network, trained with yolo_lightning",
         "author": "yolo_lightning",
         "version": version("ultralytics"),
         "license": "AGPL-3.0-or-later",
-        "stride": stride,
+        "stride": network.stride,
         "task": "detect",
         "batch": 1,
         "imgsz": list(settings.image_size),
         "names": dict(enumerate(settings.class_names)),
-        "channels": settings.channels,
+        "channels": network.channels,
         "args": {"batch": 1, "dynamic": True, "nms": nms},
         "end2end": settings.one_to_one,
         OWN_SETTINGS: settings.plain(),
@@ -133,7 +134,7 @@ def write_torchscript_file(network: InferenceNetwork, path: Path, settings: Netw
     """
     assert settings.image_size is not None
     image_size = settings.image_size
-    about = metadata(replace(settings, channels=network.channels), network.stride, nms=False)
+    about = metadata(settings, network, nms=False)
     with warnings.catch_warnings(), torch.no_grad(), replacing(path) as temporary:
         warnings.simplefilter("ignore")  # torch.jit's deprecation, and tracing of Ultralytics' head
         example = sample_images(2, network.channels, image_size)

@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -145,7 +145,7 @@ def write_onnx_file(
         tail = suppression_model(network.classes, suppression)
         tail.ir_version = model.ir_version
         model = onnx.compose.merge_models(model, tail, io_map=[(DECODED, "decoded")], outputs=[DETECTIONS, DECODED])
-    about = metadata(replace(settings, channels=network.channels), network.stride, nms=suppression is not None)
+    about = metadata(settings, network, nms=suppression is not None)
     onnx.helper.set_model_props(model, {key: str(value) for key, value in about.items()})
     differences = compare(model, network, image_size, suppression)
     if suppression is not None:  # the decoded output is needed for the comparison only

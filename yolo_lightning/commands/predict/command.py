@@ -10,7 +10,8 @@ from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.commands.console import counter, name_some
 from yolo_lightning.commands.predict.results import Result, Results
 from yolo_lightning.data.formats.frame_checks import refuse_other_depth
-from yolo_lightning.data.input_images import InputImage, absolute, find_files, image_count, read_pictures
+from yolo_lightning.data.input_clips import ClipReader
+from yolo_lightning.data.input_images import InputImage, absolute, find_files, image_count
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
 from yolo_lightning.detector import Detector
 from yolo_lightning.model.layers import Convolution
@@ -91,7 +92,7 @@ def predict(
     pictures = detections = 0
     base = Path(commonpath([absolute(file).parent for file in files]))
     with counter("predicted", sum(map(image_count, files))) as advance:
-        found = pictures_of(files, bad, advance)
+        found = pictures_of(files, ClipReader(detector.settings.neighbours), bad, advance)
         first = next(found, None)
         if first is None:
             depths = [error for error in bad.values() if isinstance(error, BitDepthError)]
@@ -114,12 +115,12 @@ def predict(
 
 
 def pictures_of(
-    files: Sequence[Path], bad: dict[str, Exception], advance: Callable[[int], None]
+    files: Sequence[Path], reader: ClipReader, bad: dict[str, Exception], advance: Callable[[int], None]
 ) -> Iterator[InputImage]:
     """Yield the images of all files; record the error of an unreadable file in `bad` and advance the progress by it."""
     for path in files:
         try:
-            yield from read_pictures(path)
+            yield from reader.read(path)
         except (FrameError, OSError, ValueError) as error:
             bad[str(path)] = error
             advance(1)

@@ -12,6 +12,7 @@ from yolo_lightning.commands.console import counter, gigabytes, name_some
 from yolo_lightning.commands.prepare.summary import monthly_counts, save_picture, tables
 from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, choose_format
 from yolo_lightning.data.formats.frame_checks import check_depth
+from yolo_lightning.data.index.neighbours import UnlistedFrames
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root, open_index
 from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.storage.choose_storage import STORE, open_original
@@ -46,6 +47,7 @@ def prepare(
     index_root: str | None = None,
     workers: int | None = None,
     shard_frames: int = 4096,
+    whole_clips: bool = False,
     verify: bool = False,
     summary: bool = False,
     format: str = LTDV2,
@@ -67,6 +69,7 @@ def prepare(
         index_root: Folder of the packed annotation index; null is `yolo_lightning` in the user's cache folder.
         workers: Number of decoding processes; null is the number of cores.
         shard_frames: Frames per shard file; a kill discards at most one unfinished shard per worker.
+        whole_clips: Also pack the frames of these clips that no annotation file names, for `data.neighbours`.
         verify: Verify the checksums of existing shards, and pack damaged shards again.
         summary: Only print the frames and boxes per month and class of each split, and save them as pictures.
         format: Format of the dataset for `summary`: `ltdv2`, `coco`, or the path of a `data.yaml` of Ultralytics. Only
@@ -105,6 +108,9 @@ def prepare(
         for position, name in enumerate(index.file_names()):
             height, width = index.shape(position)
             frame_bytes[name] = height * width
+        if whole_clips:
+            for name in UnlistedFrames.find(index, original).file_names():
+                frame_bytes.setdefault(name, index.pixels() // len(index))
     frame_bytes = dict(sorted(frame_bytes.items()))
     check_depth(list(frame_bytes), original)
     if bucket:

@@ -133,6 +133,17 @@ class NameTable:
         position = bisect_left(names, key)
         return position if position < len(names) and bytes(names[position]) == key else None
 
+    def inside(self, folders: Iterable[str]) -> list[str]:
+        """Return the names of the files directly in `folders`, in the order of the folders, then sorted."""
+        found: list[str] = []
+        for folder in folders:
+            prefix, after = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")  # "0" follows "/"
+            bounds = np.array([encode(prefix), encode(after)], dtype=self.names.dtype)  # truncates long names
+            start, stop = np.searchsorted(self.names, bounds)
+            names = [decoded(name) for name in self.names[start:stop]]
+            found += [name for name in names if name.startswith(prefix) and "/" not in name[len(prefix) :]]
+        return found
+
     def absent(self, names: Iterable[str]) -> list[str]:
         """Return the elements of `names` that are not in the array, in their order."""
         wanted = list(names)
@@ -149,3 +160,8 @@ class NameTable:
 def encode(name: str) -> bytes:
     """Encode as UTF-8; text that is not valid UTF-8 matches no file name instead of raising an error."""
     return name.encode("utf-8", errors="surrogatepass")
+
+
+def decoded(name: np.bytes_) -> str:
+    """Return the text of an element of a `NamesArray`, the inverse of `encode`."""
+    return bytes(name).decode("utf-8", errors="surrogatepass")

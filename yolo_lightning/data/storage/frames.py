@@ -67,6 +67,10 @@ class Storage(Protocol):
         """Return the names that are not in the storage, without decoding frames."""
         ...
 
+    def names(self, folders: Iterable[str]) -> list[str]:
+        """Return the names of the files directly in these folders of the dataset, sorted within each folder."""
+        ...
+
 
 class ImageFiles:
     """Image files below the folder `base`."""
@@ -101,13 +105,19 @@ class ImageFiles:
             by_folder[folder + slash].append(file)
         absent: list[str] = []
         for folder, files in by_folder.items():
-            try:
-                present = set(os.listdir(self.base / folder))
-            except (OSError, ValueError):
-                present = set()
+            present = set(self._listed(folder))
             if not present.issuperset(files):
                 absent.extend(folder + file for file in files if file not in present)
         return absent
+
+    def names(self, folders: Iterable[str]) -> list[str]:
+        return [f"{folder}/{file}" if folder else file for folder in folders for file in sorted(self._listed(folder))]
+
+    def _listed(self, folder: str) -> list[str]:
+        try:
+            return os.listdir(self.base / folder)
+        except (OSError, ValueError):
+            return []
 
 
 class FolderFrames(ImageFiles):

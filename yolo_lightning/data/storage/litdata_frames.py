@@ -67,6 +67,9 @@ class LitdataFrames:
     def missing(self, names: Iterable[str]) -> list[str]:
         return self._names.absent(names)
 
+    def names(self, folders: Iterable[str]) -> list[str]:
+        return self._names.inside(folders)
+
     def _dataset(self) -> litdata.StreamingDataset:
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = (os.getpid(), litdata.StreamingDataset(self.store, cache_dir=str(self.cache)))

@@ -95,6 +95,9 @@ class ZipFrames:
     def missing(self, names: Iterable[str]) -> list[str]:
         return self._names.absent(names)
 
+    def names(self, folders: Iterable[str]) -> list[str]:
+        return self._names.inside(folders)
+
     def _compressed(self, header_offset: int, length: int) -> bytes:
         block = self._file.read(header_offset, LOCAL_HEADER.size + HEADROOM_BYTES + length)
         if not block.startswith(LOCAL_SIGNATURE) or len(block) < LOCAL_HEADER.size:

@@ -12,6 +12,7 @@ from yolo_lightning.data.synthetic.scene import MONTHS, REFERENCE_HEIGHT, REFERE
 
 _CLIP_FRAMES = 8
 _EMPTY_SHARE = 0.08
+_DRIFT_PERIODS = 8.0, 40.0  # Range of the period of a drifting gain, frames
 _MOST_OBJECTS = 7
 _FAR_GROUND, _NEAR_GROUND = 0.46, 0.97
 """Range of the vertical position of objects on the quay, fractions of the frame height."""
@@ -38,15 +39,18 @@ class Clip:
         return int(f"{moment:%Y%m}{self.number:03d}{moment:%d%H%M%S}")
 
 
-def plan_clips(counts: Mapping[str, int], seed: int) -> list[Clip]:
-    """Distribute the clips of every split over the months; `counts` are the frames of each split."""
+def plan_clips(counts: Mapping[str, int], seed: int, clip_frames: int | None = None) -> list[Clip]:
+    """Distribute the clips of every split over the months; `counts` are the frames of each split.
+
+    With `clip_frames`, clips have this length, and a small split does not contain all months.
+    """
     rng = np.random.default_rng([seed, 2000])
     taken: set[tuple[Month, int, int]] = set()
     clips: list[Clip] = []
     for split, count in counts.items():
         empty = max(round(_EMPTY_SHARE * count), 1 if count >= len(MONTHS) else 0)
         # Shorter clips in a small split, so that it contains all months.
-        longest = min(max((count - empty) // len(MONTHS), 1), _CLIP_FRAMES)
+        longest = clip_frames or min(max((count - empty) // len(MONTHS), 1), _CLIP_FRAMES)
         lengths = [
             (min(longest, total - done), is_empty)
             for total, is_empty in ((count - empty, False), (empty, True))
@@ -86,8 +90,19 @@ def image_entry(clip: Clip, frame: int, weather: Weather, width: int, height: in
     }
 
 
-def cast_clip(scene: Scene, frames: int, boxes: Mapping[str, int], rng: np.random.Generator) -> list[Actor]:
-    """Choose the objects of a clip, given the number of boxes per class so far; small frames get fewer objects."""
+def gain_curve(frames: int, drift: float, rng: np.random.Generator) -> list[float]:
+    """Return the gain of each frame of a clip relative to its mean: a sine of amplitude `drift` with random phase."""
+    period, phase = rng.uniform(*_DRIFT_PERIODS), rng.uniform(0, 2 * np.pi)
+    return [1 + drift * float(np.sin(2 * np.pi * frame / period + phase)) for frame in range(frames)]
+
+
+def cast_clip(
+    scene: Scene, frames: int, boxes: Mapping[str, int], rng: np.random.Generator, pace: float = 1.0
+) -> list[Actor]:
+    """Choose the objects of a clip, given the number of boxes per class so far; small frames get fewer objects.
+
+    `pace` is a factor of the usual speeds.
+    """
     room = (scene.width * scene.height / (REFERENCE_WIDTH * REFERENCE_HEIGHT)) ** 0.5 / scene.scale
     most = int(np.clip(round(_MOST_OBJECTS * room), 2, _MOST_OBJECTS))
     shares = np.array([kind.share for kind in KINDS])
@@ -97,12 +112,17 @@ def cast_clip(scene: Scene, frames: int, boxes: Mapping[str, int], rng: np.rando
         # The class that is farthest below its share comes next, so that even a tiny split contains all four.
         class_index = int(np.argmax(shares * (expected.sum() + frames) - expected))
         expected[class_index] += frames
-        actors.append(cast_actor(scene, class_index, frames, actors, rng))
+        actors.append(cast_actor(scene, class_index, frames, actors, rng, pace))
     return actors
 
 
-def cast_actor(scene: Scene, class_index: int, frames: int, placed: Sequence[Actor], rng: np.random.Generator) -> Actor:
-    """Place one object inside the frame at the middle of the clip, away from other objects if there is room."""
+def cast_actor(
+    scene: Scene, class_index: int, frames: int, placed: Sequence[Actor], rng: np.random.Generator, pace: float = 1.0
+) -> Actor:
+    """Place one object inside the frame at the middle of the clip, away from other objects if there is room.
+
+    `pace` is a factor of the usual speed.
+    """
     kind = KINDS[class_index]
     middle = (frames - 1) / 2
     for _ in range(4):
@@ -110,7 +130,7 @@ def cast_actor(scene: Scene, class_index: int, frames: int, placed: Sequence[Act
         size = scene.scale * float(rng.uniform(0.94, 1.06))
         heading = int(rng.choice((-1, 1)))
         parked = kind.name == "vehicle" and rng.random() < 0.3
-        speed = 0.0 if parked else float(rng.uniform(*kind.speeds)) * scene.scale * (0.6 + 0.4 * depth)
+        speed = 0.0 if parked else float(rng.uniform(*kind.speeds)) * scene.scale * (0.6 + 0.4 * depth) * pace
         actor = Actor(
             class_index=class_index,
             center=float(rng.uniform(0.08, 0.92)) * scene.width - heading * speed * middle,

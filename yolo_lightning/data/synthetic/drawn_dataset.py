@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from yolo_lightning.data.synthetic.camera import Box, draw_frame
-from yolo_lightning.data.synthetic.clips import cast_clip, image_entry, plan_clips
+from yolo_lightning.data.synthetic.clips import cast_clip, gain_curve, image_entry, plan_clips
 from yolo_lightning.data.synthetic.objects import CLASS_NAMES
 from yolo_lightning.data.synthetic.scene import REFERENCE_HEIGHT, REFERENCE_WIDTH, Scene, weather_at
 
@@ -22,6 +23,15 @@ MANIFEST_NAME = "synthetic.json"
 SPLIT_FILES = {"train": "Train.json", "valid": "Valid.json", "test": "TestNoLabels.json"}
 CATEGORIES = [{"id": number, "name": name} for number, name in enumerate(("background", *CLASS_NAMES))]
 _JPEG_QUALITY = 95
+
+
+@dataclass(frozen=True)
+class Motion:
+    """Changes between the frames of a clip; see `draw_dataset`."""
+
+    clip_frames: int | None = None
+    speed: float = 1.0
+    gain_drift: float = 0.0
 
 
 def draw_dataset(
@@ -33,6 +43,9 @@ def draw_dataset(
     seed: int = 0,
     width: int = REFERENCE_WIDTH,
     height: int = REFERENCE_HEIGHT,
+    clip_frames: int | None = None,
+    speed: float = 1.0,
+    gain_drift: float = 0.0,
     progress: bool = False,
 ) -> Path:
     """Draw a synthetic LTDv2 dataset, or return the folder if it contains one with the same parameters.
@@ -47,6 +60,9 @@ def draw_dataset(
         seed: Seed; equal parameters give equal files.
         width: Frame width in pixels; objects shrink with the frame to at most 0.75 of their size.
         height: Frame height in pixels.
+        clip_frames: Frames of each clip, one second apart; None for at most 8, and all months in each split.
+        speed: Factor of the speed of the objects, which move 0.5 to 8 pixels per frame.
+        gain_drift: Largest relative change of the camera's gain within a clip.
         progress: Whether to show a progress bar on stderr.
 
     Raises:
@@ -55,11 +71,19 @@ def draw_dataset(
     counts = {"train": train_frames, "valid": valid_frames, "test": test_frames}
     ranges = {f"{split}_frames": (count, 1, 20_000) for split, count in counts.items()}
     ranges |= {"seed": (seed, 0, 2**32 - 1), "width": (width, 32, 4096), "height": (height, 32, 4096)}
-    for name, (value, low, high) in ranges.items():
+    changed: dict[str, tuple[float, float, float]] = {
+        "clip_frames": (1 if clip_frames is None else clip_frames, 1, 240),
+        "speed": (speed, 0, 20),
+        "gain_drift": (gain_drift, 0, 0.5),
+    }
+    for name, (value, low, high) in (ranges | changed).items():
         if not low <= value <= high:
             raise ValueError(f"{name} must be from {low} to {high}, got {value}")
     root = Path(root)
-    parameters = {"version": VERSION, "frames": counts, "seed": seed, "width": width, "height": height}
+    parameters: dict[str, Any] = {"version": VERSION, "frames": counts, "seed": seed, "width": width, "height": height}
+    motion = Motion(clip_frames, speed, gain_drift)
+    if motion != Motion():
+        parameters["motion"] = asdict(motion)
     temporary = root.with_name(root.name + ".part")
     try:
         if root.exists() and (root.is_file() or any(root.iterdir())):
@@ -68,7 +92,7 @@ def draw_dataset(
             raise ValueError(f"root must be a new or empty folder, or one drawn with the same parameters, got {root}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _draw(temporary, counts, Scene(width, height, seed), progress)
+        _draw(temporary, counts, Scene(width, height, seed), motion, progress)
         (temporary / MANIFEST_NAME).write_text(json.dumps({"parameters": parameters, "complete": True}))
         os.replace(temporary, root)
     except OSError as error:
@@ -84,22 +108,24 @@ def _is_drawn(root: Path, parameters: dict[str, Any]) -> bool:
         return False
 
 
-def _draw(root: Path, counts: dict[str, int], scene: Scene, progress: bool) -> None:
+def _draw(root: Path, counts: dict[str, int], scene: Scene, motion: Motion, progress: bool) -> None:
     images: dict[str, list[dict[str, Any]]] = defaultdict(list)
     annotations: dict[str, list[dict[str, Any]]] = defaultdict(list)
     boxes = {split: dict.fromkeys(CLASS_NAMES, 0) for split in counts}
-    clips = plan_clips(counts, scene.seed)
+    clips = plan_clips(counts, scene.seed, motion.clip_frames)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
         task = bar.add_task("drawing frames", total=sum(counts.values()))
         for index, clip in enumerate(clips):
             rng = np.random.default_rng([scene.seed, 3000, index])
             weather = weather_at(clip.month, clip.start, rng)
-            actors = [] if clip.empty else cast_clip(scene, clip.frames, boxes[clip.split], rng)
+            actors = [] if clip.empty else cast_clip(scene, clip.frames, boxes[clip.split], rng, motion.speed)
+            gains = gain_curve(clip.frames, motion.gain_drift, np.random.default_rng([scene.seed, 4000, index]))
             background = scene.background(weather)
             (root / clip.folder).mkdir(parents=True)
             for frame in range(clip.frames):
-                image, labels = draw_frame(scene, background, actors, weather, frame, rng)
+                exposed = replace(weather, gain=weather.gain * gains[frame])
+                image, labels = draw_frame(scene, background, actors, exposed, frame, rng)
                 entry = image_entry(clip, frame, weather, scene.width, scene.height)
                 _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
                 (root / entry["file_name"]).write_bytes(encoded.tobytes())

@@ -109,16 +109,21 @@ class Augmentation:
             build_pipeline(json.dumps(self.pixel_transforms))
 
 
-def apply_pixel_transforms(image: Image, transforms: Sequence[dict[str, Any]], generator: np.random.Generator) -> Image:
-    """Apply `transforms` to `image` `(H, W)` or `(H, W, 3)` uint8.
+def apply_pixel_transforms(
+    image: Image, transforms: Sequence[dict[str, Any]], generator: np.random.Generator, *, is_gray: bool = True
+) -> Image:
+    """Apply `transforms` to `image` `(H, W)` or `(H, W, C)` uint8; to each channel of `is_gray` with the same seed.
 
     The pipeline is seeded for each sample; otherwise albumentations has the same random stream in every loader worker.
     """
     pipeline = build_pipeline(json.dumps(transforms))
-    pipeline.set_random_seed(int(generator.integers(2**32)))
-    if image.ndim == 3:
-        return np.asarray(pipeline(image=image)["image"], dtype=np.uint8)
-    return np.asarray(pipeline(image=image[..., None])["image"][..., 0], dtype=np.uint8)
+    seed = int(generator.integers(2**32))
+    channels = np.split(np.atleast_3d(image), image.shape[2] if image.ndim == 3 else 1, axis=2) if is_gray else [image]
+    changed = []
+    for channel in channels:
+        pipeline.set_random_seed(seed)
+        changed.append(pipeline(image=np.ascontiguousarray(channel))["image"])
+    return np.concatenate(changed, axis=2, dtype=np.uint8).reshape(image.shape)
 
 
 @cache

@@ -82,7 +82,7 @@ def random_affine(
         matrix = edges[:2]
         # Coordinates of boxes refer to pixel edges, those of OpenCV to pixel centres.
         centres = (HALF_PIXEL_DOWN @ edges @ HALF_PIXEL_UP)[:2]
-        image = cv2.warpAffine(labelled.image, centres, size[::-1], flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 3)
+        image = cv2.warpAffine(labelled.image, centres, size[::-1], flags=cv2.INTER_LINEAR, borderValue=(PADDING,) * 4)
     moved = clip_boxes(map_boxes(labelled.boxes, matrix), *size)
     keep = still_visible(labelled.boxes * np.tile(gains, 2).astype(np.float32), moved)
     return Labelled(np.asarray(image, dtype=np.uint8), moved[keep], labelled.labels[keep])

@@ -37,18 +37,29 @@ def reference_index(count: int, settings: Augmentation, generator: np.random.Gen
 
 
 def random_photometry(
-    image: Image, settings: Augmentation, generator: np.random.Generator, reference: Image | None = None
+    image: Image,
+    settings: Augmentation,
+    generator: np.random.Generator,
+    reference: Image | None = None,
+    is_gray: bool | None = None,
 ) -> Image:
-    """Return `image` `(H, W)` or `(H, W, 3)` uint8 after drift or colour jitter and `settings.pixel_transforms`.
+    """Return an image after drift or colour jitter and `settings.pixel_transforms`.
 
-    `reference` as in `random_drift`; None for colour frames.
+    Args:
+        image: `(H, W)` gray, `(H, W, 3)` RGB, or `(H, W, C)` with `is_gray`: gray frames of one clip, which get the
+            same drift and transforms, and independent noise.
+        settings: Strength of the changes.
+        generator: Source of all randomness.
+        reference: As in `random_drift`; None for colour frames.
+        is_gray: Whether the channels are gray frames; None for images with two dimensions.
     """
-    if image.ndim == 3:
-        image = random_colour(image, settings, generator)
-    else:
+    is_gray = image.ndim == 2 if is_gray is None else is_gray
+    if is_gray:
         image = random_drift(image, settings, generator, reference)
+    else:
+        image = random_colour(image, settings, generator)
     if settings.pixel_transforms:
-        image = apply_pixel_transforms(image, settings.pixel_transforms, generator)
+        image = apply_pixel_transforms(image, settings.pixel_transforms, generator, is_gray=is_gray)
     return image
 
 
@@ -77,9 +88,9 @@ def random_colour(image: Image, settings: Augmentation, generator: np.random.Gen
 def random_drift(
     image: Image, settings: Augmentation, generator: np.random.Generator, reference: Image | None = None
 ) -> Image:
-    """Simulate ambient heat, gain control, sensor noise and focus drift on an `(H, W)` uint8 image.
+    """Simulate ambient heat, gain control, sensor noise and focus drift on `(H, W)` or `(H, W, C)` gray frames, uint8.
 
-    If `reference`, a `(H, W)` uint8 frame of any size, is given, the image receives its histogram.
+    If `reference`, a gray image of any size, is given, the image receives its histogram.
     """
     drifting, inverted = generator.random(2) < (settings.photometric, settings.inversion)
     if drifting:
@@ -166,7 +177,7 @@ def disc(radius: float) -> npt.NDArray[np.float32]:
 def random_pattern(image: Image, settings: Augmentation, generator: np.random.Generator) -> Image:
     """Add row offsets, column offsets and a smooth field, as one low-rank matrix product."""
     striped, shaded = generator.random(2) < (PATTERN_SHARE, SHADING_SHARE)
-    height, width = image.shape
+    height, width = image.shape[:2]
     left, right = [], []
     if striped and settings.fixed_pattern:
         rows, columns = generator.uniform(0, settings.fixed_pattern, size=2)
@@ -181,6 +192,8 @@ def random_pattern(image: Image, settings: Augmentation, generator: np.random.Ge
     if not left:
         return image
     pattern = np.hstack(left).astype(np.float32) @ np.vstack(right).astype(np.float32)
+    if image.ndim == 3:
+        pattern = np.asarray(cv2.merge([pattern] * image.shape[2]))
     return np.asarray(cv2.add(image, pattern, dtype=cv2.CV_8U), dtype=np.uint8)
 
 

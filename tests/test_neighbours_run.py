@@ -1,0 +1,74 @@
+"""`data.neighbours` from training to predictions, by the command line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints.test_exact_resume import TRAINING, Die, assert_same, die, outcome, restore_callbacks
+from tests.helpers.run_and_die import EXIT_KILLED, with_callbacks
+from yolo_lightning import Detector
+from yolo_lightning.checkpoints.averaging import average_checkpoints
+from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
+from yolo_lightning.data.synthetic import draw_dataset
+from yolo_lightning.model.network_settings import input_record, read_settings
+
+pytestmark = pytest.mark.whole_run
+__all__ = ["die", "restore_callbacks"]  # fixtures
+
+BEST = Path("runs/yolo/checkpoints/best.ckpt")
+Run = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clips of four frames."""
+    root = tmp_path_factory.mktemp("clips") / "data"
+    sizes = {"train_frames": 16, "valid_frames": 8, "test_frames": 4, "width": 96, "height": 64}
+    return draw_dataset(root, **sizes, clip_frames=4, gain_drift=0.2)
+
+
+def options(data: Path, offsets: str) -> tuple[str, ...]:
+    return ("--data.root", str(data), "--data.neighbours", offsets)
+
+
+def test_network_of_neighbouring_frames_is_trained_scored_and_applied(
+    run: Run, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("fit", *options(data, "[-2, -1, 0, 1]"), "--trainer.max_epochs", "1", "--data.batch_size", "4")
+    assert "train: channels are the frames at [-2, -1, 0, 1]" in caplog.messages
+    settings = read_settings(BEST)
+    assert (settings.neighbours, settings.channels, settings.input_channels) == ((-2, -1, 0, 1), 1, 4)
+    checkpoint = torch.load(BEST, weights_only=True)
+    assert checkpoint["state_dict"]["graph.model.0.conv.weight"].shape[1] == 4
+    for subcommand in ("test", "predict"):
+        run(subcommand, "--data.root", str(data))  # the offsets are those of the checkpoint
+    assert len(json.loads(Path("runs/yolo/predictions.json").read_text())) == 4
+    folder = next(path.parent for path in sorted(data.rglob("image_0003.jpg")))
+    results = list(Detector(BEST, score_threshold=0.0)(folder))
+    assert [result.image.shape for result in results] == [(64, 96, 3)] * 4
+
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        run("validate", *options(data, "[-1, 0]"))
+    assert ended.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert "data.neighbours must be [-2, -1, 0, 1], as in the checkpoint, whose network has 4 input channels" in line
+
+    checkpoint[INPUT] = input_record(4, 64, (-1, 0, 1, 2))
+    write_checkpoint(checkpoint, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match=r"data\.neighbours is \[-2, -1, 0, 1\] in .* and \[-1, 0, 1, 2\] in "):
+        average_checkpoints([BEST, tmp_path / "other.ckpt"])
+
+
+def test_killed_and_resumed_equals_uninterrupted(run: Run, die: Die, data: Path, tmp_path: Path) -> None:
+    chosen = (*options(data, "[-1, 0, 1]"), "--data.image_cache_mib", "1")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert die(whole, "never", options=chosen, workers=1) == 0
+    assert die(tmp_path, "batch:6", options=chosen) == EXIT_KILLED
+    with_callbacks("never", 1)
+    run("fit", *TRAINING, *chosen, "--resume")
+    assert_same(outcome(tmp_path), outcome(whole))

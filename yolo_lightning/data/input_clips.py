@@ -1,0 +1,115 @@
+"""Input images with their neighbouring frames as channels, for networks trained with `data.neighbours`."""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
+
+from yolo_lightning.data.index.neighbours import clamped, numbered
+from yolo_lightning.data.input_images import InputImage, is_video, read_pictures
+from yolo_lightning.data.storage.frames import FrameError
+from yolo_lightning.data.transforms.augmentation_settings import Image
+
+
+class ClipReader:
+    """Reader of image files and videos; with `offsets` (`data.neighbours`), also of the neighbouring frames.
+
+    A video is one clip. The clip of an image file consists of the files in its folder whose names differ in the last
+    number only, in the order of this number, whether they are inputs or not.
+    """
+
+    def __init__(self, offsets: tuple[int, ...] = ()) -> None:
+        self.offsets = offsets
+        self._folder: Path | None = None  # of the last image file
+        self._clips: dict[str, list[tuple[int, str]]] = {}  # number and name of its files, by name without the number
+        self._decoded: dict[Path, Image] = {}  # last gray images, oldest first
+
+    def read(self, path: Path) -> Iterator[InputImage]:
+        """Yield the image of an image file, or the frames of a video."""
+        images = read_pictures(path)
+        if not self.offsets:
+            yield from images
+        elif is_video(path):
+            yield from with_neighbours(images, self.offsets)
+        else:
+            yield from (replace(image, channels=self._channels(path, image)) for image in images)
+
+    def _channels(self, path: Path, image: InputImage) -> Image:
+        own = self._decoded[path] = gray(image.pixels)
+        clip = self._clip(path)
+        place = clip.index((numbered(path.name)[1], path.name))
+        frames = [
+            own if other == place else self._neighbour(path.with_name(clip[other][1]), own)
+            for other in clamped(place, len(clip), self.offsets)
+        ]
+        while len(self._decoded) > self.offsets[-1] - self.offsets[0] + 1:
+            del self._decoded[next(iter(self._decoded))]
+        return merged(frames)
+
+    def _clip(self, path: Path) -> list[tuple[int, str]]:
+        pattern, number = numbered(path.name)
+        if number < 0:
+            return [(number, path.name)]
+        if path.parent != self._folder:
+            self._folder, self._clips = path.parent, {}
+            for name in os.listdir(path.parent):
+                found, found_number = numbered(name)
+                self._clips.setdefault(found, []).append((found_number, name))
+            for clip in self._clips.values():
+                clip.sort()
+        return self._clips[pattern]
+
+    def _neighbour(self, path: Path, own: Image) -> Image:
+        """Return a neighbouring frame, or `own` and log a warning if it cannot be used."""
+        if path not in self._decoded:
+            try:
+                self._decoded[path] = gray(next(read_pictures(path)).pixels)
+            except (FrameError, OSError, ValueError) as error:
+                rank_zero_warn(f"a neighbouring frame cannot be used, the frame itself replaces it: {error}")
+                return own
+        found = self._decoded[path]
+        if found.shape == own.shape:
+            return found
+        rank_zero_warn(f"{path} has another size than its neighbour, which replaces it: {found.shape} and {own.shape}")
+        return own
+
+
+def with_neighbours(frames: Iterable[InputImage], offsets: tuple[int, ...]) -> Iterator[InputImage]:
+    """Yield the frames of one clip with their neighbours; reads as many frames ahead as the largest offset."""
+    waiting: deque[InputImage] = deque()
+    grays: dict[int, Image] = {}
+    place = 0
+
+    def next_image() -> InputImage:
+        channels = merged([grays[other] for other in clamped(place, place + len(waiting), offsets)])
+        grays.pop(place + offsets[0], None)
+        return replace(waiting.popleft(), channels=channels)
+
+    for number, frame in enumerate(frames):
+        waiting.append(frame)
+        grays[number] = gray(frame.pixels)
+        if len(waiting) > offsets[-1]:
+            yield next_image()
+            place += 1
+    while waiting:
+        yield next_image()
+        place += 1
+
+
+def channels_of(image: InputImage, offsets: tuple[int, ...]) -> Image:
+    """Return the channels `(H, W, C)` of an image; the frame itself is all of them if its neighbours are unknown."""
+    return merged([gray(image.pixels)] * len(offsets)) if image.channels is None else image.channels
+
+
+def merged(frames: list[Image]) -> Image:
+    return np.asarray(cv2.merge(frames), dtype=np.uint8)
+
+
+def gray(pixels: Image) -> Image:
+    """Convert `(H, W, 3)` RGB to `(H, W)` gray."""
+    return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
