@@ -16,8 +16,9 @@ from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.data.batch import Prediction, Sample, collate
 from yolo_lightning.data.boxes import check_image_size
-from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video, read_pictures
+from yolo_lightning.data.input_images import InputImage, RawRanges, find_files, from_array, is_video, read_pictures
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
 from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange, choose_convolution
@@ -28,8 +29,8 @@ from yolo_lightning.utils.choices import check_choices, check_range, chosen_devi
 
 PROBE_TIMEOUT_S = 60.0
 
-Pixels = npt.NDArray[np.uint8]
-"""`(H, W)` gray or `(H, W, 3)` RGB."""
+Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+"""`(H, W)` gray or `(H, W, 3)` RGB of uint8, or `(H, W)` gray of uint16."""
 
 
 class Detector:
@@ -46,7 +47,8 @@ class Detector:
       the memory does not depend on the length of the video.
 
     Arrays are `(H, W)` gray or `(H, W, 3)` RGB of uint8. OpenCV reads BGR: use `cv2.cvtColor(image,
-    cv2.COLOR_BGR2RGB)`.
+    cv2.COLOR_BGR2RGB)`. Gray images with 16 bits, in files and in arrays of uint16, are mapped to 8 bits by
+    `pixel_range`; in mode `clip`, the files of a folder form a clip, and arrays are refused.
 
     Examples:
         >>> import numpy as np
@@ -75,6 +77,7 @@ class Detector:
         class_agnostic: Apply NMS across classes; None: as in training.
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; None: as in training.
         class_names: Names of all classes, index 0 first; None: those of the weights.
+        pixel_range: Mapping of 16-bit images to 8 bits; None: as in training.
         tta: Test-time augmentation: run each image at six scales and flips and merge the detections; 4.3 times the
             computation.
         batch_size: Images per batch, >= 1.
@@ -87,6 +90,7 @@ class Detector:
         settings: Settings of the network, with the keywords applied.
         names: Names of all classes, index 0 first.
         device: Device of the network.
+        raw_ranges: Mapping of 16-bit images to 8 bits.
 
     Raises:
         ValueError: If the weights cannot be used, or an option is invalid.
@@ -103,6 +107,7 @@ class Detector:
         class_agnostic: bool | None = None,
         one_to_one: bool | None = None,
         class_names: Sequence[str] | None = None,
+        pixel_range: PixelRange | None = None,
         tta: bool = False,
         batch_size: int = 8,
         device: str = "auto",
@@ -119,7 +124,9 @@ class Detector:
             max_detections=max_detections,
             class_agnostic=class_agnostic,
             one_to_one=one_to_one,
+            pixel_range=pixel_range,
         )
+        self.raw_ranges = RawRanges(self.settings.pixel_range)
         assert self.settings.image_size is not None
         check_image_size("image_size", self.settings.image_size)
         check_range("score_threshold", self.settings.score_threshold, ">= 0", "<= 1")
@@ -151,15 +158,15 @@ class Detector:
         """Return the detections of a source; see the class for the types of `source` and of the result.
 
         Raises:
-            ValueError: If an array is not uint8 or has another shape, or a path is not an image or video.
-            FrameError: If an image file is damaged or not 8-bit.
+            ValueError: If dtype or shape of an array is not supported, or a path is not an image or video.
+            FrameError: If an image file is damaged or has a bit depth that is not supported.
         """
         if isinstance(source, list | tuple):
-            return list(self.detect(chain.from_iterable(map(single_image, source))))
+            return list(self.detect(chain.from_iterable(single_image(one, self.raw_ranges) for one in source)))
         if isinstance(source, str | PathLike) and not is_single(source):
             files = find_files([str(source)])
-            return self.detect(image for file in files for image in read_pictures(file))
-        (result,) = self.detect(single_image(source))
+            return self.detect(image for file in files for image in read_pictures(file, self.raw_ranges))
+        (result,) = self.detect(single_image(source, self.raw_ranges))
         return result
 
     @torch.inference_mode()
@@ -220,15 +227,15 @@ def is_single(source: str | PathLike[str]) -> bool:
     return path.is_file() and not is_video(path)
 
 
-def single_image(source: Any) -> Iterator[InputImage]:
-    """Yield the image of an array or of a path of one image file."""
+def single_image(source: Any, ranges: RawRanges) -> Iterator[InputImage]:
+    """Yield the image of an array or of a path of one image file; `ranges` map images with 16 bits."""
     if isinstance(source, str | PathLike):
         file = Path(source).expanduser()
         if file.exists() and not is_single(file):
             raise ValueError(f"{source} must be an image: lists contain arrays and image files only.")
-        yield from chain.from_iterable(map(read_pictures, find_files([str(file)])))
+        yield from chain.from_iterable(read_pictures(one, ranges) for one in find_files([str(file)]))
     elif isinstance(source, np.ndarray):
-        yield from_array(source)
+        yield from_array(source, ranges)
     else:
         raise ValueError(f"an image must be a path or an array of uint8, got {type(source).__name__}.")
 

@@ -1,7 +1,7 @@
 """Types shared by data, model and evaluation: samples, batches, predictions and targets."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centres, input_to_frame, xywh_to_xyxy
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class TrainingFacts:
     seed: int = 0  # Seed of the run; the input sizes of `model.multi_scale` derive from it
     # Number of training boxes of each class, index 0 first; None if unknown
     class_counts: tuple[int, ...] | None = None
+    pixel_range: PixelRange = field(default_factory=PixelRange)  # Mapping of 16-bit frames to 8 bits
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> Self:

@@ -23,6 +23,7 @@ from yolo_lightning.data.formats.frame_checks import (
     needed_channels,
     quarantined_positions,
 )
+from yolo_lightning.data.index.clip_ranges import clip_ranges
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.loader import LoaderSettings, describe, worker_count
@@ -39,6 +40,7 @@ from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, FrameLimits
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 
@@ -89,6 +91,7 @@ class DetectionDataModule(LightningDataModule):
         image_folders: Image folders of a COCO dataset, relative to `root`; empty searches the usual folders.
         channels: 1 for gray frames, 3 for RGB; null uses 1 for LTDv2, the value of a `data.yaml`, otherwise 3 unless
             all of some sampled images are gray.
+        pixel_range: Mapping of frames with 16 bits to the 8 bits of the network; see docs/datasets.md.
         storage: Storage of LTDv2's frames: `packed`, `folder` (`frames`), `zip` (`frames.zip`), `auto` for the first of
             these that exists, or `litdata` for a store that may be in a bucket.
         store: Folder of the packed store, null for `packed` under `root`; or folder or URL of the litdata store.
@@ -132,6 +135,7 @@ class DetectionDataModule(LightningDataModule):
         predict_file: str | None = None,
         image_folders: tuple[str, ...] = (),
         channels: Channels | None = None,
+        pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
         storage: StorageKind = "auto",
         store: str | None = None,
         train_fraction: float = 1.0,
@@ -169,12 +173,24 @@ class DetectionDataModule(LightningDataModule):
             storage,
             store,
             self.index_root,
-            FrameLimits(max_image_pixels, allow_outside_root),
+            FrameLimits(max_image_pixels, allow_outside_root, pixel_range.bits),
         )
         self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:
             raise ValueError("data.channels must be 1 or null for LTDv2, whose frames are gray, got 3")
         self.channels: Channels | None = channels or self.dataset_format.channels
+        self.pixel_range = pixel_range
+        if pixel_range.mode is not None:
+            if self.channels == 3:
+                raise ValueError(
+                    "data.channels must be 1 or null with data.pixel_range.mode (16-bit gray frames), got 3"
+                )
+            self.channels = 1
+        if pixel_range.mode == "clip" and not self.is_ltdv2:
+            raise ValueError(
+                "data.pixel_range.mode must be fixed or frame unless data.format is ltdv2, because clips are unknown, "
+                f"got clip with data.format {format}"
+            )
         self.image_size = image_size
         self.batch_size = batch_size
         self.seed = seed
@@ -233,7 +249,10 @@ class DetectionDataModule(LightningDataModule):
         if self.channels is None:
             self.channels = needed_channels(index, opened)
             opened = self.dataset_format.open_storage(split, self.channels, storage)
-        return LabelledFrames(index, opened, self.channels)
+        ranges = (
+            clip_ranges(index, opened, self.pixel_range, self.index_root) if self.pixel_range.mode == "clip" else None
+        )
+        return LabelledFrames(index, opened, self.channels, self.pixel_range, ranges)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -269,7 +288,7 @@ class DetectionDataModule(LightningDataModule):
     def training_facts(self) -> TrainingFacts:
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
-        return TrainingFacts(self.batch_size, self.seed, tuple(counts.tolist()))
+        return TrainingFacts(self.batch_size, self.seed, tuple(counts.tolist()), self.pixel_range)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""

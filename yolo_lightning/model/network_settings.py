@@ -4,7 +4,7 @@ A network detects less on images of another size or with another preprocessing t
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import report_differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.boxes import STRIDE
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.graph import ultralytics_description
 
 LETTERBOX = "centred in a square, padded with 114"
@@ -25,6 +26,7 @@ SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
 SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
 OF_DATA = ("image_size", "channels")
+PIXEL_RANGE = "pixel_range"
 OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic", "one_to_one")
 OF_GRAPH = ("variant", "class_width")
 """Hyperparameters in a checkpoint that must be equal for the weights to fit."""
@@ -45,6 +47,7 @@ class NetworkSettings:
     one_to_one: bool = False  # whether the boxes are those of the one-to-one branch, without suppression
     letterbox: str = LETTERBOX  # how a frame is placed in the input
     normalisation: str = NORMALISATION  # how pixels are converted to the input
+    pixel_range: PixelRange = field(default_factory=PixelRange)  # how 16-bit frames are mapped to 8 bits
 
     def __post_init__(self) -> None:
         for name, supported in (("letterbox", LETTERBOX), ("normalisation", NORMALISATION)):
@@ -55,7 +58,8 @@ class NetworkSettings:
     def of(cls, recorded: Mapping[str, Any]) -> Self:
         """Return the settings in a record; missing ones have their defaults, other keys are ignored."""
         known = {name: recorded[name] for name in cls.__slots__ if recorded.get(name) is not None}
-        return cls(**known | {"class_names": tuple(map(str, known.get("class_names", ())))})
+        known["class_names"] = tuple(map(str, known.get("class_names", ())))
+        return cls(**known | {PIXEL_RANGE: PixelRange.of(recorded.get(PIXEL_RANGE))})
 
     def plain(self) -> dict[str, Any]:
         return asdict(self) | {"class_names": list(self.class_names)}
@@ -72,6 +76,8 @@ class NetworkSettings:
             wanted.setdefault("score_threshold", SHOWN_THRESHOLD)
             recorded.pop("score_threshold", None)
         report_changes(recorded, wanted)
+        if self.pixel_range.mode is not None and PIXEL_RANGE not in wanted:
+            rank_zero_info(f"taken from the checkpoint: pixel_range {self.pixel_range} for 16-bit images")
         if self.image_size is None and "image_size" not in wanted:
             rank_zero_info(f"the weights do not record their image size: {USUAL_IMAGE_SIZE} is used")
             wanted["image_size"] = USUAL_IMAGE_SIZE
@@ -84,10 +90,14 @@ def report_changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source:
     report_differences({name: recorded[name] for name in both}, used, source)
 
 
-def input_record(channels: int, image_size: int) -> dict[str, Any]:
-    """Return the record of a checkpoint under `INPUT`: preprocessing of the training images."""
+def input_record(channels: int, image_size: int, pixel_range: PixelRange) -> dict[str, Any]:
+    """Return the record of a checkpoint under `INPUT`: preprocessing of the training images.
+
+    The range of the pixels is recorded only if the frames have 16 bits.
+    """
     settings = NetworkSettings(image_size=image_size, channels=channels)
-    return {name: getattr(settings, name) for name in (*OF_DATA, "letterbox", "normalisation")}
+    ranges = {} if pixel_range.mode is None else {PIXEL_RANGE: asdict(pixel_range)}
+    return {name: getattr(settings, name) for name in (*OF_DATA, "letterbox", "normalisation")} | ranges
 
 
 def read_settings(file: Path, *, allow_pickle: bool = False) -> NetworkSettings:
@@ -124,7 +134,9 @@ def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]
     names = {f"data.{name}": name for name in OF_DATA} | {f"model.{name}": name for name in (*OF_GRAPH, *OF_MODEL)}
     if is_gray:
         del names["data.channels"]
-    return {option: record[name] for option, name in names.items() if record.get(name) is not None}
+    recorded = asdict(PixelRange.of(record.get(PIXEL_RANGE)))
+    ranges = {f"data.{PIXEL_RANGE}.{name}": value for name, value in recorded.items() if value is not None}
+    return {option: record[name] for option, name in names.items() if record.get(name) is not None} | ranges
 
 
 def report_precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -21,7 +21,7 @@ VERSION = 1  # Version of the drawing; a folder drawn by another version is not 
 MANIFEST_NAME = "synthetic.json"
 SPLIT_FILES = {"train": "Train.json", "valid": "Valid.json", "test": "TestNoLabels.json"}
 CATEGORIES = [{"id": number, "name": name} for number, name in enumerate(("background", *CLASS_NAMES))]
-_JPEG_QUALITY = 95
+_JPEG = (cv2.IMWRITE_JPEG_QUALITY, 95)
 
 
 def draw_dataset(
@@ -33,6 +33,7 @@ def draw_dataset(
     seed: int = 0,
     width: int = REFERENCE_WIDTH,
     height: int = REFERENCE_HEIGHT,
+    bits: Literal[8, 16] = 8,
     progress: bool = False,
 ) -> Path:
     """Draw a synthetic LTDv2 dataset, or return the folder if it contains one with the same parameters.
@@ -47,6 +48,7 @@ def draw_dataset(
         seed: Seed; equal parameters give equal files.
         width: Frame width in pixels; objects shrink with the frame to at most 0.75 of their size.
         height: Frame height in pixels.
+        bits: 8 for JPEG files, or 16 for PNG files of the same frames with 16-bit values (`camera.RAW_LOW`).
         progress: Whether to show a progress bar on stderr.
 
     Raises:
@@ -60,6 +62,7 @@ def draw_dataset(
             raise ValueError(f"{name} must be from {low} to {high}, got {value}")
     root = Path(root)
     parameters = {"version": VERSION, "frames": counts, "seed": seed, "width": width, "height": height}
+    parameters |= {"bits": bits} if bits != 8 else {}
     temporary = root.with_name(root.name + ".part")
     try:
         if root.exists() and (root.is_file() or any(root.iterdir())):
@@ -68,7 +71,7 @@ def draw_dataset(
             raise ValueError(f"root must be a new or empty folder, or one drawn with the same parameters, got {root}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _draw(temporary, counts, Scene(width, height, seed), progress)
+        _draw(temporary, counts, Scene(width, height, seed), bits, progress)
         (temporary / MANIFEST_NAME).write_text(json.dumps({"parameters": parameters, "complete": True}))
         os.replace(temporary, root)
     except OSError as error:
@@ -84,7 +87,7 @@ def _is_drawn(root: Path, parameters: dict[str, Any]) -> bool:
         return False
 
 
-def _draw(root: Path, counts: dict[str, int], scene: Scene, progress: bool) -> None:
+def _draw(root: Path, counts: dict[str, int], scene: Scene, bits: Literal[8, 16], progress: bool) -> None:
     images: dict[str, list[dict[str, Any]]] = defaultdict(list)
     annotations: dict[str, list[dict[str, Any]]] = defaultdict(list)
     boxes = {split: dict.fromkeys(CLASS_NAMES, 0) for split in counts}
@@ -99,9 +102,11 @@ def _draw(root: Path, counts: dict[str, int], scene: Scene, progress: bool) -> N
             background = scene.background(weather)
             (root / clip.folder).mkdir(parents=True)
             for frame in range(clip.frames):
-                image, labels = draw_frame(scene, background, actors, weather, frame, rng)
+                image, labels = draw_frame(scene, background, actors, weather, frame, rng, bits)
                 entry = image_entry(clip, frame, weather, scene.width, scene.height)
-                _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
+                if bits == 16:
+                    entry["file_name"] = entry["file_name"].removesuffix(".jpg") + ".png"
+                _, encoded = cv2.imencode(Path(entry["file_name"]).suffix, image, _JPEG if bits == 8 else [])
                 (root / entry["file_name"]).write_bytes(encoded.tobytes())
                 images[clip.split].append(entry)
                 own = annotations[clip.split]
