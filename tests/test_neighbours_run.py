@@ -12,6 +12,7 @@ from tests.helpers.run_and_die import EXIT_KILLED, with_callbacks
 from yolo_lightning import Detector
 from yolo_lightning.checkpoints.averaging import average_checkpoints
 from yolo_lightning.checkpoints.checkpoint_file import INPUT, write_checkpoint
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.model.network_settings import input_record, read_settings
 
@@ -57,7 +58,7 @@ def test_network_of_neighbouring_frames_is_trained_scored_and_applied(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert "data.neighbours must be [-2, -1, 0, 1], as in the checkpoint, whose network has 4 input channels" in line
 
-    checkpoint[INPUT] = input_record(4, 64, (-1, 0, 1, 2))
+    checkpoint[INPUT] = input_record(4, ImageSize(64, 64), (-1, 0, 1, 2))
     write_checkpoint(checkpoint, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"data\.neighbours is \[-2, -1, 0, 1\] in .* and \[-1, 0, 1, 2\] in "):
         average_checkpoints([BEST, tmp_path / "other.ckpt"])

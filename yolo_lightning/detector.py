@@ -16,8 +16,9 @@ from yolo_lightning.checkpoints.remote import local_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_evaluate
 from yolo_lightning.data.batch import Prediction, Sample, collate
 from yolo_lightning.data.input_clips import ClipReader, channels_of
-from yolo_lightning.data.input_images import InputImage, find_files, from_array, is_video
+from yolo_lightning.data.input_images import InputImage, RawRanges, find_files, from_array, is_video
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
 from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange, choose_convolution
@@ -28,8 +29,8 @@ from yolo_lightning.utils.choices import check_choices, check_range, chosen_devi
 
 PROBE_TIMEOUT_S = 60.0
 
-Pixels = npt.NDArray[np.uint8]
-"""`(H, W)` gray or `(H, W, 3)` RGB."""
+Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+"""`(H, W)` gray or `(H, W, 3)` RGB of uint8, or `(H, W)` gray of uint16."""
 
 
 class Detector:
@@ -46,7 +47,8 @@ class Detector:
       the memory does not depend on the length of the video.
 
     Arrays are `(H, W)` gray or `(H, W, 3)` RGB of uint8. OpenCV reads BGR: use `cv2.cvtColor(image,
-    cv2.COLOR_BGR2RGB)`.
+    cv2.COLOR_BGR2RGB)`. Gray images with 16 bits, in files and in arrays of uint16, are mapped to 8 bits by
+    `pixel_range`; in mode `clip`, the files of a folder form a clip, and arrays are refused.
 
     If the network was trained with `data.neighbours`, the neighbouring frames of a video, and of an image file with a
     numbered name, are read too. An array is `(H, W, C)`, the gray frames at the C offsets, or `(H, W)`, a frame
@@ -80,6 +82,7 @@ class Detector:
         class_agnostic: Apply NMS across classes; None: as in training.
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; None: as in training.
         class_names: Names of all classes, index 0 first; None: those of the weights.
+        pixel_range: Mapping of 16-bit images to 8 bits; None: as in training.
         tta: Test-time augmentation: run each image at six scales and flips and merge the detections, by one
             suppression, or with `fusion` by weighted boxes fusion; 4.3 times the computation.
         batch_size: Images per batch, >= 1.
@@ -92,6 +95,7 @@ class Detector:
         settings: Settings of the network, with the keywords applied.
         names: Names of all classes, index 0 first.
         device: Device of the network.
+        raw_ranges: Mapping of 16-bit images to 8 bits.
 
     Raises:
         ValueError: If the weights cannot be used, or an option is invalid.
@@ -108,6 +112,7 @@ class Detector:
         class_agnostic: bool | None = None,
         one_to_one: bool | None = None,
         class_names: Sequence[str] | None = None,
+        pixel_range: PixelRange | None = None,
         tta: TTA = False,
         batch_size: int = 8,
         device: str = "auto",
@@ -125,7 +130,9 @@ class Detector:
             max_detections=max_detections,
             class_agnostic=class_agnostic,
             one_to_one=one_to_one,
+            pixel_range=pixel_range,
         )
+        self.raw_ranges = RawRanges(self.settings.pixel_range)
         assert self.settings.image_size is not None
         self.settings.image_size.check("image_size")
         check_range("score_threshold", self.settings.score_threshold, ">= 0", "<= 1")
@@ -157,10 +164,10 @@ class Detector:
         """Return the detections of a source; see the class for the types of `source` and of the result.
 
         Raises:
-            ValueError: If an array is not uint8 or has another shape, or a path is not an image or video.
-            FrameError: If an image file is damaged or not 8-bit.
+            ValueError: If dtype or shape of an array is not supported, or a path is not an image or video.
+            FrameError: If an image file is damaged or has a bit depth that is not supported.
         """
-        reader = ClipReader(self.settings.neighbours)
+        reader = ClipReader(self.settings.neighbours, self.raw_ranges)
         if isinstance(source, list | tuple):
             return list(self.detect(image for one in source for image in single_image(one, reader)))
         if isinstance(source, str | PathLike) and not is_single(source):
@@ -231,7 +238,7 @@ def single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
             raise ValueError(f"{source} must be an image: lists contain arrays and image files only.")
         yield from chain.from_iterable(map(reader.read, find_files([str(file)])))
     elif isinstance(source, np.ndarray):
-        yield from_array(source, reader.offsets)
+        yield from_array(source, reader.offsets, reader.ranges)
     else:
         raise ValueError(f"an image must be a path or an array of uint8, got {type(source).__name__}.")
 

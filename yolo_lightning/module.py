@@ -285,8 +285,8 @@ class YOLOModule(LightningModule):
         settings = self._apply_settings(batch_idx)
         assert self.trainer.max_epochs is not None
         self.detection_loss.set_epoch(self.current_epoch, self.trainer.max_epochs)
-        size = ImageSize(*batch.images.shape[-2:])
-        self._input_record = input_record(batch.images.shape[1], size, self._facts.neighbours)
+        size, facts = ImageSize(*batch.images.shape[-2:]), self._facts
+        self._input_record = input_record(batch.images.shape[1], size, facts.neighbours, facts.pixel_range)
         if self.hparams["single_class"]:
             batch = as_one_class(batch)
         losses = self._guarded_step.run(batch)

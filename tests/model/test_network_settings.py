@@ -17,6 +17,7 @@ from yolo_lightning.cli import main
 from yolo_lightning.commands.export.command import export
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.network_settings import (
     LETTERBOX,
     NORMALISATION,
@@ -219,6 +220,24 @@ def test_bound_options_are_those_that_are_recorded() -> None:
     model = {"data.image_size": 96, "model.variant": "yolov8s"}
     assert bound_options(record, is_gray=False) == model | {"data.channels": 3}
     assert bound_options(record, is_gray=True) == model
+
+
+def test_range_of_16_bit_frames_is_recorded_and_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorded = input_record(1, ImageSize(96, 96), pixel_range=PixelRange("fixed", 7000, 9040))
+    assert "pixel_range" not in input_record(1, ImageSize(96, 96))
+    bound = bound_options(recorded, is_gray=True)
+    assert {name.removeprefix("data.pixel_range."): value for name, value in bound.items() if "range" in name} == {
+        "mode": "fixed",
+        "low": 7000,
+        "high": 9040,
+    }
+    settings = read_settings(trained_on(tmp_path, **recorded))
+    caplog.clear()
+    assert settings.for_pictures(pixel_range=None).pixel_range == PixelRange("fixed", 7000, 9040)
+    assert caplog.messages == ["taken from the checkpoint: pixel_range fixed, values 7000 to 9040 for 16-bit images"]
+    assert settings.for_pictures(pixel_range=PixelRange("frame")).pixel_range.mode == "frame"
+    assert "changed since the checkpoint: pixel_range was fixed, values 7000 to 9040, now frame, percent" in caplog.text
+    assert NetworkSettings.of(settings.plain()).pixel_range == settings.pixel_range
 
 
 def test_precedence_is_one_line_and_names_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:

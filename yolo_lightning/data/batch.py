@@ -1,7 +1,7 @@
 """Types shared by data, model and evaluation: samples, batches, predictions and targets."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from yolo_lightning.data.boxes import Letterbox, clip_to_frame, corners_to_centres, input_to_frame, xywh_to_xyxy
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class TrainingFacts:
     class_counts: tuple[int, ...] | None = None
     image_size: ImageSize | None = None  # Size of the training images; None if unknown
     neighbours: tuple[int, ...] = ()  # Offsets of the frames in the channels, see `data.neighbours`; recorded
+    pixel_range: PixelRange = field(default_factory=PixelRange)  # Mapping of 16-bit frames to 8 bits
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> Self:

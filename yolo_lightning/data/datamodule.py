@@ -23,6 +23,7 @@ from yolo_lightning.data.formats.frame_checks import (
     quarantined_positions,
 )
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.index.clip_ranges import clip_ranges
 from yolo_lightning.data.index.neighbours import Neighbours, check_neighbours
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
@@ -40,6 +41,7 @@ from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, FrameLimits
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 
@@ -95,6 +97,7 @@ class DetectionDataModule(LightningDataModule):
         neighbours: Offsets of the frames of the same clip whose gray levels are the channels of an image, ascending
             and with 0 among them, such as `[-1, 0, 1]` for the previous, this and the next frame; `[]` or null: the
             frame itself. At the ends of a clip the edge frame is repeated. LTDv2 only.
+        pixel_range: Mapping of frames with 16 bits to the 8 bits of the network; see docs/datasets.md.
         storage: Storage of LTDv2's frames: `packed`, `folder` (`frames`), `zip` (`frames.zip`), `auto` for the first of
             these that exists, or `litdata` for a store that may be in a bucket.
         store: Folder of the packed store, null for `packed` under `root`; or folder or URL of the litdata store.
@@ -139,6 +142,7 @@ class DetectionDataModule(LightningDataModule):
         image_folders: tuple[str, ...] = (),
         channels: Channels | None = None,
         neighbours: tuple[int, ...] | None = (),
+        pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
         storage: StorageKind = "auto",
         store: str | None = None,
         train_fraction: float = 1.0,
@@ -176,7 +180,7 @@ class DetectionDataModule(LightningDataModule):
             storage,
             store,
             self.index_root,
-            FrameLimits(max_image_pixels, allow_outside_root),
+            FrameLimits(max_image_pixels, allow_outside_root, pixel_range.bits),
         )
         self.root = self.dataset_format.root
         if format == LTDV2 and channels == 3:
@@ -188,6 +192,18 @@ class DetectionDataModule(LightningDataModule):
                 f"{list(self.neighbours)}"
             )
         self.channels: Channels | None = channels or self.dataset_format.channels
+        self.pixel_range = pixel_range
+        if pixel_range.mode is not None:
+            if self.channels == 3:
+                raise ValueError(
+                    "data.channels must be 1 or null with data.pixel_range.mode (16-bit gray frames), got 3"
+                )
+            self.channels = 1
+        if pixel_range.mode == "clip" and not self.is_ltdv2:
+            raise ValueError(
+                "data.pixel_range.mode must be fixed or frame unless data.format is ltdv2, because clips are unknown, "
+                f"got clip with data.format {format}"
+            )
         self.batch_size = batch_size
         self.seed = seed
         self.loader = loader
@@ -248,7 +264,9 @@ class DetectionDataModule(LightningDataModule):
             self.channels = needed_channels(index, opened)
             opened = self.dataset_format.open_storage(split, self.channels, storage)
         neighbours = Neighbours.find(index, opened, self.neighbours) if self.neighbours else None
-        return LabelledFrames(index, opened, self.channels, neighbours)
+        by_clip = self.pixel_range.mode == "clip"
+        ranges = clip_ranges(index, opened, self.pixel_range, self.index_root) if by_clip else None
+        return LabelledFrames(index, opened, self.channels, neighbours, self.pixel_range, ranges)
 
     @property
     def input_channels(self) -> int:
@@ -293,7 +311,7 @@ class DetectionDataModule(LightningDataModule):
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
         counts_of = tuple(counts.tolist())
-        return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, self.neighbours)
+        return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, self.neighbours, self.pixel_range)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""

@@ -1,7 +1,9 @@
 """Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation."""
 
+import math
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import NamedTuple, Self
 
 import cv2
@@ -11,15 +13,17 @@ from torch.utils.data import Dataset
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.data.index.clip_ranges import Ranges
 from yolo_lightning.data.index.neighbours import Neighbours
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.storage.frames import Channels, FrameError, ImageFiles, Storage
+from yolo_lightning.data.storage.frames import Channels, Frame, FrameError, ImageFiles, Storage
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox
 from yolo_lightning.data.transforms.mosaic import mosaic, random_affine, random_flip
 from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
+from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange, Span, random_range_drift
 
 MIB = 2**20
 SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
@@ -43,16 +47,25 @@ class SampleKey(NamedTuple):
 class LabelledFrames:
     """Frames of a split with their boxes; frames whose index is in `quarantined` are treated as unreadable.
 
-    With `neighbours`, the channels of an image are the gray frame and its neighbours in the clip.
+    With `neighbours`, the channels of an image are the gray frame and its neighbours in the clip. Frames with 16 bits
+    are mapped to 8 bits by `pixel_range`, with `clip_ranges` if its mode is `clip`.
     """
 
     def __init__(
-        self, index: SplitIndex, storage: Storage, channels: Channels = 1, neighbours: Neighbours | None = None
+        self,
+        index: SplitIndex,
+        storage: Storage,
+        channels: Channels = 1,
+        neighbours: Neighbours | None = None,
+        pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
+        clip_ranges: Ranges | None = None,
     ) -> None:
         self.index = index
         self.storage = storage
         self.channels = channels
         self.neighbours = neighbours
+        self.pixel_range = pixel_range
+        self.clip_ranges = clip_ranges
         self.quarantined: frozenset[int] = frozenset()
         self.cache = ImageCache(max_bytes=0, max_frames=0, keep_partners=False)
 
@@ -83,22 +96,23 @@ class LabelledFrames:
         return f"image cache of {held:,} frames per process{more}"
 
     def _frame_bytes(self) -> int:
-        """Return the mean size of a decoded frame."""
-        return max(1, self.index.pixels() * self.channels // len(self))
+        """Return the mean size of a decoded frame, before the mapping of a 16-bit frame."""
+        return max(1, self.index.pixels() * self.channels * self.pixel_range.bits // 8 // len(self))
 
     def read(
-        self, index: int, is_partner: bool = False, problems: list[str] | None = None
+        self, index: int, is_partner: bool = False, drift: Drift | None = None, problems: list[str] | None = None
     ) -> tuple[Labelled, str | None]:
         """Return frame `index` and None, or an empty gray frame without boxes and the reason.
 
-        A neighbour that cannot be used is replaced by the frame, and the reason is appended to `problems`.
+        `drift` is applied to frames with 16 bits before they are mapped to 8 bits. A neighbour that cannot be used is
+        replaced by the frame, and the reason is appended to `problems`.
         """
         height, width = self.index.shape(index)
         image_id = self.index.image_id(index)  # read by the supervisor from the stack of a worker that hangs here
         try:
-            image = self._decoded(index, index, is_partner)
+            image = self._frame(index, index, is_partner, drift)
             if self.neighbours is not None:
-                image = self._with_neighbours(index, image, is_partner, [] if problems is None else problems)
+                image = self._with_neighbours(index, image, is_partner, drift, [] if problems is None else problems)
         except FrameError as error:
             channels = self.channels if self.neighbours is None else len(self.neighbours.offsets)
             shape = (height, width) if channels == 1 else (height, width, channels)
@@ -109,31 +123,49 @@ class LabelledFrames:
             raise
         return Labelled(image, self.index.boxes(index), self.index.labels(index)), None
 
-    def _decoded(self, place: int, index: int, is_partner: bool) -> Image:
-        """Return the frame at a place of `Neighbours`, which must have the size of frame `index`."""
+    def _frame(self, place: int, index: int, is_partner: bool, drift: Drift | None) -> Image:
+        """Return the gray levels of the frame at a place of `Neighbours`, which must have the size of frame `index`."""
         name = self.index.file_name(place) if self.neighbours is None else self.neighbours.file_name(place)
         if place in self.quarantined:
             raise FrameError(f"{name}: image {self.index.image_id(place)} is in data.quarantine")
-        image = self.cache.get(place)
-        if image is None:
-            image = self.storage.read(name)
+        frame = self.cache.get(place)
+        if frame is None:
+            frame = self.storage.read(name)
         if self.cache.keep_partners or not is_partner:
-            self.cache.add(place, image)
+            self.cache.add(place, frame)
         height, width = self.index.shape(index)
-        if image.shape[:2] != (height, width):
+        if frame.shape[:2] != (height, width):
             raise FrameError(
-                f"{name}: the file has {image.shape[1]} x {image.shape[0]} pixels, "
+                f"{name}: the file has {frame.shape[1]} x {frame.shape[0]} pixels, "
                 f"the annotation of image {self.index.image_id(index)} has {width} x {height}"
             )
-        return image
+        return self._levels(frame, name, index, drift)
 
-    def _with_neighbours(self, index: int, image: Image, is_partner: bool, problems: list[str]) -> Image:
+    def _levels(self, frame: Frame, name: str, index: int, drift: Drift | None) -> Image:
+        """Return an 8-bit frame unchanged, and a 16-bit frame after `drift` mapped to gray levels.
+
+        The frame is in the clip of frame `index`.
+        """
+        if self.pixel_range.mode is None:
+            return np.asarray(frame, dtype=np.uint8)
+        raw = np.asarray(frame, dtype=np.uint16)
+        if self.clip_ranges is None:
+            span = self.pixel_range.of_frame(raw)
+        else:
+            span = Span(*self.clip_ranges[self.index.clip(index)].tolist())
+            if math.isnan(span.low):
+                raise FrameError(f"{name}: no sampled frame of the clip can be read")
+        return (span if drift is None else span.drifted(drift)).levels(raw)
+
+    def _with_neighbours(
+        self, index: int, image: Image, is_partner: bool, drift: Drift | None, problems: list[str]
+    ) -> Image:
         """Return the `(H, W, C)` image of the neighbours of frame `index`, whose own pixels are `image` `(H, W)`."""
         assert self.neighbours is not None
         channels = []
         for place in self.neighbours.places(index):
             try:
-                channels.append(image if place == index else self._decoded(place, index, is_partner))
+                channels.append(image if place == index else self._frame(place, index, is_partner, drift))
             except FrameError as error:
                 problems.append(str(error))
                 channels.append(image)
@@ -157,6 +189,9 @@ class TrainingDataset(Dataset[Sample]):
         self.frames = frames
         self.image_size = ImageSize.of("image_size", image_size)
         self.augmentation = augmentation
+        self.has_raw_frames = frames.pixel_range.mode is not None
+        # Gain and offset change the range of 16-bit frames before the mapping, see `random_range_drift`.
+        self.photometry = replace(augmentation, gain=0, offset=0) if self.has_raw_frames else augmentation
         self.mosaic_epochs = mosaic_epochs
         self.seed = seed
 
@@ -174,7 +209,12 @@ class TrainingDataset(Dataset[Sample]):
         if lender is not None:
             indices.append(lender)
         bad_neighbours: list[str] = []
-        frames = (self.frames.read(part, place > 0, bad_neighbours) for place, part in enumerate(indices))
+        drift = random_range_drift(self.augmentation, generator) if self.has_raw_frames else None
+        # The sensor of a mosaic drifts once; the lender keeps its own histogram.
+        drifts = [drift] * (len(indices) - (lender is not None)) + [None]
+        frames = (
+            self.frames.read(part, place > 0, drifts[place], bad_neighbours) for place, part in enumerate(indices)
+        )
         read, problems = zip(*frames, strict=True)
         parts: list[Labelled] = list(read)
         lent = parts.pop().image if lender is not None else None
@@ -187,7 +227,7 @@ class TrainingDataset(Dataset[Sample]):
         labelled = random_flip(labelled, self.augmentation, generator)
         return Sample(
             image=random_photometry(
-                labelled.image, self.augmentation, generator, reference, is_gray=self.frames.channels == 1
+                labelled.image, self.photometry, generator, reference, is_gray=self.frames.channels == 1
             ),
             boxes=labelled.boxes,
             labels=labelled.labels,

@@ -11,7 +11,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.data.index.neighbours import clamped, numbered
-from yolo_lightning.data.input_images import InputImage, is_video, read_pictures
+from yolo_lightning.data.input_images import InputImage, RawRanges, is_video, read_pictures
 from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.transforms.augmentation_settings import Image
 
@@ -20,18 +20,19 @@ class ClipReader:
     """Reader of image files and videos; with `offsets` (`data.neighbours`), also of the neighbouring frames.
 
     A video is one clip. The clip of an image file consists of the files in its folder whose names differ in the last
-    number only, in the order of this number, whether they are inputs or not.
+    number only, in the order of this number, whether they are inputs or not. `ranges` map images with 16 bits.
     """
 
-    def __init__(self, offsets: tuple[int, ...] = ()) -> None:
+    def __init__(self, offsets: tuple[int, ...] = (), ranges: RawRanges | None = None) -> None:
         self.offsets = offsets
+        self.ranges = ranges
         self._folder: Path | None = None  # of the last image file
         self._clips: dict[str, list[tuple[int, str]]] = {}  # number and name of its files, by name without the number
         self._decoded: dict[Path, Image] = {}  # last gray images, oldest first
 
     def read(self, path: Path) -> Iterator[InputImage]:
         """Yield the image of an image file, or the frames of a video."""
-        images = read_pictures(path)
+        images = read_pictures(path, self.ranges)
         if not self.offsets:
             yield from images
         elif is_video(path):
@@ -68,7 +69,7 @@ class ClipReader:
         """Return a neighbouring frame, or `own` and log a warning if it cannot be used."""
         if path not in self._decoded:
             try:
-                self._decoded[path] = gray(next(read_pictures(path)).pixels)
+                self._decoded[path] = gray(next(read_pictures(path, self.ranges)).pixels)
             except (FrameError, OSError, ValueError) as error:
                 rank_zero_warn(f"a neighbouring frame cannot be used, the frame itself replaces it: {error}")
                 return own

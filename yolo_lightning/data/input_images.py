@@ -1,17 +1,23 @@
 """Input images of `Detector` and `predict`: arrays, files, folders, glob patterns and videos."""
 
+import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, FrameError, decode_frame
+from yolo_lightning.data.formats.ltdv2 import positions_in_clip
+from yolo_lightning.data.index.clip_ranges import evenly_spread, range_of
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, ImageFiles, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.transforms.pixel_range import PixelRange, Span
 from yolo_lightning.utils.regular_files import read_regular, regular_files
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
@@ -36,15 +42,55 @@ class InputImage:
         return bool((first == self.pixels[..., 1]).all() and (first == self.pixels[..., 2]).all())
 
 
-def from_array(pixels: npt.NDArray[np.uint8], offsets: tuple[int, ...] = ()) -> InputImage:
+class RawRanges:
+    """Mapping of 16-bit images to gray levels by a pixel range, whose mode may be None to refuse them.
+
+    In mode `clip`, the image files of a folder form a clip, as in LTDv2, even if only one of them is an input. The
+    range of a folder is computed once per instance.
+    """
+
+    def __init__(self, pixel_range: PixelRange = PixelRange()) -> None:  # noqa: B008 - frozen
+        self.pixel_range = pixel_range
+        self._folders: dict[Path, Span] = {}
+
+    def levels(self, frame: npt.NDArray[np.uint16], path: Path | None) -> npt.NDArray[np.uint8]:
+        """Return the gray levels of an `(H, W)` uint16 image; `path` is None for an array."""
+        if self.pixel_range.mode != "clip":
+            return self.pixel_range.of_frame(frame).levels(frame)
+        if path is None:
+            raise ValueError(
+                "pixel_range.mode must be fixed or frame for 16-bit arrays, which belong to no clip, got clip."
+            )
+        folder = absolute(path).parent
+        if folder not in self._folders:
+            files = [file for file in os.listdir(folder) if Path(file).suffix.lower() in IMAGE_SUFFIXES]
+            ranks = positions_in_clip(files := sorted(files), np.zeros(len(files), dtype=np.int32))
+            ordered = [files[place] for place in np.argsort(ranks).tolist()]
+            storage = ImageFiles(folder, limits=FrameLimits(bits=16))
+            self._folders[folder] = range_of(evenly_spread(ordered), storage, self.pixel_range)
+        span = self._folders[folder]
+        if math.isnan(span.low):
+            raise FrameError(f"{path}: none of the sampled images of its folder has 16 bits")
+        return span.levels(frame)
+
+
+def from_array(pixels: npt.NDArray[Any], offsets: tuple[int, ...] = (), ranges: RawRanges | None = None) -> InputImage:
     """Return the image of an array: `(H, W)` uint8, gray, or `(H, W, 3)` uint8, RGB (OpenCV reads BGR).
 
-    With `offsets` (`data.neighbours`), three dimensions are `(H, W, C)`: the gray frames at the offsets.
+    With `offsets` (`data.neighbours`), three dimensions are `(H, W, C)`: the gray frames at the offsets. With `ranges`,
+    gray frames may be uint16 and are mapped to 8 bits, each by its own values.
 
     Raises:
         ValueError: If shape or dtype differ.
     """
     channels = len(offsets) or 3
+    if pixels.dtype == np.uint16 and pixels.ndim == (3 if offsets and pixels.ndim == 3 else 2) and pixels.size:
+        if ranges is None or ranges.pixel_range.mode is None:
+            raise ValueError(
+                "pixel_range must be set for arrays of uint16, because the weights do not record a range, got None."
+            )
+        planes = [ranges.levels(plane, None) for plane in np.atleast_3d(pixels).transpose(2, 0, 1)]
+        pixels = np.dstack(planes) if pixels.ndim == 3 else planes[0]
     is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == channels)
     if pixels.dtype != np.uint8 or not is_image or not pixels.size:
         kind = f"frames {list(offsets)}" if offsets else "RGB"
@@ -100,10 +146,14 @@ def is_known(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def read_pictures(path: Path) -> Iterator[InputImage]:
-    """Yield the image of an image file, or the frames of a video."""
+def read_pictures(path: Path, ranges: RawRanges | None = None) -> Iterator[InputImage]:
+    """Yield the image of an image file, or the frames of a video.
+
+    With `ranges`, gray images with 16 bits are mapped to 8 bits.
+    """
     if not is_video(path):
-        yield InputImage(path, None, decode_frame(read_regular(path, FrameLimits().max_bytes), str(path), channels=3))
+        content = read_regular(path, FrameLimits().max_bytes)
+        yield InputImage(path, None, decode_picture(content, path, ranges))
         return
     video = cv2.VideoCapture(str(path))
     try:
@@ -118,6 +168,15 @@ def read_pictures(path: Path) -> Iterator[InputImage]:
             raise ValueError(f"{path} contains no frames")
     finally:
         video.release()
+
+
+def decode_picture(content: bytes, path: Path, ranges: RawRanges | None) -> npt.NDArray[np.uint8]:
+    """Return `(H, W, 3)` uint8, RGB; a gray image with 16 bits is mapped by `ranges` if they have a mode."""
+    if ranges is not None and ranges.pixel_range.mode is not None:
+        with suppress(BitDepthError):  # an image with 8 bits needs no mapping
+            raw = np.asarray(decode_frame(content, str(path), limits=FrameLimits(bits=16)), dtype=np.uint16)
+            return np.repeat(ranges.levels(raw, path)[..., None], 3, axis=2)
+    return np.asarray(decode_frame(content, str(path), channels=3), dtype=np.uint8)
 
 
 def refuse_raw_video(video: cv2.VideoCapture, path: Path) -> None:

@@ -4,7 +4,7 @@ A network detects less on images of another size or with another preprocessing t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from yolo_lightning.checkpoints.resume import report_differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.data.index.neighbours import check_neighbours
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.graph import ultralytics_description
 
 LETTERBOX, RECTANGULAR_LETTERBOX = (f"centred in a {shape}, padded with 114" for shape in ("square", "rectangle"))
@@ -26,6 +27,7 @@ SCORING_THRESHOLD = 0.001
 """Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
 SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
 OF_DATA = ("image_size", "channels", "neighbours")
+PIXEL_RANGE = "pixel_range"
 OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic", "one_to_one")
 OF_GRAPH = ("variant", "class_width")
 """Hyperparameters in a checkpoint that must be equal for the weights to fit."""
@@ -48,6 +50,7 @@ class NetworkSettings:
     normalisation: str = NORMALISATION  # how pixels are converted to the input
     # Offsets of the gray frames of a clip that are the channels of the input; empty if a frame is the input
     neighbours: tuple[int, ...] = ()
+    pixel_range: PixelRange = field(default_factory=PixelRange)  # how 16-bit frames are mapped to 8 bits
 
     def __post_init__(self) -> None:
         letterboxes, normalisations = (LETTERBOX, RECTANGULAR_LETTERBOX), (NORMALISATION,)
@@ -63,7 +66,8 @@ class NetworkSettings:
         if "image_size" in known:
             known["image_size"] = ImageSize.of("image_size of the weights", known["image_size"])
         names = tuple(map(str, known.get("class_names", ())))
-        return cls(**known | {"class_names": names, "neighbours": check_neighbours(known.get("neighbours"))})
+        known |= {"class_names": names, "neighbours": check_neighbours(known.get("neighbours"))}
+        return cls(**known | {PIXEL_RANGE: PixelRange.of(recorded.get(PIXEL_RANGE))})
 
     @property
     def input_channels(self) -> int:
@@ -89,6 +93,8 @@ class NetworkSettings:
             wanted.setdefault("score_threshold", SHOWN_THRESHOLD)
             recorded.pop("score_threshold", None)
         report_changes(recorded, wanted)
+        if self.pixel_range.mode is not None and PIXEL_RANGE not in wanted:
+            rank_zero_info(f"taken from the checkpoint: pixel_range {self.pixel_range} for 16-bit images")
         if self.image_size is None and "image_size" not in wanted:
             rank_zero_info(f"the weights do not record their image size: {USUAL_IMAGE_SIZE} is used")
             wanted["image_size"] = USUAL_IMAGE_SIZE
@@ -101,15 +107,22 @@ def report_changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source:
     report_differences({name: recorded[name] for name in both}, used, source)
 
 
-def input_record(channels: int, image_size: ImageSize, neighbours: tuple[int, ...] = ()) -> dict[str, Any]:
+def input_record(
+    channels: int,
+    image_size: ImageSize,
+    neighbours: tuple[int, ...] = (),
+    pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
+) -> dict[str, Any]:
     """Return the record of a checkpoint under `INPUT`: preprocessing of the training images.
 
-    `channels` are those of the images; neighbouring frames are gray.
+    `channels` are those of the images; neighbouring frames are gray. The range of the pixels is recorded only if the
+    frames have 16 bits.
     """
     letterbox = LETTERBOX if image_size.height == image_size.width else RECTANGULAR_LETTERBOX
     own = 1 if neighbours else channels
     settings = NetworkSettings(image_size=image_size, channels=own, letterbox=letterbox, neighbours=neighbours).plain()
-    return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")}
+    ranges = {} if pixel_range.mode is None else {PIXEL_RANGE: asdict(pixel_range)}
+    return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")} | ranges
 
 
 def read_settings(file: Path, *, allow_pickle: bool = False) -> NetworkSettings:
@@ -150,7 +163,9 @@ def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]
     names = {f"data.{name}": name for name in OF_DATA} | {f"model.{name}": name for name in (*OF_GRAPH, *OF_MODEL)}
     if is_gray:
         del names["data.channels"]
-    return {option: record[name] for option, name in names.items() if record.get(name) is not None}
+    recorded = asdict(PixelRange.of(record.get(PIXEL_RANGE)))
+    ranges = {f"data.{PIXEL_RANGE}.{name}": value for name, value in recorded.items() if value is not None}
+    return {option: record[name] for option, name in names.items() if record.get(name) is not None} | ranges
 
 
 def report_precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used: Mapping[str, Any]) -> None:

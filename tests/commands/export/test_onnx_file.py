@@ -13,6 +13,7 @@ from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.commands.export.command import export
 from yolo_lightning.commands.export.export_network import InferenceNetwork, plain_network, sample_images
 from yolo_lightning.commands.export.onnx_file import Suppression, compare, suppress, suppression_model
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.model.network_settings import input_record, read_settings
 
 pytestmark = pytest.mark.whole_run
@@ -109,7 +110,10 @@ def test_file_that_disagrees_is_refused(decoding_file: Path, trained: Path) -> N
 def test_network_of_neighbouring_frames_has_a_channel_per_frame(tmp_path: Path) -> None:
     offsets = (-2, -1, 0, 1, 2)
     file = lively_checkpoint(tmp_path, "input_channels", class_names=("a", "b"), input_channels=5, conv_backend="gemm")
-    write_checkpoint(torch.load(file, weights_only=True) | {"input": input_record(5, IMAGE_SIZE, offsets)}, file)
+    write_checkpoint(
+        torch.load(file, weights_only=True) | {"input": input_record(5, ImageSize(IMAGE_SIZE, IMAGE_SIZE), offsets)},
+        file,
+    )
     with pytest.raises(ValueError, match=r"channels must be null for a network of 5 frames, got 1"):
         export(checkpoint=str(file), format="onnx", channels=1)
     export(checkpoint=str(file), format="onnx", output=str(tmp_path / "best.onnx"))

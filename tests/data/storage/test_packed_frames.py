@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.helpers.archives import assert_same_in_threads_and_processes, drawn_frames, pixels
 from yolo_lightning.data.index.index_folder import NameTable, encode
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError
-from yolo_lightning.data.storage.packed_frames import FORMAT, MANIFEST, PackedFrames
+from yolo_lightning.data.storage.packed_frames import FORMAT_OF_BITS, MANIFEST, PackedFrames
 from yolo_lightning.data.storage.packing import describe, write_index, write_shard
 
 FRAMES = drawn_frames(6)
@@ -174,8 +174,8 @@ def test_damaged_manifest_is_refused(store: Path, content: str) -> None:
 
 def test_other_format_is_refused(store: Path) -> None:
     manifest = json.loads((store / MANIFEST).read_text())
-    (store / MANIFEST).write_text(json.dumps({**manifest, "format": FORMAT + 1}))
-    with pytest.raises(ValueError, match=rf"must have format {FORMAT}, got {FORMAT + 1}"):
+    (store / MANIFEST).write_text(json.dumps({**manifest, "format": FORMAT_OF_BITS[16]}))
+    with pytest.raises(ValueError, match=r"must have format 1, got 2"):
         PackedFrames(store)
 
 

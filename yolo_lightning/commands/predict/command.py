@@ -13,6 +13,7 @@ from yolo_lightning.data.formats.frame_checks import refuse_other_depth
 from yolo_lightning.data.input_clips import ClipReader
 from yolo_lightning.data.input_images import InputImage, absolute, find_files, image_count
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
+from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.detector import Detector
 from yolo_lightning.model.layers import Convolution
 from yolo_lightning.model.tta import TTA
@@ -35,6 +36,7 @@ def predict(
     max_detections: int | None = None,
     class_agnostic: bool | None = None,
     one_to_one: bool | None = None,
+    pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
     tta: TTA = False,
     batch_size: int = 8,
     device: str = "auto",
@@ -61,6 +63,7 @@ def predict(
         max_detections: Maximum detections per image; null: as in training.
         class_agnostic: Apply NMS across classes; null: as in training.
         one_to_one: Use the one-to-one branch of the head (yolov10, yolo26), which needs no NMS; null: as in training.
+        pixel_range: Mapping of 16-bit images to 8 bits; mode null: as in training.
         tta: Test-time augmentation: run each image at six scales and flips and merge the detections, by one
             suppression, or with `fusion` by weighted boxes fusion; 4.3 times the computation.
         batch_size: Images per batch.
@@ -82,6 +85,7 @@ def predict(
         max_detections=max_detections,
         class_agnostic=class_agnostic,
         one_to_one=one_to_one,
+        pixel_range=None if pixel_range.mode is None else pixel_range,
         tta=tta,
         batch_size=batch_size,
         device=device,
@@ -92,7 +96,8 @@ def predict(
     pictures = detections = 0
     base = Path(commonpath([absolute(file).parent for file in files]))
     with counter("predicted", sum(map(image_count, files))) as advance:
-        found = pictures_of(files, ClipReader(detector.settings.neighbours), bad, advance)
+        reader = ClipReader(detector.settings.neighbours, detector.raw_ranges)
+        found = pictures_of(files, reader, bad, advance)
         first = next(found, None)
         if first is None:
             depths = [error for error in bad.values() if isinstance(error, BitDepthError)]
@@ -117,7 +122,10 @@ def predict(
 def pictures_of(
     files: Sequence[Path], reader: ClipReader, bad: dict[str, Exception], advance: Callable[[int], None]
 ) -> Iterator[InputImage]:
-    """Yield the images of all files; record the error of an unreadable file in `bad` and advance the progress by it."""
+    """Yield the images of all files, mapped by `ranges` if they have 16 bits.
+
+    The error of an unreadable file is recorded in `bad`, and the progress advances by one.
+    """
     for path in files:
         try:
             yield from reader.read(path)

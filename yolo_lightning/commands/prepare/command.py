@@ -11,12 +11,13 @@ import rich
 from yolo_lightning.commands.console import counter, gigabytes, name_some
 from yolo_lightning.commands.prepare.summary import monthly_counts, save_picture, tables
 from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, choose_format
-from yolo_lightning.data.formats.frame_checks import check_depth
+from yolo_lightning.data.formats.frame_checks import check_depth, describe_values
 from yolo_lightning.data.index.neighbours import UnlistedFrames
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root, open_index
 from yolo_lightning.data.index.splits import Shares, Split
 from yolo_lightning.data.storage.choose_storage import STORE, open_original
 from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packing import (
     ShardFrames,
     complete_shards,
@@ -47,6 +48,7 @@ def prepare(
     index_root: str | None = None,
     workers: int | None = None,
     shard_frames: int = 4096,
+    bits: Literal[8, 16] = 8,
     whole_clips: bool = False,
     verify: bool = False,
     summary: bool = False,
@@ -69,6 +71,8 @@ def prepare(
         index_root: Folder of the packed annotation index; null is `yolo_lightning` in the user's cache folder.
         workers: Number of decoding processes; null is the number of cores.
         shard_frames: Frames per shard file; a kill discards at most one unfinished shard per worker.
+        bits: Bits per pixel of the frames, 16 for gray PNG and TIFF files of uint16; percentiles of the pixel values of
+            some frames are printed. Training with `data.pixel_range.mode` requires a store of 16-bit frames.
         whole_clips: Also pack the frames of these clips that no annotation file names, for `data.neighbours`.
         verify: Verify the checksums of existing shards, and pack damaged shards again.
         summary: Only print the frames and boxes per month and class of each split, and save them as pictures.
@@ -102,17 +106,19 @@ def prepare(
             "and YOLO datasets cannot be packed; they are read without preparation)"
         )
     indexes = {name: open_index(folder / name, index_folder) for name in annotations}
-    original = open_original(folder, storage, index_folder)
+    original = open_original(folder, storage, index_folder, FrameLimits(bits=bits))
     frame_bytes: dict[str, int] = {}
     for index in indexes.values():
         for position, name in enumerate(index.file_names()):
             height, width = index.shape(position)
-            frame_bytes[name] = height * width
+            frame_bytes[name] = height * width * bits // 8
         if whole_clips:
             for name in UnlistedFrames.find(index, original).file_names():
-                frame_bytes.setdefault(name, index.pixels() // len(index))
+                frame_bytes.setdefault(name, index.pixels() * bits // 8 // len(index))
     frame_bytes = dict(sorted(frame_bytes.items()))
     check_depth(list(frame_bytes), original)
+    if bits == 16:
+        print(describe_values(list(frame_bytes), original), flush=True)
     if bucket:
         write_bucket(bucket, original, list(frame_bytes), workers)
         return

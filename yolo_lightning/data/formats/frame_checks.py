@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
-from yolo_lightning.data.storage.frames import EIGHT_BITS, BitDepthError, Channels, FrameError, Storage
+from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, FrameError, Storage
+from yolo_lightning.data.transforms.pixel_range import PixelRange, value_counts
 from yolo_lightning.utils.plain_text import one_line
 
 SAMPLED_FRAMES = 32  # Number of frames, evenly spread over a split, that are decoded before training starts
@@ -85,20 +85,35 @@ def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> N
 
 
 def check_depth(names: Sequence[str], storage: Storage) -> None:
-    """Decode a sample of the frames to check that they have 8 bits; damaged frames are skipped."""
+    """Decode a sample of the frames to check their bit depth; damaged frames are skipped."""
     results = list(decode_sample(names, storage))
     depths = [result for result in results if isinstance(result, BitDepthError)]
     refuse_other_depth(depths, sum(isinstance(result, np.ndarray) for result in results))
 
 
+def describe_values(names: Sequence[str], storage: Storage) -> str:
+    """Return percentiles of the pixel values of a sample of the frames, which have 16 bits, in one line."""
+    frames = [frame for frame in decode_sample(names, storage) if isinstance(frame, np.ndarray)]
+    if not frames:
+        return "pixel values: no sampled frame can be read"
+    counts = sum((value_counts(np.asarray(frame, dtype=np.uint16)) for frame in frames), start=np.zeros((), np.int64))
+    shown = [(0, 100), (0.5, 99.5), (5, 95)]
+    spans = [PixelRange("frame", low, high).percentiles(counts) for low, high in shown]
+    texts = [
+        f"{low:g} to {high:g} %: {span.low:.0f} to {span.high:.0f}"
+        for (low, high), span in zip(shown, spans, strict=True)
+    ]
+    return f"pixel values of {len(frames)} sampled frames: {', '.join(texts)}"
+
+
 def refuse_other_depth(found: Sequence[BitDepthError], usable: int, what: str = "sampled frames") -> None:
-    """Refuse images most of which do not have 8 bits, given their errors and the number of 8-bit images."""
+    """Refuse images most of which have another bit depth, given their errors and the number of usable images."""
     if len(found) <= usable:
         return
     lowest, highest = min(one.lowest for one in found), max(one.highest for one in found)
     raise ValueError(
-        f"{len(found)} of {len(found) + usable} {what} are not 8-bit images: {found[0].name} is "
-        f"{found[0].dtype}, all have values {lowest:.7g} to {highest:.7g}; {EIGHT_BITS}"
+        f"{len(found)} of {len(found) + usable} {what} are not {found[0].bits}-bit images: {found[0].name} is "
+        f"{found[0].dtype}, all have values {lowest:.7g} to {highest:.7g}; {found[0].remedy}"
     )
 
 
@@ -110,7 +125,7 @@ def needed_channels(index: SplitIndex, storage: Storage) -> Channels:
     return 1
 
 
-def decode_sample(names: Sequence[str], storage: Storage) -> Iterator[npt.NDArray[np.uint8] | FrameError]:
+def decode_sample(names: Sequence[str], storage: Storage) -> Iterator[Frame | FrameError]:
     """Yield the pixels or the error of each sampled frame."""
     for position in sampled(len(names)):
         try:

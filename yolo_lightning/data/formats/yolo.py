@@ -132,6 +132,7 @@ class YoloSplit:
             "class_names": list(self.description.class_names),
             "keypoint_columns": self.description.keypoint_columns,
             "files": content.hexdigest(),
+            **({"bits": 16} if self.limits.bits == 16 else {}),
         }
 
     def read(self) -> Annotations:

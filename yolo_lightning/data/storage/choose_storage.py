@@ -47,7 +47,10 @@ def open_frames(
     if storage != "packed":
         return open_original(root, storage, index_root, limits)
     packed = PackedFrames(store)
-    compare_with_original(packed, root, index_root)
+    if packed.bits != limits.bits:
+        remedy = "set data.pixel_range.mode" if packed.bits == 16 else "delete it and run prepare --bits 16"
+        raise ValueError(f"{packed} must have frames of {limits.bits} bits as in data.pixel_range.mode: {remedy}")
+    compare_with_original(packed, root, index_root, limits.bits)
     return packed
 
 
@@ -81,14 +84,14 @@ def find_storage(root: Path, store: Path) -> StorageKind:
     )
 
 
-def compare_with_original(packed: PackedFrames, root: Path, index_root: Path) -> None:
+def compare_with_original(packed: PackedFrames, root: Path, index_root: Path, bits: Literal[8, 16]) -> None:
     """Refuse a store that was packed from other frames with the same names.
 
     A few frames are compared with the folder or archive, as far as they still exist: the originals may have been
     deleted to save space.
     """
     try:
-        original = open_original(root, "auto", index_root)
+        original = open_original(root, "auto", index_root, FrameLimits(bits=bits))
     except ValueError:
         return
     for name in packed.sample(COMPARED_FRAMES):
@@ -96,8 +99,8 @@ def compare_with_original(packed: PackedFrames, root: Path, index_root: Path) ->
             same = np.array_equal(packed.read(name), original.read(name))
         except BitDepthError as error:
             raise ValueError(
-                f"{packed} was packed from images that are not 8-bit images: {error}; then delete the store and run "
-                "prepare"
+                f"{packed} was packed from images that are not {bits}-bit images: {error}; then delete the store "
+                "and run prepare"
             ) from error
         except FrameError:
             continue

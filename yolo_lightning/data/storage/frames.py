@@ -26,7 +26,10 @@ TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # First bytes of TIFF an
 SCAN_MARKER = 0xDA  # Second byte of the JPEG marker of the segment before the pixels (ISO/IEC 10918-1, table B.1)
 
 
-EIGHT_BITS = "only 8-bit images are supported: convert all images with one range, see docs/datasets.md"
+Frame = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+"""Pixels of a frame: uint8, or uint16 if `FrameLimits.bits` is 16."""
+
+CONVERT = "convert all images with one range, see docs/datasets.md"
 
 
 class FrameError(Exception):
@@ -34,29 +37,43 @@ class FrameError(Exception):
 
 
 class BitDepthError(FrameError):
-    """A frame whose pixels are not 8-bit unsigned integers, with its NumPy dtype, lowest and highest value.
+    """A frame whose pixels are not unsigned integers of `bits` bits, with its NumPy dtype, lowest and highest value.
 
-    A decoder would only keep the upper 8 bits, which turns raw thermal values of 7,000 to 9,040 into the gray levels 27
-    to 35.
+    A decoder of 8-bit images would only keep the upper 8 bits, which turns raw thermal values of 7,000 to 9,040 into
+    the gray levels 27 to 35.
     """
 
-    def __init__(self, name: str, dtype: str, lowest: float, highest: float) -> None:
-        super().__init__(name, dtype, lowest, highest)
-        self.name, self.dtype, self.lowest, self.highest = name, dtype, lowest, highest
+    def __init__(self, name: str, dtype: str, lowest: float, highest: float, bits: int = 8) -> None:
+        super().__init__(name, dtype, lowest, highest, bits)
+        self.name, self.dtype, self.lowest, self.highest, self.bits = name, dtype, lowest, highest, bits
 
     @classmethod
-    def of(cls, name: str, pixels: npt.NDArray[Any]) -> Self:
-        return cls(name, pixels.dtype.name, np.nanmin(pixels).item(), np.nanmax(pixels).item())
+    def of(cls, name: str, pixels: npt.NDArray[Any], bits: int = 8) -> Self:
+        return cls(name, pixels.dtype.name, np.nanmin(pixels).item(), np.nanmax(pixels).item(), bits)
+
+    @property
+    def remedy(self) -> str:
+        if self.dtype == "uint8":
+            return "set data.pixel_range.mode null (prepare: --bits 8) to read 8-bit images"
+        if self.dtype == "uint16" and self.bits == 8:
+            return (
+                "set data.pixel_range.mode (predict: --pixel_range.mode, prepare: --bits 16) to read 16-bit gray images"
+            )
+        return f"only 8-bit images and 16-bit gray images are supported: {CONVERT}"
 
     def __str__(self) -> str:
-        return f"{self.name}: the pixels are {self.dtype}, values {self.lowest:.7g} to {self.highest:.7g}; {EIGHT_BITS}"
+        return (
+            f"{self.name}: the pixels are {self.dtype}, values {self.lowest:.7g} to {self.highest:.7g}; {self.remedy}"
+        )
 
 
 class Storage(Protocol):
     """Reader of frames by their name in the annotation file."""
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return a frame, `(H, W)` uint8 if the storage returns gray frames, else `(H, W, 3)` RGB.
+    def read(self, name: str) -> Frame:
+        """Return a frame, `(H, W)` if the storage returns gray frames, else `(H, W, 3)` RGB.
+
+        The pixels are uint8, or uint16 if the storage returns gray frames with 16 bits.
 
         Raises:
             FrameError: If the frame is missing or damaged.
@@ -83,7 +100,7 @@ class ImageFiles:
     def __str__(self) -> str:
         return str(self.base)
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
+    def read(self, name: str) -> Frame:
         return decode_frame(self.content(name), name, self.channels, self.limits)
 
     def content(self, name: str) -> bytes:
@@ -142,14 +159,16 @@ def decode_frame(
     name: str,
     channels: Channels = 1,
     limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
-) -> npt.NDArray[np.uint8]:
+) -> Frame:
     """Decode an image file to `(H, W)` uint8 or, with three channels, `(H, W, 3)` RGB; its EXIF orientation is applied.
+
+    If `limits.bits` is 16, the result is `(H, W)` uint16, with the pixel values of the file.
 
     The size in the header is checked first. The end marker is checked, too, because OpenCV fills missing rows of a
     truncated JPEG with gray and reports success.
 
     Raises:
-        BitDepthError: If the pixels are not 8-bit unsigned integers.
+        BitDepthError: If the pixels are not unsigned integers of `limits.bits` bits.
         FrameError: If `content` is truncated, not an image, or larger than `limits`.
     """
     if not content:
@@ -158,6 +177,8 @@ def decode_frame(
         raise FrameError(f"{name}: the JPEG is truncated ({len(content)} bytes, no end marker)")
     if problem := limits.problem_of_content(content):
         raise FrameError(f"{name}: {problem}")
+    if limits.bits == 16:
+        return decode_16_bits(content, name)
     if content.startswith(TIFF_STARTS):  # OpenCV cannot convert float RGB pixels to gray, and prints lines to stderr
         refuse_other_types(content, name, decode(content, cv2.IMREAD_UNCHANGED))
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR
@@ -166,6 +187,18 @@ def decode_frame(
         raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
     refuse_other_types(content, name, frame)
     return np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB) if channels == 3 else frame, dtype=np.uint8)
+
+
+def decode_16_bits(content: bytes, name: str) -> npt.NDArray[np.uint16]:
+    """Decode a gray image file with 16 bits to `(H, W)` uint16; see `decode_frame`."""
+    frame = decode(content, cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
+    if frame is None:
+        raise FrameError(f"{name}: not an image that can be decoded ({len(content)} bytes)")
+    if frame.dtype != np.uint16:
+        raise BitDepthError.of(name, frame, bits=16)
+    if frame.ndim != 2:
+        raise FrameError(f"{name}: images with 16 bits must be gray, got {frame.shape[2]} channels")
+    return np.asarray(frame, dtype=np.uint16)
 
 
 def decode(content: bytes, flags: int) -> npt.NDArray[Any] | None:

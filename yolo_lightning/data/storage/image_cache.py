@@ -1,9 +1,6 @@
 """Decoded frames that a process keeps in memory."""
 
-import numpy as np
-import numpy.typing as npt
-
-Image = npt.NDArray[np.uint8]
+from yolo_lightning.data.storage.frames import Frame
 
 
 class ImageCache:
@@ -19,7 +16,7 @@ class ImageCache:
     def __init__(self, max_bytes: int, max_frames: int, keep_partners: bool) -> None:
         self.max_bytes, self.max_frames, self.keep_partners = max_bytes, max_frames, keep_partners
         self.bytes = 0
-        self._images: dict[int, Image] = {}  # oldest first
+        self._images: dict[int, Frame] = {}  # oldest first
 
     def __len__(self) -> int:
         return len(self._images)
@@ -27,11 +24,11 @@ class ImageCache:
     def __reduce__(self) -> tuple[type["ImageCache"], tuple[int, int, bool]]:
         return ImageCache, (self.max_bytes, self.max_frames, self.keep_partners)
 
-    def get(self, index: int) -> Image | None:
+    def get(self, index: int) -> Frame | None:
         """Return a frame, read-only, or None if it is not in the cache."""
         return self._images.get(index)
 
-    def add(self, index: int, image: Image) -> None:
+    def add(self, index: int, image: Frame) -> None:
         """Make `image` read-only and the newest frame of the cache, and drop the oldest frames beyond the limits."""
         if not self.max_frames or image.nbytes > self.max_bytes:
             return

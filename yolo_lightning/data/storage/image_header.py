@@ -4,6 +4,7 @@ import io
 import struct
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Literal
 
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
@@ -30,10 +31,11 @@ TIFF_WIDTH, TIFF_HEIGHT = 256, 257
 
 @dataclass(frozen=True)
 class FrameLimits:
-    """Limits of what a storage reads for a name in an annotation file."""
+    """Limits of what a storage reads for a name in an annotation file, and the expected bit depth."""
 
     max_pixels: int = MAX_IMAGE_PIXELS  # `data.max_image_pixels`
     outside_root: bool = False  # `data.allow_outside_root`: whether names may be absolute or contain `..`
+    bits: Literal[8, 16] = 8  # Bits per pixel of the frames, 16 for gray frames of uint16
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_pixels <= PILLOW_LIMIT:

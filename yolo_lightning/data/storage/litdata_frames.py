@@ -16,11 +16,10 @@ from typing import Any
 
 import litdata
 import numpy as np
-import numpy.typing as npt
 import obstore
 
 from yolo_lightning.data.index.index_folder import NameTable, encode
-from yolo_lightning.data.storage.frames import FolderFrames, FrameError, decode_frame
+from yolo_lightning.data.storage.frames import FolderFrames, Frame, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
@@ -51,7 +50,7 @@ class LitdataFrames:
     def __str__(self) -> str:
         return f"{self.store}, {len(self._names):,} frames in litdata chunks"
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
+    def read(self, name: str) -> Frame:
         position = self._names.find(name)
         if position is None:
             raise FrameError(f"{name}: not in {self.store}")

@@ -3,13 +3,14 @@
 `packing` writes the store. It is a folder with
 
 - `manifest.json`: origin of the frames, shards with size and CRC-32, damaged frames
-- `shard-<hash>.u8`: frames one after another, uint8, row by row, without headers
+- `shard-<hash>.u8`: frames one after another, row by row, without headers; uint8, or little-endian uint16 in a store of
+  16-bit frames
 - `shard-<hash>.json`: names, shapes and checksums of the shard's frames, from which an interrupted `prepare` resumes
 - `index-<hash>/`: names, shapes and checksums of all frames, sorted by name, memory-mapped by readers
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index.index_folder import NameTable, encode
-from yolo_lightning.data.storage.frames import FrameError
+from yolo_lightning.data.storage.frames import Frame, FrameError
 from yolo_lightning.utils.files import PositionedFile
 from yolo_lightning.utils.plain_text import one_line
 
-FORMAT = 1
+FORMAT_OF_BITS = {8: 1, 16: 2}
+"""Version of the layout by bits per pixel."""
+
 MANIFEST = "manifest.json"
 LONGEST_NAME = 255  # Bytes of a file name
 FRAME = np.dtype([("shard", "<u4"), ("crc", "<u4"), ("offset", "<u8"), ("height", "<u4"), ("width", "<u4")])
@@ -40,12 +43,17 @@ class Shard(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """Content of a finished store."""
 
-    format: int  # Version of the layout
+    format: int  # Version of the layout, one of `FORMAT_OF_BITS`
     source: dict[str, str]  # Origin of the frames, see `packing.describe`
     index: str  # Folder of the sorted arrays
     index_crc: int  # CRC-32 of their content, names then frames
     shards: list[Shard]  # Shards in the order of their numbers in the arrays
     damaged: dict[str, str]  # Reason by name, for frames that could not be decoded
+
+
+def bits_of(source: Mapping[str, str]) -> int:
+    """Return the bits per pixel of the frames of an origin, see `packing.describe`."""
+    return 16 if source.get("bits") == "16" else 8
 
 
 class PackedFrames:
@@ -69,6 +77,9 @@ class PackedFrames:
         names, self._frames = map_index(store, manifest)
         self._names = NameTable(names)
         self.source = manifest.source
+        self.bits = bits_of(manifest.source)
+        self.fingerprint = f"{manifest.index_crc:08x}"
+        self._dtype = np.dtype("<u2" if self.bits == 16 else "u1")
         self._damaged = manifest.damaged
         self._shards = [PositionedFile(store / shard.file, shard.bytes) for shard in manifest.shards]
 
@@ -76,10 +87,10 @@ class PackedFrames:
         return reopen, (self.store, self.source)
 
     def __str__(self) -> str:
-        return f"{self.store}, {len(self._names):,} packed frames"
+        return f"{self.store}, {len(self._names):,} packed frames" + (" of 16 bits" if self.bits == 16 else "")
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return a frame, `(H, W)` uint8.
+    def read(self, name: str) -> Frame:
+        """Return a frame, `(H, W)` uint8 or uint16.
 
         Raises:
             FrameError: If the frame is missing or damaged.
@@ -89,10 +100,13 @@ class PackedFrames:
         if position is None:
             raise FrameError(f"{name}: {self._damaged.get(name, f'not in the packed store {self.store}')}")
         number, crc, offset, height, width = self._frames[position].item()
-        if number >= len(self._shards) or offset + height * width > self._shards[number].size_bytes:
+        if (
+            number >= len(self._shards)
+            or offset + height * width * self._dtype.itemsize > self._shards[number].size_bytes
+        ):
             raise FrameError(f"{name}: the index of {self.store} is damaged: run prepare")
         shard = self._shards[number]
-        frame = np.empty((height, width), dtype=np.uint8)
+        frame: Frame = np.empty((height, width), dtype=self._dtype)
         try:
             shard.read_into(frame.data.cast("B"), offset)
         except OSError as error:
@@ -131,8 +145,8 @@ def read_manifest(store: Path) -> Manifest:
         raise ValueError(f"{store} is not a finished packed store ({MANIFEST} is missing): run prepare") from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {one_line(str(error))}; run prepare, which writes it again") from error
-    if manifest.format != FORMAT:
-        raise ValueError(f"{path} must have format {FORMAT}, got {manifest.format}: delete the store and run prepare")
+    if manifest.format != (format := FORMAT_OF_BITS[bits_of(manifest.source)]):
+        raise ValueError(f"{path} must have format {format}, got {manifest.format}: delete the store and run prepare")
     for name in (manifest.index, *(shard.file for shard in manifest.shards)):
         if not 0 < len(encode(name)) <= LONGEST_NAME or Path(name).name != name or name == ".." or "\0" in name:
             raise ValueError(f"{path}: {one_line(name, 100)!r} must be the name of a file in the store; run prepare")

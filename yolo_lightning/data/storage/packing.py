@@ -26,11 +26,12 @@ from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import encode
 from yolo_lightning.data.storage.frames import FolderFrames, FrameError, Storage
 from yolo_lightning.data.storage.packed_frames import (
-    FORMAT,
+    FORMAT_OF_BITS,
     FRAME,
     MANIFEST,
     Manifest,
     Shard,
+    bits_of,
     index_checksum,
     map_index,
 )
@@ -58,9 +59,10 @@ class ShardFrames(msgspec.Struct, frozen=True):
 
 def describe(storage: FolderFrames | ZipFrames) -> dict[str, str]:
     """Return an identification of the content of a storage."""
+    bits = {"bits": "16"} if storage.limits.bits == 16 else {}
     if isinstance(storage, ZipFrames):
-        return {"kind": "zip", "fingerprint": storage.fingerprint}
-    return {"kind": "folder", "path": str((storage.base / "frames").resolve())}
+        return {"kind": "zip", "fingerprint": storage.fingerprint, **bits}
+    return {"kind": "folder", "path": str((storage.base / "frames").resolve()), **bits}
 
 
 def write_shard(
@@ -79,7 +81,8 @@ def write_shard(
     with replacing(path) as temporary, temporary.open("wb") as file:
         for name in names:
             try:
-                frame = np.ascontiguousarray(storage.read(name))
+                read = storage.read(name)
+                frame = np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("<"))
             except FrameError as error:
                 damaged[name] = str(error).removeprefix(f"{name}: ")
                 continue
@@ -133,9 +136,10 @@ def shard_files(store: Path) -> list[Path]:
 def damaged_frames(store: Path, frames: ShardFrames) -> list[str]:
     """Return the names of the frames in a shard with a wrong checksum."""
     columns = (frames.names, frames.heights, frames.widths, frames.crcs)
+    pixel_bytes = bits_of(frames.source) // 8
     with (store / frames.shard.file).open("rb") as file:
         rows = zip(*columns, strict=True)
-        return [name for name, height, width, crc in rows if zlib.crc32(file.read(height * width)) != crc]
+        return [name for name, height, width, crc in rows if zlib.crc32(file.read(height * width * pixel_bytes)) != crc]
 
 
 def remove_shard(store: Path, file: str) -> None:
@@ -183,19 +187,19 @@ def write_index(
     shards = sorted(shards, key=lambda frames: frames.shard.file)
     names = np.array([encode(name) for frames in shards for name in frames.names])
     records = np.zeros(len(names), dtype=FRAME)
-    start = 0
+    bits, start = bits_of(source), 0
     for number, frames in enumerate(shards):
         part = records[start : start + len(frames.names)]
         part["shard"], part["crc"] = number, frames.crcs
         part["height"], part["width"] = frames.heights, frames.widths
-        sizes = part["height"].astype(np.uint64) * part["width"]
+        sizes = part["height"].astype(np.uint64) * part["width"] * (bits // 8)
         part["offset"] = np.cumsum(sizes) - sizes
         start += len(part)
     order = np.argsort(names)
     names, records = names[order], records[order]
     crc = index_checksum(names, records)
     folder = store / f"{INDEX_PREFIX}{crc:08x}"
-    manifest = Manifest(FORMAT, source, folder.name, crc, [frames.shard for frames in shards], damaged)
+    manifest = Manifest(FORMAT_OF_BITS[bits], source, folder.name, crc, [frames.shard for frames in shards], damaged)
     try:
         map_index(store, manifest)
     except ValueError:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import NamesArray, NameTable, encode
-from yolo_lightning.data.storage.frames import FrameError, decode_frame
+from yolo_lightning.data.storage.frames import Frame, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.utils.files import PositionedFile
 from yolo_lightning.utils.plain_text import one_line
@@ -71,7 +71,7 @@ class ZipFrames:
     def __str__(self) -> str:
         return f"{self.archive}, {len(self._names):,} frames"
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
+    def read(self, name: str) -> Frame:
         return decode_frame(self.content(name), name, limits=self.limits)
 
     def content(self, name: str) -> bytes:

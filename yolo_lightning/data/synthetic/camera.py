@@ -1,10 +1,11 @@
 """Frames of the drawn dataset: objects over the background, boxes of the visible parts, temperature to gray levels.
 
-Temperatures become 8-bit gray levels in the last step only. Thus the seasonal drift follows from the temperatures: in
-the summer sun the quay is warmer than a person, so the person appears dark.
+Temperatures become 8-bit gray levels, or 16-bit values, in the last step only. Thus the seasonal drift follows from the
+temperatures: in the summer sun the quay is warmer than a person, so the person appears dark.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -13,10 +14,13 @@ import numpy.typing as npt
 from yolo_lightning.data.synthetic.objects import Actor, paint
 from yolo_lightning.data.synthetic.scene import FloatImage, Scene, Weather, resized
 
-GrayImage = npt.NDArray[np.uint8]
+GrayImage = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]
 Box = tuple[int, int, int, int]  # Left, top, width, height in pixels
 MINIMUM_BOX_SIDE = 6  # Pixels; smaller objects get no label
+RAW_LOW, RAW_PER_LEVEL = 7000, 8
+"""Value of gray level 0 in 16-bit frames, and values per gray level; values outside of the gray levels are kept."""
+
 _MASK_COVERAGE = 0.4
 _LEAST_VISIBLE = 0.3
 
@@ -28,11 +32,12 @@ def draw_frame(
     weather: Weather,
     frame: int,
     rng: np.random.Generator,
+    bits: Literal[8, 16] = 8,
 ) -> tuple[GrayImage, list[tuple[int, Box]]]:
     """Draw frame `frame` of a clip over `background`.
 
     Returns:
-        The `(H, W)` uint8 frame, and the class index and box of every labelled object, far to near.
+        The `(H, W)` uint8 or uint16 frame, and the class index and box of every labelled object, far to near.
     """
     heat = background.copy()
     covered: Mask = np.zeros(heat.shape, np.bool_)
@@ -52,7 +57,7 @@ def draw_frame(
         box = _box_of(visible, columns.start, rows.start)
         if box is not None and np.count_nonzero(visible) >= _LEAST_VISIBLE * whole:
             labels.append((class_index, box))
-    return _expose(scene, heat, weather, rng), labels[::-1]
+    return _expose(scene, heat, weather, rng, bits), labels[::-1]
 
 
 def _overlap(start: int, length: int, size: int) -> tuple[slice, slice]:
@@ -72,11 +77,15 @@ def _box_of(mask: Mask, left: int, top: int) -> Box | None:
     return left + int(columns[0]), top + int(rows[0]), width, height
 
 
-def _expose(scene: Scene, heat: FloatImage, weather: Weather, rng: np.random.Generator) -> GrayImage:
-    """Turn temperatures into gray levels; the noise is independent of the objects."""
+def _expose(
+    scene: Scene, heat: FloatImage, weather: Weather, rng: np.random.Generator, bits: Literal[8, 16]
+) -> GrayImage:
+    """Turn temperatures into gray levels or raw values; the noise is independent of the objects."""
     ripples = rng.standard_normal((max(2, scene.height // 4), max(2, scene.width // 10)), dtype=np.float32)
     noise = rng.standard_normal((scene.height, scene.width), dtype=np.float32)
     heat = heat + 0.4 * scene.water * resized(ripples, scene.width, scene.height, cv2.INTER_LINEAR)
     blurred = np.asarray(cv2.GaussianBlur(heat, (0, 0), 0.75), np.float32)
     gray = 55 + weather.gain * blurred + weather.noise * noise + weather.pattern * scene.pattern
+    if bits == 16:
+        return np.asarray(np.clip(np.rint(RAW_LOW + gray * RAW_PER_LEVEL), 0, 2**16 - 1), np.uint16)
     return np.asarray(np.clip(np.rint(gray), 0, 255), np.uint8)

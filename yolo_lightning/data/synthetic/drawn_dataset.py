@@ -6,7 +6,7 @@ import shutil
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -22,7 +22,7 @@ VERSION = 1  # Version of the drawing; a folder drawn by another version is not 
 MANIFEST_NAME = "synthetic.json"
 SPLIT_FILES = {"train": "Train.json", "valid": "Valid.json", "test": "TestNoLabels.json"}
 CATEGORIES = [{"id": number, "name": name} for number, name in enumerate(("background", *CLASS_NAMES))]
-_JPEG_QUALITY = 95
+_JPEG = (cv2.IMWRITE_JPEG_QUALITY, 95)
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ def draw_dataset(
     clip_frames: int | None = None,
     speed: float = 1.0,
     gain_drift: float = 0.0,
+    bits: Literal[8, 16] = 8,
     progress: bool = False,
 ) -> Path:
     """Draw a synthetic LTDv2 dataset, or return the folder if it contains one with the same parameters.
@@ -63,6 +64,7 @@ def draw_dataset(
         clip_frames: Frames of each clip, one second apart; None for at most 8, and all months in each split.
         speed: Factor of the speed of the objects, which move 0.5 to 8 pixels per frame.
         gain_drift: Largest relative change of the camera's gain within a clip.
+        bits: 8 for JPEG files, or 16 for PNG files of the same frames with 16-bit values (`camera.RAW_LOW`).
         progress: Whether to show a progress bar on stderr.
 
     Raises:
@@ -84,6 +86,7 @@ def draw_dataset(
     motion = Motion(clip_frames, speed, gain_drift)
     if motion != Motion():
         parameters["motion"] = asdict(motion)
+    parameters |= {"bits": bits} if bits != 8 else {}
     temporary = root.with_name(root.name + ".part")
     try:
         if root.exists() and (root.is_file() or any(root.iterdir())):
@@ -92,7 +95,7 @@ def draw_dataset(
             raise ValueError(f"root must be a new or empty folder, or one drawn with the same parameters, got {root}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _draw(temporary, counts, Scene(width, height, seed), motion, progress)
+        _draw(temporary, counts, Scene(width, height, seed), motion, bits, progress)
         (temporary / MANIFEST_NAME).write_text(json.dumps({"parameters": parameters, "complete": True}))
         os.replace(temporary, root)
     except OSError as error:
@@ -108,7 +111,9 @@ def _is_drawn(root: Path, parameters: dict[str, Any]) -> bool:
         return False
 
 
-def _draw(root: Path, counts: dict[str, int], scene: Scene, motion: Motion, progress: bool) -> None:
+def _draw(
+    root: Path, counts: dict[str, int], scene: Scene, motion: Motion, bits: Literal[8, 16], progress: bool
+) -> None:
     images: dict[str, list[dict[str, Any]]] = defaultdict(list)
     annotations: dict[str, list[dict[str, Any]]] = defaultdict(list)
     boxes = {split: dict.fromkeys(CLASS_NAMES, 0) for split in counts}
@@ -125,9 +130,11 @@ def _draw(root: Path, counts: dict[str, int], scene: Scene, motion: Motion, prog
             (root / clip.folder).mkdir(parents=True)
             for frame in range(clip.frames):
                 exposed = replace(weather, gain=weather.gain * gains[frame])
-                image, labels = draw_frame(scene, background, actors, exposed, frame, rng)
+                image, labels = draw_frame(scene, background, actors, exposed, frame, rng, bits)
                 entry = image_entry(clip, frame, weather, scene.width, scene.height)
-                _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
+                if bits == 16:
+                    entry["file_name"] = entry["file_name"].removesuffix(".jpg") + ".png"
+                _, encoded = cv2.imencode(Path(entry["file_name"]).suffix, image, _JPEG if bits == 8 else [])
                 (root / entry["file_name"]).write_bytes(encoded.tobytes())
                 images[clip.split].append(entry)
                 own = annotations[clip.split]

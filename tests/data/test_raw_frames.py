@@ -1,0 +1,240 @@
+"""16-bit frames: every storage returns the same values, every reader maps them by `data.pixel_range`."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from tests.helpers.archives import write_zip
+from yolo_lightning.data.batch import Sample
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.dataset import TrainingDataset
+from yolo_lightning.data.formats.frame_checks import describe_values
+from yolo_lightning.data.index.clip_ranges import clip_ranges
+from yolo_lightning.data.input_images import RawRanges, from_array, read_pictures
+from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.data.storage.choose_storage import open_frames, open_original
+from yolo_lightning.data.storage.frames import BitDepthError, FrameError, ImageFiles, decode_frame
+from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.packing import damaged_frames, describe, write_index, write_shard
+from yolo_lightning.data.synthetic.camera import RAW_LOW, RAW_PER_LEVEL
+from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.pixel_range import PixelRange, Span
+
+RAW = FrameLimits(bits=16)
+FIXED = PixelRange("fixed", RAW_LOW, RAW_LOW + 255 * RAW_PER_LEVEL)
+FRAMES = {"train_frames": 16, "valid_frames": 8, "test_frames": 4, "width": 96, "height": 64}
+
+
+@pytest.fixture(scope="module")
+def raw_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The look-alike with 16-bit PNG files, as folder, archive and packed store; shared, so never change it."""
+    root = draw_dataset(tmp_path_factory.mktemp("raw") / "data", **FRAMES, bits=16)
+    files = sorted((root / "frames").rglob("*.png"))
+    names = [str(file.relative_to(root)) for file in files]
+    write_zip(root / "frames.zip", {name: file.read_bytes() for name, file in zip(names, files, strict=True)})
+    original, store = open_original(root, "folder", root / "index", RAW), root / "packed"
+    store.mkdir()
+    shards = [write_shard(store, original, describe(original), part)[0] for part in (names[:9], names[9:])]
+    write_index(store, [shard for shard in shards if shard is not None], {}, describe(original))
+    assert shards[0] is not None
+    assert damaged_frames(store, shards[0]) == []
+    return root
+
+
+def data(root: Path, pixel_range: PixelRange = FIXED, **options: Any) -> DetectionDataModule:
+    values = {"image_size": 64, "batch_size": 4, "loader": LoaderSettings(num_workers=0), **options}
+    module = DetectionDataModule(str(root), index_root=str(root / "index"), pixel_range=pixel_range, **values)
+    module.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    return module
+
+
+@pytest.mark.parametrize("extension", [".png", ".tif"])
+def test_png_and_tiff_are_read_exactly(extension: str) -> None:
+    image = np.random.default_rng(0).integers(0, 2**16, (24, 32), dtype=np.uint16)
+    content = cv2.imencode(extension, image)[1].tobytes()
+    assert np.array_equal(decode_frame(content, "a", limits=RAW), image)
+    with pytest.raises(FrameError, match=r"^a: the header claims 32 x 24 pixels, more than data\.max_image_pixels 767"):
+        decode_frame(content, "a", limits=FrameLimits(767, bits=16))
+
+
+@pytest.mark.parametrize(
+    ("extension", "dtype", "channels", "message"),
+    [
+        (".png", np.uint8, 1, r"a: the pixels are uint8.* set data\.pixel_range\.mode null"),
+        (".tif", np.float32, 1, r"a: the pixels are float32.* only 8-bit images and 16-bit gray images .*: convert"),
+        (".png", np.uint16, 3, r"a: images with 16 bits must be gray, got 3 channels"),
+    ],
+)
+def test_other_images_are_refused(extension: str, dtype: Any, channels: int, message: str) -> None:
+    image = np.arange(24 * channels, dtype=dtype).reshape(4, 6, channels)
+    with pytest.raises(FrameError, match=message) as raised:
+        decode_frame(cv2.imencode(extension, image)[1].tobytes(), "a", limits=RAW)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_every_storage_returns_the_values_of_the_files(raw_set: Path) -> None:
+    names = [str(file.relative_to(raw_set)) for file in (raw_set / "frames").rglob("*.png")]
+    for kind in ("folder", "zip", "packed"):
+        storage = pickle.loads(
+            pickle.dumps(open_frames(raw_set, kind, index_root=raw_set / "index", limits=RAW))  # type: ignore[arg-type]
+        )
+        for name in names:
+            frame = storage.read(name)
+            assert frame.dtype == np.uint16
+            assert np.array_equal(frame, cv2.imread(str(raw_set / name), cv2.IMREAD_UNCHANGED))
+    assert "pixel values of 28 sampled frames: 0 to 100 %: 6" in describe_values(names, storage)
+
+
+def samples(module: DetectionDataModule, storage: Any = None, budget_mib: int = 0, **settings: Any) -> list[Sample]:
+    frames = module.open("train", storage).cached(budget_mib, 4)
+    dataset = TrainingDataset(frames, 64, Augmentation(**settings), 1, 0)
+    return [dataset[epoch, frame] for epoch in (0, 1) for frame in range(0, 16, 3)]
+
+
+def same(first: list[Sample], second: list[Sample]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(np.array_equal(a.image, b.image) and np.array_equal(a.boxes, b.boxes) for a, b in pairs)
+
+
+@pytest.mark.parametrize("mode", ["fixed", "frame", "clip"])
+def test_samples_are_equal_from_every_storage_and_with_a_cache(raw_set: Path, mode: Any) -> None:
+    module = data(raw_set, FIXED if mode == "fixed" else PixelRange(mode))
+    folder = samples(module, "folder")
+    assert all(sample.image.dtype == np.uint8 and sample.readable for sample in folder)
+    assert same(folder, samples(module, "zip"))
+    assert same(folder, samples(module, "packed"))
+    assert same(folder, samples(module, "folder", budget_mib=8))
+    assert not same(folder, samples(module, "folder", photometric=0.0))
+
+
+def test_16_bit_frames_are_the_8_bit_twins(raw_set: Path, tmp_path: Path) -> None:
+    """Without compression, the twins differ by the rounding of the raw values to eighths of a level."""
+    twin = draw_dataset(tmp_path / "twin", **FRAMES)
+    raw, gray = data(raw_set).open("train", "folder"), data(twin, PixelRange()).open("train")
+    for position in range(0, 16, 5):
+        difference = raw.read(position)[0].image.astype(int) - gray.read(position)[0].image
+        assert np.abs(difference).mean() < 1.5, "JPEG"
+        assert np.array_equal(raw.read(position)[0].boxes, gray.read(position)[0].boxes)
+
+
+def test_ranges_of_clips_are_percentiles_of_their_frames_and_are_stored(
+    raw_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = data(raw_set, PixelRange("clip", 1, 98))
+    frames = module.open("train", "folder")
+    assert frames.clip_ranges is not None
+    clips = frames.index.clips()
+    for number in set(clips.tolist()):
+        own = [frames.storage.read(frames.index.file_name(place)) for place in np.flatnonzero(clips == number)]
+        assert len(own) <= 8
+        assert frames.clip_ranges[number].tolist() == np.percentile(own, (1, 98), method="inverted_cdf").tolist()
+    monkeypatch.setattr(ImageFiles, "read", lambda *_: pytest.fail("decoded again"))
+    again = clip_ranges(frames.index, frames.storage, module.pixel_range, raw_set / "index")
+    assert np.array_equal(again, frames.clip_ranges)
+
+
+def test_clip_without_a_readable_frame_has_no_range(raw_set: Path, tmp_path: Path) -> None:
+    (tmp_path / "frames").mkdir()
+    (tmp_path / "Train.json").write_bytes((raw_set / "Train.json").read_bytes())
+    frames = data(tmp_path, PixelRange("clip")).open("train")
+    assert "No such file" in str(frames.read(0)[1])
+    assert not list((tmp_path / "index").glob("clip-ranges-*/")), "not stored: the frames may be missing for a while"
+    name = frames.index.file_name(0)
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_bytes((raw_set / name).read_bytes())
+    assert frames.read(0)[1] == f"{name}: no sampled frame of the clip can be read"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channels": 3}, r"^data\.channels must be 1 or null"),
+        (
+            {"format": "coco", "pixel_range": PixelRange("clip")},
+            r"^data\.pixel_range\.mode must be fixed or frame unless",
+        ),
+    ],
+)
+def test_impossible_options_are_refused(raw_set: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        data(raw_set, **options)
+
+
+def test_bit_depth_of_store_and_option_must_agree(raw_set: Path, look_alike: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"packed frames of 16 bits must have frames of 8 bits .*: set data\.pixel_range"
+    ):
+        data(raw_set, PixelRange()).setup("validate")
+    with pytest.raises(
+        ValueError, match=r"sampled frames are not 8-bit images: .* set data\.pixel_range\.mode \(predict"
+    ):
+        data(raw_set, PixelRange(), storage="folder").setup("validate")
+    with pytest.raises(ValueError, match=r"sampled frames are not 16-bit images: .* set data\.pixel_range\.mode null"):
+        data(look_alike, storage="folder").setup("validate")
+
+
+def test_coco_and_yolo_datasets_are_mapped(raw_set: Path, yolo_set: Callable[..., Path]) -> None:
+    module = data(raw_set, format="coco", channels=None)
+    module.setup("validate")
+    assert next(iter(module.val_dataloader())).images.shape == (4, 1, 64, 64)
+    image = np.random.default_rng(0).integers(7000, 9040, (48, 64), dtype=np.uint16)
+    file = yolo_set(
+        {f"{split}/{number}.tif": "0 0.5 0.5 0.25 0.5\n" for split in ("train", "val") for number in range(4)}
+    )
+    for path in (file.parent / "images").rglob("*.tif"):
+        path.write_bytes(cv2.imencode(".tif", image)[1].tobytes())
+    module = DetectionDataModule(format=str(file), pixel_range=FIXED, index_root=str(file.parent / "index"))
+    frames = module.open("train")
+    assert np.array_equal(frames.read(0)[0].image, Span(RAW_LOW, RAW_LOW + 255 * RAW_PER_LEVEL).levels(image))
+
+
+@pytest.mark.whole_run
+def test_samples_do_not_depend_on_the_number_of_workers(raw_set: Path) -> None:
+    def batches(num_workers: int) -> list[torch.Tensor]:
+        module = data(raw_set, PixelRange("clip"), loader=LoaderSettings(num_workers=num_workers))
+        module.setup("fit")
+        assert module.trainer is not None
+        return [batch.images.clone() for batch in module.train_dataloader()]
+
+    assert all(torch.equal(one, other) for one, other in zip(batches(0), batches(2), strict=True))
+
+
+def test_pictures_and_arrays_are_mapped_and_8_bit_images_are_not(raw_set: Path, look_alike: Path) -> None:
+    path = next((raw_set / "frames").rglob("*.png"))
+    raw = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    assert raw is not None
+    ranges = RawRanges(FIXED)
+    (picture,) = read_pictures(path, ranges)
+    assert np.array_equal(picture.pixels[..., 2], FIXED.of_frame(raw).levels(raw))
+    assert np.array_equal(picture.pixels, from_array(raw, ranges=ranges).pixels)
+    gray = next((look_alike / "frames").rglob("*.jpg"))
+    assert np.array_equal(next(read_pictures(gray, ranges)).pixels, next(read_pictures(gray)).pixels)
+    with pytest.raises(ValueError, match=r"^pixel_range must be set for arrays of uint16"):
+        from_array(raw, ranges=RawRanges())
+    with pytest.raises(BitDepthError, match=r"predict: --pixel_range\.mode"):
+        list(read_pictures(path, RawRanges()))
+
+
+def test_clip_of_a_picture_is_its_folder(raw_set: Path) -> None:
+    frames = data(raw_set, PixelRange("clip")).open("train", "folder")
+    ranges = RawRanges(PixelRange("clip"))
+    for position in (0, 15):
+        (picture,) = read_pictures(raw_set / frames.index.file_name(position), ranges)
+        assert np.array_equal(picture.pixels[..., 0], frames.read(position)[0].image)
+    with pytest.raises(ValueError, match=r"^pixel_range\.mode must be fixed or frame for 16-bit arrays"):
+        from_array(np.zeros((4, 4), np.uint16), ranges=ranges)
+
+
+def test_drawn_annotations_are_those_of_the_8_bit_twin(raw_set: Path, look_alike: Path) -> None:
+    raw, gray = (json.loads((root / "Train.json").read_text()) for root in (raw_set, look_alike))
+    assert raw["annotations"] == gray["annotations"]
+    assert {Path(image["file_name"]).suffix for image in raw["images"]} == {".png"}

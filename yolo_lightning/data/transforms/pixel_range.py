@@ -1,0 +1,151 @@
+"""Mapping of 16-bit frames to the 8-bit range of the network, and drift of the sensor before the mapping.
+
+A frame is mapped where a dataset reads it, so that all geometric transforms work on 8-bit images. Drift needs no 16-bit
+image of its own: mapping a drifted frame to a range equals mapping the frame to a moved range. The values beyond the
+range become visible, as they do in a camera, and each pixel is rounded once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
+from yolo_lightning.data.transforms.photometric import TONE_SHARE
+
+RawImage = npt.NDArray[np.uint16]
+RangeMode = Literal["fixed", "frame", "clip"]
+LARGEST_VALUE = 2**16 - 1
+DEFAULT_PERCENTILES = (0.5, 99.5)
+
+
+@dataclass(frozen=True)
+class PixelRange:
+    """Range of the values of 16-bit frames that is mapped to the gray levels 0 to 255.
+
+    Values outside of the range become 0 or 255. The frames must be gray PNG or TIFF files with unsigned 16-bit pixels.
+
+    Attributes:
+        mode: `fixed` for the pixel values `low` to `high` in all frames, `frame` for two percentiles of each frame,
+            `clip` for two percentiles of each clip (LTDv2 only), or null for 8-bit frames, without `low` and `high`.
+        low: Lower end: a pixel value from 0 to 65535 if `mode` is `fixed`, else a percentile from 0 to 100 (null: 0.5).
+        high: Upper end, greater than `low`; as `low` (null: percentile 99.5).
+    """
+
+    mode: RangeMode | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in (None, *get_args(RangeMode)):
+            raise ValueError(f"data.pixel_range.mode must be fixed, frame, clip or null, got {self.mode!r}")
+        for name, default in zip(("low", "high"), DEFAULT_PERCENTILES, strict=True):
+            if self.mode is None:
+                object.__setattr__(self, name, None)
+            elif self.mode != "fixed" and getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        if self.mode is None:
+            return
+        largest = LARGEST_VALUE if self.mode == "fixed" else 100
+        if self.low is None or self.high is None or not 0 <= self.low < self.high <= largest:
+            unit = "a pixel value" if self.mode == "fixed" else "a percentile"
+            raise ValueError(
+                f"data.pixel_range.low must be {unit} >= 0 and less than data.pixel_range.high, which must be <= "
+                f"{largest}, with data.pixel_range.mode {self.mode}, got {self.low} and {self.high}"
+            )
+
+    @classmethod
+    def of(cls, recorded: object) -> Self:
+        """Return the range in a record, a dictionary; None is the range of 8-bit frames.
+
+        Raises:
+            ValueError: If the record is damaged.
+        """
+        names = cls.__dataclass_fields__.keys()
+        if recorded is None:
+            return cls()
+        if not isinstance(recorded, Mapping) or not recorded.keys() <= names:
+            raise ValueError(f"pixel_range of the weights must be a dictionary of {', '.join(names)}, got {recorded!r}")
+        if not all(value is None or type(value) in (int, float) for name, value in recorded.items() if name != "mode"):
+            raise ValueError(f"pixel_range.low and pixel_range.high of the weights must be numbers, got {recorded!r}")
+        return cls(**recorded)
+
+    def __str__(self) -> str:
+        unit = "values" if self.mode == "fixed" else "percentiles"
+        return "null" if self.mode is None else f"{self.mode}, {unit} {self.low:g} to {self.high:g}"
+
+    @property
+    def bits(self) -> Literal[8, 16]:
+        """Bits per pixel of the frames."""
+        return 8 if self.mode is None else 16
+
+    def percentiles(self, counts: npt.NDArray[np.int64]) -> "Span":
+        """Return the pixel values of the percentiles `low` and `high`, given `(65536,)` pixels per value.
+
+        These are the values of `numpy.percentile(pixels, [low, high], method="inverted_cdf")`.
+        """
+        cumulated = counts.cumsum()
+        ranks = np.maximum(np.array(self._limits()) / 100 * cumulated[-1], 1)
+        low, high = np.searchsorted(cumulated, ranks)
+        return Span(float(low), float(high))
+
+    def of_frame(self, frame: RawImage) -> "Span":
+        """Return the range of a frame whose range depends on no other frame."""
+        if self.mode == "frame":
+            return self.percentiles(value_counts(frame))
+        assert self.mode == "fixed"
+        return Span(*self._limits())
+
+    def _limits(self) -> tuple[float, float]:
+        assert self.low is not None
+        assert self.high is not None
+        return self.low, self.high
+
+
+class Span(NamedTuple):
+    """Range of pixel values, `low` <= `high`."""
+
+    low: float
+    high: float
+
+    def levels(self, frame: npt.NDArray[Any]) -> Image:
+        """Return the gray levels of a frame of any shape: `rint((value - low) * 255 / (high - low))`, 0 to 255.
+
+        Computed in float32. A range with an extent below 1 is treated as a range with extent 1.
+        """
+        levels = np.subtract(frame, np.float32(self.low), dtype=np.float32)
+        levels *= np.float32(255 / max(self.high - self.low, 1))
+        np.rint(levels, out=levels)
+        np.clip(levels, 0, 255, out=levels)
+        return np.asarray(levels, dtype=np.uint8)
+
+    def drifted(self, drift: "Drift") -> "Span":
+        """Return the range that maps a frame as this range maps the frame after `drift`."""
+        extent, centre = self.high - self.low, (self.low + self.high) / 2
+        moved = centre - drift.offset / drift.gain * extent
+        return Span(moved - extent / 2 / drift.gain, moved + extent / 2 / drift.gain)
+
+
+class Drift(NamedTuple):
+    """Change of the sensor: `value` becomes `centre + gain * (value - centre) + offset * extent` of the range."""
+
+    gain: float
+    offset: float
+
+
+def value_counts(frame: RawImage) -> npt.NDArray[np.int64]:
+    """Return `(65536,)` int64: number of pixels of each value."""
+    return np.bincount(frame.ravel(), minlength=LARGEST_VALUE + 1)
+
+
+def random_range_drift(settings: Augmentation, generator: np.random.Generator) -> Drift | None:
+    """Draw the drift of all 16-bit frames of a sample with `gain` and `offset` of the settings; None for no drift.
+
+    It is as frequent as gain and offset of 8-bit images, which 16-bit frames do not receive after the mapping.
+    """
+    drifting, toned = generator.random(2) < (settings.photometric, TONE_SHARE)
+    gain = generator.uniform(1 - settings.gain, 1 + settings.gain)
+    offset = generator.uniform(-settings.offset, settings.offset)
+    return Drift(gain, offset) if drifting and toned else None
