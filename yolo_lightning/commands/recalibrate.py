@@ -23,9 +23,10 @@ from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, s
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.boxes import check_image_size
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import EvaluationDataset, SampleKey, TrainingDataset
+from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.dataset_format import LTDV2
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
+from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.detector import PROBE_TIMEOUT_S, folded_network
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.score_table import number_table, score_text

@@ -1,7 +1,7 @@
 """Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation."""
 
 from copy import copy
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.frames import Channels, FrameError, ImageFiles, Storage
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.zip_frames import ZipFrames
@@ -20,20 +21,6 @@ from yolo_lightning.data.transforms.photometric import random_photometry, refere
 MIB = 2**20
 SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
 UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
-
-
-class SampleKey(NamedTuple):
-    """Key of a training sample; with the seed, determines the sample.
-
-    The order of an epoch determines `partners`, so that a sample depends on the seed, the sampling rules, `epoch`,
-    `frame` and `occurrence` only.
-    """
-
-    epoch: int  # From 0
-    frame: int  # Index of the frame in the split
-    occurrence: int = 0  # Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame
-    # Indices of the other three frames of a mosaic, see `mosaic_partners`; None draws them from the whole split
-    partners: tuple[int, ...] | None = None
 
 
 class LabelledFrames:
