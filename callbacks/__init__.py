@@ -13,25 +13,32 @@ Hooks and the callbacks that act in them::
     on_train_end               EMA leaves its weights in the network
     on_test_*, on_predict_*    MeanAP, FrameGallery, PredictionPictures, SubmissionWriter
     teardown, on_exception     StallMonitor stops; EMA swaps back; CheckpointMirror copies the last checkpoint
+
+The classes are imported at first use: those that train other models with Lightning import nothing of the rest.
 """
 
-from yolo_lightning.callbacks.checkpoint import BestCheckpoint, EpochCheckpoint, LastCheckpoint
-from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
-from yolo_lightning.callbacks.ema import EMA
-from yolo_lightning.callbacks.environment_file import EnvironmentFile
-from yolo_lightning.callbacks.epoch_table import EpochTable
-from yolo_lightning.callbacks.frame_gallery import FrameGallery
-from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
-from yolo_lightning.callbacks.mean_ap import FinalValidation, MeanAP
-from yolo_lightning.callbacks.metrics_file import MetricsFile
-from yolo_lightning.callbacks.prediction_pictures import PredictionPictures
-from yolo_lightning.callbacks.progress_bar import ProgressLines, RunProgressBar
-from yolo_lightning.callbacks.random_state import RandomState
-from yolo_lightning.callbacks.results_file import ResultsFile
-from yolo_lightning.callbacks.stall_monitor import StallMonitor
-from yolo_lightning.callbacks.status_file import StatusFile
-from yolo_lightning.callbacks.stop_on_signal import StopOnSignal, StoppableTrainer
-from yolo_lightning.callbacks.submission_writer import SubmissionWriter
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from yolo_lightning.callbacks.checkpoint import BestCheckpoint, EpochCheckpoint, LastCheckpoint
+    from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
+    from yolo_lightning.callbacks.ema import EMA
+    from yolo_lightning.callbacks.environment_file import EnvironmentFile
+    from yolo_lightning.callbacks.epoch_table import EpochTable
+    from yolo_lightning.callbacks.frame_gallery import FrameGallery
+    from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCallback
+    from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
+    from yolo_lightning.callbacks.mean_ap import FinalValidation, MeanAP
+    from yolo_lightning.callbacks.metrics_file import MetricsFile
+    from yolo_lightning.callbacks.prediction_pictures import PredictionPictures
+    from yolo_lightning.callbacks.progress_bar import ProgressLines, RunProgressBar
+    from yolo_lightning.callbacks.random_state import RandomState
+    from yolo_lightning.callbacks.results_file import ResultsFile
+    from yolo_lightning.callbacks.stall_monitor import StallMonitor
+    from yolo_lightning.callbacks.status_file import StatusFile
+    from yolo_lightning.callbacks.stop_on_signal import StopOnSignal, StoppableTrainer
+    from yolo_lightning.callbacks.submission_writer import SubmissionWriter
 
 __all__ = [
     "BestCheckpoint",
@@ -47,6 +54,7 @@ __all__ = [
     "MetricsFile",
     "PredictionPictures",
     "ProgressLines",
+    "HeartbeatCallback",
     "HeartbeatFile",
     "RandomState",
     "ResultsFile",
@@ -57,3 +65,35 @@ __all__ = [
     "StoppableTrainer",
     "SubmissionWriter",
 ]
+
+_FILES = {
+    "BestCheckpoint": "checkpoint",
+    "EpochCheckpoint": "checkpoint",
+    "LastCheckpoint": "checkpoint",
+    "CheckpointMirror": "checkpoint_mirror",
+    "EMA": "ema",
+    "EnvironmentFile": "environment_file",
+    "EpochTable": "epoch_table",
+    "FrameGallery": "frame_gallery",
+    "HeartbeatCallback": "heartbeat_callback",
+    "HeartbeatFile": "heartbeat_file",
+    "FinalValidation": "mean_ap",
+    "MeanAP": "mean_ap",
+    "MetricsFile": "metrics_file",
+    "PredictionPictures": "prediction_pictures",
+    "ProgressLines": "progress_bar",
+    "RunProgressBar": "progress_bar",
+    "RandomState": "random_state",
+    "ResultsFile": "results_file",
+    "StallMonitor": "stall_monitor",
+    "StatusFile": "status_file",
+    "StopOnSignal": "stop_on_signal",
+    "StoppableTrainer": "stop_on_signal",
+    "SubmissionWriter": "submission_writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)

@@ -6,6 +6,9 @@ from lightning.pytorch import Callback
 
 from yolo_lightning import callbacks
 
+for _name in callbacks.__all__:
+    getattr(callbacks, _name)  # a configuration finds a callback by its short name only if the class is imported
+
 REQUIRED: tuple[type[Callback], ...] = (callbacks.HeartbeatFile, callbacks.StopOnSignal)
 """Callbacks of every fit, in front of all others: the supervisor and a stop by signal need them."""
 

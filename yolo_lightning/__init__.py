@@ -10,13 +10,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from yolo_lightning.callbacks.checkpoint import LastCheckpoint
+    from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
+    from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCallback
+    from yolo_lightning.callbacks.random_state import RandomState
+    from yolo_lightning.checkpoints.checkpoint_file import find_damage
+    from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
+    from yolo_lightning.checkpoints.resume import latest_checkpoint
     from yolo_lightning.conv import swap_convs, unswap_convs
     from yolo_lightning.data.datamodule import DetectionDataModule
+    from yolo_lightning.data.sampling.seeded_dataset import resumable_loader
     from yolo_lightning.detector import Detector
+    from yolo_lightning.evaluation.mean_average_precision import MeanAveragePrecision
     from yolo_lightning.module import YOLOModule
     from yolo_lightning.supervision.heartbeat import heartbeat
 
-__all__ = ["DetectionDataModule", "Detector", "YOLOModule", "heartbeat", "swap_convs", "unswap_convs"]
+__all__ = [
+    "AtomicCheckpointIO",
+    "CheckpointMirror",
+    "DetectionDataModule",
+    "Detector",
+    "HeartbeatCallback",
+    "LastCheckpoint",
+    "MeanAveragePrecision",
+    "RandomState",
+    "YOLOModule",
+    "find_damage",
+    "heartbeat",
+    "latest_checkpoint",
+    "resumable_loader",
+    "swap_convs",
+    "unswap_convs",
+]
 
 ENVIRONMENT_SWITCHES = {
     "YOLO_OFFLINE": "1",  # ultralytics: no DNS probe at import, no update check, no analytics
@@ -32,10 +57,19 @@ for _name, _value in ENVIRONMENT_SWITCHES.items():
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AtomicCheckpointIO": "yolo_lightning.checkpoints.checkpoint_io",
+    "CheckpointMirror": "yolo_lightning.callbacks.checkpoint_mirror",
     "DetectionDataModule": "yolo_lightning.data.datamodule",
     "Detector": "yolo_lightning.detector",
+    "HeartbeatCallback": "yolo_lightning.callbacks.heartbeat_callback",
+    "LastCheckpoint": "yolo_lightning.callbacks.checkpoint",
+    "MeanAveragePrecision": "yolo_lightning.evaluation.mean_average_precision",
+    "RandomState": "yolo_lightning.callbacks.random_state",
     "YOLOModule": "yolo_lightning.module",
+    "find_damage": "yolo_lightning.checkpoints.checkpoint_file",
     "heartbeat": "yolo_lightning.supervision.heartbeat",
+    "latest_checkpoint": "yolo_lightning.checkpoints.resume",
+    "resumable_loader": "yolo_lightning.data.sampling.seeded_dataset",
     "swap_convs": "yolo_lightning.conv",
     "unswap_convs": "yolo_lightning.conv",
 }

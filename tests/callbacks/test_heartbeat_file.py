@@ -16,7 +16,8 @@ from tests.callbacks.tiny_training import AccumulatingModule, Interrupt, StopAt,
 from tests.conftest import REPOSITORY
 from tests.helpers.forks import Forks
 from yolo_lightning.callbacks import LastCheckpoint
-from yolo_lightning.callbacks.heartbeat_file import HeartbeatCheckpointIO, HeartbeatFile
+from yolo_lightning.callbacks.heartbeat_callback import HeartbeatCheckpointIO
+from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts

@@ -120,28 +120,28 @@ def test_fallback_options_follow_the_configured_level_and_survive_the_environmen
     assert [level.name for level in levels] == ["as configured", "--num-workers 2", "--num-workers 0"]
 
 
-LIGHTNING = """
+DIES_ONCE = """
 import os
-from lightning.pytorch import Trainer
-from lightning.pytorch.demos.boring_classes import BoringModel
-from yolo_lightning.callbacks import HeartbeatFile
+from lightning.pytorch import Callback
 
-class Model(BoringModel):
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 5 and not os.path.exists("died"):
+class DieOnce(Callback):
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        if batch_idx == 6 and not os.path.exists("died"):
             open("died", "w").close()
             os._exit(9)
-        return super().training_step(batch, batch_idx)
 
-Trainer(max_steps=8, limit_val_batches=1, callbacks=[HeartbeatFile()], accelerator="cpu", logger=False,
-        enable_progress_bar=False, enable_checkpointing=False, default_root_dir="out").fit(Model())
+callbacks.append(DieOnce())
 """
 
 
 @pytest.mark.whole_run
 def test_heartbeat_callback_in_any_lightning_trainer(tmp_path: Path) -> None:
-    done = supervise(tmp_path, LIGHTNING)
+    script = PAGE.read_text().split("```python\n")[2].split("```")[0]
+    assert "\ntrainer = " in script
+    script = script.replace("\ntrainer = ", f"\n{DIES_ONCE}\ntrainer = ", 1)
+    done = supervise(tmp_path, script, "--checkpoints", "out/checkpoints/*.ckpt")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "out" / "checkpoints" / "step-000000012.ckpt").is_file()
     (report,) = (tmp_path / "run" / "incidents").glob("*/incident.json")
     text = report.read_text()
     assert '"phase": "step"' in text, text

@@ -33,14 +33,14 @@ class Checksum:
     sha256: str  # digest of the checkpoint file
     bytes: int  # size of the checkpoint file
     epoch: int  # epoch in which the checkpoint was saved, from 0
-    steps: int  # batches trained since training began
+    steps: int  # batches trained since training began; optimizer steps if the model does not store `steps`
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint atomically: `path` is always absent, the old file, or the complete new file.
 
     The temporary file is in the same folder, because only a rename within one file system is atomic. `epoch` and
-    `steps` of the checkpoint, if present, are copied into the checksum file.
+    `steps` (else Lightning's `global_step`) of the checkpoint, if present, are copied into the checksum file.
     """
     import torch  # only here and in `find_damage`: `monitor` reads checksum files without torch
 
@@ -53,9 +53,8 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
         torch.serialization.save(dict(checkpoint), buffer)
         content = buffer.getbuffer()
         temporary.write_bytes(content)
-        checksum = Checksum(
-            sha256(content).hexdigest(), len(content), int(checkpoint.get("epoch", 0)), int(checkpoint.get("steps", 0))
-        )
+        steps = checkpoint.get("steps", checkpoint.get("global_step", 0))
+        checksum = Checksum(sha256(content).hexdigest(), len(content), int(checkpoint.get("epoch", 0)), int(steps))
         flush(temporary)
         # A file without a checksum file is valid if it can be loaded; with an outdated one it would be rejected.
         checksum_path(path).unlink(missing_ok=True)

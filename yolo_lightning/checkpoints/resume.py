@@ -85,6 +85,29 @@ def checkpoint_to_fit(base: Path, ckpt_path: str | None, resume: bool, *, exactl
     return path
 
 
+def latest_checkpoint(folder: str | Path, mirror: str | None = None) -> Path | None:
+    """Return the newest undamaged checkpoint of a run folder, for `Trainer.fit(ckpt_path=...)`; None for a new run.
+
+    Damaged newer checkpoints are skipped with a warning.
+
+    Args:
+        folder: `default_root_dir` of the Trainer; its checkpoints are in `checkpoints/`.
+        mirror: Address of a `CheckpointMirror`. If the folder contains no checkpoint, as on a new machine, the newest
+            undamaged one of the run is downloaded.
+
+    Raises:
+        ValueError: If every checkpoint is damaged, or the mirror cannot be read.
+    """
+    base = Path(folder)
+    if mirror is not None:
+        fetch_from_mirror(base, mirror, exactly=True)
+    if not run_files.has_checkpoint(base):
+        return None
+    path, damaged = checkpoint_to_resume(base, exactly=True)
+    warn_of(damaged)
+    return path
+
+
 def warn_of(damaged: Mapping[Any, str]) -> None:
     for file, reason in damaged.items():
         rank_zero_warn(f"skipped {file}: {reason}")

@@ -23,8 +23,9 @@ from yolo_lightning.commands.sweep.command import PIPE_WIDTH, checkpoint_file, d
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import EvaluationDataset, SampleKey, TrainingDataset
+from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
+from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.detector import arranged_network, folded_network
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.score_table import number_table, score_text

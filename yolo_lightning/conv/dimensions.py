@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from yolo_lightning.conv.algorithms.problem import SUPPORTED_DTYPES, Problem, wants_channels_last
+from yolo_lightning.conv.algorithms.shared import exports_to_onnx
 from yolo_lightning.conv.functional import autocast_operands, conv2d, input_gradient
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
@@ -29,6 +30,8 @@ def conv1d(
     Args and errors as in `conv2d`, with an input `(N, C, L)` or `(C, L)` and a weight `(O, C / groups, kernel length)`.
     """
     _check_dimensions("conv1d", 1, input, weight)
+    if exports_to_onnx():
+        return F.conv1d(input, weight, bias, stride, padding, dilation, groups)
     sides = padding if isinstance(padding, str) else (0, *_numbers("padding", padding, 1, minimum=0))
     steps, gaps = (1, *_numbers("stride", stride, 1)), (1, *_numbers("dilation", dilation, 1))
     output = conv2d(input.unsqueeze(-2), weight.unsqueeze(-2), bias, steps, sides, gaps, groups, plan=plan)
@@ -55,6 +58,8 @@ def conv3d(
     `(O, C / groups, kernel depth, kernel height, kernel width)`.
     """
     _check_dimensions("conv3d", 3, input, weight)
+    if exports_to_onnx():
+        return F.conv3d(input, weight, bias, stride, padding, dilation, groups)
     if input.dim() == 4:
         batch = input.unsqueeze(0)
         return conv3d(batch, weight, bias, stride, padding, dilation, groups, plan=plan).squeeze(0)
@@ -124,6 +129,9 @@ def conv_transpose(
         ValueError: If an argument is not allowed.
     """
     _check_dimensions(f"conv_transpose{dimensions}d", dimensions, input, weight)
+    if exports_to_onnx():
+        native = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dimensions - 1]
+        return native(input, weight, bias, stride, padding, output_padding, groups, dilation)
     steps, gaps = _numbers("stride", stride, dimensions), _numbers("dilation", dilation, dimensions)
     sides = _numbers("padding", padding, dimensions, minimum=0)
     extra = _numbers("output_padding", output_padding, dimensions, minimum=0)

@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional as F
 
 from yolo_lightning.conv import operators
 from yolo_lightning.conv.algorithms.problem import (
@@ -17,7 +18,7 @@ from yolo_lightning.conv.algorithms.problem import (
     spatial_arguments,
     wants_channels_last,
 )
-from yolo_lightning.conv.algorithms.shared import without_autocast
+from yolo_lightning.conv.algorithms.shared import exports_to_onnx, without_autocast
 from yolo_lightning.conv.plan import DEFAULT_PLAN, Plan
 
 P = ParamSpec("P")
@@ -39,8 +40,8 @@ def conv2d(
     """Compute `torch.nn.functional.conv2d` without a vendor convolution library, forward and backward.
 
     The backward pass needs the input and the weight only; lowered columns are not saved. Under autocast, tensors are
-    cast to the autocast dtype, like those of the native operator. Compilers and exporters see one registered operator
-    (see `operators`), in which the plan selects the algorithm at run time.
+    cast to the autocast dtype, like those of the native operator. Compilers and `torch.export` see one registered
+    operator (see `operators`), in which the plan selects the algorithm at run time; `torch.onnx.export` sees PyTorch's.
 
     Args:
         input: `(N, C, H, W)` or unbatched `(C, H, W)`; float32, float64, float16 or bfloat16; any strides.
@@ -59,6 +60,8 @@ def conv2d(
     Raises:
         ValueError: If an argument is not allowed.
     """
+    if exports_to_onnx():
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     input, weight, bias = autocast_operands(input, weight, bias)
     if input.dim() == 3:
         batch = input.unsqueeze(0)

@@ -9,6 +9,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from yolo_lightning.conv.algorithms.shared import exports_to_onnx
 from yolo_lightning.conv.kernels import fused_norm
 
 
@@ -40,6 +41,8 @@ class _VendorFreeBatchNorm(_BatchNorm):
         return self._normalise(input, self.weight, self.bias, *running, uses_batch, momentum, self.eps)
 
     def _normalise(self, *arguments: Any) -> Tensor:
+        if exports_to_onnx():
+            return F.batch_norm(arguments[0], *arguments[3:5], *arguments[1:3], *arguments[5:])
         return torch.native_batch_norm(*arguments)[0]
 
     def _scale(self, input: Tensor) -> Tensor:
@@ -136,6 +139,8 @@ class RecomputedBatchNormSiLU2d(BatchNormSiLU2d):
     """
 
     def _normalise(self, *arguments: Any) -> Tensor:
+        if exports_to_onnx():
+            return super()._normalise(*arguments)
         output: Tensor = _BatchNormSiLU.apply(*arguments)
         return output
 

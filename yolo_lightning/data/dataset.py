@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import cv2
 import numpy as np
@@ -16,6 +16,7 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.index.clip_ranges import Ranges
 from yolo_lightning.data.index.neighbours import Neighbours
 from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.frames import Channels, Frame, FrameError, ImageFiles, Storage
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.zip_frames import ZipFrames
@@ -28,20 +29,6 @@ from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange, Span, 
 MIB = 2**20
 SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
 UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
-
-
-class SampleKey(NamedTuple):
-    """Key of a training sample; with the seed, determines the sample.
-
-    The order of an epoch determines `partners`, so that a sample depends on the seed, the sampling rules, `epoch`,
-    `frame` and `occurrence` only.
-    """
-
-    epoch: int  # From 0
-    frame: int  # Index of the frame in the split
-    occurrence: int = 0  # Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame
-    # Indices of the other three frames of a mosaic, see `mosaic_partners`; None draws them from the whole split
-    partners: tuple[int, ...] | None = None
 
 
 class LabelledFrames:

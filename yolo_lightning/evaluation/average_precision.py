@@ -89,12 +89,14 @@ class RankedDetections:
         return PartScores(int(chosen.sum()), annotated, observed, precision, recall)
 
 
-def average_precision(correct: npt.NDArray[np.int64], annotated: int) -> float:
-    """Return the mean of the decreasing envelope of precision at `RECALLS`, 0 to 1, of a class with >= 1 objects.
+def average_precision(
+    correct: npt.NDArray[np.int64], annotated: int, recalls: npt.NDArray[np.float64] = RECALLS
+) -> float:
+    """Return the mean of the decreasing envelope of precision at `recalls`, 0 to 1, of a class with >= 1 objects.
 
     `correct` contains the ascending ranks of the correct detections among all detections of the class.
     """
     found = np.arange(1, len(correct) + 1)
     envelope = np.maximum.accumulate((found / (correct + 1))[::-1])[::-1]
-    first = np.searchsorted(found / annotated, RECALLS)
+    first = np.searchsorted(found / annotated, recalls)
     return float(np.append(envelope, 0.0)[first].mean())

@@ -168,12 +168,17 @@ def pairs_of_group(groups: Integers, object_groups: Integers) -> tuple[Integers,
     return finder, np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(finder))
 
 
-def intersection_over_union(one: Floats, other: Floats) -> Floats:
-    """Return the IoU of N pairs of boxes `(N, 4)` x, y, width, height, by the operations of COCO's `bbIou`."""
+def intersection_over_union(one: Floats, other: Floats, *, of_first: bool = False) -> Floats:
+    """Return the IoU of N pairs of boxes `(N, 4)` x, y, width, height, by the operations of COCO's `bbIou`.
+
+    With `of_first` the intersection is divided by the area of the first box, as for crowd regions.
+    """
     upper = np.minimum(one[:, :2] + one[:, 2:], other[:, :2] + other[:, 2:])
     sides = np.maximum(upper - np.maximum(one[:, :2], other[:, :2]), 0.0)
     shared = sides[:, 0] * sides[:, 1]
-    union = one[:, 2] * one[:, 3] + other[:, 2] * other[:, 3] - shared
+    union = one[:, 2] * one[:, 3]
+    if not of_first:
+        union = union + other[:, 2] * other[:, 3] - shared
     overlaps = np.zeros(len(one))
     np.divide(shared, union, out=overlaps, where=shared > 0)
     return overlaps
@@ -187,6 +192,8 @@ def take_in_turn(
     thresholds: Sequence[float],
     *,
     prefers_last: bool,
+    ignored: Flags | None = None,
+    crowds: Flags | None = None,
 ) -> Integers:
     """Match greedily: each detection takes the unmatched object with the largest IoU, in descending order of scores.
 
@@ -197,6 +204,8 @@ def take_in_turn(
         groups: `(D,)` group of each detection, best detections of a group first. Groups share no objects.
         thresholds: T minimum IoUs, each a separate matching.
         prefers_last: Of objects with equal IoU, take the last one (COCO) instead of the first one (Ultralytics).
+        ignored: `(O,)` objects that a detection takes only if it can take no other object.
+        crowds: `(O,)` objects that any number of detections take; they are among the ignored ones.
 
     Returns:
         `(T, D)` object that a detection takes, or -1.
@@ -216,11 +225,16 @@ def take_in_turn(
     finder, found, overlaps, turns = finder[order], found[order], overlaps[order], turns[order]
     for start, stop in pairwise([*segment_starts(turns), len(turns)]):
         own, wanted, overlap = finder[start:stop], found[start:stop], overlaps[start:stop]
-        allowed = ~taken[:, wanted] & (overlap >= limits)
-        choice = largest(np.where(allowed, overlap, overlap.dtype.type(-1)), own, prefers_last=prefers_last)
+        values = np.where(~taken[:, wanted] & (overlap >= limits), overlap, overlap.dtype.type(-1))
+        if ignored is None or not (second := ignored[wanted]).any():
+            choice = largest(values, own, prefers_last=prefers_last)
+        else:
+            choice = largest(np.where(second, -1, values), own, prefers_last=prefers_last)
+            instead = largest(np.where(second, values, -1), own, prefers_last=prefers_last)
+            choice = np.where(choice >= 0, choice, instead)
         threshold, detection = np.nonzero(choice >= 0)
         chosen = wanted[choice[threshold, detection]]
-        taken[threshold, chosen] = True
+        taken[threshold, chosen] = True if crowds is None else ~crowds[chosen]
         objects[threshold, own[segment_starts(own)][detection]] = chosen
     return objects
 

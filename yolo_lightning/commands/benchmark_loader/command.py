@@ -21,9 +21,9 @@ from yolo_lightning.commands.benchmark.comparison import Spread, rounds
 from yolo_lightning.commands.command_line import wide_console
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import SampleKey, TrainingDataset
+from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
-from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, SampleKey
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 from yolo_lightning.utils.files import write_json
 

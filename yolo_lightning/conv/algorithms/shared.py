@@ -39,6 +39,18 @@ def have_data(tensors: Tensors) -> bool:
     )
 
 
+def exports_to_onnx() -> bool:
+    """Return whether `torch.onnx.export` traces the call, with either of its exporters.
+
+    ONNX has operators for convolution and batch normalisation, so the layers then call those of PyTorch, which the
+    exporters translate. No kernel of a vendor library runs: the tensors of a trace are fake, or those of one example.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    is_tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return (torch.compiler.is_compiling() or is_tracing) and torch.onnx.is_in_onnx_export()
+
+
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """Disable autocast: operands are already cast, and the backward pass may run under another autocast setting."""
     device_type = tensor.device.type

@@ -1,1 +1,1 @@
-"""Sampling rules, the resumable sampler and global batches."""
+"""Sampling rules, the resumable loader, global batches, and exact resume for any dataset."""

@@ -2,14 +2,42 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import DataLoader, Sampler
 
-from yolo_lightning.data.batch import Batch, Sample
-from yolo_lightning.data.dataset import SampleKey
 from yolo_lightning.data.sampling.mosaic_partners import mosaic_partners
-from yolo_lightning.data.sampling.sampling_rules import SampledOrder, occurrences
+from yolo_lightning.data.sampling.sampling_rules import occurrences
+
+
+class SampleKey(NamedTuple):
+    """Key of a training sample; with the seed, determines the sample.
+
+    The order of an epoch determines `partners`, so that a sample depends on the seed, the sampling rules, `epoch`,
+    `frame` and `occurrence` only.
+    """
+
+    epoch: int  # From 0
+    frame: int  # Index of the frame in the split
+    occurrence: int = 0  # Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame
+    # Indices of the other three frames of a mosaic, see `mosaic_partners`; None draws them from the whole split
+    partners: tuple[int, ...] | None = None
+
+
+class EpochOrder(Protocol):
+    """Order of the samples of each epoch."""
+
+    length: int
+    """Samples per epoch."""
+
+    settings: dict[str, Any]
+    """Everything on which the order depends; plain Python, compared when a run resumes."""
+
+    def indices(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the `(length,)` indices of the samples of an epoch; an index may occur several times."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +104,7 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
     own sampler, which yields the rank's slice of every global batch; `start` counts the samples of all ranks.
     """
 
-    def __init__(self, order: SampledOrder, batch_size: int, rank: int = 0, processes: int = 1) -> None:
+    def __init__(self, order: EpochOrder, batch_size: int, rank: int = 0, processes: int = 1) -> None:
         self.order = order
         self.batch_size = batch_size
         self.batches = GlobalBatches(batch_size, rank, processes)
@@ -95,7 +123,7 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
             yield [SampleKey(epoch, *member) for member in members]
 
 
-class ResumableLoader(DataLoader[Sample]):
+class ResumableLoader(DataLoader[Any]):
     """A DataLoader that resumes at the sample after the last delivered one.
 
     Lightning saves and restores loaders with `state_dict` and `load_state_dict`. The state is the epoch and the number
@@ -108,6 +136,9 @@ class ResumableLoader(DataLoader[Sample]):
         epoch_batches: Number of batches after which the Trainer ends an epoch, if the loader has more.
         repositioned: Called with the number of batches of the epoch that count as done when training resumes within an
             epoch. With a changed batch size, this is the number after which the remaining batches complete the epoch.
+        first_epoch: Called at the first iteration unless a state was loaded; returns the number of trained epochs. For
+            a loader that is made before its Trainer restores a checkpoint saved at the end of an epoch.
+        prefix: Section of the configuration with the settings of the order, for messages.
         kwargs: Further arguments of `DataLoader`.
     """
 
@@ -115,15 +146,19 @@ class ResumableLoader(DataLoader[Sample]):
         self,
         dataset: Any,
         batch_sampler: EpochBatchSampler,
-        collate_fn: Callable[[list[Sample]], Batch],
+        collate_fn: Callable[[list[Any]], Any],
         epoch_batches: int | None = None,
         repositioned: Callable[[int], None] | None = None,
+        first_epoch: Callable[[], int] | None = None,
+        prefix: str = "data.",
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, batch_sampler=batch_sampler, collate_fn=collate_fn, **kwargs)
         self.keys = batch_sampler
         self.epoch_batches = len(batch_sampler) if epoch_batches is None else min(len(batch_sampler), epoch_batches)
         self.repositioned = repositioned
+        self.first_epoch = first_epoch
+        self.prefix = prefix
         self._delivered = 0
         self._positioned = True
 
@@ -137,7 +172,9 @@ class ResumableLoader(DataLoader[Sample]):
         if not self._positioned:
             self.keys.epoch += 1
             self.keys.start = self._delivered = 0
-        self._positioned = False
+        elif self.first_epoch is not None:
+            self.keys.epoch = self.first_epoch()
+        self._positioned, self.first_epoch = False, None
         for batch in super().__iter__():
             self._delivered = self.keys.batches.stop(self._delivered, self.keys.order.length)
             yield batch
@@ -167,15 +204,16 @@ class ResumableLoader(DataLoader[Sample]):
         for name in sorted((saved.keys() | now.keys()) - {"batch_size"}) if delivered else ():
             if saved.get(name) != now.get(name):
                 raise ValueError(
-                    f"data.{name} must be {saved.get(name)}, got {now.get(name)}: the checkpoint was saved within "
-                    f"epoch {epoch}; resume with the saved value, or from a checkpoint saved at the end of an epoch"
+                    f"{self.prefix}{name} must be {saved.get(name)}, got {now.get(name)}: the checkpoint was saved "
+                    f"within epoch {epoch}; resume with the saved value, or from a checkpoint saved at the end of an "
+                    "epoch"
                 )
         samples, batches = self.keys.order.length, self.keys.batches
         left = self.epoch_samples - delivered
         if left <= 0:
             raise ValueError(
                 f"the checkpoint was saved after {delivered} samples of epoch {epoch}, but an epoch has "
-                f"{self.epoch_samples} samples: raise trainer.limit_train_batches or data.batch_size"
+                f"{self.epoch_samples} samples: raise trainer.limit_train_batches or {self.prefix}batch_size"
             )
         if samples - delivered < batches.processes:
             raise ValueError(
@@ -183,7 +221,7 @@ class ResumableLoader(DataLoader[Sample]):
                 f"{batches.processes} processes: use at most {samples - delivered}, or resume from another checkpoint"
             )
         self.keys.epoch, self.keys.start, self._delivered = epoch, delivered, delivered
-        self._positioned = True
+        self._positioned, self.first_epoch = True, None
         if delivered and self.repositioned is not None:
             whole = self.epoch_samples == samples
             self.repositioned(self.epoch_batches - (batches.count(left) if whole else -(-left // batches.size)))

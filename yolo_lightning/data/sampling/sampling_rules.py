@@ -14,12 +14,13 @@ Order of the rules: subset of clips (`splits`), `repeat_threshold` and `frame_in
 
 from dataclasses import asdict, dataclass
 from math import ceil
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.index.split_index import SplitIndex
+if TYPE_CHECKING:
+    from yolo_lightning.data.index.split_index import SplitIndex
 
 Balance = Literal["none", "clip", "month"]
 Integers = npt.NDArray[np.int64]
@@ -78,7 +79,7 @@ class SampledOrder:
         settings: Everything besides the split on which the order depends; plain Python, compared when a run resumes.
     """
 
-    def __init__(self, index: SplitIndex, sampling: Sampling, seed: int) -> None:
+    def __init__(self, index: "SplitIndex", sampling: Sampling, seed: int) -> None:
         if sampling.frame_interval > len(index):
             raise ValueError(
                 f"data.sampling.frame_interval must be <= {len(index)}, the number of frames of the split, "

@@ -1,0 +1,128 @@
+"""Heartbeat of a Lightning Trainer for the supervisor."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from yolo_lightning.supervision import heartbeat
+from yolo_lightning.supervision.heartbeat import HeartbeatWriter, Phase
+from yolo_lightning.utils.loop_position import steps_begun
+
+
+class HeartbeatCheckpointIO(CheckpointIO):
+    """Wrapper of `inner` that records the phase `SAVE` while a checkpoint is written."""
+
+    def __init__(self, inner: CheckpointIO, heartbeat: "HeartbeatCallback") -> None:
+        self.inner, self.heartbeat = inner, heartbeat
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        before = self.heartbeat.writer.phase if self.heartbeat.writer is not None else Phase.SETUP
+        self.heartbeat.beat(Phase.SAVE)
+        try:
+            self.inner.save_checkpoint(checkpoint, path, storage_options)
+        finally:
+            self.heartbeat.beat(before)
+
+    def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
+        return self.inner.load_checkpoint(path, *arguments, **options)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        self.inner.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        self.inner.teardown()
+
+
+class HeartbeatCallback(Callback):
+    """Reports each phase of a fit to the supervisor: start-up, batches, steps, validation, checkpoints.
+
+    For any LightningModule under `yolo_lightning supervise -- python train.py`; without a supervisor it does nothing.
+    Must be the first callback, so that the work of other callbacks in a hook belongs to the phase that starts there.
+
+    The callback only writes. A supervised trainer has no timer of its own: a timer inside the process also counts the
+    time in which the process was suspended, and ends the process when it resumes. If the supervisor dies, the kernel
+    ends the trainer (`end_with_parent`).
+    """
+
+    def __init__(self) -> None:
+        self.writer: HeartbeatWriter | None = None
+        self._any_batch = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        self.writer, self._any_batch = heartbeat.open_from_environment(), False
+        self._begin(trainer)
+
+    def _begin(self, trainer: Trainer) -> None:
+        self.beat(Phase.SETUP)
+        if self.writer is not None and not isinstance(trainer.strategy.checkpoint_io, HeartbeatCheckpointIO):
+            trainer.strategy.checkpoint_io = HeartbeatCheckpointIO(trainer.strategy.checkpoint_io, self)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.beat(Phase.SANITY)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.beat(Phase.SETUP)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.beat(Phase.FIRST_BATCH, epoch=trainer.current_epoch)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.beat(Phase.FETCH if self._any_batch else Phase.FIRST_BATCH, epoch=trainer.current_epoch, batch=0)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Record the start of a step; the first step belongs to `FIRST_BATCH`, because it compiles kernels."""
+        self._record_samples(batch)
+        phase = Phase.STEP if self._any_batch else Phase.FIRST_BATCH
+        self.beat(phase, epoch=trainer.current_epoch, step=steps_begun(trainer) - 1, batch=batch_idx)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._any_batch = True
+        self.beat(Phase.FETCH, epoch=trainer.current_epoch, step=steps_begun(trainer), batch=batch_idx + 1)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._beat_validation(trainer, Phase.VALIDATE)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        self._record_samples(batch)
+        self._beat_validation(trainer, Phase.VALIDATE, batch=batch_idx)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        self._beat_validation(trainer, Phase.VALIDATE, batch=batch_idx + 1)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._beat_validation(trainer, Phase.METRICS)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.beat(Phase.EPOCH_END if trainer.is_last_batch else Phase.FETCH)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.beat(Phase.EPOCH_END)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.beat(Phase.EXIT)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Record the end. The supervisor's file stays open until the end of the process."""
+        self.beat(Phase.EXIT)
+
+    def beat(self, phase: Phase, **position: int) -> None:
+        """Record the start of `phase`; see `HeartbeatWriter.beat`."""
+        if self.writer is not None:
+            self.writer.beat(phase, **position)
+
+    def _beat_validation(self, trainer: Trainer, phase: Phase, **position: int) -> None:
+        self.beat(Phase.SANITY if trainer.sanity_checking else phase, **position)
+
+    def _record_samples(self, batch: Any) -> None:
+        """Record the ids of the samples of a batch; here none, because a batch can be of any type."""

@@ -1,0 +1,190 @@
+"""The metric equals torchmetrics' own for every argument, and with several processes."""
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+from torchmetrics.detection import MeanAveragePrecision as Reference
+
+from tests.evaluation.detections import random_boxes, small_boxes
+from yolo_lightning.evaluation import area_matching
+from yolo_lightning.evaluation.mean_average_precision import MeanAveragePrecision
+
+Frame = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+
+def frames_of(seed: int, count: int = 12, digits: int = 9, crowds: bool = False, areas: bool = False) -> list[Frame]:
+    """Random images: sizes in all ranges, sparse labels, images without boxes, one with more than 100 detections."""
+    generator = torch.Generator().manual_seed(seed)
+    names = torch.tensor([2, 3, 17, 90])
+    frames = []
+    for number in range(count):
+        objects = int(torch.randint(0, 9, (), generator=generator)) if number != 5 else 0
+        boxes = random_boxes(objects, generator)
+        boxes[:, 2:] += 220 * torch.rand(objects, 2, generator=generator) ** 2
+        labels = torch.randint(0, 3, (objects,), generator=generator)
+        extra = 230 if number == 3 else 0 if number in (5, 6) else int(torch.randint(0, 6, (), generator=generator))
+        shift = torch.randn(2 * objects, 2, generator=generator).repeat(1, 2) * 3
+        found = torch.cat([boxes.repeat(2, 1) + shift, random_boxes(extra, generator)])
+        guesses = torch.cat([labels, labels, torch.randint(0, 2 if number == 3 else 4, (extra,), generator=generator)])
+        scores = torch.rand(len(found), generator=generator).round(decimals=digits)
+        target = {"boxes": boxes, "labels": names[labels]}
+        if crowds:
+            target["iscrowd"] = (torch.rand(objects, generator=generator) < 0.3).long()
+        if areas:
+            target["area"] = (boxes[:, 2] - boxes[:, 0]) * torch.randint(0, 90, (objects,), generator=generator)
+        frames.append(({"boxes": found, "scores": scores, "labels": names[guesses]}, target))
+    return frames
+
+
+def filled(metric: Any, frames: Sequence[Frame], batch: int = 5) -> Any:
+    metric.warn_on_many_detections = False
+    for start in range(0, len(frames), batch):
+        part = frames[start : start + batch]
+        metric.update([one for one, _ in part], [one for _, one in part])
+    return metric
+
+
+def assert_as_torchmetrics(frames: Sequence[Frame], **options: Any) -> dict[str, Tensor]:
+    expected = filled(Reference(backend="faster_coco_eval", **options), frames).compute()
+    found: dict[str, Tensor] = filled(MeanAveragePrecision(**options), frames).compute()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+    return found
+
+
+@pytest.mark.parametrize("digits", [9, 1], ids=["distinct", "ties"])
+@pytest.mark.parametrize("crowds", [False, True], ids=["objects", "crowds"])
+def test_scores_are_those_of_torchmetrics(crowds: bool, digits: int) -> None:
+    for seed in range(2):
+        frames = frames_of(seed, digits=digits, crowds=crowds, areas=seed == 1)
+        found = assert_as_torchmetrics(frames, class_metrics=True)
+        sizes = [float(found[f"map_{size}"]) for size in ("small", "medium", "large")]
+        assert all(0.005 < value < 0.95 for value in sizes), sizes
+
+
+def test_chunks_do_not_change_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(area_matching, "PAIRS_PER_CHUNK", 40)
+    assert_as_torchmetrics(frames_of(4, digits=1, crowds=True), class_metrics=True)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "micro": {"average": "micro", "class_metrics": True},
+    "micro without classes": {"average": "micro"},
+    "thresholds": {"iou_thresholds": [0.3, 0.75, 1.0], "rec_thresholds": [0.0, 0.4, 0.9]},
+    "many thresholds": {"iou_thresholds": torch.linspace(0.1, 0.95, 18).tolist()},
+    "limits": {"max_detection_thresholds": [30, 2, 7], "class_metrics": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_argument_does_what_it_does_in_torchmetrics(options: dict[str, Any]) -> None:
+    assert_as_torchmetrics(frames_of(1, crowds=True), **options)
+
+
+@pytest.mark.parametrize("box_format", ["xywh", "cxcywh"])
+def test_box_formats(box_format: str) -> None:
+    def converted(one: dict[str, Tensor]) -> dict[str, Tensor]:
+        first, size = one["boxes"][:, :2], one["boxes"][:, 2:] - one["boxes"][:, :2]
+        return one | {"boxes": torch.cat([first + size / 2 if box_format == "cxcywh" else first, size], 1)}
+
+    frames = [(converted(found), converted(truth)) for found, truth in frames_of(2)]
+    found = assert_as_torchmetrics(frames, box_format=box_format)
+    assert float(found["map"]) > 0.1
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> list[Frame]:
+    """A few images on a coarse grid with many equal boxes, scores and IoUs, crowds and boxes without area."""
+    frames = []
+    for _ in range(draw(st.integers(1, 3))):
+        found = draw(st.lists(st.tuples(small_boxes(), st.integers(1, 4), st.integers(0, 2)), max_size=12))
+        truth = draw(st.lists(st.tuples(small_boxes(), st.integers(0, 2), st.integers(0, 1)), max_size=7))
+        boxes = [torch.tensor([box for box, _, _ in part]).reshape(-1, 4) for part in (found, truth)]
+        numbers = [torch.tensor([number for _, number, _ in part]) for part in (found, truth)]
+        lasts = [torch.tensor([last for _, _, last in part]).long() for part in (found, truth)]
+        detections = {"boxes": boxes[0], "scores": numbers[0] / 4, "labels": lasts[0]}
+        frames.append((detections, {"boxes": boxes[1], "labels": numbers[1].long(), "iscrowd": lasts[1]}))
+    return frames
+
+
+@settings(max_examples=40)
+@given(frames=drawn())
+def test_scores_of_any_images_are_those_of_torchmetrics(frames: list[Frame]) -> None:
+    if any(len(one["labels"]) for frame in frames for one in frame):  # torchmetrics fails without any label
+        assert_as_torchmetrics(frames, class_metrics=True)
+
+
+def test_nothing_annotated_is_minus_one() -> None:
+    empty = {"boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "labels": torch.zeros(0, dtype=torch.long)}
+    for frames in ([], [(empty, empty)]):
+        found = filled(MeanAveragePrecision(), frames).compute()
+        assert all(float(value) == -1 for name, value in found.items() if name != "classes")
+
+
+def test_forward_returns_the_scores_of_the_batch_and_adds_it() -> None:
+    frames = frames_of(3)
+    metric = MeanAveragePrecision()
+    for part in (frames[:6], frames[6:]):
+        found = metric([one for one, _ in part], [one for _, one in part])
+        torch.testing.assert_close(found, filled(MeanAveragePrecision(), part).compute())
+    torch.testing.assert_close(metric.compute(), filled(MeanAveragePrecision(), frames).compute())
+    metric.reset()
+    assert not metric.detection_boxes
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "box_format": ({"box_format": "yolo"}, "box_format must be one of xyxy, xywh, cxcywh, got 'yolo'"),
+    "average": ({"average": "none"}, "average must be one of macro, micro, got 'none'"),
+    "thresholds": ({"iou_thresholds": []}, r"iou_thresholds must contain 1 to 64 values, got \[\]"),
+    "limits": ({"max_detection_thresholds": [1, 2]}, "max_detection_thresholds must contain 3 numbers"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MeanAveragePrecision(**options)
+
+
+def test_wrong_images() -> None:
+    ((found, truth),) = frames_of(0, count=1)
+    metric = MeanAveragePrecision()
+    for preds, target, message in (
+        ([found], [], "must have the same length, got 1 and 0"),
+        ([truth], [truth], r"preds\[0\] must contain the tensor 'scores'"),
+        ([found | {"scores": found["scores"][:1]}], [truth], r"preds\[0\]\['scores'\] must have shape"),
+        ([found], [truth | {"boxes": torch.zeros(2, 5)}], r"target\[0\]\['boxes'\] must have shape \(N, 4\)"),
+        ([found | {"labels": found["labels"].float()}], [truth], "must be integers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            metric.update(preds, target)
+
+
+def synchronise(rank: int, port: int, shares: list[list[Frame]]) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=len(shares)
+    )
+    found = filled(MeanAveragePrecision(class_metrics=True), shares[rank]).compute()
+    all_frames = [frame for share in shares for frame in share]
+    whole = filled(Reference(backend="faster_coco_eval", class_metrics=True, sync_on_compute=False), all_frames)
+    for name, value in whole.compute().items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize("split", [(7, 12), (12, 12)], ids=["unequal", "a rank without images"])
+def test_ranks_score_the_images_of_all(split: tuple[int, int]) -> None:
+    frames = frames_of(6, crowds=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(synchronise, (port, [frames[: split[0]], frames[split[0] : split[1]]]), nprocs=2)

@@ -1,0 +1,126 @@
+"""Exact resume within an epoch for any map-style dataset."""
+
+import random
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey, limited
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+SHUFFLE_STREAM = 6
+GENERATOR_STREAM = 7
+"""Seed components that separate these random numbers from others of the same seed; see `sampling_rules`."""
+
+
+class ShuffledOrder:
+    """Every sample once per epoch, in an order that depends on (seed, epoch) only, or in the order of the dataset."""
+
+    def __init__(self, length: int, seed: int = 0, shuffle: bool = True) -> None:
+        self.length = length
+        self.settings: dict[str, Any] = {"samples": length, "seed": seed, "shuffle": shuffle}
+        self._seed, self._shuffle = seed, shuffle
+
+    def indices(self, epoch: int) -> npt.NDArray[np.int64]:
+        if not self._shuffle:
+            return np.arange(self.length)
+        return np.random.default_rng((SHUFFLE_STREAM, self._seed, epoch)).permutation(self.length)
+
+
+class SeededDataset(Dataset[Any]):
+    """Dataset whose samples depend on (seed, epoch, index) only, even if they are augmented at random.
+
+    The generators of Python, NumPy and torch (CPU) are seeded for each sample and restored after it: the sample depends
+    neither on the worker that prepares it nor on the samples before it. A generator that the dataset has created itself
+    is not seeded.
+
+    Args:
+        dataset: Any map-style dataset.
+        seed: Seed of the run, >= 0.
+    """
+
+    def __init__(self, dataset: Any, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: SampleKey) -> Any:
+        with seeded(self.seed, key.epoch, key.frame):
+            return self.dataset[key.frame]
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Seed the generators of Python, NumPy and torch (CPU) in the block; restore their states after it."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    words = np.random.SeedSequence((GENERATOR_STREAM, *numbers)).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    torch.default_generator.manual_seed(int(words[2]))  # torch.manual_seed would seed the GPUs, too
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def resumable_loader(
+    dataset: Sized,
+    batch_size: int,
+    *,
+    trainer: "Trainer | None" = None,
+    seed: int = 0,
+    shuffle: bool = True,
+    collate_fn: Callable[[list[Any]], Any] = default_collate,
+    **options: Any,
+) -> ResumableLoader:
+    """Return a training DataLoader that resumes at the sample after the last trained one, for any map-style dataset.
+
+    The order of an epoch depends on (seed, epoch), and each sample on (seed, epoch, index), also if the dataset draws
+    random numbers from the global generators of Python, NumPy or torch. The number of workers and of ranks may change
+    when a run resumes. Incomplete last batches are kept; ranks divide every batch without repeating samples.
+
+    Lightning stores the position in checkpoints. In other loops use `state_dict` and `load_state_dict` of the loader.
+
+    Args:
+        dataset: Map-style dataset, `dataset[i]` for i from 0 to `len(dataset) - 1`.
+        batch_size: Samples per batch and rank; may change when a run resumes within an epoch.
+        trainer: The Trainer that uses the loader. Required for resuming at the end of an epoch, with another batch size
+            or on several ranks; there, also set `use_distributed_sampler=False`.
+        seed: Seed of the order and of the samples, >= 0.
+        shuffle: Whether the order is random.
+        collate_fn: As in `DataLoader`.
+        options: Further arguments of `DataLoader`, such as `num_workers`.
+
+    Raises:
+        ValueError: If a number is out of range, or an option determines the order of the samples.
+    """
+    for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("len(dataset)", len(dataset), 1)):
+        if value < least:
+            raise ValueError(f"{name} must be >= {least}, got {value}")
+    if refused := sorted(options.keys() & {"sampler", "batch_sampler", "drop_last"}):
+        raise ValueError(f"resumable_loader determines the order of the samples; remove {', '.join(refused)}")
+    ranks = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
+    keys = EpochBatchSampler(ShuffledOrder(len(dataset), seed, shuffle), batch_size, *ranks)
+    if trainer is not None:
+        from yolo_lightning.utils.loop_position import epochs_trained, recount  # imports Lightning
+
+        options |= {
+            "epoch_batches": limited(len(keys), trainer.limit_train_batches),
+            "repositioned": partial(recount, trainer),
+            "first_epoch": partial(epochs_trained, trainer),
+        }
+    # With a generator of its own, the DataLoader does not draw its base seed from the generator that the model uses.
+    options.setdefault("generator", torch.Generator().manual_seed(seed))
+    return ResumableLoader(SeededDataset(dataset, seed), keys, collate_fn, prefix="", **options)
