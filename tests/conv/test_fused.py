@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from tests.conv.emulation import Fenced, Guarded
 from tests.conv.test_conv2d import CASES, Case, random
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
-from yolo_lightning.conv.kernels import fused_launch
+from yolo_lightning.conv.kernels import fused_launch, launcher
 from yolo_lightning.conv.kernels.launcher import Launch, Launcher, LaunchRecorder
 
 DENSE = [case for case in CASES if case[3].get("groups", 1) == 1 and 0 not in case[0]]
@@ -198,6 +198,23 @@ def test_channel_slices_are_read_without_a_copy(emulated: Guarded) -> None:
     read, read_again = (launch.operands.reads for launch in emulated.launches[-2:])
     assert read[0] is read_again[0] is input
     assert read_again[1] is grad_output
+
+
+def test_gray_images_are_read_without_a_copy(emulated: Guarded) -> None:
+    """A contiguous image has a distance between channels that is not 1, and there is no second channel."""
+    input, weight = random(2, 1, 7, 6, dtype=torch.float32), random(4, 1, 3, 3, dtype=torch.float32)
+    output = fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))
+    torch.testing.assert_close(output, F.conv2d(input, weight), rtol=0, atol=1e-5)
+    assert emulated.launches[-1].operands.reads[0] is input
+
+
+def test_counters_are_filled_once_and_grow() -> None:
+    like = torch.empty(1)
+    first = launcher.counters(like, 3)
+    assert launcher.counters(like, first.numel()) is first
+    larger = launcher.counters(like, first.numel() + 1)
+    assert larger.numel() > first.numel()
+    assert not larger.any()
 
 
 @pytest.mark.parametrize("layout", ["crop", "expanded"])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tests.conv.emulation import Fenced, Guarded
 from tests.conv.test_conv2d import random
 from yolo_lightning.conv.kernels import batch_norm_launch, fused_norm
-from yolo_lightning.conv.kernels.launcher import Launcher
+from yolo_lightning.conv.kernels.launcher import Launcher, LaunchRecorder
 from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
 
@@ -59,7 +59,7 @@ def make_case(
 
 
 def compare(launch: Launcher, case: Case) -> None:
-    """Compare two launches forward and two backward with the expected results."""
+    """Compare the results of two launches forward and two backward with the expected results."""
     input, grads, weight, bias, mean, var = case.arguments.values()
     batches = torch.tensor(5)
     output, statistics = batch_norm_launch.forward(launch, input, weight, bias, mean, var, batches, 0.3, 1e-3)
@@ -106,6 +106,25 @@ def test_results_equal_torch(
 def test_any_shape(shape: tuple[int, ...], layout: str, dtype: torch.dtype, emulated: Guarded) -> None:
     if shape[0] * shape[2] * shape[3] > 8:  # fewer values amplify rounding
         check(emulated, shape, LAYOUTS[layout], dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_launches_are_those_that_are_counted_on_the_meta_device(layout: str, emulated: Guarded) -> None:
+    case = make_case((2, 24, 9, 8), LAYOUTS[layout], torch.float32)
+    before = len(emulated.launches)
+    compare(emulated, case)
+    recorder = LaunchRecorder()
+    input, grads, weight, bias, mean, var = (tensor.to("meta") for tensor in case.arguments.values())
+    batches = torch.tensor(5, device="meta")
+    _, statistics = batch_norm_launch.forward(recorder, input, weight, bias, mean, var, batches, 0.3, 1e-3)
+    batch_norm_launch.backward(recorder, grads, input, weight, bias, statistics)
+    found, counted = (
+        [(launch.name, launch.grid, launch.operands.bytes) for launch in some]
+        for some in (emulated.launches[before:], recorder.launches)
+    )
+    assert found == counted
+    # The input and the gradients are read twice, and the two results written once.
+    assert sum(launch.operands.bytes for launch in recorder.launches) >= 8 * input.nbytes
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

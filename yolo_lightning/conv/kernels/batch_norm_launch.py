@@ -78,7 +78,7 @@ class _Layout(NamedTuple):
     def grid(self, per_split: int) -> tuple[int, int, int]:
         return -(-self.positions // per_split), self.lanes()[1], 1
 
-    def scratch(self, per_split: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def partials(self, per_split: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return memory for two numbers per split and channel, and a counter per block along the channels."""
         splits, blocks, _ = self.grid(per_split)
         return like.new_empty(splits, 2, self.channels), counters(like, blocks)
@@ -111,7 +111,7 @@ def forward(
     per_split = layout.per_split(REDUCTION_BLOCKS)
     statistics, stride = weight.new_empty(2, layout.channels), _stride(images, layout)
     operands = Operands(
-        (images,), (statistics, running_mean, running_var, num_batches_tracked), layout.scratch(per_split, weight)
+        (images,), (statistics, running_mean, running_var, num_batches_tracked), *layout.partials(per_split, weight)
     )
     numbers = (*layout.numbers(per_split), stride, float(momentum), float(eps))
     launch(layout.name("batch_statistics"), layout.grid(per_split), operands, numbers)
@@ -130,7 +130,7 @@ def backward(
     per_split = layout.per_split(REDUCTION_BLOCKS)
     sums, strides = weight.new_empty(2, layout.channels), (_stride(images, layout), _stride(grads, layout))
     reads = (images, grads, statistics, weight, bias)
-    operands = Operands(reads, (sums,), layout.scratch(per_split, weight))
+    operands = Operands(reads, (sums,), *layout.partials(per_split, weight))
     launch(layout.name("silu_gradient_sums"), layout.grid(per_split), operands, (*layout.numbers(per_split), *strides))
     grad_input = _empty_like(images, layout)
     per_split = layout.per_split(ELEMENT_BLOCKS)

@@ -118,7 +118,8 @@ def weight_gradient(
     splits = -(-pixels // per_split)
     per_group = splits if splits <= SPLITS_PER_GROUP else math.isqrt(splits - 1) + 1
     patches = splits * math.prod(blocks) * tile.rows * tile.columns if splits > 1 else 0
-    scratch = input.new_empty(patches, dtype=torch.float32), counters(input, 2 * math.prod(blocks) * splits)
+    partials = input.new_empty(patches, dtype=torch.float32)
+    counts = counters(input, 2 * math.prod(blocks) * splits)
     numbers = (
         *(*problem.input_size[2:], channels, image.stride(3), height, width),
         *(problem.stride[0], -problem.padding[0], problem.dilation[0]),
@@ -127,7 +128,7 @@ def weight_gradient(
     )
     by_four = reads_by_four((channels, image.stride(3), outputs, grads.stride(3)), (image, grads, result))
     name = tile.kernel("sum_products", by_four, input.dtype)
-    launch(name, (*blocks, splits), Operands((image, grads), (result,), scratch), numbers)
+    launch(name, (*blocks, splits), Operands((image, grads), (result,), partials, counts), numbers)
     return result
 
 

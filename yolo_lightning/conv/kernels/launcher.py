@@ -39,17 +39,20 @@ class Operands(NamedTuple):
 
     reads: tuple[Argument, ...]
     writes: tuple[Argument, ...]
-    scratch: tuple[Tensor, ...] = ()  # blocks of the launch write it, and other blocks of the launch read it
+    partials: Tensor | None = None  # blocks of the launch write it, and other blocks of the launch read it
+    counters: Tensor | None = None  # of the function `counters`
 
     @property
     def tensors(self) -> tuple[Argument, ...]:
         """All tensors, in the order of the arguments."""
-        return *self.reads, *self.writes, *self.scratch
+        own = () if self.partials is None else (self.partials, self.counters)
+        return *self.reads, *self.writes, *own
 
     @property
     def bytes(self) -> int:
-        """Bytes that the launch moves if each tensor is read or written once, and the scratch memory both."""
-        return sum(tensor.nbytes for tensor in (*self.tensors, *self.scratch) if tensor is not None)
+        """Bytes that the launch moves if each tensor is read or written once, and the partial results both."""
+        moved = (*self.reads, *self.writes, self.partials, self.partials)
+        return sum(tensor.nbytes for tensor in moved if tensor is not None)
 
 
 class Launcher(Protocol):
