@@ -1,6 +1,7 @@
 // Runs CUDA kernels of 256 threads on a CPU: each thread is a fiber, and __syncthreads() hands over to the next one.
 //
-// Blocks run one after the other. Between two barriers the threads run one after the other, forwards and backwards in
+// Blocks run one after the other, in reverse order in every second launch, so that a result depends on the order if
+// another block than the last one is assumed to be the last. Between two barriers the threads run one after the other, forwards and backwards in
 // turn, so that a result depends on the order if a barrier is missing. Threads that part ways at a barrier are reported.
 
 #pragma once
@@ -43,6 +44,7 @@ struct Fiber {
 inline std::array<Fiber, THREADS_PER_BLOCK> fibers;
 inline ucontext_t scheduler;
 inline std::function<void()> kernel;
+inline bool in_reverse = false;
 
 inline void run_thread() {
     kernel();
@@ -81,13 +83,12 @@ template <class... Arguments, std::size_t... Numbers>
 const char* run_grid(
     void (*function)(Arguments...), Index blocks, void** arguments, std::index_sequence<Numbers...>) {
     kernel = [=] { function(*static_cast<Arguments*>(arguments[Numbers])...); };
-    for (unsigned z = 0; z < blocks.z; ++z) {
-        for (unsigned y = 0; y < blocks.y; ++y) {
-            for (unsigned x = 0; x < blocks.x; ++x) {
-                blockIdx = {x, y, z};
-                if (!run_block()) return "threads of a block part ways at a barrier";
-            }
-        }
+    const unsigned total = blocks.x * blocks.y * blocks.z;
+    in_reverse = !in_reverse;
+    for (unsigned turn = 0; turn < total; ++turn) {
+        const unsigned block = in_reverse ? total - 1 - turn : turn;
+        blockIdx = {block % blocks.x, block / blocks.x % blocks.y, block / blocks.x / blocks.y};
+        if (!run_block()) return "threads of a block part ways at a barrier";
     }
     return nullptr;
 }
@@ -101,6 +102,14 @@ const char* run_grid(void (*function)(Arguments...), Index blocks, void** argume
 
 inline void __syncthreads() {
     swapcontext(&emulation::fibers[threadIdx.x].context, &emulation::scheduler);
+}
+
+inline void __threadfence() {}
+
+inline unsigned atomicAdd(unsigned* counter, unsigned number) {
+    const unsigned before = *counter;
+    *counter += number;
+    return before;
 }
 
 // The counterpart of fused_launch.cu.

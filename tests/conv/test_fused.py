@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from tests.conv.emulation import Fenced, Guarded
 from tests.conv.test_conv2d import CASES, Case, random
 from yolo_lightning.conv.algorithms.problem import Problem, make_problem
-from yolo_lightning.conv.kernels import fused_launch
-from yolo_lightning.conv.kernels.launcher import Launcher
+from yolo_lightning.conv.kernels import fused_launch, launcher
+from yolo_lightning.conv.kernels.launcher import Launch, Launcher, LaunchRecorder
 
 DENSE = [case for case in CASES if case[3].get("groups", 1) == 1 and 0 not in case[0]]
 
@@ -61,6 +61,7 @@ def make_products(
 
 
 def compare(launch: Launcher, products: Products) -> None:
+    """Compare each product, which takes one launch, with the expected one."""
     input, weight, grad_output, problem, expected = products
     found = [
         fused_launch.forward(launch, input, weight, problem),
@@ -72,6 +73,24 @@ def compare(launch: Launcher, products: Products) -> None:
         assert one.dtype == input.dtype
         difference = (one - other).abs().max() / other.abs().max().clamp(min=1)
         assert difference < TOLERANCES[input.dtype], f"{name} is off by {difference:.2g}"
+
+
+LAUNCH_FUNCTIONS = (fused_launch.forward, fused_launch.input_gradient, fused_launch.weight_gradient)
+
+
+def check_counted_launches(products: Products, launches: Sequence[Launch]) -> None:
+    """Compare launches with those that a `LaunchRecorder` counts for tensors on the meta device, and their bytes."""
+    input, weight, grad_output, problem, _ = products
+    recorder = LaunchRecorder()
+    for function, tensors in zip(
+        LAUNCH_FUNCTIONS, ((input, weight), (grad_output, weight), (input, grad_output)), strict=True
+    ):
+        function(recorder, *(tensor.to("meta") for tensor in tensors), problem)
+    found, counted = (
+        [(launch.name, launch.grid, launch.operands.bytes) for launch in some] for some in (launches, recorder.launches)
+    )
+    assert found == counted
+    assert len(counted) == 3
 
 
 def check(
@@ -106,8 +125,13 @@ def test_every_tile(
 
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_shape(emulated: Launcher, data: st.DataObject) -> None:
-    check(emulated, *draw_convolution(data), dtype=data.draw(st.sampled_from(list(TOLERANCES))))
+def test_any_shape(emulated: Guarded, data: st.DataObject) -> None:
+    products = make_products(*draw_convolution(data), dtype=data.draw(st.sampled_from(list(TOLERANCES))))
+    if data.draw(st.booleans()):
+        products = products._replace(weight=nhwc(products.weight))
+    before = len(emulated.launches)
+    compare(emulated, products)
+    check_counted_launches(products, emulated.launches[before:])
 
 
 def only_tile(monkeypatch: pytest.MonkeyPatch, tile: fused_launch.KernelTile) -> None:
@@ -171,9 +195,26 @@ def test_channel_slices_are_read_without_a_copy(emulated: Guarded) -> None:
     expected = F.conv2d(input, leaf)
     torch.testing.assert_close(output, expected.detach(), rtol=0, atol=2e-5)
     torch.testing.assert_close(grad_weight, *torch.autograd.grad(expected, leaf, grad_output), rtol=0, atol=1e-4)
-    (_, _, (read, *_)), (_, _, (read_again, read_grads, _)) = emulated.launches[-2:]
-    assert [read.data_ptr(), read_again.data_ptr()] == [input.data_ptr()] * 2
-    assert read_grads.data_ptr() == grad_output.data_ptr()
+    read, read_again = (launch.operands.reads for launch in emulated.launches[-2:])
+    assert read[0] is read_again[0] is input
+    assert read_again[1] is grad_output
+
+
+def test_gray_images_are_read_without_a_copy(emulated: Guarded) -> None:
+    """A contiguous image has a distance between channels that is not 1, and there is no second channel."""
+    input, weight = random(2, 1, 7, 6, dtype=torch.float32), random(4, 1, 3, 3, dtype=torch.float32)
+    output = fused_launch.forward(emulated, input, weight, problem_of(input, weight, {}))
+    torch.testing.assert_close(output, F.conv2d(input, weight), rtol=0, atol=1e-5)
+    assert emulated.launches[-1].operands.reads[0] is input
+
+
+def test_counters_are_filled_once_and_grow() -> None:
+    like = torch.empty(1)
+    first = launcher.counters(like, 3)
+    assert launcher.counters(like, first.numel()) is first
+    larger = launcher.counters(like, first.numel() + 1)
+    assert larger.numel() > first.numel()
+    assert not larger.any()
 
 
 @pytest.mark.parametrize("layout", ["crop", "expanded"])
@@ -197,7 +238,30 @@ def test_weight_gradient_is_split_over_pixels_and_gives_equal_bits(emulated: Gua
     problem = problem_of(input, torch.empty(5, 3, 1, 1), {})
     first, second = (fused_launch.weight_gradient(emulated, input, grad_output, problem) for _ in range(2))
     assert torch.equal(first, second)
-    assert emulated.launches[-1][1] == (1, 1, 6)
+    assert emulated.launches[-1].grid == (1, 1, 6)
+
+
+@pytest.mark.parametrize("per_group", [1, 4, 5, 16])
+def test_splits_are_added_in_groups(per_group: int, emulated: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """14 splits of two tiles; the emulation runs the blocks of every second launch in reverse order."""
+    monkeypatch.setattr(fused_launch, "SPLITS_PER_GROUP", per_group)
+    monkeypatch.setattr(fused_launch, "PIXELS_PER_SPLIT", 16)
+    products = make_products((2, 8, 15, 14), (72, 8, 1, 1), {})
+    compare(emulated, products)
+    input, _, grad_output, problem, _ = products
+    launches = [fused_launch.weight_gradient(emulated, input, grad_output, problem) for _ in range(2)]
+    assert torch.equal(*launches)
+    assert emulated.launches[-1].grid == (1, 2, 14)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_weight_is_read_in_any_layout_without_a_copy(stride: int, emulated: Guarded) -> None:
+    products = make_products((2, 8, 9, 8), (12, 8, 3, 3), {"padding": 1, "stride": stride})
+    whole = random(12, 3, 3, 16, dtype=torch.float32).permute(0, 3, 1, 2)
+    part = whole[:, 5:13].copy_(products.weight)  # channels are adjacent, but not aligned
+    for weight in (products.weight, nhwc(products.weight), part):
+        compare(emulated, products._replace(weight=weight))
+        assert all(launch.operands.reads[1] is weight for launch in emulated.launches[-3:-1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

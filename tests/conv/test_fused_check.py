@@ -18,7 +18,7 @@ from yolo_lightning.conv.algorithms import rows_channels_last
 from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.kernels import fused
 from yolo_lightning.conv.kernels.build import make_launcher
-from yolo_lightning.conv.kernels.launcher import Argument, Grid, Launcher
+from yolo_lightning.conv.kernels.launcher import Grid, Launcher, Operands
 from yolo_lightning.conv.kernels.representative import MOST_ELEMENTS, small_problem
 from yolo_lightning.conv.kernels.verified import BuildError, OptionalKernels, assume_available, generated
 
@@ -61,9 +61,9 @@ class Wrong:
         self.spoil = spoil
         self.launches = 0
 
-    def __call__(self, name: str, grid: Grid, tensors: Sequence[Argument], numbers: Sequence[int | float]) -> None:
+    def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
         self.launches += 1
-        result = tensors[-1]
+        (result,) = operands.writes
         assert result is not None
         self.spoil(result)
 

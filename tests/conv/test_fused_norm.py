@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tests.conv.emulation import Fenced, Guarded
 from tests.conv.test_conv2d import random
 from yolo_lightning.conv.kernels import batch_norm_launch, fused_norm
-from yolo_lightning.conv.kernels.launcher import Launcher
+from yolo_lightning.conv.kernels.launcher import Launcher, LaunchRecorder
 from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.conv.normalization import BatchNormSiLU2d, RecomputedBatchNormSiLU2d
 
@@ -59,7 +59,7 @@ def make_case(
 
 
 def compare(launch: Launcher, case: Case) -> None:
-    """Compare three launches forward and three backward with the expected results."""
+    """Compare the results of two launches forward and two backward with the expected results."""
     input, grads, weight, bias, mean, var = case.arguments.values()
     batches = torch.tensor(5)
     output, statistics = batch_norm_launch.forward(launch, input, weight, bias, mean, var, batches, 0.3, 1e-3)
@@ -94,7 +94,7 @@ def test_results_equal_torch(
 ) -> None:
     before = len(emulated.launches)
     check(emulated, shape, LAYOUTS[layout], dtype)
-    assert len(emulated.launches) - before == 6
+    assert len(emulated.launches) - before == 4
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -106,6 +106,25 @@ def test_results_equal_torch(
 def test_any_shape(shape: tuple[int, ...], layout: str, dtype: torch.dtype, emulated: Guarded) -> None:
     if shape[0] * shape[2] * shape[3] > 8:  # fewer values amplify rounding
         check(emulated, shape, LAYOUTS[layout], dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_launches_are_those_that_are_counted_on_the_meta_device(layout: str, emulated: Guarded) -> None:
+    case = make_case((2, 24, 9, 8), LAYOUTS[layout], torch.float32)
+    before = len(emulated.launches)
+    compare(emulated, case)
+    recorder = LaunchRecorder()
+    input, grads, weight, bias, mean, var = (tensor.to("meta") for tensor in case.arguments.values())
+    batches = torch.tensor(5, device="meta")
+    _, statistics = batch_norm_launch.forward(recorder, input, weight, bias, mean, var, batches, 0.3, 1e-3)
+    batch_norm_launch.backward(recorder, grads, input, weight, bias, statistics)
+    found, counted = (
+        [(launch.name, launch.grid, launch.operands.bytes) for launch in some]
+        for some in (emulated.launches[before:], recorder.launches)
+    )
+    assert found == counted
+    # The input and the gradients are read twice, and the two results written once.
+    assert sum(launch.operands.bytes for launch in recorder.launches) >= 8 * input.nbytes
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -121,7 +140,7 @@ def test_channel_slices_of_a_gradient_are_read_without_a_copy(emulated: Guarded)
     sliced, dense = whole[:, 8:16], whole[:, 8:16].contiguous(memory_format=torch.channels_last)
     results = [batch_norm_launch.backward(emulated, g, input, weight, bias, statistics) for g in (sliced, dense)]
     torch.testing.assert_close(*results, rtol=0, atol=0)
-    _, _, tensors = emulated.launches[-6]
+    tensors = emulated.launches[-4].operands.tensors
     assert tensors[1] is not None
     assert tensors[1].data_ptr() == sliced.data_ptr()
 
@@ -168,9 +187,9 @@ def test_layer_uses_the_kernels_and_equals_torch(
             results.append((output, *torch.autograd.grad(output.pow(3).sum(), [input, *layer.parameters()])))
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours.state_dict(), native[0].state_dict())
-    assert [name for name, *_ in enabled.launches[-6:]] == [
-        *("batch_statistics_nchw_by_one", "finish_statistics", "normalise_silu_nchw_by_one"),
-        *("silu_gradient_sums_nchw_by_one", "finish_gradient_sums", "normalise_silu_gradient_nchw_by_one"),
+    assert [name for name, *_ in enabled.launches[-4:]] == [
+        *("batch_statistics_nchw_by_one", "normalise_silu_nchw_by_one"),
+        *("silu_gradient_sums_nchw_by_one", "normalise_silu_gradient_nchw_by_one"),
     ]
 
 
@@ -212,8 +231,8 @@ def test_empty_batch_and_one_value_per_channel_like_torch(enabled: Guarded) -> N
 
 
 def test_a_wrong_kernel_is_disabled_before_its_first_use() -> None:
-    def wrong(name: str, grid: Any, tensors: Any, numbers: Any) -> None:
-        for tensor in tensors:
+    def wrong(name: str, grid: Any, operands: Any, numbers: Any) -> None:
+        for tensor in operands.tensors:
             if tensor is not None:
                 tensor.zero_()
 

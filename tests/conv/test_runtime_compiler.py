@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from yolo_lightning.conv.kernels import build, runtime_compiler
+from yolo_lightning.conv.kernels.launcher import Operands
 from yolo_lightning.conv.kernels.runtime_compiler import AMD, NVIDIA, GpuFunctions, RuntimeCompiled, RuntimeCompiler
 from yolo_lightning.conv.kernels.verified import BuildError
 
@@ -60,7 +61,7 @@ def make(gpu: ctypes.CDLL, functions: GpuFunctions, tmp_path: Path, monkeypatch:
 
 def launched(launcher: RuntimeCompiled, name: str) -> list[float]:
     result = torch.zeros(8)
-    launcher(name, (2, 3, 4), [result, None], [-5, 0.25])
+    launcher(name, (2, 3, 4), Operands((result, None), ()), [-5, 0.25])
     return result.tolist()
 
 
@@ -155,5 +156,5 @@ def test_nvrtc_compiles_the_kernels_without_a_toolkit(architecture: str) -> None
         compiler = RuntimeCompiler(runtime_compiler.open_library("nvrtc"), NVIDIA)
     except BuildError as error:
         pytest.skip(str(error))
-    for name in [*list(build.kernel_lines())[::9], "finish_statistics"]:
+    for name in list(build.kernel_lines())[::9]:
         assert len(compiler.compile(build.source([name]), architecture)) > 1000

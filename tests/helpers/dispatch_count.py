@@ -10,6 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from yolo_lightning.conv.kernels.launcher import LaunchRecorder
+from yolo_lightning.conv.kernels.registered import LAUNCHES
+
 VIEWS = frozenset(
     (
         "view",
@@ -62,7 +65,12 @@ CARDS = {
 
 @dataclass
 class DispatchCount(TorchDispatchMode):
-    """Counts the operators that PyTorch dispatches. A kernel takes the longest of its traffic, products and launch."""
+    """Counts the operators that PyTorch dispatches. A kernel takes the longest of its traffic, products and launch.
+
+    An operator of PyTorch counts as one kernel. For an operator of this package, the function that launches its kernels
+    runs with the tensors of the meta device: every launch counts as a kernel, with the tensors that it reads and
+    writes, and so does every operator of PyTorch that the function needs.
+    """
 
     kernels: Counter[str] = field(default_factory=Counter)
     dispatches: int = 0
@@ -78,10 +86,12 @@ class DispatchCount(TorchDispatchMode):
     def __torch_dispatch__(
         self, operator: Any, types: Any, arguments: tuple[Any, ...] = (), options: Mapping[str, Any] | None = None
     ) -> Any:
-        result = operator(*arguments, **(options or {}))
         name = str(operator).split(".")[1]
         self.dispatches += 1
         self.dispatched[name] += 1
+        if operator in LAUNCHES:
+            return self._launches(operator, name, arguments)
+        result = operator(*arguments, **(options or {}))
         inputs = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, Tensor)]
         tensors = [*inputs, *(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))]
         # A tensor on the CPU beside tensors on the device, for example an index made from a Python list.
@@ -89,17 +99,39 @@ class DispatchCount(TorchDispatchMode):
             self.uploads.append(name)
         if name in VIEWS:
             return result
-        self.kernels[name] += 1
         size = sum(tensor.numel() * tensor.element_size() for tensor in {id(one): one for one in tensors}.values())
         flop = 0
         if name in PRODUCTS:
             left, right = (arguments[position] for position in PRODUCTS[name])
             flop = 2 * left.numel() * right.shape[-1]
+        self._kernel(name, size, flop)
+        return result
+
+    def _launches(self, operator: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+        recorder = LaunchRecorder()
+        with self:
+            result = LAUNCHES[operator](recorder, *arguments)
+        for launch in recorder.launches:
+            kernel = launch.name.split("_n")[0].split("_by")[0]
+            self._kernel(kernel, launch.operands.bytes, fused_flop(name, arguments, result) // len(recorder.launches))
+        return result
+
+    def _kernel(self, name: str, size: int, flop: int) -> None:
+        self.kernels[name] += 1
         self.bytes += size
         self.flop += flop
         for card, limits in CARDS.items():
             self.seconds[card] += max(size / limits.bytes_per_s, flop / limits.flop_per_s, limits.launch_s)
-        return result
+
+
+def fused_flop(name: str, arguments: tuple[Any, ...], result: Any) -> int:
+    """Return the floating-point operations in the products of an operator of this package."""
+    images, weight = {
+        "fused_conv_forward": (result, arguments[1]),
+        "fused_conv_input_gradient": (arguments[0], arguments[1]),
+        "fused_conv_weight_gradient": (arguments[1], result),
+    }.get(name, (None, None))
+    return 0 if images is None or weight is None else 2 * images.numel() * weight[0].numel()
 
 
 def count_step(

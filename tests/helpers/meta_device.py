@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from yolo_lightning.conv.kernels.launcher import LaunchRecorder
+from yolo_lightning.conv.kernels.registered import LAUNCHES
+
 META = torch.device("meta")
 PACKAGES = ("yolo_lightning", "ultralytics", "lightning", "torchmetrics")
 """The innermost frame of one of these packages names the origin of an event; so does `torch/optim`."""
@@ -105,8 +108,8 @@ class MetaDevice(TorchDispatchMode):
     Such an operator makes the host wait for a real device. Its answer is `rows` rows (`nonzero`, a mask as an index),
     one row per image (`unique` of the sample indices), or `number` (`item`; True for a condition).
 
-    Memory is the sum of the bytes of all live storages. It does not contain the workspace inside an operator, nor the
-    rounding and fragmentation of an allocator.
+    Memory is the sum of the bytes of all live storages. The scratch memory of this package's own kernels is
+    contained; the workspace inside an operator of PyTorch, rounding and fragmentation of an allocator are not.
     """
 
     def __init__(self, images: int, number: int = 8, rows: int = 4096, names_origins: bool = False) -> None:
@@ -126,6 +129,9 @@ class MetaDevice(TorchDispatchMode):
         name = func.overloadpacket.__name__
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         on_device = any(one.device == META for one in tensors)
+        if func in LAUNCHES and on_device:
+            self.requests.dispatches += 1
+            return self._launch(func, args)
         result = self._answer(name, func, args, kwargs) if on_device else func(*args, **kwargs)
         results = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
         if not on_device and not any(one.device == META for one in results):
@@ -143,6 +149,14 @@ class MetaDevice(TorchDispatchMode):
         for one in (*tensors, *results):
             if one.device == META:
                 self._track(one)
+        return result
+
+    def _launch(self, func: Any, args: Any) -> Any:
+        """Run the function that launches the kernels of an operator, whose scratch memory counts as live meanwhile."""
+        recorder = LaunchRecorder()
+        with self:
+            result = LAUNCHES[func](recorder, *args)
+        self.requests.kernels.update(launch.name for launch in recorder.launches)
         return result
 
     def _answer(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """A training step by Lightning's Trainer on the meta device: waits for the device, copies to it, and memory."""
 
 import functools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from torch.utils.data import DataLoader
 
 from tests.helpers.meta_device import META, MetaAccelerator, MetaDevice, Requests
 from yolo_lightning.callbacks import EMA
+from yolo_lightning.conv import Plan
+from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.data.batch import Batch, TrainingFacts
 from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.model import layers
 from yolo_lightning.module import YOLOModule
 
 IMAGES, SIZE, BOXES = 8, 640, 8
@@ -68,12 +72,13 @@ def second_step(backend: str, activation_checkpointing: bool) -> tuple[Requests,
     """Return what the second training step of YOLOv8n asks of a device, and its peak of memory in bytes.
 
     Forward pass, loss, backward pass, update, EMA, logging and the transfer of a pinned batch, as Lightning runs them.
+    `backend` is `native`, `gemm`, or `kernels`: `gemm` with the GPU kernels.
     """
     loader: Any = DataLoader([make_batch()] * 2, batch_size=None)  # type: ignore[arg-type]
     device = MetaDevice(IMAGES, number=BOXES)
     recorder = RecordSteps(device)
     module = YOLOModule(
-        conv_backend=backend,  # type: ignore[arg-type]
+        conv_backend="native" if backend == "native" else "gemm",
         activation_checkpointing=activation_checkpointing,
         nominal_batch=IMAGES,
         class_weight_power=0.5,
@@ -87,21 +92,24 @@ def second_step(backend: str, activation_checkpointing: bool) -> tuple[Requests,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    with pytest.MonkeyPatch.context() as patch, device:
+    kernels = assume_available("meta") if backend == "kernels" else nullcontext()
+    with pytest.MonkeyPatch.context() as patch, kernels, device:
         facts = TrainingFacts(IMAGES, class_counts=(4, 3, 2, 1))
         patch.setattr(TrainingFacts, "from_trainer", lambda trainer: facts)
         patch.setattr(Tensor, "is_pinned", lambda tensor: tensor.device.type == "cpu")
+        # Its own decisions: those on the meta device must not leave this function.
+        patch.setattr(layers, "DEFAULT_PLAN", Plan())
         trainer.fit(module, loader)
     return recorder.steps[1]
 
 
-@pytest.mark.parametrize("backend", ["native", "gemm"])
+@pytest.mark.parametrize("backend", ["native", "gemm", "kernels"])
 def test_step_waits_for_the_device_where_it_is_documented_only(backend: str) -> None:
     requests, _ = second_step(backend, False)
     assert dict(requests.waits) == DOCUMENTED_WAITS
 
 
-@pytest.mark.parametrize("backend", ["native", "gemm"])
+@pytest.mark.parametrize("backend", ["native", "gemm", "kernels"])
 def test_step_copies_nothing_to_the_device_but_the_batch(backend: str) -> None:
     requests, _ = second_step(backend, False)
     assert requests.queued_uploads == 4
@@ -116,7 +124,8 @@ def test_step_backs_up_buffers_with_one_copy_per_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "checkpointing", "limit_gib"), [("native", False, 1.5), ("gemm", False, 1.5), ("gemm", True, 1.1)]
+    ("backend", "checkpointing", "limit_gib"),
+    [("native", False, 1.5), ("gemm", False, 1.5), ("gemm", True, 1.1), ("kernels", False, 1.5)],
 )
 def test_peak_memory_of_a_step(backend: str, checkpointing: bool, limit_gib: float) -> None:
     """The limits are measured peaks, rounded up; the lower bound shows that activations are counted."""

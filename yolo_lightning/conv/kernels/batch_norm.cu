@@ -1,13 +1,10 @@
-// Batch normalisation followed by SiLU: three launches forward and three backward.
+// Batch normalisation followed by SiLU: two launches forward and two backward.
 //
 // Elements are float32, float16 or bfloat16; statistics, parameters and sums are float32. A first kernel reduces ranges
-// of positions (splits), a second one combines the splits, a third one computes the elements. Sums are added in a fixed
-// order, without atomics. A position is a pixel of a sample.
+// of positions (splits), and the last block of each range of channels combines the splits, in a fixed order. A second
+// kernel computes the elements. A position is a pixel of a sample.
 //
 // launchers.py places this file after elements.cuh. The macros at the end define the kernels.
-
-// Threads of a block of the kernels that combine splits: channels x splits.
-constexpr int CHANNELS_AT_ONCE = 16;
 
 // Count, mean and sum of squared deviations (Chan et al.: Updating Formulae and a Pairwise Algorithm, 1979).
 struct Moments {
@@ -40,6 +37,7 @@ template <bool CHANNELS_LAST, int WIDTH>
 struct Part {
     int channels, plane;  // plane: positions of a sample
     int lane, row, rows, channel;
+    bool is_used;  // whether the thread has a channel
     int start, stop, step;
 
     __device__ Part(int positions, int channels, int plane, int lanes, int per_split)
@@ -49,7 +47,8 @@ struct Part {
         start = first + row * at_once;
         step = rows * at_once;
         stop = positions - first < per_split ? positions : first + per_split;
-        if (row >= rows || channel >= channels) stop = start;
+        is_used = row < rows && channel < channels;
+        if (!is_used) stop = start;
     }
 
     // Offset of the values at a position; NHWC positions are `stride` elements apart.
@@ -57,6 +56,9 @@ struct Part {
         if (CHANNELS_LAST) return position * stride + channel;
         return (position / plane * channels + channel) * plane + position % plane;
     }
+
+    // Channels of a thread.
+    static constexpr int CHANNELS = CHANNELS_LAST ? WIDTH : 1;
 
     // Channel of a value.
     __device__ int channel_of(int number) const { return CHANNELS_LAST ? channel + number : channel; }
@@ -110,17 +112,56 @@ __device__ inline void write_partials(
     if (!CHANNELS_LAST) {
         for (int number = 1; number < WIDTH; ++number) shared[0][threadIdx.x].add(shared[number][threadIdx.x]);
     }
-    for (int number = 0; number < (CHANNELS_LAST ? WIDTH : 1); ++number) {
+    for (int number = 0; number < part.CHANNELS; ++number) {
         const Sums two = numbers(shared[number][threadIdx.x]);
         target[part.channel + number] = two.first;
         target[part.channels + part.channel + number] = two.second;
     }
 }
 
+// Combines the partials of all splits in row 0 of `shared`, in one block for each blockIdx.y, and returns whether this
+// is the block and this thread is in row 0. `state` makes a state of two numbers and the split.
+template <bool CHANNELS_LAST, int WIDTH, class State, class Make>
+__device__ inline bool combine_splits(
+    const float* partials, unsigned* counters, const Part<CHANNELS_LAST, WIDTH>& part, State (&shared)[WIDTH][THREADS],
+    int splits, int lanes, Make state) {
+    if (!is_last_block(counters + blockIdx.y, splits)) return false;
+    State states[WIDTH] = {};
+    for (int split = part.row; part.is_used && split < splits; split += part.rows) {
+        const float* numbers = partials + split * 2 * part.channels + part.channel;
+#pragma unroll
+        for (int number = 0; number < part.CHANNELS; ++number) {
+            states[number].add(state(numbers[number], numbers[part.channels + number], split));
+        }
+    }
+    combine_rows<WIDTH>(states, shared, part.row, part.rows, lanes);
+    return part.is_used && part.row == 0;
+}
+
+// Where the statistics of a batch are written. Running statistics and the number of batches may be null.
+struct Statistics {
+    float* of_batch;  // [0, channel] = mean, [1, channel] = 1 / standard deviation
+    float *running_mean, *running_var;
+    long long* batches;
+    float momentum, eps;
+
+    __device__ void write(const Moments& total, int channel, int channels, int positions) const {
+        of_batch[channel] = total.mean;
+        of_batch[channels + channel] = 1.0f / sqrtf(total.deviations / float(positions) + eps);
+        if (running_mean) {
+            const float variance = total.deviations / float(positions - 1);
+            running_mean[channel] = (1.0f - momentum) * running_mean[channel] + momentum * total.mean;
+            running_var[channel] = (1.0f - momentum) * running_var[channel] + momentum * variance;
+        }
+        if (batches && channel == 0) *batches += 1;
+    }
+};
+
 // partials[split, 0, channel] = mean, partials[split, 1, channel] = sum of squared deviations
 template <class Element, bool CHANNELS_LAST, int WIDTH>
 __device__ inline void batch_statistics(
-    const Element* input, float* partials, const Part<CHANNELS_LAST, WIDTH>& part, int lanes, int input_stride) {
+    const Element* input, const Statistics& statistics, float* partials, unsigned* counters,
+    const Part<CHANNELS_LAST, WIDTH>& part, int positions, int lanes, int per_split, int input_stride) {
     __shared__ Moments shared[WIDTH][THREADS];
     // Deviations from the first value of a thread, which avoids cancellation if the mean is large.
     float first[WIDTH] = {}, sums[WIDTH] = {}, squares[WIDTH] = {};
@@ -147,33 +188,15 @@ __device__ inline void batch_statistics(
     combine_rows<WIDTH>(states, shared, part.row, part.rows, lanes);
     write_partials<CHANNELS_LAST, WIDTH>(
         partials, part, shared, [](const Moments& moments) { return Sums{moments.mean, moments.deviations}; });
-}
-
-// statistics[0, channel] = mean, statistics[1, channel] = 1 / standard deviation; updates the running statistics, which
-// may be null, and the number of batches, which may be null.
-extern "C" __global__ void __launch_bounds__(THREADS) finish_statistics(
-    const float* partials, float* statistics, float* running_mean, float* running_var, long long* batches,
-    int positions, int channels, int per_split, int splits, float momentum, float eps) {
-    __shared__ Moments shared[1][THREADS];
-    const int lane = threadIdx.x % CHANNELS_AT_ONCE, row = threadIdx.x / CHANNELS_AT_ONCE;
-    const int channel = blockIdx.x * CHANNELS_AT_ONCE + lane, rows = THREADS / CHANNELS_AT_ONCE;
-    Moments states[1] = {{0.0f, 0.0f, 0.0f}};
-    for (int split = row; channel < channels && split < splits; split += rows) {
-        const int left = positions - split * per_split, count = left < per_split ? left : per_split;
-        const float* numbers = partials + split * 2 * channels + channel;
-        states[0].add(Moments{float(count), numbers[0], numbers[channels]});
+    auto moments = [&](float mean, float deviations, int split) {
+        const int left = positions - split * per_split;
+        return Moments{float(left < per_split ? left : per_split), mean, deviations};
+    };
+    const int splits = (positions + per_split - 1) / per_split;
+    if (!combine_splits(partials, counters, part, shared, splits, lanes, moments)) return;
+    for (int number = 0; number < part.CHANNELS; ++number) {
+        statistics.write(shared[number][threadIdx.x], part.channel + number, part.channels, positions);
     }
-    combine_rows<1>(states, shared, row, rows, CHANNELS_AT_ONCE);
-    if (row > 0 || channel >= channels) return;
-    const Moments total = shared[0][threadIdx.x];
-    statistics[channel] = total.mean;
-    statistics[channels + channel] = 1.0f / sqrtf(total.deviations / float(positions) + eps);
-    if (running_mean) {
-        const float variance = total.deviations / float(positions - 1);
-        running_mean[channel] = (1.0f - momentum) * running_mean[channel] + momentum * total.mean;
-        running_var[channel] = (1.0f - momentum) * running_var[channel] + momentum * variance;
-    }
-    if (batches && channel == 0) *batches += 1;
 }
 
 // Parameters of the normalisation of the channels of a thread.
@@ -224,11 +247,12 @@ __device__ inline float silu_gradient(float value, float grad) {
     return grad * share * (1.0f + value * (1.0f - share));
 }
 
-// partials[split, 0, channel] = gradient of the bias, partials[split, 1, channel] = gradient of the weight
+// sums[0, channel] = gradient of the bias, sums[1, channel] = gradient of the weight; partials[split, ...] alike
 template <class Element, bool CHANNELS_LAST, int WIDTH>
 __device__ inline void silu_gradient_sums(
     const Element* input, const Element* grads, const float* statistics, const float* weight, const float* bias,
-    float* partials, const Part<CHANNELS_LAST, WIDTH>& part, int lanes, int input_stride, int grad_stride) {
+    float* sums, float* partials, unsigned* counters, const Part<CHANNELS_LAST, WIDTH>& part, int splits, int lanes,
+    int input_stride, int grad_stride) {
     __shared__ Sums shared[WIDTH][THREADS];
     const Affine<WIDTH> affine(part, statistics, weight, bias);
     Sums states[WIDTH] = {};
@@ -244,24 +268,13 @@ __device__ inline void silu_gradient_sums(
         }
     }
     combine_rows<WIDTH>(states, shared, part.row, part.rows, lanes);
-    write_partials<CHANNELS_LAST, WIDTH>(partials, part, shared, [](const Sums& sums) { return sums; });
-}
-
-// sums[0 or 1, channel] = sum of partials over the splits
-extern "C" __global__ void __launch_bounds__(THREADS) finish_gradient_sums(
-    const float* partials, float* sums, int channels, int splits) {
-    __shared__ Sums shared[1][THREADS];
-    const int lane = threadIdx.x % CHANNELS_AT_ONCE, row = threadIdx.x / CHANNELS_AT_ONCE;
-    const int channel = blockIdx.x * CHANNELS_AT_ONCE + lane, rows = THREADS / CHANNELS_AT_ONCE;
-    Sums states[1] = {{0.0f, 0.0f}};
-    for (int split = row; channel < channels && split < splits; split += rows) {
-        const float* numbers = partials + split * 2 * channels + channel;
-        states[0].add(Sums{numbers[0], numbers[channels]});
+    write_partials<CHANNELS_LAST, WIDTH>(partials, part, shared, [](const Sums& two) { return two; });
+    auto two = [](float first, float second, int /*split*/) { return Sums{first, second}; };
+    if (!combine_splits(partials, counters, part, shared, splits, lanes, two)) return;
+    for (int number = 0; number < part.CHANNELS; ++number) {
+        sums[part.channel + number] = shared[number][threadIdx.x].first;
+        sums[part.channels + part.channel + number] = shared[number][threadIdx.x].second;
     }
-    combine_rows<1>(states, shared, row, rows, CHANNELS_AT_ONCE);
-    if (row > 0 || channel >= channels) return;
-    sums[channel] = shared[0][threadIdx.x].first;
-    sums[channels + channel] = shared[0][threadIdx.x].second;
 }
 
 template <class Element, bool CHANNELS_LAST, int WIDTH>
@@ -298,10 +311,13 @@ __device__ inline void normalise_silu_gradient(
 
 #define BATCH_STATISTICS(NAME, ELEMENT, IS_LAST, WIDTH_OF)                                                       \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                  \
-        const ELEMENT* input, float* partials, PART_PARAMETERS, int input_stride) {                              \
+        const ELEMENT* input, float* of_batch, float* running_mean, float* running_var, long long* batches,      \
+        float* partials, unsigned* counters, PART_PARAMETERS, int input_stride, float momentum, float eps) {     \
         constexpr bool CHANNELS_LAST = IS_LAST;                                                                  \
         constexpr int WIDTH = WIDTH_OF;                                                                          \
-        batch_statistics<ELEMENT, CHANNELS_LAST, WIDTH>(input, partials, PART_MADE, lanes, input_stride);        \
+        const Statistics statistics{of_batch, running_mean, running_var, batches, momentum, eps};                \
+        batch_statistics<ELEMENT, CHANNELS_LAST, WIDTH>(                                                         \
+            input, statistics, partials, counters, PART_MADE, positions, lanes, per_split, input_stride);        \
     }
 
 #define NORMALISE_SILU(NAME, ELEMENT, IS_LAST, WIDTH_OF)                                                         \
@@ -317,11 +333,13 @@ __device__ inline void normalise_silu_gradient(
 #define SILU_GRADIENT_SUMS(NAME, ELEMENT, IS_LAST, WIDTH_OF)                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                  \
         const ELEMENT* input, const ELEMENT* grads, const float* statistics, const float* weight,                \
-        const float* bias, float* partials, PART_PARAMETERS, int input_stride, int grad_stride) {                \
+        const float* bias, float* sums, float* partials, unsigned* counters, PART_PARAMETERS, int input_stride,  \
+        int grad_stride) {                                                                                       \
         constexpr bool CHANNELS_LAST = IS_LAST;                                                                  \
         constexpr int WIDTH = WIDTH_OF;                                                                          \
         silu_gradient_sums<ELEMENT, CHANNELS_LAST, WIDTH>(                                                       \
-            input, grads, statistics, weight, bias, partials, PART_MADE, lanes, input_stride, grad_stride);      \
+            input, grads, statistics, weight, bias, sums, partials, counters, PART_MADE,                         \
+            (positions + per_split - 1) / per_split, lanes, input_stride, grad_stride);                          \
     }
 
 #define NORMALISE_SILU_GRADIENT(NAME, ELEMENT, IS_LAST, WIDTH_OF)                                                \

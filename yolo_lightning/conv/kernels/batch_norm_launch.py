@@ -5,10 +5,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from yolo_lightning.conv.kernels.launcher import ELEMENTS, THREADS, Launcher, pixels_of, reads_by_four
+from yolo_lightning.conv.kernels.launcher import (
+    ELEMENTS,
+    THREADS,
+    Launcher,
+    Operands,
+    counters,
+    empty_images,
+    evenly_spaced,
+    reads_by_four,
+)
 
-CHANNELS_AT_ONCE = 16
-"""Channels of a block that combines splits; equal to CHANNELS_AT_ONCE in batch_norm.cu."""
 # Blocks of a reduction. The value, and therefore the order of the sums, is equal on every device.
 REDUCTION_BLOCKS = 320
 # Blocks of a kernel that computes elements.
@@ -19,7 +26,6 @@ LEAST_ACCESSES = 8
 MOST_LANES = 64
 
 KERNELS = ("batch_statistics", "normalise_silu", "silu_gradient_sums", "normalise_silu_gradient")
-FINISH_KERNELS = ("finish_statistics", "finish_gradient_sums")
 
 
 def kernel_name(kernel: str, channels_last: bool, by_four: bool, dtype: torch.dtype) -> str:
@@ -29,8 +35,8 @@ def kernel_name(kernel: str, channels_last: bool, by_four: bool, dtype: torch.dt
 
 
 def instances() -> dict[str, str]:
-    """Return the C++ line that defines each kernel, by kernel name; empty for kernels that need none."""
-    lines = {
+    """Return the C++ line that defines each kernel, by kernel name."""
+    return {
         kernel_name(kernel, channels_last, by_four, dtype): f"{kernel.upper()}("
         f"{kernel_name(kernel, channels_last, by_four, dtype)}, {element.cpp_type}, {str(channels_last).lower()}, "
         f"{4 if by_four else 1})"
@@ -39,7 +45,6 @@ def instances() -> dict[str, str]:
         for channels_last in (True, False)
         for by_four in (True, False)
     }
-    return lines | dict.fromkeys(FINISH_KERNELS, "")
 
 
 class _Layout(NamedTuple):
@@ -73,6 +78,11 @@ class _Layout(NamedTuple):
     def grid(self, per_split: int) -> tuple[int, int, int]:
         return -(-self.positions // per_split), self.lanes()[1], 1
 
+    def partials(self, per_split: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return memory for two numbers per split and channel, and a counter per block along the channels."""
+        splits, blocks, _ = self.grid(per_split)
+        return like.new_empty(splits, 2, self.channels), counters(like, blocks)
+
     def numbers(self, per_split: int) -> tuple[int, ...]:
         return self.positions, self.channels, self.plane, self.lanes()[0], per_split
 
@@ -98,24 +108,18 @@ def forward(
     `num_batches_tracked` (int64, one element) is incremented.
     """
     (images,), layout = _arranged(input)
-    output = _empty_like(images)
     per_split = layout.per_split(REDUCTION_BLOCKS)
-    grid = layout.grid(per_split)
-    channels, stride = layout.channels, _stride(images, layout)
-    partials = weight.new_empty(grid[0], 2, channels)
-    statistics = weight.new_empty(2, channels)
-    launch(layout.name("batch_statistics"), grid, (images, partials), (*layout.numbers(per_split), stride))
-    launch(
-        "finish_statistics",
-        (-(-channels // CHANNELS_AT_ONCE), 1, 1),
-        (partials, statistics, running_mean, running_var, num_batches_tracked),
-        (layout.positions, channels, per_split, grid[0], float(momentum), float(eps)),
+    statistics, stride = weight.new_empty(2, layout.channels), _stride(images, layout)
+    operands = Operands(
+        (images,), (statistics, running_mean, running_var, num_batches_tracked), *layout.partials(per_split, weight)
     )
+    numbers = (*layout.numbers(per_split), stride, float(momentum), float(eps))
+    launch(layout.name("batch_statistics"), layout.grid(per_split), operands, numbers)
+    output = _empty_like(images, layout)
     per_split = layout.per_split(ELEMENT_BLOCKS)
-    numbers = (*layout.numbers(per_split), stride)
-    tensors = (images, statistics, weight, bias, output)
-    launch(layout.name("normalise_silu"), layout.grid(per_split), tensors, numbers)
-    return _as_images(output, layout), statistics
+    operands = Operands((images, statistics, weight, bias), (output,))
+    launch(layout.name("normalise_silu"), layout.grid(per_split), operands, (*layout.numbers(per_split), stride))
+    return output, statistics
 
 
 def backward(
@@ -123,39 +127,36 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the input gradient and `(2, C)` the gradients of bias and weight."""
     (images, grads), layout = _arranged(input, grad_output)
-    grad_input = _empty_like(images)
     per_split = layout.per_split(REDUCTION_BLOCKS)
-    grid = layout.grid(per_split)
-    channels, strides = layout.channels, (_stride(images, layout), _stride(grads, layout))
-    partials, sums = weight.new_empty(grid[0], 2, channels), weight.new_empty(2, channels)
-    tensors = (images, grads, statistics, weight, bias)
-    launch(layout.name("silu_gradient_sums"), grid, (*tensors, partials), (*layout.numbers(per_split), *strides))
-    blocks = (-(-channels // CHANNELS_AT_ONCE), 1, 1)
-    launch("finish_gradient_sums", blocks, (partials, sums), (channels, grid[0]))
+    sums, strides = weight.new_empty(2, layout.channels), (_stride(images, layout), _stride(grads, layout))
+    reads = (images, grads, statistics, weight, bias)
+    operands = Operands(reads, (sums,), *layout.partials(per_split, weight))
+    launch(layout.name("silu_gradient_sums"), layout.grid(per_split), operands, (*layout.numbers(per_split), *strides))
+    grad_input = _empty_like(images, layout)
     per_split = layout.per_split(ELEMENT_BLOCKS)
-    numbers = (*layout.numbers(per_split), *strides)
-    launch(layout.name("normalise_silu_gradient"), layout.grid(per_split), (*tensors, sums, grad_input), numbers)
-    return _as_images(grad_input, layout), sums
+    operands, numbers = Operands((*reads, sums), (grad_input,)), (*layout.numbers(per_split), *strides)
+    launch(layout.name("normalise_silu_gradient"), layout.grid(per_split), operands, numbers)
+    return grad_input, sums
 
 
 def _arranged(*tensors: Tensor) -> tuple[list[Tensor], _Layout]:
-    """Return all tensors as NHWC or all as NCHW, like the first one, and their layout."""
+    """Return all tensors as NHWC or all as NCHW in memory, like the first one, and their layout."""
     samples, channels, height, width = tensors[0].shape
     channels_last = is_channels_last(tensors[0])
-    images = [pixels_of(tensor) if channels_last else tensor.contiguous() for tensor in tensors]
-    steps = (channels, *(image.stride(2) for image in images)) if channels_last else (height * width,)
+    images = [evenly_spaced(tensor) if channels_last else _contiguous(tensor) for tensor in tensors]
+    steps = (channels, *(image.stride(3) for image in images)) if channels_last else (height * width,)
     by_four = reads_by_four(steps, images)
     sizes = (samples * height * width, channels, height * width)
     return images, _Layout(channels_last, by_four, tensors[0].dtype, *sizes)
 
 
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
 def _stride(images: Tensor, layout: _Layout) -> int:
-    return images.stride(2) if layout.channels_last else 0
+    return images.stride(3) if layout.channels_last else 0
 
 
-def _empty_like(images: Tensor) -> Tensor:
-    return images.new_empty(images.shape)
-
-
-def _as_images(result: Tensor, layout: _Layout) -> Tensor:
-    return result.permute(0, 3, 1, 2) if layout.channels_last else result
+def _empty_like(images: Tensor, layout: _Layout) -> Tensor:
+    return empty_images(images, images.shape) if layout.channels_last else images.new_empty(images.shape)

@@ -80,6 +80,12 @@ __device__ inline float4 zeros() {
     return value;
 }
 
+__device__ inline float4 to_four(const float (&values)[4]) {
+    float4 four;
+    four.x = values[0], four.y = values[1], four.z = values[2], four.w = values[3];
+    return four;
+}
+
 template <class Element>
 __device__ inline float4 load_four(const Element* elements) {
     const Four<Element> four = *reinterpret_cast<const Four<Element>*>(elements);
@@ -95,4 +101,21 @@ __device__ inline void store_four(Element* target, const float* values) {
 #pragma unroll
     for (int number = 0; number < 4; ++number) from_float(four.values[number], values[number]);
     *reinterpret_cast<Four<Element>*>(target) = four;
+}
+
+// Returns in all threads of one of the `blocks` blocks that call this function with `counter`, the last one, that it is
+// the last. What the other blocks have written before is then visible. The counter starts at zero, and is zero again
+// after the last block, so that the next launch can use it. Which block is the last must not affect the result.
+__device__ inline bool is_last_block(unsigned* counter, unsigned blocks) {
+    __shared__ unsigned arrived;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        arrived = atomicAdd(counter, 1u) + 1u;
+        if (arrived == blocks) *counter = 0;
+    }
+    __syncthreads();
+    if (arrived != blocks) return false;
+    __threadfence();
+    return true;
 }

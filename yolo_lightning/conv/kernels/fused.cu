@@ -4,9 +4,9 @@
 //
 // The windows of the image (im2col) are stored in shared memory only, one tile at a time. A block of 256 threads
 // computes one tile of the result. Each thread accumulates a small patch of the tile in registers, and loads the values
-// of the next iteration while it multiplies. The code does not depend on the size of a warp or wavefront, uses no
-// atomics and includes no headers, so that NVRTC, HIPRTC, nvcc, hipcc and, with an emulation of a few keywords, any
-// C++17 compiler compile it.
+// of the next iteration while it multiplies. The code does not depend on the size of a warp or wavefront and includes no
+// headers, so that NVRTC, HIPRTC, nvcc, hipcc and, with an emulation of a few keywords, any C++17 compiler compile it.
+// The only atomic operation counts blocks; sums are added in a fixed order.
 //
 // launchers.py places this file after elements.cuh and fused_windows.cuh. The macros at the end define the kernels.
 
@@ -20,6 +20,24 @@ struct Places {
     int row_step, first_row;
     int column_step, first_column;
 };
+
+// Sets windows, places and matrix to those of the remainders of blockIdx.z. Returns the offset of their first tap.
+__device__ inline int use_remainder(
+    Windows& windows, Places& places, Matrix& matrix, const Axis& vertical, const Axis& horizontal) {
+    const int first_row = blockIdx.z / horizontal.stride, first_column = blockIdx.z % horizontal.stride;
+    const Remainder rows(vertical, first_row, places.height), columns(horizontal, first_column, places.width);
+    const bool has_taps = rows.taps > 0 && columns.taps > 0;
+    windows.place_rows = rows.places, windows.place_columns = columns.places;
+    windows.row_step = 1, windows.first_row = rows.first, windows.tap_row_step = rows.step;
+    windows.column_step = 1, windows.first_column = columns.first, windows.tap_column_step = columns.step;
+    // Positions that no tap reads have windows without values, and the gradient zero.
+    windows.tap_rows = has_taps ? rows.taps : 0, windows.tap_columns = has_taps ? columns.taps : 1;
+    places.row_step = vertical.stride, places.first_row = first_row;
+    places.column_step = horizontal.stride, places.first_column = first_column;
+    const int offset = rows.first_tap * matrix.row_step + columns.first_tap * matrix.tap_column_step;
+    matrix.row_step *= rows.tap_step, matrix.tap_column_step *= columns.tap_step;
+    return offset;
+}
 
 // Four adjacent values of a matrix row that has `left` remaining values; zeros beyond its end.
 template <bool BY_FOUR, class Element>
@@ -56,7 +74,7 @@ struct Tile {
     static constexpr int FETCHES = ROWS * DEPTH / 4 / THREADS;
     // Four extra columns keep the rows aligned and avoid bank conflicts.
     using Left = float[DEPTH][ROWS + 4];
-    using Right = float[DEPTH][COLUMNS];
+    using Right = float[DEPTH][COLUMNS + 4];
     static_assert(ROWS / ROWS_EACH * THREAD_COLUMNS == THREADS, "every thread has one patch");
     static_assert(FETCHES * 4 * THREADS == ROWS * DEPTH, "the threads fetch the left side in whole turns");
     static_assert(COLUMNS * DEPTH / 4 <= THREADS, "the threads fetch the right side in one turn");
@@ -91,11 +109,11 @@ struct Tile {
     }
 };
 
-// result[place, column] = sum over taps of image[window at place, tap] * matrix[tap, column]
+// result[place, column] = sum over taps of image[window at place, tap] * weight[column, tap]
 template <class Element, int ROWS, int COLUMNS, int ROWS_EACH, bool BY_FOUR>
 __device__ inline void correlate(
-    const Element* image, const Element* matrix, Element* result, const Windows& windows, const Places& places,
-    int rows, int columns) {
+    const Element* image, const Element* weight, Element* result, const Windows& windows, const Places& places,
+    const Matrix& matrix, int rows, int columns) {
     using T = Tile<ROWS, COLUMNS, ROWS_EACH>;
     alignas(16) __shared__ typename T::Left left;
     alignas(16) __shared__ typename T::Right right;
@@ -104,7 +122,7 @@ __device__ inline void correlate(
     const int depth = windows.tap_rows * windows.tap_columns * windows.channels;
     const int left_row = threadIdx.x / FETCHES_PER_ROW, left_depth = threadIdx.x % FETCHES_PER_ROW * 4;
     const int tile_row = blockIdx.x * ROWS, tile_column = blockIdx.y * COLUMNS;
-    const int right_row = T::right_row(), right_column = tile_column + T::first_column();
+    if (tile_row >= rows) return;
 
     Corner corners[T::FETCHES];
     for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
@@ -113,22 +131,22 @@ __device__ inline void correlate(
     }
     Tap taps[TAPS];
     for (int tap = 0; tap < TAPS; ++tap) taps[tap] = tap_at(windows, left_depth + tap);
+    const bool has_column = left_row < COLUMNS && tile_column + left_row < columns;
+    const Element* column = weight + (tile_column + left_row) * matrix.column_step;
 
     float4 next_left[T::FETCHES], next_right = zeros();
-    auto fetch_next = [&](int first_depth) {
+    auto fetch_next = [&]() {
 #pragma unroll
         for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
             next_left[fetch] = window_values<BY_FOUR>(image, windows, corners[fetch], taps);
         }
+        if (has_column) next_right = column_values<BY_FOUR>(column, matrix, taps);
 #pragma unroll
         for (int tap = 0; tap < TAPS; ++tap) advance(windows, taps[tap], DEPTH);
-        const int row = first_depth + right_row;
-        const bool is_needed = right_row < DEPTH && row < depth;
-        next_right = row_values<BY_FOUR>(matrix + row * columns + right_column, is_needed ? columns - right_column : 0);
     };
 
     float totals[ROWS_EACH][4] = {};
-    fetch_next(0);
+    fetch_next();
     for (int first_depth = 0; first_depth < depth; first_depth += DEPTH) {
 #pragma unroll
         for (int fetch = 0; fetch < T::FETCHES; ++fetch) {
@@ -138,13 +156,19 @@ __device__ inline void correlate(
             left[left_depth + 2][row] = next_left[fetch].z;
             left[left_depth + 3][row] = next_left[fetch].w;
         }
-        if (right_row < DEPTH) put(&right[right_row][T::first_column()], next_right);
+        if (left_row < COLUMNS) {
+            right[left_depth][left_row] = next_right.x;
+            right[left_depth + 1][left_row] = next_right.y;
+            right[left_depth + 2][left_row] = next_right.z;
+            right[left_depth + 3][left_row] = next_right.w;
+        }
         __syncthreads();
-        if (first_depth + DEPTH < depth) fetch_next(first_depth + DEPTH);
+        if (first_depth + DEPTH < depth) fetch_next();
         T::multiply(left, right, totals);
         __syncthreads();
     }
 
+    const int first_column = tile_column + T::first_column();
 #pragma unroll
     for (int row = 0; row < ROWS_EACH; ++row) {
         const int index = tile_row + T::first_row() + row;
@@ -153,15 +177,72 @@ __device__ inline void correlate(
         const int result_row = place.row * places.row_step + places.first_row;
         const int result_column = place.column * places.column_step + places.first_column;
         const int pixel = (place.sample * places.height + result_row) * places.width + result_column;
-        store_values<BY_FOUR>(result + pixel * columns + right_column, totals[row], columns - right_column);
+        store_values<BY_FOUR>(result + pixel * columns + first_column, totals[row], columns - first_column);
     }
 }
 
-// partials[split, tap, column] = sum over the places of a split of image[window at place, tap] * grads[place, column]
+// Sums over splits: the last block of each group of splits adds the patches of its group, and the last of these blocks
+// adds the sums of the groups. Both read the splits in a fixed order. `partials` has one patch per split, tile and thread.
+template <int ROWS_EACH>
+struct Splits {
+    float4* partials;
+    unsigned* counters;  // for each tile one per group, and one more
+    int splits, per_group, tile, tiles;
+
+    __device__ float4* patch_of(int split) const {
+        return partials + (split * tiles + tile) * ROWS_EACH * THREADS + threadIdx.x;
+    }
+
+    // Writes the used rows of a patch: `rows` of them, none if the number is negative.
+    __device__ void write(int split, const float (&totals)[ROWS_EACH][4], int rows) const {
+        float4* patch = patch_of(split);
+#pragma unroll
+        for (int row = 0; row < ROWS_EACH; ++row) {
+            if (row < rows) patch[row * THREADS] = to_four(totals[row]);
+        }
+    }
+
+    // Sets `totals` to the sum over `number` splits from `first` on.
+    __device__ void add(int first, int step, int number, float (&totals)[ROWS_EACH][4], int rows) const {
+#pragma unroll
+        for (int row = 0; row < ROWS_EACH; ++row) {
+            totals[row][0] = totals[row][1] = totals[row][2] = totals[row][3] = 0.0f;
+        }
+        for (int split = 0; split < number; ++split) {
+            const float4* patch = patch_of(first + split * step);
+#pragma unroll
+            for (int row = 0; row < ROWS_EACH; ++row) {
+                if (row >= rows) continue;
+                const float4 values = patch[row * THREADS];
+                totals[row][0] += values.x, totals[row][1] += values.y;
+                totals[row][2] += values.z, totals[row][3] += values.w;
+            }
+        }
+    }
+
+    // Returns whether this block has the sum over all splits, which is then in `totals`.
+    __device__ bool sum(float (&totals)[ROWS_EACH][4], int rows) const {
+        const int split = blockIdx.z, group = split / per_group, first = group * per_group;
+        const int groups = (splits + per_group - 1) / per_group;
+        const int in_group = splits - first < per_group ? splits - first : per_group;
+        if (splits == 1) return true;
+        unsigned* counts = counters + tile * (groups + 1);
+        write(split, totals, rows);
+        if (!is_last_block(counts + group, in_group)) return false;
+        add(first, 1, in_group, totals, rows);
+        if (groups == 1) return true;
+        write(first, totals, rows);
+        if (!is_last_block(counts + groups, groups)) return false;
+        add(0, per_group, groups, totals, rows);
+        return true;
+    }
+};
+
+// result[column, tap] = sum over the places of image[window at place, tap] * grads[place, column]
 template <class Element, int ROWS, int COLUMNS, int ROWS_EACH, bool BY_FOUR>
 __device__ inline void sum_products(
-    const Element* image, const Element* grads, float* partials, const Windows& windows, int places, int places_per_split,
-    int columns, int grad_stride) {
+    const Element* image, const Element* grads, Element* result, float4* partials, unsigned* counters,
+    const Windows& windows, int places, int places_per_split, int splits_per_group, int columns, int grad_stride) {
     using T = Tile<ROWS, COLUMNS, ROWS_EACH>;
     alignas(16) __shared__ typename T::Left left;
     alignas(16) __shared__ typename T::Right right;
@@ -206,12 +287,22 @@ __device__ inline void sum_products(
         __syncthreads();
     }
 
+    const int tile_rows = (rows + ROWS - 1) / ROWS, tile_columns = (columns + COLUMNS - 1) / COLUMNS;
+    const Splits<ROWS_EACH> splits{
+        partials,         counters, (places + places_per_split - 1) / places_per_split, splits_per_group,
+        int(blockIdx.y * tile_rows + blockIdx.x), tile_rows * tile_columns};
+    const int first_row = tile_row + T::first_row(), rows_left = rows - first_row;
+    if (!splits.sum(totals, right_column < columns ? rows_left : 0)) return;
 #pragma unroll
-    for (int row = 0; row < ROWS_EACH; ++row) {
-        const int index = tile_row + T::first_row() + row;
-        if (index >= rows) continue;
-        float* target = partials + (blockIdx.z * rows + index) * columns + right_column;
-        store_values<BY_FOUR>(target, totals[row], columns - right_column);
+    for (int column = 0; column < 4; ++column) {
+        if (right_column + column >= columns) continue;
+        Element* target = result + (right_column + column) * rows + first_row;
+#pragma unroll
+        for (int row = 0; row < ROWS_EACH; row += 4) {
+            const float values[4] = {
+                totals[row][column], totals[row + 1][column], totals[row + 2][column], totals[row + 3][column]};
+            store_values<BY_FOUR>(target + row, values, rows_left - row);
+        }
     }
 }
 
@@ -223,21 +314,35 @@ __device__ inline void sum_products(
     Windows{height, width, channels, pixel_stride, place_rows, place_columns, row_step, first_row, tap_row_step, \
             column_step, first_column, tap_column_step, tap_rows, tap_columns}
 
-#define CORRELATE(NAME, ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                \
-        const ELEMENT* image, const ELEMENT* matrix, ELEMENT* result, WINDOWS_PARAMETERS, int result_height,   \
-        int result_width, int result_row_step, int result_first_row, int result_column_step,                   \
-        int result_first_column, int rows, int columns) {                                                      \
-        const Places places{result_height,    result_width,       result_row_step,                             \
-                            result_first_row, result_column_step, result_first_column};                        \
-        correlate<ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(                                                 \
-            image, matrix, result, WINDOWS_MADE, places, rows, columns);                                       \
+// One launch computes a convolution (`is_gradient` 0) or the gradient of its input (1). For the gradient, `image` is the
+// output gradient, and each blockIdx.z computes the input positions of one pair of remainders modulo the strides.
+#define CORRELATE(NAME, ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                     \
+        const ELEMENT* image, const ELEMENT* weight, ELEMENT* result, int samples, int height, int width,           \
+        int channels, int pixel_stride, int result_height, int result_width, int columns, int row_stride, int top,  \
+        int row_dilation, int kernel_rows, int column_stride, int left, int column_dilation, int kernel_columns,    \
+        int weight_column_step, int weight_channel_step, int weight_row_step, int weight_tap_step, int is_adjacent, \
+        int is_gradient) {                                                                                          \
+        const Axis vertical{row_stride, top, row_dilation, kernel_rows};                                            \
+        const Axis horizontal{column_stride, left, column_dilation, kernel_columns};                                \
+        Windows windows{height,     width,      channels,      pixel_stride,   result_height,                       \
+                        result_width, row_stride, -top,        row_dilation,   column_stride,                       \
+                        -left,      column_dilation, kernel_rows, kernel_columns};                                  \
+        Places places{result_height, result_width, 1, 0, 1, 0};                                                     \
+        Matrix matrix{                                                                                              \
+            weight_column_step, weight_channel_step, weight_row_step, weight_tap_step, is_adjacent != 0};           \
+        if (is_gradient) weight += use_remainder(windows, places, matrix, vertical, horizontal);                    \
+        correlate<ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(                                                      \
+            image, weight, result, windows, places, matrix,                                                         \
+            samples * windows.place_rows * windows.place_columns, columns);                                         \
     }
 
 #define SUM_PRODUCTS(NAME, ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR)                                         \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                \
-        const ELEMENT* image, const ELEMENT* grads, float* partials, WINDOWS_PARAMETERS, int places,           \
-        int places_per_split, int columns, int grad_stride) {                                                  \
+        const ELEMENT* image, const ELEMENT* grads, ELEMENT* result, float4* partials, unsigned* counters,     \
+        WINDOWS_PARAMETERS, int places, int places_per_split, int splits_per_group, int columns,               \
+        int grad_stride) {                                                                                     \
         sum_products<ELEMENT, ROWS, COLUMNS, ROWS_EACH, BY_FOUR>(                                              \
-            image, grads, partials, WINDOWS_MADE, places, places_per_split, columns, grad_stride);             \
+            image, grads, result, partials, counters, WINDOWS_MADE, places, places_per_split,                  \
+            splits_per_group, columns, grad_stride);                                                           \
     }

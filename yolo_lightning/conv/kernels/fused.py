@@ -22,7 +22,7 @@ from yolo_lightning.conv.algorithms.problem import Problem
 from yolo_lightning.conv.algorithms.shared import have_data
 from yolo_lightning.conv.kernels import fused_launch
 from yolo_lightning.conv.kernels.build import make_launcher
-from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS
+from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS, Launcher, empty_images
 from yolo_lightning.conv.kernels.registered import operator
 from yolo_lightning.conv.kernels.representative import compared
 from yolo_lightning.conv.kernels.verified import OptionalKernels, is_accelerator
@@ -116,33 +116,33 @@ def _problem_of(
     return _problem(*sizes)
 
 
-def _empty_images(like: Tensor, size: Sequence[int]) -> Tensor:
-    samples, channels, height, width = size
-    return like.new_empty(samples, height, width, channels).permute(0, 3, 1, 2)
-
-
 def _fake_forward(input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
     # Not cached: the sizes may be symbols of torch.compile.
     sizes: list[Any] = [tuple(size) for size in (input.shape, weight.shape, stride, padding, dilation)]
     problem = Problem(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], groups=1, channels_last=True)
-    return _empty_images(input, problem.output_size)
+    return empty_images(input, problem.output_size)
 
 
 @operator(
     "fused_conv_forward(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation) -> Tensor",
     _fake_forward,
+    KERNELS,
 )
-def _forward(input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
+def _forward(
+    launch: Launcher, input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]
+) -> Tensor:
     problem = _problem_of(input.shape, weight.shape, stride, padding, dilation)
-    return fused_launch.forward(KERNELS.required(input.device), input, weight, problem)
+    return fused_launch.forward(launch, input, weight, problem)
 
 
 @operator(
     "fused_conv_input_gradient(Tensor grad_output, Tensor weight, int[] input_size, int[] stride, int[] padding, "
     "int[] dilation) -> Tensor",
-    lambda grad_output, weight, input_size, stride, padding, dilation: _empty_images(grad_output, input_size),
+    lambda grad_output, weight, input_size, stride, padding, dilation: empty_images(grad_output, input_size),
+    KERNELS,
 )
 def _input_gradient(
+    launch: Launcher,
     grad_output: Tensor,
     weight: Tensor,
     input_size: list[int],
@@ -151,15 +151,17 @@ def _input_gradient(
     dilation: list[int],
 ) -> Tensor:
     problem = _problem_of(input_size, weight.shape, stride, padding, dilation)
-    return fused_launch.input_gradient(KERNELS.required(weight.device), grad_output, weight, problem)
+    return fused_launch.input_gradient(launch, grad_output, weight, problem)
 
 
 @operator(
     "fused_conv_weight_gradient(Tensor input, Tensor grad_output, int[] weight_size, int[] stride, int[] padding, "
     "int[] dilation) -> Tensor",
-    lambda input, grad_output, weight_size, stride, padding, dilation: _empty_images(input, weight_size),
+    lambda input, grad_output, weight_size, stride, padding, dilation: empty_images(input, weight_size),
+    KERNELS,
 )
 def _weight_gradient(
+    launch: Launcher,
     input: Tensor,
     grad_output: Tensor,
     weight_size: list[int],
@@ -168,7 +170,7 @@ def _weight_gradient(
     dilation: list[int],
 ) -> Tensor:
     problem = _problem_of(input.shape, weight_size, stride, padding, dilation)
-    return fused_launch.weight_gradient(KERNELS.required(input.device), input, grad_output, problem)
+    return fused_launch.weight_gradient(launch, input, grad_output, problem)
 
 
 _OPERATORS = {"forward": _forward, "input_gradient": _input_gradient, "weight_gradient": _weight_gradient}

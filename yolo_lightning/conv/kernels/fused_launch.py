@@ -11,8 +11,16 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem
-from yolo_lightning.conv.algorithms.rows_channels_last import Remainder, remainders_of
-from yolo_lightning.conv.kernels.launcher import ELEMENTS, Argument, Grid, Launcher, pixels_of, reads_by_four
+from yolo_lightning.conv.kernels.launcher import (
+    ELEMENTS,
+    Launcher,
+    LaunchRecorder,
+    Operands,
+    counters,
+    empty_images,
+    evenly_spaced,
+    reads_by_four,
+)
 
 DEPTH = 16
 """Terms of each sum in shared memory at once; equal to DEPTH in fused.cu."""
@@ -20,9 +28,10 @@ DEPTH = 16
 # Blocks that occupy a device: 4 on each of 40 compute units. The value, and therefore the order of the sums, is equal
 # on every device.
 BUSY_BLOCKS = 160
-# Minimum number of output pixels per block of the weight gradient, and maximum size of all partial sums (64 MiB).
+# Minimum number of output pixels per block of the weight gradient.
 PIXELS_PER_SPLIT = 256
-PARTIAL_ELEMENTS = 1 << 24
+# Largest number of sums that one block adds without groups; more would take longer than two levels.
+SPLITS_PER_GROUP = 16
 
 
 class KernelTile(NamedTuple):
@@ -68,41 +77,12 @@ def instances() -> dict[str, str]:
     }
 
 
-class _Windows(NamedTuple):
-    """`Windows` of fused_windows.cuh without the sizes of the image, in the order of the kernel arguments."""
-
-    place_rows: int
-    place_columns: int
-    row_step: int
-    first_row: int
-    tap_row_step: int
-    column_step: int
-    first_column: int
-    tap_column_step: int
-    tap_rows: int
-    tap_columns: int
-
-    def numbers(self, image: Tensor) -> tuple[int, ...]:
-        _, height, width, channels = image.shape
-        return height, width, channels, image.stride(2), *self
-
-
-class _Spacing(NamedTuple):
-    """Evenly spaced taps of a `Remainder`, and the outputs of its first position."""
-
-    taps: slice  # slice of the kernel
-    first: int  # output for which the first tap reads the position
-    step: int  # distance from there to the output of the next tap
-
-
 def forward(
     launch: Launcher, input: Tensor, weight: Tensor, problem: Problem, tiles: Sequence[KernelTile] = TILES
 ) -> Tensor:
-    samples, outputs, height, width = problem.output_size
-    matrix = weight.permute(2, 3, 1, 0).contiguous()
-    output = input.new_empty(samples, height, width, outputs)
-    _correlate(launch, pixels_of(input), matrix, output, _output_windows(problem), (1, 0, 1, 0), tiles)
-    return output.permute(0, 3, 1, 2)
+    output = empty_images(input, problem.output_size)
+    _correlate(launch, input, weight, output, problem, tiles, is_gradient=False)
+    return output
 
 
 def input_gradient(
@@ -111,61 +91,50 @@ def input_gradient(
     """Return the input gradient, `problem.input_size`, channels_last.
 
     The input positions of one remainder modulo the stride are read by evenly spaced taps; their gradient is a
-    convolution of the output gradient with stride 1.
+    convolution of the output gradient with stride 1. One launch computes all remainders.
     """
-    samples, channels, height, width = problem.input_size
-    grads = pixels_of(grad_output)
-    grad_input = grad_output.new_empty(samples, height, width, channels)
-    for rows in remainders_of(0, problem):
-        for columns in remainders_of(1, problem):
-            if not (rows.taps and columns.taps):
-                grad_input[:, rows.pixels, columns.pixels].zero_()
-                continue
-            row, column = _spacing(rows), _spacing(columns)
-            taps = weight[:, :, row.taps, column.taps].permute(2, 3, 0, 1).contiguous()
-            windows = _Windows(
-                *(rows.count, columns.count, 1, row.first, row.step, 1, column.first, column.step, *taps.shape[:2])
-            )
-            places = (problem.stride[0], rows.pixels.start, problem.stride[1], columns.pixels.start)
-            _correlate(launch, grads, taps, grad_input, windows, places, tiles)
-    return grad_input.permute(0, 3, 1, 2)
+    grad_input = empty_images(grad_output, problem.input_size)
+    _correlate(launch, grad_output, weight, grad_input, problem, tiles, is_gradient=True)
+    return grad_input
 
 
 def weight_gradient(
     launch: Launcher, input: Tensor, grad_output: Tensor, problem: Problem, tiles: Sequence[KernelTile] = TILES
 ) -> Tensor:
-    """Return the weight gradient, `problem.weight_size`, channels_last.
+    """Return the weight gradient, `problem.weight_size`, channels_last, which is the layout of the parameter.
 
-    Blocks sum ranges of output pixels in parallel, and the partial sums are added in a fixed order, so that the result
-    is deterministic. Partial sums are float32.
+    Blocks sum ranges of output pixels (splits) in parallel, in float32. The last block of a group of splits adds the
+    sums of the group, and the last of these blocks the sums of the groups, in a fixed order, so that the result is
+    deterministic.
     """
-    image, grads = pixels_of(input), pixels_of(grad_output)
+    image, grads = evenly_spaced(input), evenly_spaced(grad_output)
     samples, outputs, height, width = problem.output_size
-    pixels, rows = samples * height * width, math.prod(problem.weight_size[1:])
+    channels, pixels, rows = problem.input_size[1], samples * height * width, math.prod(problem.weight_size[1:])
     tile = min(tiles, key=lambda tile: tile.cost(rows, outputs, least_blocks=0))
     blocks = tile.blocks(rows, outputs)
-    wanted = min(2 * BUSY_BLOCKS // math.prod(blocks), pixels // PIXELS_PER_SPLIT, PARTIAL_ELEMENTS // (rows * outputs))
+    result = empty_images(input, problem.weight_size)
+    wanted = min(2 * BUSY_BLOCKS // math.prod(blocks), pixels // PIXELS_PER_SPLIT)
     per_split = -(-pixels // (max(1, wanted) * DEPTH)) * DEPTH
     splits = -(-pixels // per_split)
-    partials = input.new_empty(splits, rows, outputs, dtype=torch.float32)
-    numbers = (*_output_windows(problem).numbers(image), pixels, per_split, outputs, grads.stride(2))
-    steps = (problem.input_size[1], image.stride(2), outputs, grads.stride(2))
-    by_four = reads_by_four(steps, (image, grads, partials))
+    per_group = splits if splits <= SPLITS_PER_GROUP else math.isqrt(splits - 1) + 1
+    patches = splits * math.prod(blocks) * tile.rows * tile.columns if splits > 1 else 0
+    partials = input.new_empty(patches, dtype=torch.float32)
+    counts = counters(input, 2 * math.prod(blocks) * splits)
+    numbers = (
+        *(*problem.input_size[2:], channels, image.stride(3), height, width),
+        *(problem.stride[0], -problem.padding[0], problem.dilation[0]),
+        *(problem.stride[1], -problem.padding[2], problem.dilation[1]),
+        *(*problem.kernel, pixels, per_split, per_group, outputs, grads.stride(3)),
+    )
+    by_four = reads_by_four((channels, image.stride(3), outputs, grads.stride(3)), (image, grads, result))
     name = tile.kernel("sum_products", by_four, input.dtype)
-    launch(name, (*blocks, splits), (image, grads, partials), numbers)
-    # `(O, kernel height, kernel width, C)` in memory, which is the layout of a channels_last parameter.
-    total = input.new_empty(outputs, rows, dtype=torch.float32)
-    torch.sum(partials, 0, out=total.t())
-    return total.to(input.dtype).view(outputs, *problem.kernel, -1).permute(0, 3, 1, 2)
+    launch(name, (*blocks, splits), Operands((image, grads), (result,), partials, counts), numbers)
+    return result
 
 
 def tiles_for(operation: str, problem: Problem, dtype: torch.dtype) -> list[KernelTile]:
     """Return the tiles that the function `operation` of this module selects for a problem, without computing it."""
-    names = set[str]()
-
-    def record(name: str, grid: Grid, tensors: Sequence[Argument], numbers: Sequence[int | float]) -> None:
-        names.add(name)
-
+    record = LaunchRecorder()
     sizes = {
         "input_gradient": (problem.output_size, problem.weight_size),
         "forward": (problem.input_size, problem.weight_size),
@@ -176,45 +145,38 @@ def tiles_for(operation: str, problem: Problem, dtype: torch.dtype) -> list[Kern
     {"forward": forward, "input_gradient": input_gradient, "weight_gradient": weight_gradient}[operation](
         record, images, other, problem
     )
-    return [tile for tile in TILES if any(f"_{tile.rows}x{tile.columns}_" in name for name in names)]
+    return [tile for tile in TILES if any(f"_{tile.rows}x{tile.columns}_" in name for name, *_ in record.launches)]
 
 
 def _correlate(
     launch: Launcher,
-    image: Tensor,
-    matrix: Tensor,
+    images: Tensor,
+    weight: Tensor,
     result: Tensor,
-    windows: _Windows,
-    places: tuple[int, ...],
+    problem: Problem,
     tiles: Sequence[KernelTile],
+    *,
+    is_gradient: bool,
 ) -> None:
-    """Write the products of the windows of `image` and the contiguous `matrix` to places of the contiguous `result`.
-
-    The matrix is `(tap rows, tap columns, C, columns)`. `windows` has one window per place; `places` are row step,
-    first row, column step and first column of the places.
-    """
-    samples, height, width, columns = result.shape
-    rows = samples * windows.place_rows * windows.place_columns
-    tile = min(tiles, key=lambda tile: tile.cost(rows, columns, BUSY_BLOCKS))
-    by_four = reads_by_four((image.size(3), image.stride(2), columns), (image, matrix, result))
-    numbers = (*windows.numbers(image), height, width, *places, rows, columns)
-    name = tile.kernel("correlate", by_four, image.dtype)
-    launch(name, (*tile.blocks(rows, columns), 1), (image, matrix, result), numbers)
-
-
-def _spacing(remainder: Remainder) -> _Spacing:
-    first, last = remainder.taps[0], remainder.taps[-1]
-    gaps = max(1, len(remainder.taps) - 1)
-    index_step = max(1, (last.index - first.index) // gaps)
-    taps = slice(first.index, last.index + 1, index_step)
-    return _Spacing(taps, remainder.first - first.shift, (first.shift - last.shift) // gaps)
-
-
-def _output_windows(problem: Problem) -> _Windows:
-    top, _, left, _ = problem.padding
-    return _Windows(
-        *problem.output_size[2:],
-        *(problem.stride[0], -top, problem.dilation[0]),
-        *(problem.stride[1], -left, problem.dilation[1]),
-        *problem.kernel,
+    """Write a convolution of the input, or the input gradient of an output gradient, to `result`, channels_last."""
+    images = evenly_spaced(images)
+    samples, columns, height, width = result.shape
+    remainders = problem.stride if is_gradient else (1, 1)
+    rows = samples * -(-height // remainders[0]) * -(-width // remainders[1])
+    tile = min(tiles, key=lambda tile: tile.cost(rows, columns, BUSY_BLOCKS // math.prod(remainders)))
+    channels, pixel_step = images.size(1), images.stride(3)
+    column_step, channel_step, *tap_steps = weight.stride()
+    if is_gradient:
+        column_step, channel_step = channel_step, column_step
+    used_steps = [step for step, taps in zip(tap_steps, problem.kernel, strict=True) if taps > 1]
+    is_adjacent = channel_step == 1 and reads_by_four((column_step, *used_steps), (weight,))
+    numbers = (
+        *(samples, *images.shape[2:], channels, pixel_step, height, width, columns),
+        *(problem.stride[0], problem.padding[0], problem.dilation[0], problem.kernel[0]),
+        *(problem.stride[1], problem.padding[2], problem.dilation[1], problem.kernel[1]),
+        *(column_step, channel_step, *tap_steps, is_adjacent, is_gradient),
     )
+    by_four = reads_by_four((channels, pixel_step, columns), (images, result))
+    name = tile.kernel("correlate", by_four, images.dtype)
+    grid = (*tile.blocks(rows, columns), math.prod(remainders))
+    launch(name, grid, Operands((images, weight), (result,)), numbers)

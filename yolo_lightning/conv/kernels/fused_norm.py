@@ -1,4 +1,4 @@
-"""Optional batch normalisation followed by SiLU on a GPU (batch_norm.cu): three launches forward, three backward."""
+"""Optional batch normalisation followed by SiLU on a GPU (batch_norm.cu): two launches forward, two backward."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from yolo_lightning.conv.algorithms.problem import Tensors
 from yolo_lightning.conv.algorithms.shared import have_data
 from yolo_lightning.conv.kernels import batch_norm_launch
 from yolo_lightning.conv.kernels.build import make_launcher
-from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS
+from yolo_lightning.conv.kernels.launcher import ELEMENTS, MOST_ELEMENTS, Launcher
 from yolo_lightning.conv.kernels.registered import operator
 from yolo_lightning.conv.kernels.verified import OptionalKernels, Pairs, generated, is_accelerator
 
@@ -119,15 +119,17 @@ def _empty_like(input: Tensor) -> Tensor:
     "batch_norm_silu(Tensor input, Tensor weight, Tensor bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
     "Tensor(c!)? num_batches_tracked, float momentum, float eps) -> (Tensor, Tensor)",
     _fake_forward,
+    KERNELS,
 )
-def _forward(input: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return batch_norm_launch.forward(KERNELS.required(input.device), input, *others)
+def _forward(launch: Launcher, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return batch_norm_launch.forward(launch, *arguments)
 
 
 @operator(
     "batch_norm_silu_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor bias, Tensor statistics) "
     "-> (Tensor, Tensor)",
     _fake_backward,
+    KERNELS,
 )
-def _backward(grad_output: Tensor, input: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return batch_norm_launch.backward(KERNELS.required(input.device), grad_output, input, *others)
+def _backward(launch: Launcher, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return batch_norm_launch.backward(launch, *arguments)

@@ -103,3 +103,57 @@ __device__ inline float4 window_values(
     values.w = value_at(image, offset_of(windows, corner, taps[BY_FOUR ? 0 : 3]));
     return values;
 }
+
+// Elements between adjacent values of a weight, along each of its sizes: `(columns, channels, tap rows, tap columns)`.
+// The channels are those of the windows. `adjacent`: four channels are adjacent and aligned.
+struct Matrix {
+    int column_step, channel_step, row_step, tap_column_step;
+    bool adjacent;
+
+    __device__ int offset_of(const Tap& tap) const {
+        return tap.row * row_step + tap.column * tap_column_step + tap.channel * channel_step;
+    }
+};
+
+// Four values of a column of a matrix, which belong to the same taps as those of `window_values`.
+template <bool BY_FOUR, class Element>
+__device__ inline float4 column_values(const Element* column, const Matrix& matrix, const Tap* taps) {
+    if (BY_FOUR && matrix.adjacent) {
+        return taps[0].row_shift == NOWHERE ? zeros() : load_four(column + matrix.offset_of(taps[0]));
+    }
+    float numbers[4];
+#pragma unroll
+    for (int number = 0; number < 4; ++number) {
+        const Tap& tap = taps[BY_FOUR ? 0 : number];
+        const int offset = matrix.offset_of(tap) + (BY_FOUR ? number * matrix.channel_step : 0);
+        numbers[number] = tap.row_shift == NOWHERE ? 0.0f : to_float(column[offset]);
+    }
+    return to_four(numbers);
+}
+
+// Stride, padding before the image, dilation and size of a kernel along one axis.
+struct Axis {
+    int stride, before, dilation, kernel;
+};
+
+// Input positions with one remainder modulo the stride, along one axis, and the taps that read them. These taps are
+// evenly spaced: the gradient of the positions is a convolution of the output gradient with stride 1.
+struct Remainder {
+    int places;              // number of positions
+    int taps;                // number of taps
+    int first_tap, tap_step;
+    int first, step;         // output that reads the first position with the first tap; step to the next tap's output
+
+    __device__ Remainder(const Axis& axis, int remainder, int size)
+        : places((size - remainder + axis.stride - 1) / axis.stride), taps(0), first_tap(0), tap_step(0), first(0) {
+        for (int tap = axis.kernel - 1; tap >= 0; --tap) {
+            const int reach = remainder + axis.before - tap * axis.dilation;
+            if (reach % axis.stride != 0) continue;
+            tap_step = taps > 0 ? first_tap - tap : 0;
+            first_tap = tap;
+            first = reach / axis.stride;
+            ++taps;
+        }
+        step = -tap_step * axis.dilation / axis.stride;
+    }
+};

@@ -8,11 +8,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from yolo_lightning.conv.algorithms.shared import channels_last_strides
+
 Grid = tuple[int, int, int]
 Argument = Tensor | None
 
 THREADS = 256
 """Threads of a block; equal to THREADS in elements.cuh."""
+LEAST_COUNTERS = 1 << 12
 # Offsets in the kernels are 32-bit and exceed the last element by up to one tile.
 MOST_ELEMENTS = (1 << 31) - (1 << 20)
 
@@ -31,14 +34,53 @@ ELEMENTS = {
 }
 
 
+class Operands(NamedTuple):
+    """Tensors of a launch; None is a null pointer. The kernel has them as arguments in this order."""
+
+    reads: tuple[Argument, ...]
+    writes: tuple[Argument, ...]
+    partials: Tensor | None = None  # blocks of the launch write it, and other blocks of the launch read it
+    counters: Tensor | None = None  # of the function `counters`
+
+    @property
+    def tensors(self) -> tuple[Argument, ...]:
+        """All tensors, in the order of the arguments."""
+        own = () if self.partials is None else (self.partials, self.counters)
+        return *self.reads, *self.writes, *own
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the launch moves if each tensor is read or written once, and the partial results both."""
+        moved = (*self.reads, *self.writes, self.partials, self.partials)
+        return sum(tensor.nbytes for tensor in moved if tensor is not None)
+
+
 class Launcher(Protocol):
     """Launches a kernel on the current stream of the device of the tensors."""
 
-    def __call__(self, name: str, grid: Grid, tensors: Sequence[Argument], numbers: Sequence[int | float]) -> None:
+    def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
         """Launch `grid` blocks; the arguments are the addresses of the tensors, followed by the numbers.
 
-        None is a null pointer; an integer is an `int` and a float a `float` of the kernel.
+        An integer is an `int` and a float a `float` of the kernel.
         """
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel."""
+
+    name: str
+    grid: Grid
+    operands: Operands
+
+
+class LaunchRecorder:
+    """Launcher that records launches and computes nothing, for tensors on any device, also on `meta`."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
+        self.launches.append(Launch(name, grid, operands))
 
 
 class LibraryLauncher:
@@ -48,9 +90,9 @@ class LibraryLauncher:
         self._launch = ctypes.CDLL(str(library)).fused_launch
         self._launch.restype = ctypes.c_char_p
 
-    def __call__(self, name: str, grid: Grid, tensors: Sequence[Argument], numbers: Sequence[int | float]) -> None:
-        slots = argument_slots(tensors, numbers)
-        device = device_of(tensors)
+    def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
+        slots = argument_slots(operands, numbers)
+        device = device_of(operands)
         blocks = map(ctypes.c_uint, grid)
         if device.type == "cuda":
             with torch.cuda.device(device):
@@ -69,9 +111,9 @@ class ArgumentSlots(NamedTuple):
     addresses: "ctypes.Array[ctypes.c_void_p]"
 
 
-def argument_slots(tensors: Sequence[Argument], numbers: Sequence[int | float]) -> ArgumentSlots:
+def argument_slots(operands: Operands, numbers: Sequence[int | float]) -> ArgumentSlots:
     """Return the arguments for a launch; the first bytes of a slot are a pointer, an `int` or a `float`."""
-    values = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    values = [0 if tensor is None else tensor.data_ptr() for tensor in operands.tensors]
     for number in numbers:
         is_float = isinstance(number, float)
         values.append(ctypes.c_uint.from_buffer(ctypes.c_float(number)).value if is_float else int(number))
@@ -81,18 +123,49 @@ def argument_slots(tensors: Sequence[Argument], numbers: Sequence[int | float]) 
     return ArgumentSlots(slots, addresses)
 
 
-def device_of(tensors: Sequence[Argument]) -> torch.device:
-    return next(tensor.device for tensor in tensors if tensor is not None)
+def device_of(operands: Operands) -> torch.device:
+    return next(tensor.device for tensor in operands.tensors if tensor is not None)
 
 
-def pixels_of(images: Tensor) -> Tensor:
-    """Return `(N, height, width, C)` with evenly spaced pixels; a view if possible, also of a slice of channels."""
-    pixels = images.permute(0, 2, 3, 1)
-    _, height, width, channels = pixels.shape
-    step = pixels.stride(2)
-    even = (height * width * step, width * step, step, 1)
-    is_even = pixels.stride() == even and step >= channels and pixels.size(0) * even[0] <= MOST_ELEMENTS
-    return pixels if is_even else pixels.clone(memory_format=torch.contiguous_format)
+def evenly_spaced(images: Tensor) -> Tensor:
+    """Return `(N, C, height, width)` whose pixels, of adjacent channels, have equal distances in memory.
+
+    A channels_last tensor and a slice of its channels are returned as they are, others are copied. The distance is
+    `stride(3)`, in elements.
+    """
+    samples, channels, height, width = images.shape
+    step = images.stride(3)
+    even = (height * width * step, 1, width * step, step)
+    found = images.stride()
+    # The distance between samples and between channels is of no importance if there is one of them.
+    is_even = (
+        found[2:] == even[2:]
+        and (channels == 1 or found[1] == 1)
+        and (samples == 1 or found[0] == even[0])
+        and step >= channels
+    )
+    return images if is_even and samples * even[0] <= MOST_ELEMENTS else images.clone(memory_format=torch.channels_last)
+
+
+def empty_images(like: Tensor, size: Sequence[int]) -> Tensor:
+    """Return a channels_last tensor of the size `(N, C, height, width)` that is no view."""
+    return like.new_empty_strided(tuple(size), channels_last_strides(size))
+
+
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def counters(like: Tensor, count: int) -> Tensor:
+    """Return at least `count` int32 zeros on the device of `like`, for kernels on the current stream.
+
+    A kernel sets them to zero again when it ends (`is_last_block` in elements.cuh), so that they are filled once. The
+    kernels of a stream run one after the other, and each stream has its own counters.
+    """
+    device = like.device
+    key = device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if key not in _counters or _counters[key].numel() < count:
+        _counters[key] = torch.zeros(max(count, LEAST_COUNTERS), dtype=torch.int32, device=device)
+    return _counters[key]
 
 
 def reads_by_four(steps: Sequence[int], tensors: Sequence[Tensor]) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from yolo_lightning.conv.kernels.launcher import THREADS, Argument, Grid, argument_slots
+from yolo_lightning.conv.kernels.launcher import THREADS, Grid, Operands, argument_slots
 from yolo_lightning.conv.kernels.verified import BuildError
 
 
@@ -239,17 +239,17 @@ class RuntimeCompiled:
         with torch.cuda.device(device):
             self._function(kernels[0])
 
-    def __call__(self, name: str, grid: Grid, tensors: Sequence[Argument], numbers: Sequence[int | float]) -> None:
+    def __call__(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
         if torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._device):
-                self._launch(name, grid, tensors, numbers)
+                self._launch(name, grid, operands, numbers)
         else:
-            self._launch(name, grid, tensors, numbers)
+            self._launch(name, grid, operands, numbers)
 
-    def _launch(self, name: str, grid: Grid, tensors: Sequence[Argument], numbers: Sequence[int | float]) -> None:
+    def _launch(self, name: str, grid: Grid, operands: Operands, numbers: Sequence[int | float]) -> None:
         function = self._functions.get(name) or self._function(name)
         self._driver.bind(self._index)
-        slots = argument_slots(tensors, numbers)
+        slots = argument_slots(operands, numbers)
         stream = torch.cuda.current_stream(self._device).cuda_stream
         self._driver.launch(function, grid, stream, slots.addresses)
 
