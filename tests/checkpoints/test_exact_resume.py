@@ -42,8 +42,9 @@ def die(forks: Forks, look_alike: Path, index_root: Path) -> Die:
     """Trains in a process of its own until it dies; returns its exit code."""
 
     def call(folder: Path, where: str, *, workers: int = 0, options: tuple[str, ...] = ()) -> int:
-        words = [where, "1", "fit", *TRAINING, *options]
+        words = [where, "1", "fit", *TRAINING]
         words += ["--trainer.accelerator", "cpu", "--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
+        words += options
         words += ["--data.root", str(look_alike), "--data.index_root", str(index_root)]
         return forks.start(HELPER, *words, "--data.loader.num_workers", str(workers), folder=folder).wait()
 
@@ -108,6 +109,17 @@ def test_killed_and_resumed_equals_uninterrupted(
         torch.load(tmp_path / RUN / "checkpoints" / "last.ckpt", weights_only=True)["steps"] < EPOCHS * STEPS_PER_EPOCH
     )
     assert_resumed_is_same(run, tmp_path, uninterrupted)
+
+
+@pytest.mark.whole_run
+def test_killed_and_resumed_with_rectangular_images(run: Callable[..., None], die: Die, tmp_path: Path) -> None:
+    options = ("--data.image_size", "[64, 96]", "--model.multi_scale", "0.5")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert die(whole, "never", options=options) == 0
+    assert die(tmp_path, "batch:6", options=options) == EXIT_KILLED
+    assert_resumed_is_same(run, tmp_path, outcome(whole), options)
+    assert outcome(tmp_path)["all"]["input"]["image_size"] == [64, 96]
 
 
 @pytest.mark.slow
