@@ -268,7 +268,7 @@ class DetectionDataModule(LightningDataModule):
     def training_facts(self) -> TrainingFacts:
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
-        return TrainingFacts(self.batch_size, self.seed, tuple(counts.tolist()), self.image_size)
+        return TrainingFacts(self.batch_size, self.seed, tuple(counts.tolist()), image_size=self.image_size)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""

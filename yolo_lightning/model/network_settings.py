@@ -16,7 +16,8 @@ from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.model.graph import ultralytics_description
 
-LETTERBOX, RECTANGULAR_LETTERBOX = (f"centred in a {shape}, padded with 114" for shape in ("square", "rectangle"))
+LETTERBOX = "centred in a square, padded with 114"
+RECTANGULAR_LETTERBOX = "centred in a rectangle, padded with 114"
 NORMALISATION = "uint8 / 255"
 USUAL_IMAGE_SIZE = ImageSize(640, 640)
 """Pixels; used for weights that do not record their image size."""
@@ -79,10 +80,11 @@ class NetworkSettings:
             wanted.setdefault("score_threshold", SHOWN_THRESHOLD)
             recorded.pop("score_threshold", None)
         report_changes(recorded, wanted)
-        if self.image_size is None and "image_size" not in wanted:
+        size: ImageSize | None = wanted.pop("image_size", self.image_size)
+        if size is None:
             rank_zero_info(f"the weights do not record their image size: {USUAL_IMAGE_SIZE} is used")
-            wanted["image_size"] = USUAL_IMAGE_SIZE
-        return replace(self, **wanted)
+            size = USUAL_IMAGE_SIZE
+        return replace(self, **wanted, image_size=size, letterbox=letterbox_in(size))
 
 
 def report_changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source: str = "the checkpoint") -> None:
@@ -91,10 +93,13 @@ def report_changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source:
     report_differences({name: recorded[name] for name in both}, used, source)
 
 
+def letterbox_in(image_size: ImageSize) -> str:
+    return LETTERBOX if image_size.height == image_size.width else RECTANGULAR_LETTERBOX
+
+
 def input_record(channels: int, image_size: ImageSize) -> dict[str, Any]:
     """Return the record of a checkpoint under `INPUT`: preprocessing of the training images."""
-    letterbox = LETTERBOX if image_size.height == image_size.width else RECTANGULAR_LETTERBOX
-    settings = NetworkSettings(image_size=image_size, channels=channels, letterbox=letterbox).plain()
+    settings = NetworkSettings(image_size=image_size, channels=channels, letterbox=letterbox_in(image_size)).plain()
     return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")}
 
 
