@@ -329,6 +329,13 @@ class TestBadInput:
             (["--data.loader.workers", "3"], "unknown key data.loader.workers. Did you mean data.loader.num_workers?"),
             (["--model.weights", "nowhere.pt"], "(nothing is downloaded), got nowhere.pt"),
             (["--data.image_size", "100"], "image_size must be a multiple of 32 and >= 32, got 100"),
+            (
+                ["--data.image_size", "[64, 100]"],
+                "data.image_size must be two multiples of 32 and >= 32, got [64,",
+            ),
+            (["--data.image_size", "[64, 64, 64]"], "data.image_size must be one integer (a square) or two ([height"),
+            (["--data.image_size", "large"], "data.image_size must be an integer or a list, got 'large'."),
+            ("a multiple of 64 and >= 64, got 96",),
             (["--data.batch_size", "17"], "data.batch_size must be at most the 16 frames"),
             (["--data.loader.num_workers", "-1"], "data.loader.num_workers must be >= 0, got -1"),
             (["--data.augmentation.mosaic", "2"], "data.augmentation.mosaic must be from 0 to 1, got 2.0"),

@@ -249,3 +249,15 @@ def test_folded_copy_of_a_failed_evaluation_does_not_train(tmp_path: Path, data:
     assert ("validation", False) in watch.folded
     assert not torch.equal(module.graph.model[0].conv.weight, before)  # type: ignore[union-attr,index]
     assert isinstance(module.graph.model[0].conv, nn.Conv2d)  # type: ignore[union-attr,index]
+
+
+def test_size_that_the_graph_does_not_accept_is_refused_before_the_training(
+    look_alike: Path, index_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_network_input", "_use_cpu_path"):
+        monkeypatch.setattr(YOLOModule, name, lambda *_: pytest.fail("the training has started"))
+    data = DetectionDataModule(
+        str(look_alike), index_root=str(index_root), image_size=[64, 96], loader=LoaderSettings(num_workers=0)
+    )
+    with pytest.raises(ValueError, match=r"data\.image_size must be two multiples of 64 and >= 64, got \[64, 96\]"):
+        trainer(tmp_path).fit(YOLOModule(variant="yolov8n-p6"), datamodule=data)

@@ -130,6 +130,17 @@ def test_killed_yolo26_resumes_its_decaying_loss(run: Callable[..., None], die: 
     assert_resumed_is_same(run, tmp_path, outcome(whole), YOLO26)
 
 
+@pytest.mark.whole_run
+def test_killed_and_resumed_with_rectangular_images(run: Callable[..., None], die: Die, tmp_path: Path) -> None:
+    options = ("--data.image_size", "[64, 96]", "--model.multi_scale", "0.5")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert die(whole, "never", options=options) == 0
+    assert die(tmp_path, "batch:6", options=options) == EXIT_KILLED
+    assert_resumed_is_same(run, tmp_path, outcome(whole), options)
+    assert outcome(tmp_path)["all"]["input"]["image_size"] == [64, 96]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, EPOCHS * STEPS_PER_EPOCH))
 def test_killed_before_every_step(

@@ -27,7 +27,7 @@ Make = Callable[..., DetectionDataModule]
 @pytest.fixture
 def make(look_alike: Path, index_root: Path) -> Make:
     def build(**changed: Any) -> DetectionDataModule:
-        return DetectionDataModule(str(look_alike), index_root=str(index_root), image_size=96, **changed)
+        return DetectionDataModule(str(look_alike), index_root=str(index_root), **{"image_size": 96} | changed)
 
     return build
 
@@ -39,12 +39,13 @@ def frames(look_alike: Path, index_root: Path) -> LabelledFrames:
 
 def test_picture_has_four_rows_of_samples(make: Make, tmp_path: Path) -> None:
     output = tmp_path / "new" / "sheet.png"
-    contact_sheet(data=make(), output=output, samples=3)
+    contact_sheet(data=make(image_size=[64, 96]), output=output, samples=3)
     picture = cv2.imread(str(output))
     assert picture is not None
     height, width = picture.shape[:2]
     assert width == round(3 * tool.CELL_INCHES * tool.DOTS_PER_INCH)
-    assert height == int((4 * (tool.CELL_INCHES + tool.TITLE_INCHES) + tool.LEGEND_INCHES) * tool.DOTS_PER_INCH)
+    cell_inches = tool.CELL_INCHES * 64 / 96
+    assert height == int((4 * (cell_inches + tool.TITLE_INCHES) + tool.LEGEND_INCHES) * tool.DOTS_PER_INCH)
     assert (np.ptp(picture.astype(int), axis=2) > 60).any()  # coloured boxes
 
 

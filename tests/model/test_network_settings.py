@@ -206,6 +206,7 @@ def test_rectangle_is_recorded_as_two_numbers() -> None:
     assert settings.image_size == ImageSize(96, 128)
     assert settings.plain()["image_size"] == [96, 128]
     assert bound_options(record, is_gray=True) == {"data.image_size": [96, 128], "data.neighbours": []}
+    assert settings.for_pictures(image_size=64).letterbox == LETTERBOX
     with pytest.raises(ValueError, match=r"image_size of the weights must be one integer .* got \[1, 2, 3\]"):
         NetworkSettings.of(record | {"image_size": [1, 2, 3]})
 

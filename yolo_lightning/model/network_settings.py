@@ -18,7 +18,8 @@ from yolo_lightning.data.index.neighbours import check_neighbours
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.graph import ultralytics_description
 
-LETTERBOX, RECTANGULAR_LETTERBOX = (f"centred in a {shape}, padded with 114" for shape in ("square", "rectangle"))
+LETTERBOX = "centred in a square, padded with 114"
+RECTANGULAR_LETTERBOX = "centred in a rectangle, padded with 114"
 NORMALISATION = "uint8 / 255"
 USUAL_IMAGE_SIZE = ImageSize(640, 640)
 """Pixels; used for weights that do not record their image size."""
@@ -95,16 +96,21 @@ class NetworkSettings:
         report_changes(recorded, wanted)
         if self.pixel_range.mode is not None and PIXEL_RANGE not in wanted:
             rank_zero_info(f"taken from the checkpoint: pixel_range {self.pixel_range} for 16-bit images")
-        if self.image_size is None and "image_size" not in wanted:
+        size: ImageSize | None = wanted.pop("image_size", self.image_size)
+        if size is None:
             rank_zero_info(f"the weights do not record their image size: {USUAL_IMAGE_SIZE} is used")
-            wanted["image_size"] = USUAL_IMAGE_SIZE
-        return replace(self, **wanted)
+            size = USUAL_IMAGE_SIZE
+        return replace(self, **wanted, image_size=size, letterbox=letterbox_in(size))
 
 
 def report_changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source: str = "the checkpoint") -> None:
     """Log the options whose value differs from the recorded one; None is not compared."""
     both = {name for name in recorded.keys() & used.keys() if None not in (recorded[name], used[name])}
     report_differences({name: recorded[name] for name in both}, used, source)
+
+
+def letterbox_in(image_size: ImageSize) -> str:
+    return LETTERBOX if image_size.height == image_size.width else RECTANGULAR_LETTERBOX
 
 
 def input_record(
@@ -118,8 +124,7 @@ def input_record(
     `channels` are those of the images; neighbouring frames are gray. The range of the pixels is recorded only if the
     frames have 16 bits.
     """
-    letterbox = LETTERBOX if image_size.height == image_size.width else RECTANGULAR_LETTERBOX
-    own = 1 if neighbours else channels
+    own, letterbox = 1 if neighbours else channels, letterbox_in(image_size)
     settings = NetworkSettings(image_size=image_size, channels=own, letterbox=letterbox, neighbours=neighbours).plain()
     ranges = {} if pixel_range.mode is None else {PIXEL_RANGE: asdict(pixel_range)}
     return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")} | ranges

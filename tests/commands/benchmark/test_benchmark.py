@@ -208,6 +208,7 @@ def test_number_of_threads_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
         ("batch_size", 0, ">= 1, got 0"),
         ("image_size", 100, "multiple of 32"),
         ("image_size", 32, "multiple of 32 and >= 64"),
+        ("image_size", [64, 32], "two multiples of 32 and >= 64"),
         ("repeats", 0, ">= 1"),
         ("precision", "16", "32-true, bf16-mixed"),
         ("conv_algorithm", "best", "auto, table, autotune"),
@@ -228,11 +229,11 @@ def test_invalid_value_is_rejected_with_the_accepted_ones(
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize(("image_size", "expected"), [(640, 160), (96, 96)])
+@pytest.mark.parametrize(("image_size", "expected"), [(640, (160, 160)), (96, (96, 96)), ([288, 96], (160, 96))])
 def test_stability_images_have_at_most_160_pixels_on_a_cpu(
-    image_size: int, expected: int, monkeypatch: pytest.MonkeyPatch
+    image_size: int | list[int], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
     benchmark_run = "yolo_lightning.commands.benchmark.run"
     monkeypatch.setattr(f"{benchmark_run}.run_stability", lambda *_, image_size, **__: seen.append(image_size) or 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -1,0 +1,139 @@
+"""Every command with a rectangular input, on real frames where they are present."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tests.conftest import REAL_FRAMES
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+from yolo_lightning.cli import main
+from yolo_lightning.commands.export.export_network import InferenceNetwork, plain_network, sample_images
+from yolo_lightning.commands.export.onnx_file import BOX_TOLERANCE, SCORE_TOLERANCE
+from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.detector import Detector
+
+SIZE = ImageSize(256, 320)
+BEST = Path("runs/yolo/checkpoints/best.ckpt")
+COUNTS = {"Train.json": 16, "Valid.json": 6, "TestNoLabels.json": 6}
+
+
+@pytest.fixture
+def frames(tmp_path: Path, look_alike: Path) -> Path:
+    """Some real frames of 640 x 512 pixels in LTDv2's layout, or the drawn ones."""
+    if not (REAL_FRAMES / "Train.json").is_file():
+        return look_alike
+    root = tmp_path / "real"
+    root.mkdir()
+    (root / "frames").symlink_to(REAL_FRAMES / "frames")
+    for name, count in COUNTS.items():
+        content = json.loads((REAL_FRAMES / name).read_text())
+        content["images"] = content["images"][:count]
+        kept = {image["id"] for image in content["images"]}
+        if "annotations" in content:
+            content["annotations"] = [one for one in content["annotations"] if one["image_id"] in kept]
+        (root / name).write_text(json.dumps(content))
+    return root
+
+
+@pytest.fixture
+def trained(run: Callable[..., None], frames: Path) -> Callable[..., None]:
+    """Trains an epoch, and returns a function that runs a command of the Trainer without an image size."""
+    data = ["--data.root", str(frames), "--data.batch_size", "4"]
+    run("fit", *data, "--data.image_size", str(SIZE), "--trainer.max_epochs", "1", "--model.nominal_batch", "4")
+
+    def call(subcommand: str, *options: str) -> None:
+        data_options = [*data, "--data.loader.num_workers", "0", "--data.index_root", "index"]
+        main([subcommand, "--trainer.accelerator", "cpu", *data_options, *options])
+
+    return call
+
+
+@pytest.mark.whole_run
+@pytest.mark.timeout(600)
+def test_rectangular_size_from_training_to_submission(
+    trained: Callable[..., None], frames: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load_checkpoint(BEST, "meta")["input"]["image_size"] == [256, 320]
+    for subcommand in ("validate", "test", "predict"):
+        trained(subcommand)
+        configuration = yaml.safe_load(Path(f"runs/yolo/config.{subcommand}.yaml").read_text())
+        assert configuration["data"]["image_size"] == [256, 320], "taken from the checkpoint"
+    trained("validate", "--model.tta", "true")
+    main(["submission", "check", "runs/yolo/predictions.json", "--template", str(frames / "TestNoLabels.json")])
+    check_exports()
+    check_detector(frames)
+    check_tools(frames, tmp_path, capsys)
+
+
+def check_exports() -> None:
+    """ONNX Runtime and PyTorch agree at the size of the training, and at others; `pt` and TorchScript record it."""
+    import onnxruntime
+
+    main(["export", "--format", "onnx", "--output", "best.onnx"])
+    session = onnxruntime.InferenceSession("best.onnx", providers=["CPUExecutionProvider"])
+    about = session.get_modelmeta().custom_metadata_map
+    assert about["imgsz"] == "[256, 320]"
+    network = InferenceNetwork(plain_network(BEST), 1)
+    for size in (SIZE, ImageSize(320, 256), ImageSize(96, 96), ImageSize(64, 160)):
+        images = sample_images(2, 1, size)
+        with torch.no_grad():
+            expected = network(images)
+        (found,) = map(torch.from_numpy, session.run(None, {"images": images.numpy()}))
+        assert found.shape == expected.shape
+        gap = (found - expected).abs()
+        assert gap[:, :4].max() < BOX_TOLERANCE
+        assert gap[:, 4:].max() < SCORE_TOLERANCE
+    main(["export", "--format", "torchscript", "--output", "best.torchscript"])
+    main(["export", "--format", "pt", "--output", "best.pt"])
+    assert Detector("best.pt").settings.image_size == SIZE
+
+
+def check_detector(frames: Path) -> None:
+    """An array, a file, a list, a folder and a video give boxes within the picture; keywords replace the size."""
+    files = sorted((frames / "frames").rglob("*.*g"))[:3]
+    picture = cv2.imread(str(files[0]))
+    assert picture is not None
+    height, width = picture.shape[:2]
+    video = cv2.VideoWriter("clip.mp4", cv2.VideoWriter.fourcc(*"mp4v"), 5, (width, height))
+    for _ in range(2):
+        video.write(picture)
+    video.release()
+    detector = Detector(BEST, score_threshold=0.0, device="cpu")
+    assert detector.settings.image_size == SIZE
+    results: list[Any] = [detector(np.asarray(picture, np.uint8)), *detector(files), *detector("clip.mp4")]
+    assert len(results) == 6
+    for result in results:
+        assert len(result)
+        assert (result.boxes >= 0).all()
+        assert (result.boxes <= np.array([width, height] * 2)).all()
+    tall = Detector(BEST, image_size=(320, 192), score_threshold=0.0, device="cpu", tta=True)
+    assert tall.settings.image_size == ImageSize(320, 192)
+    assert len(tall(files[0]))
+    main(["predict", str(files[0]), "--weights", str(BEST), "--image_size", "[128, 160]", "--output", "seen"])
+    assert json.loads(Path("seen/predictions.json").read_text())[0]["width"] == width
+
+
+def check_tools(frames: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`sweep`, `recalibrate`, `contact_sheet` and `report` use the size of the checkpoint or of the options."""
+    common = ["--data.root", str(frames), "--data.loader.num_workers", "0", "--data.index_root", "index"]
+    common += ["--data.batch_size", "4"]
+    capsys.readouterr()
+    main(["sweep", *common, "--device", "cpu", "--score_thresholds", "[0.01]", "--iou_thresholds", "[0.7]"])
+    assert "image_size" not in capsys.readouterr().out
+    size = ["--data.image_size", "[128, 160]"]
+    few = ["--score_thresholds", "[0.01]", "--iou_thresholds", "[0.7]"]
+    main(["sweep", *common, "--device", "cpu", *size, *few])
+    assert "--data.image_size '[128, 160]'" in capsys.readouterr().out
+    main(["recalibrate", *common, "--device", "cpu", "--images", "8"])
+    assert load_checkpoint(BEST.with_name("recalibrated.ckpt"), "meta")["input"]["image_size"] == [256, 320]
+    main(["contact_sheet", *common, *size, "--samples", "2", "--output", str(folder / "sheet.png")])
+    sheet = cv2.imread(str(folder / "sheet.png"))
+    assert sheet is not None
+    main(["report", "runs/yolo"])
