@@ -1,6 +1,7 @@
 """Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation."""
 
 from copy import copy
+from functools import partial
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -13,12 +14,17 @@ from yolo_lightning.data.storage.frames import Channels, FrameError, ImageFiles,
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.box_paste import ObjectPaster
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox
-from yolo_lightning.data.transforms.mosaic import mosaic, random_affine, random_flip
+from yolo_lightning.data.transforms.mosaic import mixup, mosaic, random_affine, random_flip
 from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
 
 MIB = 2**20
 SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
+PASTE_STREAM, MIXUP_STREAM, SECOND_PASTE_STREAM = 4, 5, 6
+"""Streams of box paste, of the second sample in mixup, and of box paste there; they do not change other choices."""
+
+MIXUP_BETA = 32.0  # Both parameters of the distribution of the mixup ratio, as in Ultralytics
 UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
 
 
@@ -34,6 +40,8 @@ class SampleKey(NamedTuple):
     occurrence: int = 0  # Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame
     # Indices of the other three frames of a mosaic, see `mosaic_partners`; None draws them from the whole split
     partners: tuple[int, ...] | None = None
+    # Index of the second sample's frame in mixup and of its partners; None draws them from the whole split
+    second: tuple[int, ...] | None = None
 
 
 class LabelledFrames:
@@ -98,7 +106,8 @@ class LabelledFrames:
 class TrainingDataset(Dataset[Sample]):
     """Augmented samples; each depends on (seed, epoch, frame, occurrence) only, not on workers or interruptions.
 
-    Mosaic is used in the first `mosaic_epochs` epochs; samples have `image_size` x `image_size` pixels.
+    Mosaic, mixup and box paste are used in the first `mosaic_epochs` epochs; samples have `image_size` x `image_size`
+    pixels.
     """
 
     def __init__(
@@ -109,30 +118,27 @@ class TrainingDataset(Dataset[Sample]):
         self.augmentation = augmentation
         self.mosaic_epochs = mosaic_epochs
         self.seed = seed
+        self.paster = ObjectPaster(frames.index, augmentation.paste) if augmentation.paste.probability else None
 
     def __len__(self) -> int:
         return len(self.frames)
 
     def __getitem__(self, key: SampleKey | tuple[int, int]) -> Sample:
-        epoch, index, occurrence, partners = SampleKey(*key)
-        stream = (SAMPLE_STREAM, self.seed, epoch, index)
-        generator = np.random.default_rng((*stream, occurrence) if occurrence else stream)
-        indices = [index]
-        if epoch < self.mosaic_epochs and generator.random() < self.augmentation.mosaic:
-            indices += generator.integers(len(self), size=3).tolist() if partners is None else partners
+        key = SampleKey(*key)
+        index = key.frame
+        generator = self._generator(SAMPLE_STREAM, key)
+        indices = self._tiles(key.epoch, index, key.partners, generator)
         lender = reference_index(len(self), self.augmentation, generator) if self.frames.channels == 1 else None
+        parts, problems = self._read(indices, has_own=True)
+        reference = None
         if lender is not None:
-            indices.append(lender)
-        frames = (self.frames.read(part, is_partner=place > 0) for place, part in enumerate(indices))
-        read, problems = zip(*frames, strict=True)
-        parts: list[Labelled] = list(read)
-        lent = parts.pop().image if lender is not None else None
-        reference = lent if problems[-1] is None else None
-        if len(parts) > 1:
-            labelled = mosaic(parts, self.image_size, generator)
-        else:
-            labelled = letterbox(parts[0], self.image_size, shrink_by_area=False)[0]
-        labelled = random_affine(labelled, self.image_size, self.augmentation, generator)
+            lent, problem = self.frames.read(lender, is_partner=True)
+            reference = lent.image if problem is None else None
+            problems.append(problem)
+        parts = self._with_objects(PASTE_STREAM, key, indices, parts, problems)
+        labelled = self._compose(parts, generator)
+        if key.epoch < self.mosaic_epochs and self.augmentation.mixup:
+            labelled = self._with_second(key, labelled, problems)
         labelled = random_flip(labelled, self.augmentation, generator)
         return Sample(
             image=random_photometry(labelled.image, self.augmentation, generator, reference),
@@ -144,6 +150,57 @@ class TrainingDataset(Dataset[Sample]):
             readable=problems[0] is None,
             bad_frames=tuple(problem for problem in problems if problem is not None),
         )
+
+    def _generator(self, stream: int, key: SampleKey) -> np.random.Generator:
+        seeds = (stream, self.seed, key.epoch, key.frame)
+        return np.random.default_rng((*seeds, key.occurrence) if key.occurrence else seeds)
+
+    def _tiles(
+        self, epoch: int, index: int, partners: tuple[int, ...] | None, generator: np.random.Generator
+    ) -> list[int]:
+        """Return the frames of a sample: frame `index`, and its partners if the sample is a mosaic."""
+        if epoch < self.mosaic_epochs and generator.random() < self.augmentation.mosaic:
+            return [index, *(generator.integers(len(self), size=3).tolist() if partners is None else partners)]
+        return [index]
+
+    def _read(self, indices: list[int], *, has_own: bool) -> tuple[list[Labelled], list[str | None]]:
+        """Return frames and the reasons of unreadable ones; with `has_own`, the first is the sample's own."""
+        read = [self.frames.read(part, not has_own or place > 0) for place, part in enumerate(indices)]
+        return [frame for frame, _ in read], [problem for _, problem in read]
+
+    def _compose(self, parts: list[Labelled], generator: np.random.Generator) -> Labelled:
+        """Return the mosaic of four frames, or one letterboxed frame, after the affine map."""
+        if len(parts) > 1:
+            labelled = mosaic(parts, self.image_size, generator)
+        else:
+            labelled = letterbox(parts[0], self.image_size, shrink_by_area=False)[0]
+        return random_affine(labelled, self.image_size, self.augmentation, generator)
+
+    def _with_objects(
+        self, stream: int, key: SampleKey, indices: list[int], parts: list[Labelled], problems: list[str | None]
+    ) -> list[Labelled]:
+        """Return the frames `indices` of a sample after box paste; append the reasons of unreadable frames."""
+        if self.paster is None or key.epoch >= self.mosaic_epochs:
+            return parts
+        readable = [problem is None for problem in problems[: len(parts)]]
+        pasted, bad = self.paster(
+            indices, parts, readable, partial(self.frames.read, is_partner=True), self._generator(stream, key)
+        )
+        problems += bad
+        return pasted
+
+    def _with_second(self, key: SampleKey, first: Labelled, problems: list[str | None]) -> Labelled:
+        """Return `first`, in some samples after mixup with a second sample; append the reasons of unreadable frames."""
+        generator = self._generator(MIXUP_STREAM, key)
+        if generator.random() >= self.augmentation.mixup:
+            return first
+        ratio = generator.beta(MIXUP_BETA, MIXUP_BETA)
+        index, *partners = key.second or generator.integers(len(self), size=4).tolist()
+        indices = self._tiles(key.epoch, index, tuple(partners), generator)
+        parts, bad = self._read(indices, has_own=False)
+        parts = self._with_objects(SECOND_PASTE_STREAM, key, indices, parts, bad)
+        problems += bad
+        return mixup(first, self._compose(parts, generator), ratio)
 
 
 class EvaluationDataset(Dataset[Sample]):

@@ -8,8 +8,11 @@ from torch.utils.data import DataLoader, Sampler
 
 from yolo_lightning.data.batch import Batch, Sample
 from yolo_lightning.data.dataset import SampleKey
-from yolo_lightning.data.sampling.mosaic_partners import mosaic_partners
+from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, occurrences
+
+ASSUMED = {"sampling.repeat_scope": "split"}
+"""Values of settings that a checkpoint may lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,17 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
     """Yields batches of keys from sample `start` of epoch `epoch` on.
 
     Iteration does not change `start`, because a DataLoader with workers creates the iterator twice. Each rank has its
-    own sampler, which yields the rank's slice of every global batch; `start` counts the samples of all ranks.
+    own sampler, which yields the rank's slice of every global batch; `start` counts the samples of all ranks. With
+    `has_mixup`, keys contain the frames of the second samples.
     """
 
-    def __init__(self, order: SampledOrder, batch_size: int, rank: int = 0, processes: int = 1) -> None:
+    def __init__(
+        self, order: SampledOrder, batch_size: int, rank: int = 0, processes: int = 1, *, has_mixup: bool = False
+    ) -> None:
         self.order = order
         self.batch_size = batch_size
         self.batches = GlobalBatches(batch_size, rank, processes)
+        self.has_mixup = has_mixup
         self.epoch = 0
         self.start = 0
 
@@ -92,7 +99,11 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
         for own in self.batches.slices(self.start, len(indices)):
             partners = map(tuple, mosaic_partners(indices, own).tolist())
             members = zip(indices[own].tolist(), repeats[own].tolist(), partners, strict=True)
-            yield [SampleKey(epoch, *member) for member in members]
+            keys = [SampleKey(epoch, *member) for member in members]
+            if self.has_mixup:
+                seconds = map(tuple, mosaic_partners(indices, own, MIXUP_RULER).tolist())
+                keys = [key._replace(second=second) for key, second in zip(keys, seconds, strict=True)]
+            yield keys
 
 
 class ResumableLoader(DataLoader[Sample]):
@@ -165,9 +176,10 @@ class ResumableLoader(DataLoader[Sample]):
             epoch, delivered = epoch + 1, 0
         saved, now = state["settings"], self._settings()
         for name in sorted((saved.keys() | now.keys()) - {"batch_size"}) if delivered else ():
-            if saved.get(name) != now.get(name):
+            before = saved.get(name, ASSUMED.get(name))
+            if before != now.get(name):
                 raise ValueError(
-                    f"data.{name} must be {saved.get(name)}, got {now.get(name)}: the checkpoint was saved within "
+                    f"data.{name} must be {before}, got {now.get(name)}: the checkpoint was saved within "
                     f"epoch {epoch}; resume with the saved value, or from a checkpoint saved at the end of an epoch"
                 )
         samples, batches = self.keys.order.length, self.keys.batches
