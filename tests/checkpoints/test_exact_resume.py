@@ -25,9 +25,11 @@ TRAINING = [
 """Three steps make an update while an epoch has four: gradients cross its end and most checkpoints."""
 SAMPLING = (
     *("--data.sampling.repeat_threshold", "1", "--data.sampling.balance", "month"),
+    *("--data.sampling.repeat_scope", "month", "--data.augmentation.mixup", "0.5"),
+    *("--data.augmentation.paste.probability", "0.7", "--data.augmentation.paste.position", "row"),
     *("--data.sampling.epoch_frames", "14", "--data.train_fraction", "0.5"),
 )
-"""Repeated frames and epochs that begin within a pass; four steps here too, the last of two frames."""
+"""Mixup, box paste, repeated frames and epochs that begin within a pass; four steps here too, the last of 2 frames."""
 
 YOLO26 = (
     "--model.variant",

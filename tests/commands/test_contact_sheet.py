@@ -19,7 +19,7 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import LabelledFrames
 from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.storage.frames import FolderFrames
-from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
 
 Make = Callable[..., DetectionDataModule]
 
@@ -52,7 +52,7 @@ def test_picture_has_four_rows_of_samples(make: Make, tmp_path: Path) -> None:
 def test_samples_are_those_of_the_training(make: Make, frames: LabelledFrames) -> None:
     data = make(augmentation=Augmentation(mosaic=0.3, photometric=1), seed=5)
     rows = list(sample_rows(data, frames, [0, 7], 3, epoch=2).values())
-    recorded, plain, mixed, repeated = rows
+    recorded, plain, mixed, repeated = ([shown.sample for shown in row] for row in rows)
     assert [sample.image_id for sample in plain] == [frames.index.image_id(index) for index in (0, 7)]
     assert not np.array_equal(plain[0].image, recorded[0].image)
     assert not np.array_equal(plain[0].image, mixed[0].image)
@@ -60,8 +60,35 @@ def test_samples_are_those_of_the_training(make: Make, frames: LabelledFrames) -
     assert not np.array_equal(repeated[0].image, repeated[1].image)
     again = list(sample_rows(data, frames, [0, 7], 3, epoch=2).values())
     assert all(
-        np.array_equal(a.image, b.image) for x, y in zip(rows, again, strict=True) for a, b in zip(x, y, strict=True)
+        np.array_equal(a.sample.image, b.sample.image)
+        for x, y in zip(rows, again, strict=True)
+        for a, b in zip(x, y, strict=True)
     )
+    assert not any(shown.pasted for row in rows for shown in row)
+
+
+def test_rows_of_box_paste_and_mixup_mark_pasted_objects(make: Make, frames: LabelledFrames) -> None:
+    augmentation = Augmentation(mixup=0.1, paste=BoxPaste(0.3, position="row"))
+    rows = sample_rows(make(augmentation=augmentation), frames, [0, 4, 8], 0, epoch=0)
+    assert [heading.split(" (")[0] for heading in rows] == [
+        "without augmentation",
+        "augmented, without mosaic",
+        "augmented, with box paste",
+        "augmented, with mosaic",
+        "augmented, with mixup",
+        "one frame in consecutive epochs, without mosaic",
+    ]
+    pasted = [sum(len(shown.pasted) for shown in row) for row in rows.values()]
+    assert pasted[0] == pasted[1] == pasted[5] == 0
+    assert pasted[2] > 0
+    for shown in next(row for heading, row in rows.items() if "box paste" in heading):
+        assert shown.pasted == set(range(len(shown.sample.boxes) - len(shown.pasted), len(shown.sample.boxes)))
+
+
+def test_boxes_of_pasted_objects_are_dashed() -> None:
+    cell = Figure().add_subplot()
+    draw_sample(cell, sample(3), frozenset({1}))
+    assert [patch.get_linestyle() for patch in cell.patches] == ["-", "--", "-"]
 
 
 def test_without_mosaic_there_is_no_row_of_mosaics(make: Make, frames: LabelledFrames) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +14,7 @@ from matplotlib.lines import Line2D
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
 from yolo_lightning.evaluation.plots import COLOURS, DOTS_PER_INCH, false_colour, outline
 
 CELL_INCHES = 2.6
@@ -20,6 +22,13 @@ TITLE_INCHES = 0.34
 LEGEND_INCHES = 0.4
 
 ALL_EPOCHS = 2**31  # Value of `mosaic_epochs` that enables mosaic in every epoch
+
+
+class Shown(NamedTuple):
+    """A sample in the picture."""
+
+    sample: Sample
+    pasted: frozenset[int] = frozenset()  # Positions of its boxes of pasted objects
 
 
 def contact_sheet(
@@ -33,9 +42,11 @@ def contact_sheet(
     """Draw the inputs of the network: training samples after augmentation, with their boxes.
 
     The picture has four rows: frames without augmentation, the same frames augmented as in the last epochs (without
-    mosaic), mosaics with the same frames, and one frame in several epochs. The samples are identical to those of a
-    training run with the same seed. With `data.neighbours`, the first, middle and last of the frames are drawn in false
-    colour, as red, green and blue.
+    mosaic, mixup and box paste), mosaics with the same frames, and one frame in several epochs. With
+    `data.augmentation.paste`, a further row shows frames with pasted objects, without mosaic, and boxes of pasted
+    objects are dashed. With `data.augmentation.mixup`, a further row shows mixtures. The samples of the other rows are
+    identical to those of a training run with the same seed.
+    With `data.neighbours`, the first, middle and last of the frames are drawn in false colour, as red, green and blue.
 
     Args:
         data: Dataset and augmentation.
@@ -58,8 +69,9 @@ def contact_sheet(
         raise ValueError(f"frame must be 0 to {len(frames) - 1}, got {frame}")
     chosen = spread_frames(frames, samples)
     shown = busiest(frames, chosen) if frame is None else frame
+    rows = sample_rows(data, frames, chosen, shown, epoch)
     note = neighbours_note(data.neighbours)
-    draw_rows(sample_rows(data, frames, chosen, shown, epoch), data.class_names, output, note)
+    draw_rows(rows, data.class_names, output, note, has_pasted=data.augmentation.paste.probability > 0)
     last = frames.index.file_name(shown)
     print(f"{output}: {len(chosen)} of {len(frames):,} training frames; the last row shows {last}")
     if note:
@@ -90,24 +102,46 @@ def busiest(frames: LabelledFrames, indices: Sequence[int]) -> int:
 
 def sample_rows(
     data: DetectionDataModule, frames: LabelledFrames, chosen: Sequence[int], shown: int, epoch: int
-) -> dict[str, list[Sample]]:
+) -> dict[str, list[Shown]]:
     size, augmentation = data.image_size, data.augmentation
     recorded = EvaluationDataset(frames, size)
     plain = TrainingDataset(frames, size, augmentation, 0, data.seed)
-    mixed = TrainingDataset(frames, size, replace(augmentation, mosaic=1.0), ALL_EPOCHS, data.seed)
-    rows = {"without augmentation": [recorded[index] for index in chosen]}
-    rows["augmented, without mosaic"] = [plain[epoch, index] for index in chosen]
+
+    def mixed(**changed: float | BoxPaste) -> list[Shown]:
+        """Return the chosen samples as in the first epochs, with changed settings and marked pasted objects."""
+        settings = replace(augmentation, **changed)  # type: ignore[arg-type]
+        without = replace(settings, paste=replace(settings.paste, probability=0.0))
+        datasets = [TrainingDataset(frames, size, each, ALL_EPOCHS, data.seed) for each in (settings, without)]
+        pairs = [[dataset[epoch, index] for dataset in datasets] for index in chosen]
+        return [Shown(sample, added_boxes(sample, other)) for sample, other in pairs]
+
+    rows = {"without augmentation": [Shown(recorded[index]) for index in chosen]}
+    rows["augmented, without mosaic"] = [Shown(plain[epoch, index]) for index in chosen]
+    paste = augmentation.paste
+    if paste.probability:
+        heading = f"augmented, with box paste ({paste.probability:.0%} of the frames), without mosaic"
+        rows[heading] = mixed(mosaic=0.0, mixup=0.0, paste=replace(paste, probability=1.0))
     if augmentation.mosaic:
-        heading = f"augmented, with mosaic ({augmentation.mosaic:.0%} of the samples)"
-        rows[heading] = [mixed[epoch, index] for index in chosen]
-    rows["one frame in consecutive epochs, without mosaic"] = [plain[epoch + k, shown] for k in range(len(chosen))]
+        rows[f"augmented, with mosaic ({augmentation.mosaic:.0%} of the samples)"] = mixed(mosaic=1.0, mixup=0.0)
+    if augmentation.mixup:
+        rows[f"augmented, with mixup ({augmentation.mixup:.0%} of the samples)"] = mixed(mixup=1.0)
+    heading = "one frame in consecutive epochs, without mosaic"
+    rows[heading] = [Shown(plain[epoch + k, shown]) for k in range(len(chosen))]
     return rows
 
 
-def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: Path, note: str = "") -> None:
+def added_boxes(sample: Sample, other: Sample) -> frozenset[int]:
+    """Return the positions of the boxes of `sample` that `other`, the same sample without box paste, lacks."""
+    present = set(map(tuple, other.boxes.tolist()))
+    return frozenset(place for place, box in enumerate(sample.boxes.tolist()) if tuple(box) not in present)
+
+
+def draw_rows(
+    rows: dict[str, list[Shown]], class_names: Sequence[str], path: Path, note: str = "", *, has_pasted: bool = False
+) -> None:
     """Draw rows of samples, all of the same length, with headings, a legend of the classes and a note into a PNG."""
     first = next(iter(rows.values()))
-    columns, (rows_px, columns_px) = len(first), first[0].image.shape[:2]
+    columns, (rows_px, columns_px) = len(first), first[0].sample.image.shape[:2]
     cell_height = CELL_INCHES * rows_px / columns_px
     width, height = CELL_INCHES * columns, (cell_height + TITLE_INCHES) * len(rows) + LEGEND_INCHES
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH)
@@ -119,21 +153,23 @@ def draw_rows(rows: dict[str, list[Sample]], class_names: Sequence[str], path: P
         for column, sample in enumerate(samples):
             left = (column * CELL_INCHES + 0.03) / width
             cell = figure.add_axes((left, bottom, (CELL_INCHES - 0.06) / width, (cell_height - 0.06) / height))
-            draw_sample(cell, sample)
+            draw_sample(cell, *sample)
     lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], lw=3, label=name) for i, name in enumerate(class_names)]
+    if has_pasted:
+        lines.append(Line2D([], [], color="black", lw=1.5, linestyle="--", label="pasted object"))
     figure.legend(handles=lines, loc="lower left", ncols=len(lines) if columns > 2 else 2, frameon=False, fontsize=9)
     figure.text(1 - 0.05 / width, 0.13 / height, note, ha="right", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
-def draw_sample(cell: Axes, sample: Sample) -> None:
+def draw_sample(cell: Axes, sample: Sample, pasted: frozenset[int] = frozenset()) -> None:
     height, width = sample.image.shape[:2]
     pixels = false_colour(sample.image)
     cell.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0), interpolation="antialiased")
     cell.set_axis_off()
-    for box, label in zip(sample.boxes.tolist(), sample.labels.tolist(), strict=True):
-        cell.add_patch(outline(box, COLOURS[label % len(COLOURS)], "-", 1.0))
+    for place, (box, label) in enumerate(zip(sample.boxes.tolist(), sample.labels.tolist(), strict=True)):
+        cell.add_patch(outline(box, COLOURS[label % len(COLOURS)], "--" if place in pasted else "-", 1.0))
     if not sample.readable:
         cell.text(width / 2, height / 2, "unreadable frame", color="white", ha="center", va="center", fontsize=8)
     cell.text(

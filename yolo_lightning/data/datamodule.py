@@ -29,6 +29,7 @@ from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.loader import LoaderSettings, describe, worker_count
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
+from yolo_lightning.data.sampling.paste_candidates import paste_candidates
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
     FileOrderBatches,
@@ -248,6 +249,9 @@ class DetectionDataModule(LightningDataModule):
         if stage == "fit":
             self._order = SampledOrder(self.index("train"), self.sampling, self.seed)
             rank_zero_info(f"train: {self._order.describe()}")
+            if self.augmentation.paste.probability:
+                objects = paste_candidates(self.index("train"), self.augmentation.paste.classes)
+                rank_zero_info(f"train: {objects.describe()}")
             batches = self._batches()
             if batches.size > self._order.length:
                 times = f" x {batches.processes} processes" if batches.processes > 1 else ""
@@ -317,9 +321,12 @@ class DetectionDataModule(LightningDataModule):
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
         assert self.trainer is not None
         processes = max(1, worker_count(self.loader.num_workers)) * self.trainer.world_size
-        wanted = frames_to_cache(self._order.length, processes, self.batch_size)
+        has_mixup = self.augmentation.mixup > 0
+        wanted = frames_to_cache(self._order.length, processes, self.batch_size, has_mixup=has_mixup)
         frames = self._splits["train"].cached(self.image_cache_mib, wanted)
-        keys = EpochBatchSampler(self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size)
+        keys = EpochBatchSampler(
+            self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size, has_mixup=has_mixup
+        )
         keys.epoch = epochs_trained(self.trainer)  # Lightning restores no loader state at the end of an epoch
         mosaic_epochs = max(0, (self.trainer.max_epochs or 0) - self.augmentation.close_mosaic_epochs)
         arguments = self._loader_arguments(persistent=True)

@@ -1,9 +1,10 @@
 """Datasets of samples: a frame and its boxes, augmented for training or letterboxed for evaluation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 import cv2
@@ -21,13 +22,19 @@ from yolo_lightning.data.storage.frames import Channels, Frame, FrameError, Imag
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
+from yolo_lightning.data.transforms.box_paste import ObjectPaster
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox
-from yolo_lightning.data.transforms.mosaic import mosaic, random_affine, random_flip
+from yolo_lightning.data.transforms.mosaic import mixup, mosaic, random_affine, random_flip
 from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
 from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange, Span, random_range_drift
 
 MIB = 2**20
 SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
+PASTE_STREAM, MIXUP_STREAM, SECOND_PASTE_STREAM = 4, 5, 6
+"""Streams of box paste, of the second sample in mixup, and of box paste there; they do not change other choices."""
+
+MIXUP_BETA = 32.0  # Both parameters of the distribution of the mixup ratio, as in Ultralytics
+Reader = Callable[..., tuple[Labelled, str | None]]  # `LabelledFrames.read` with the drift of a sample
 UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
 
 
@@ -162,7 +169,8 @@ class LabelledFrames:
 class TrainingDataset(Dataset[Sample]):
     """Augmented samples; each depends on (seed, epoch, frame, occurrence) only, not on workers or interruptions.
 
-    Mosaic is used in the first `mosaic_epochs` epochs; samples have the size `image_size`.
+    Mosaic, mixup and box paste are used in the first `mosaic_epochs` epochs; samples have the size
+    `image_size`.
     """
 
     def __init__(
@@ -181,36 +189,31 @@ class TrainingDataset(Dataset[Sample]):
         self.photometry = replace(augmentation, gain=0, offset=0) if self.has_raw_frames else augmentation
         self.mosaic_epochs = mosaic_epochs
         self.seed = seed
+        self.paster = ObjectPaster(frames.index, augmentation.paste) if augmentation.paste.probability else None
 
     def __len__(self) -> int:
         return len(self.frames)
 
     def __getitem__(self, key: SampleKey | tuple[int, int]) -> Sample:
-        epoch, index, occurrence, partners = SampleKey(*key)
-        stream = (SAMPLE_STREAM, self.seed, epoch, index)
-        generator = np.random.default_rng((*stream, occurrence) if occurrence else stream)
-        indices = [index]
-        if epoch < self.mosaic_epochs and generator.random() < self.augmentation.mosaic:
-            indices += generator.integers(len(self), size=3).tolist() if partners is None else partners
+        key = SampleKey(*key)
+        index = key.frame
+        generator = self._generator(SAMPLE_STREAM, key)
+        indices = self._tiles(key.epoch, index, key.partners, generator)
         lender = reference_index(len(self), self.augmentation, generator) if self.frames.channels == 1 else None
-        if lender is not None:
-            indices.append(lender)
-        bad_neighbours: list[str] = []
         drift = random_range_drift(self.augmentation, generator) if self.has_raw_frames else None
-        # The sensor of a mosaic drifts once; the lender keeps its own histogram.
-        drifts = [drift] * (len(indices) - (lender is not None)) + [None]
-        frames = (
-            self.frames.read(part, place > 0, drifts[place], bad_neighbours) for place, part in enumerate(indices)
-        )
-        read, problems = zip(*frames, strict=True)
-        parts: list[Labelled] = list(read)
-        lent = parts.pop().image if lender is not None else None
-        reference = lent if problems[-1] is None else None
-        if len(parts) > 1:
-            labelled = mosaic(parts, self.image_size, generator)
-        else:
-            labelled = letterbox(parts[0], self.image_size, shrink_by_area=False)[0]
-        labelled = random_affine(labelled, self.image_size, self.augmentation, generator)
+        bad_neighbours: list[str] = []
+        # The sensor of a sample drifts once; the lender keeps its own histogram.
+        read = partial(self.frames.read, drift=drift, problems=bad_neighbours)
+        parts, problems = self._read(read, indices, has_own=True)
+        reference = None
+        if lender is not None:
+            lent, problem = self.frames.read(lender, is_partner=True)
+            reference = lent.image if problem is None else None
+            problems.append(problem)
+        parts = self._with_objects(read, PASTE_STREAM, key, indices, parts, problems)
+        labelled = self._compose(parts, generator)
+        if key.epoch < self.mosaic_epochs and self.augmentation.mixup:
+            labelled = self._with_second(read, key, labelled, problems)
         labelled = random_flip(labelled, self.augmentation, generator)
         return Sample(
             image=random_photometry(
@@ -224,6 +227,63 @@ class TrainingDataset(Dataset[Sample]):
             readable=problems[0] is None,
             bad_frames=(*(problem for problem in problems if problem is not None), *bad_neighbours),
         )
+
+    def _generator(self, stream: int, key: SampleKey) -> np.random.Generator:
+        seeds = (stream, self.seed, key.epoch, key.frame)
+        return np.random.default_rng((*seeds, key.occurrence) if key.occurrence else seeds)
+
+    def _tiles(
+        self, epoch: int, index: int, partners: tuple[int, ...] | None, generator: np.random.Generator
+    ) -> list[int]:
+        """Return the frames of a sample: frame `index`, and its partners if the sample is a mosaic."""
+        if epoch < self.mosaic_epochs and generator.random() < self.augmentation.mosaic:
+            return [index, *(generator.integers(len(self), size=3).tolist() if partners is None else partners)]
+        return [index]
+
+    def _read(self, read: Reader, indices: list[int], *, has_own: bool) -> tuple[list[Labelled], list[str | None]]:
+        """Return frames and the reasons of unreadable ones; with `has_own`, the first is the sample's own."""
+        found = [read(part, not has_own or place > 0) for place, part in enumerate(indices)]
+        return [frame for frame, _ in found], [problem for _, problem in found]
+
+    def _compose(self, parts: list[Labelled], generator: np.random.Generator) -> Labelled:
+        """Return the mosaic of four frames, or one letterboxed frame, after the affine map."""
+        if len(parts) > 1:
+            labelled = mosaic(parts, self.image_size, generator)
+        else:
+            labelled = letterbox(parts[0], self.image_size, shrink_by_area=False)[0]
+        return random_affine(labelled, self.image_size, self.augmentation, generator)
+
+    def _with_objects(
+        self,
+        read: Reader,
+        stream: int,
+        key: SampleKey,
+        indices: list[int],
+        parts: list[Labelled],
+        problems: list[str | None],
+    ) -> list[Labelled]:
+        """Return the frames `indices` of a sample after box paste; append the reasons of unreadable frames."""
+        if self.paster is None or key.epoch >= self.mosaic_epochs:
+            return parts
+        readable = [problem is None for problem in problems[: len(parts)]]
+        pasted, bad = self.paster(
+            indices, parts, readable, partial(read, is_partner=True), self._generator(stream, key)
+        )
+        problems += bad
+        return pasted
+
+    def _with_second(self, read: Reader, key: SampleKey, first: Labelled, problems: list[str | None]) -> Labelled:
+        """Return `first`, in some samples after mixup with a second sample; append the reasons of unreadable frames."""
+        generator = self._generator(MIXUP_STREAM, key)
+        if generator.random() >= self.augmentation.mixup:
+            return first
+        ratio = generator.beta(MIXUP_BETA, MIXUP_BETA)
+        index, *partners = key.second or generator.integers(len(self), size=4).tolist()
+        indices = self._tiles(key.epoch, index, tuple(partners), generator)
+        parts, bad = self._read(read, indices, has_own=False)
+        parts = self._with_objects(read, SECOND_PASTE_STREAM, key, indices, parts, bad)
+        problems += bad
+        return mixup(first, self._compose(parts, generator), ratio)
 
 
 class EvaluationDataset(Dataset[Sample]):

@@ -100,6 +100,21 @@ def test_two_mosaics_have_at_most_one_frame_in_common(length: int) -> None:
     assert set(pairs.values()) == {1}
 
 
+@pytest.mark.parametrize("length", [48, 100, 4608])
+def test_second_sample_of_mixup_has_other_frames_within_the_window(length: int) -> None:
+    order = Shuffled(length)
+    place = {frame: position for position, frame in enumerate(order.indices(0).tolist())}
+    for batch in EpochBatchSampler(order, 8, has_mixup=True):
+        for key in batch:
+            assert key.second is not None
+            assert len({key.frame, *(key.partners or ()), *key.second}) == 8
+            assert {(place[key.frame] - place[frame]) % length for frame in key.second} == {
+                distance * stride(length) for distance in (2, 3, 5, 7)
+            }
+    assert window(length, has_mixup=True) == 7 * stride(length)
+    assert frames_to_cache(length, 1, 8, has_mixup=True) == 7 * stride(length) + 8
+
+
 @pytest.mark.parametrize(
     ("length", "expected"), [(1, 1), (47, 1), (48, 1), (72, 3), (678, 24), (4607, 96), (4608, 192), (329_299, 192)]
 )
@@ -111,10 +126,10 @@ def test_stride_by_length(length: int, expected: int) -> None:
 @pytest.mark.parametrize(("batch_size", "rank", "ranks"), [(1, 0, 1), (7, 0, 1), (8, 1, 2), (4, 2, 3)])
 def test_partners_do_not_depend_on_batches_and_ranks(batch_size: int, rank: int, ranks: int) -> None:
     order = Shuffled(50)
-    expected = {key.frame: key for key in next(iter(EpochBatchSampler(order, 50)))}
-    own = [key for batch in EpochBatchSampler(order, batch_size, rank, ranks) for key in batch]
+    expected = {key.frame: key for key in next(iter(EpochBatchSampler(order, 50, has_mixup=True)))}
+    own = [key for batch in EpochBatchSampler(order, batch_size, rank, ranks, has_mixup=True) for key in batch]
     assert own == [expected[key.frame] for key in own]
-    resumed = EpochBatchSampler(order, batch_size, rank, ranks)
+    resumed = EpochBatchSampler(order, batch_size, rank, ranks, has_mixup=True)
     resumed.start = 20
     assert all(key == expected[key.frame] for batch in resumed for key in batch)
 

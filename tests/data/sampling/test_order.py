@@ -17,19 +17,19 @@ from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.dataset import LabelledFrames, SampleKey, TrainingDataset
 from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.loader import prepare_worker
-from yolo_lightning.data.sampling.mosaic_partners import mosaic_partners
+from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling, occurrences
 from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
 from yolo_lightning.data.storage.frames import FolderFrames
 from yolo_lightning.data.storage.packing import describe, write_index, write_shard
 from yolo_lightning.data.synthetic import draw_dataset
-from yolo_lightning.data.transforms.augmentation_settings import Augmentation
+from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
 
 SEED, BATCH_SIZE, EPOCHS, EPOCH_BATCHES = 5, 4, 3, 5
-SAMPLING = Sampling(repeat_threshold=1.0, epoch_frames=18)
+SAMPLING = Sampling(repeat_threshold=1.0, repeat_scope="month", epoch_frames=18)
 """Some frames twice in an epoch, epochs that begin within a pass, and a smaller last batch."""
-AUGMENTATION = Augmentation(mosaic=0.5, photometric=1.0)
+AUGMENTATION = Augmentation(mosaic=0.5, photometric=1.0, mixup=0.5, paste=BoxPaste(0.7, position="row"))
 MOSAIC_EPOCHS = 2
 WINDOW = 5
 """Frames that a process caches from a packed store; it caches all frames of the other storages."""
@@ -84,7 +84,8 @@ def make_dataset(root: Path, index_root: Path, storage: StorageKind = "folder") 
 
 def make_loader(dataset: TrainingDataset, workers: Workers, state: dict[str, Any] | None = None) -> ResumableLoader:
     order = SampledOrder(dataset.frames.index, SAMPLING, SEED)
-    loader = ResumableLoader(dataset, EpochBatchSampler(order, BATCH_SIZE), collate, **workers.arguments())
+    keys = EpochBatchSampler(order, BATCH_SIZE, has_mixup=True)
+    loader = ResumableLoader(dataset, keys, collate, **workers.arguments())
     if state is not None:
         loader.load_state_dict(state)
     return loader
@@ -116,7 +117,8 @@ def expected(dataset: TrainingDataset) -> list[str]:
     for epoch in range(EPOCHS):
         indices = order.indices(epoch)
         partners = map(tuple, mosaic_partners(indices, slice(None)).tolist())
-        members = zip(indices.tolist(), occurrences(indices).tolist(), partners, strict=True)
+        seconds = map(tuple, mosaic_partners(indices, slice(None), MIXUP_RULER).tolist())
+        members = zip(indices.tolist(), occurrences(indices).tolist(), partners, seconds, strict=True)
         samples = [dataset[SampleKey(epoch, *member)] for member in members]
         found += [digest(collate(samples[first : first + BATCH_SIZE])) for first in range(0, len(samples), BATCH_SIZE)]
     return found
@@ -202,7 +204,7 @@ for number, _ in enumerate(chain.from_iterable(repeat(loader)), start=1):
 def state_after_kill(
     dataset: TrainingDataset, folder: Path, workers: Workers, state: dict[str, Any] | None, batches: int
 ) -> dict[str, Any]:
-    keys = EpochBatchSampler(SampledOrder(dataset.frames.index, SAMPLING, SEED), BATCH_SIZE)
+    keys = EpochBatchSampler(SampledOrder(dataset.frames.index, SAMPLING, SEED), BATCH_SIZE, has_mixup=True)
     (folder / "in.pickle").write_bytes(pickle.dumps((dataset, keys, workers.arguments(), state, batches)))
     command = [sys.executable, "-c", DIE, str(folder / "in.pickle"), str(folder / "out.pickle")]
     assert subprocess.run(command, check=False, timeout=600).returncode == -signal.SIGKILL

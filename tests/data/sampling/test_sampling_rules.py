@@ -193,6 +193,37 @@ def test_repeat_factor_is_that_of_the_rarest_class_of_the_frame() -> None:
     assert found.tolist() == [1, rare, 1, 1, rarest, 1, 1, 1]
 
 
+def test_repeat_factor_of_a_month_uses_the_frequency_in_the_month() -> None:
+    labels = [[0], [0, 1], [1], [1], [1], [0, 1], [], [2]]
+    months = np.array([5, 5, 5, 5, 6, 0, 6, 0])
+    offsets = np.cumsum([0, *map(len, labels)])
+    found = repeat_factors(offsets, np.concatenate(labels).astype(np.int8), 0.5, months)
+    assert found.tolist() == [1, 1, 1, 1, 1, 1, 1, 1]
+    found = repeat_factors(offsets, np.concatenate(labels).astype(np.int8), 0.9, months)
+    half, most = sqrt(0.9 / 0.5), sqrt(0.9 / 0.75)
+    assert found.tolist() == [half, half, most, most, half, half, 1, half]
+
+
+def test_repeat_scope_changes_the_frames_of_an_epoch() -> None:
+    index = make_index([30, 30, 30])
+    orders = [
+        SampledOrder(index, Sampling(repeat_threshold=0.5, repeat_scope=scope), SEED) for scope in ("split", "month")
+    ]
+    assert not np.array_equal(*(order._weights_by_time for order in orders))
+
+
+def test_repeat_scope_of_months_that_nobody_knows_is_refused() -> None:
+    index = make_index([10])
+    index.months()[:] = 0
+    with pytest.raises(ValueError, match=r"data\.sampling\.repeat_scope must be split because .*, got month"):
+        SampledOrder(index, Sampling(repeat_threshold=0.1, repeat_scope="month"), SEED)
+
+
+def test_repeat_scope_without_a_threshold_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.sampling\.repeat_threshold must be > 0 with .* month, got 0"):
+        Sampling(repeat_scope="month")
+
+
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
 def test_without_boxes_no_frame_is_repeated(threshold: float) -> None:
     assert repeat_factors(np.zeros(4, np.int64), np.zeros(0, np.int8), threshold).tolist() == [1, 1, 1]
@@ -287,6 +318,7 @@ def test_occurrence_counts_the_same_index_before(indices: list[int]) -> None:
         ("repeat_threshold", -0.1, "from 0 to 1"),
         ("repeat_threshold", 1.5, "from 0 to 1"),
         ("repeat_threshold", float("nan"), "from 0 to 1"),
+        ("repeat_scope", "clip", "one of split, month"),
         ("epoch_frames", 0, ">= 1 or null"),
     ],
 )
@@ -314,6 +346,7 @@ def test_settings_name_all_that_the_order_depends_on() -> None:
         "sampling.frame_interval": 2,
         "sampling.balance": "none",
         "sampling.repeat_threshold": 0.0,
+        "sampling.repeat_scope": "split",
         "sampling.epoch_frames": 7,
     }
 

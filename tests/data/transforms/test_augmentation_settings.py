@@ -1,10 +1,11 @@
 """Which settings of the augmentation are allowed."""
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
-from yolo_lightning.data.transforms.augmentation_settings import RANGES, Augmentation
+from yolo_lightning.data.transforms.augmentation_settings import PASTE_RANGES, RANGES, Augmentation, BoxPaste
 
 
 @pytest.mark.parametrize("name", list(RANGES))
@@ -18,7 +19,21 @@ def test_every_setting_is_held_to_its_range(name: str) -> None:
 
 
 def test_no_setting_is_without_a_range() -> None:
-    assert {field.name for field in fields(Augmentation)} - set(RANGES) == {"close_mosaic_epochs", "pixel_transforms"}
+    others = {"close_mosaic_epochs", "paste", "pixel_transforms"}
+    assert {field.name for field in fields(Augmentation)} - set(RANGES) == others
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        *((name, value, "from 0 to 1") for name in PASTE_RANGES for value in (-0.1, 1.1, float("nan"))),
+        ("count", 0, ">= 1"),
+        ("position", "anywhere", "one of place, row"),
+    ],
+)
+def test_setting_of_box_paste_out_of_range_is_refused(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ValueError, match=rf"data\.augmentation\.paste\.{name} must be {allowed}, got {value!r}"):
+        BoxPaste(**{name: value})
 
 
 def test_negative_epochs_are_refused() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from yolo_lightning.data.boxes import FloatArray
+from yolo_lightning.data.dataset import MIXUP_BETA
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox, resize_frame
@@ -18,6 +19,7 @@ from yolo_lightning.data.transforms.mosaic import (
     Image,
     cut,
     map_boxes,
+    mixup,
     mosaic,
     random_affine,
     random_flip,
@@ -369,3 +371,38 @@ def test_boxes_follow_the_rounded_cut_to_the_pixel(seed: int) -> None:
     )
     edges = outline(result.image > (PADDING + BRIGHT) / 2)
     np.testing.assert_allclose(result.boxes[0], edges, rtol=0, atol=0.75)
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (48, 64, 3)])
+def test_mixup_equals_ultralytics(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    from ultralytics.data.augment import MixUp
+    from ultralytics.utils.instance import Instances
+
+    generator = np.random.default_rng(7)
+    ratio = generator.beta(32, 32)
+    samples = [
+        Labelled(
+            generator.integers(0, 256, shape, dtype=np.uint8),
+            generator.uniform(0, 48, (count, 4)).astype(np.float32),
+            generator.integers(0, 4, count),
+        )
+        for count in (3, 2)
+    ]
+    theirs = [
+        {
+            "img": sample.image.copy(),
+            "cls": sample.labels[:, None],
+            "instances": Instances(sample.boxes.copy(), np.zeros((0, 1000, 2), np.float32), None, "xyxy", False),
+        }
+        for sample in samples
+    ]
+    drawn = []
+    monkeypatch.setattr(np.random, "beta", lambda *parameters: drawn.append(parameters) or ratio)
+    dataset = type("Dataset", (), {"__len__": lambda _: 2, "get_image_and_label": lambda _, index: theirs[1]})()
+    expected = MixUp(dataset, p=1.0)(theirs[0])
+    found = mixup(*samples, ratio)
+    assert drawn == [(32.0, 32.0)] == [(MIXUP_BETA, MIXUP_BETA)]
+    assert found.image.dtype == expected["img"].dtype
+    assert np.array_equal(found.image, expected["img"])
+    assert np.array_equal(found.boxes, expected["instances"].bboxes)
+    assert np.array_equal(found.labels, expected["cls"][:, 0])

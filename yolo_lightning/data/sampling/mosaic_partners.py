@@ -1,7 +1,8 @@
-"""Partners of a mosaic: the frames of the three tiles besides the sample's own frame.
+"""Partners of a mosaic: the frames of the three tiles besides the sample's own frame, and the four of mixup.
 
 The partners of the sample at position p of an epoch are the frames at the positions p - s, p - 4 s and p - 6 s, modulo
-the length of the epoch, where s is the stride. Since the order of an epoch is a random permutation, each mosaic
+the length of the epoch, where s is the stride. The frames of its second sample in mixup are those at the positions
+p - 2 s, p - 3 s, p - 5 s and p - 7 s. Since the order of an epoch is a random permutation, each mosaic
 consists of random frames; each frame is a partner three times for each time that it is sampled; and the sampling rules
 apply to all tiles. Two mosaics have at most one position in common, because all differences of (0, 1, 4, 6) are
 distinct (a Golomb ruler).
@@ -18,6 +19,9 @@ import numpy.typing as npt
 RULER = (1, 4, 6)
 """Distances of the partners, strides."""
 
+MIXUP_RULER = (2, 3, 5, 7)
+"""Distances of the frames of the second sample in mixup, strides; none is a partner of the first sample."""
+
 LARGEST_STRIDE = 192
 """Positions; a multiple of 8, 16 or 32 samples times 1, 2, 3 or 6 workers, of 8 or 16 times 4, and of 8 times 8."""
 
@@ -33,18 +37,23 @@ def stride(length: int) -> int:
     return found
 
 
-def window(length: int) -> int:
+def window(length: int, *, has_mixup: bool = False) -> int:
     """Return the distance between a sample and its farthest partner in an epoch of `length` samples."""
-    return RULER[-1] * stride(length)
+    return (MIXUP_RULER if has_mixup else RULER)[-1] * stride(length)
 
 
-def frames_to_cache(length: int, processes: int, batch_size: int) -> int:
+def frames_to_cache(length: int, processes: int, batch_size: int, *, has_mixup: bool = False) -> int:
     """Return the number of own frames that each of `processes` must cache to read each frame once per epoch."""
-    return -(-window(length) // processes) + batch_size
+    return -(-window(length, has_mixup=has_mixup) // processes) + batch_size
 
 
-def mosaic_partners(indices: npt.NDArray[np.int64], positions: slice) -> npt.NDArray[np.int64]:
-    """Return the `(P, 3)` partners of the samples at P `positions` of an epoch whose frames are `indices` `(N,)`."""
-    places = np.arange(len(indices))[positions, None] - stride(len(indices)) * np.array(RULER)
+def mosaic_partners(
+    indices: npt.NDArray[np.int64], positions: slice, ruler: tuple[int, ...] = RULER
+) -> npt.NDArray[np.int64]:
+    """Return the `(P, 3)` partners of the samples at P `positions` of an epoch whose frames are `indices` `(N,)`.
+
+    With `MIXUP_RULER`, the `(P, 4)` frames of the second samples in mixup.
+    """
+    places = np.arange(len(indices))[positions, None] - stride(len(indices)) * np.array(ruler)
     partners: npt.NDArray[np.int64] = indices[places % len(indices)]
     return partners

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader, Sampler
 
-from yolo_lightning.data.sampling.mosaic_partners import mosaic_partners
+from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.data.sampling.sampling_rules import occurrences
 
 
@@ -24,6 +24,8 @@ class SampleKey(NamedTuple):
     occurrence: int = 0  # Number of earlier occurrences of the frame in the epoch, > 0 if sampling repeats the frame
     # Indices of the other three frames of a mosaic, see `mosaic_partners`; None draws them from the whole split
     partners: tuple[int, ...] | None = None
+    # Index of the second sample's frame in mixup and of its partners; None draws them from the whole split
+    second: tuple[int, ...] | None = None
 
 
 class EpochOrder(Protocol):
@@ -38,6 +40,10 @@ class EpochOrder(Protocol):
     def indices(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return the `(length,)` indices of the samples of an epoch; an index may occur several times."""
         ...
+
+
+ASSUMED = {"sampling.repeat_scope": "split"}
+"""Values of settings that a checkpoint may lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +107,17 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
     """Yields batches of keys from sample `start` of epoch `epoch` on.
 
     Iteration does not change `start`, because a DataLoader with workers creates the iterator twice. Each rank has its
-    own sampler, which yields the rank's slice of every global batch; `start` counts the samples of all ranks.
+    own sampler, which yields the rank's slice of every global batch; `start` counts the samples of all ranks. With
+    `has_mixup`, keys contain the frames of the second samples.
     """
 
-    def __init__(self, order: EpochOrder, batch_size: int, rank: int = 0, processes: int = 1) -> None:
+    def __init__(
+        self, order: EpochOrder, batch_size: int, rank: int = 0, processes: int = 1, *, has_mixup: bool = False
+    ) -> None:
         self.order = order
         self.batch_size = batch_size
         self.batches = GlobalBatches(batch_size, rank, processes)
+        self.has_mixup = has_mixup
         self.epoch = 0
         self.start = 0
 
@@ -120,7 +130,11 @@ class EpochBatchSampler(Sampler[list[SampleKey]]):
         for own in self.batches.slices(self.start, len(indices)):
             partners = map(tuple, mosaic_partners(indices, own).tolist())
             members = zip(indices[own].tolist(), repeats[own].tolist(), partners, strict=True)
-            yield [SampleKey(epoch, *member) for member in members]
+            keys = [SampleKey(epoch, *member) for member in members]
+            if self.has_mixup:
+                seconds = map(tuple, mosaic_partners(indices, own, MIXUP_RULER).tolist())
+                keys = [key._replace(second=second) for key, second in zip(keys, seconds, strict=True)]
+            yield keys
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -202,9 +216,10 @@ class ResumableLoader(DataLoader[Any]):
             epoch, delivered = epoch + 1, 0
         saved, now = state["settings"], self._settings()
         for name in sorted((saved.keys() | now.keys()) - {"batch_size"}) if delivered else ():
-            if saved.get(name) != now.get(name):
+            before = saved.get(name, ASSUMED.get(name))
+            if before != now.get(name):
                 raise ValueError(
-                    f"{self.prefix}{name} must be {saved.get(name)}, got {now.get(name)}: the checkpoint was saved "
+                    f"{self.prefix}{name} must be {before}, got {now.get(name)}: the checkpoint was saved "
                     f"within epoch {epoch}; resume with the saved value, or from a checkpoint saved at the end of an "
                     "epoch"
                 )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from yolo_lightning.data.index.split_index import SplitIndex
 
 Balance = Literal["none", "clip", "month"]
+RepeatScope = Literal["split", "month"]
 Integers = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
 
@@ -48,6 +49,9 @@ class Sampling:
             B.2), 0 to 1: the repeat factor of a class that occurs in a fraction f of the frames is max(1, sqrt(t / f)),
             that of a frame the largest factor of its classes. The epoch becomes longer accordingly. 0 disables it. With
             `balance` it acts within groups.
+        repeat_scope: `split` computes f of a class from all frames, `month` from the frames of each month separately,
+            so that a class that is frequent on the whole but rare in a month is repeated in that month. Frames of
+            unknown month count as one month.
         epoch_frames: Frames per epoch; null uses the length that results from the other rules, called a pass.
             Successive epochs walk through one pass after the other, so short epochs omit no frame, whereas
             `trainer.limit_train_batches` trains on the first frames of every pass only.
@@ -56,6 +60,7 @@ class Sampling:
     frame_interval: int = 1
     balance: Balance = "none"
     repeat_threshold: float = 0.0
+    repeat_scope: RepeatScope = "split"
     epoch_frames: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +71,13 @@ class Sampling:
             raise ValueError(f"data.sampling.balance must be one of {names}, got {self.balance!r}")
         if not 0 <= self.repeat_threshold <= 1:
             raise ValueError(f"data.sampling.repeat_threshold must be from 0 to 1, got {self.repeat_threshold}")
+        if self.repeat_scope not in get_args(RepeatScope):
+            names = ", ".join(get_args(RepeatScope))
+            raise ValueError(f"data.sampling.repeat_scope must be one of {names}, got {self.repeat_scope!r}")
+        if self.repeat_scope != "split" and not self.repeat_threshold:
+            raise ValueError(
+                f"data.sampling.repeat_threshold must be > 0 with data.sampling.repeat_scope {self.repeat_scope}, got 0"
+            )
         if self.epoch_frames is not None and self.epoch_frames < 1:
             raise ValueError(f"data.sampling.epoch_frames must be >= 1 or null, got {self.epoch_frames}")
 
@@ -93,6 +105,8 @@ class SampledOrder:
             )
         if sampling.balance == "month" and not np.any(index.months()):
             raise ValueError("data.sampling.balance must be none or clip because no frame's month is known, got month")
+        if sampling.repeat_scope == "month" and not np.any(index.months()):
+            raise ValueError("data.sampling.repeat_scope must be split because no frame's month is known, got month")
         self.frames = len(index)
         self.sampling = sampling
         self.seed = seed
@@ -102,7 +116,8 @@ class SampledOrder:
         clips = index.clips()
         groups = {"none": np.zeros_like(clips), "clip": clips, "month": index.months()}[sampling.balance]
         self._by_time = np.lexsort((index.positions_in_clip(), clips, groups))
-        repeats = repeat_factors(index.box_offsets(), index.all_labels(), sampling.repeat_threshold)
+        months = index.months() if sampling.repeat_scope == "month" else None
+        repeats = repeat_factors(index.box_offsets(), index.all_labels(), sampling.repeat_threshold, months)
         weights = sampling_weights(repeats, groups, sampling.frame_interval)
         self._weights_by_time = weights[self._by_time]
         self.pass_length = round(weights.sum())
@@ -133,16 +148,25 @@ class SampledOrder:
 
 
 def repeat_factors(
-    box_offsets: npt.NDArray[np.integer[Any]], labels: npt.NDArray[np.integer[Any]], threshold: float
+    box_offsets: npt.NDArray[np.integer[Any]],
+    labels: npt.NDArray[np.integer[Any]],
+    threshold: float,
+    months: npt.NDArray[np.integer[Any]] | None = None,
 ) -> Weights:
-    """Return the `(N,)` repeat factor, >= 1, of each frame; arguments as in `SplitIndex`, rule as in `Sampling`."""
+    """Return the `(N,)` repeat factor, >= 1, of each frame; arguments as in `SplitIndex`, rule as in `Sampling`.
+
+    With `months` `(N,)`, the frequency of a class is that among the frames of the same month.
+    """
     frames = len(box_offsets) - 1
     if not threshold or not len(labels):
         return np.ones(frames)
     holds = np.zeros((frames, int(labels.max()) + 1), dtype=np.bool_)
     holds[np.repeat(np.arange(frames), np.diff(box_offsets)), labels] = True
-    frequency = np.maximum(holds.sum(axis=0), 1) / frames
-    factors: Weights = np.where(holds, np.sqrt(threshold / frequency), 1.0).max(axis=1)
+    factors: Weights = np.ones(frames)
+    for members in [slice(None)] if months is None else [months == month for month in np.unique(months)]:
+        part = holds[members]
+        frequency = np.maximum(part.sum(axis=0), 1) / len(part)
+        factors[members] = np.where(part, np.sqrt(threshold / frequency), 1.0).max(axis=1)
     return np.maximum(factors, 1.0)
 
 

@@ -5,18 +5,20 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 Image = npt.NDArray[np.uint8]
+PastePosition = Literal["place", "row"]
 
 PROBE = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64, 1)
 """Gray image to which every transform of albumentations is applied once before training starts."""
 
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("mosaic", "translate", "flip_horizontal", "flip_vertical", "photometric", "offset"), (0, 1)),
+    "mixup": (0, 1),
     **dict.fromkeys(("stretch", "histogram_match", "inversion", "hsv_hue", "hsv_saturation", "hsv_value"), (0, 1)),
     "degrees": (0, 180),
     "scale": (0, 0.9),
@@ -29,6 +31,50 @@ RANGES: dict[str, tuple[float, float]] = {
     "blur": (0, 10),
 }
 """Minimum and maximum of each setting."""
+
+PASTE_RANGES: dict[str, tuple[float, float]] = dict.fromkeys(("probability", "jitter", "max_overlap"), (0, 1))
+
+
+@dataclass(frozen=True)
+class BoxPaste:
+    """Objects of other frames pasted into training frames, before mosaic.
+
+    An object is the rectangle of its box, and of the boxes that overlap it (a bicycle and its rider), from a training
+    frame of the same month (of any month where months are unknown). It is pasted with soft borders, with its labels,
+    and with the brightness of its surroundings shifted to that of the new place. Objects at the border of their frame,
+    and objects that cannot be separated from others, are not used. Each attempt that finds no valid place is repeated
+    a few times.
+
+    Attributes:
+        probability: Fraction of frames that receive objects, 0 to 1; applies to each frame of a mosaic. 0 disables it.
+        count: Maximum number of objects per frame, >= 1; the number is uniform from 1 to `count`. Each object reads one
+            more frame.
+        classes: Names of the classes of the objects; empty uses all. All classes that occur in the month are equally
+            likely, so an object of a rare class is more likely than one of a frequent class.
+        position: `place` pastes an object where it was in its own frame, `row` at the same height and any horizontal
+            position. Positions are relative to the size of the frame.
+        jitter: Maximum shift from that position in either direction as a fraction of the height of the frame, 0 to 1.
+        max_overlap: Maximum intersection of a pasted object with each object of the frame, as a fraction of the smaller
+            of both areas, 0 to 1; 0 pastes beside all objects.
+    """
+
+    probability: float = 0.0
+    count: int = 2
+    classes: tuple[str, ...] = ()
+    position: PastePosition = "place"
+    jitter: float = 0.03
+    max_overlap: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in PASTE_RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                value = getattr(self, name)
+                raise ValueError(f"data.augmentation.paste.{name} must be from {low} to {high}, got {value}")
+        if self.count < 1:
+            raise ValueError(f"data.augmentation.paste.count must be >= 1, got {self.count}")
+        if self.position not in get_args(PastePosition):
+            names = ", ".join(get_args(PastePosition))
+            raise ValueError(f"data.augmentation.paste.position must be one of {names}, got {self.position!r}")
 
 
 @dataclass(frozen=True)
@@ -45,7 +91,11 @@ class Augmentation:
 
     Attributes:
         mosaic: Fraction of samples composed of four frames, 0 to 1.
-        close_mosaic_epochs: Number of epochs at the end of training without mosaic.
+        close_mosaic_epochs: Number of epochs at the end of training without mosaic, mixup and box paste.
+        mixup: Fraction of samples blended with a second sample of other frames, 0 to 1. Both samples consist of mosaic
+            and affine map; the ratio is drawn from Beta(32, 32), and the result has the boxes of both, as in
+            Ultralytics. Doubles the time per such sample.
+        paste: Objects of other frames pasted into each frame.
         degrees: Maximum rotation in either direction, degrees, 0 to 180. Doubles the time per sample if > 0.
         translate: Maximum shift in either direction as a fraction of the input size, 0 to 1.
         scale: Scaling by 1 - scale to 1 + scale, 0 to 0.9.
@@ -77,6 +127,8 @@ class Augmentation:
 
     mosaic: float = 1.0
     close_mosaic_epochs: int = 10
+    mixup: float = 0.0
+    paste: BoxPaste = BoxPaste()
     degrees: float = 0.0
     translate: float = 0.1
     scale: float = 0.5

@@ -1,4 +1,4 @@
-"""Geometric augmentation of a gray or RGB image with its boxes: mosaic, affine map, flips.
+"""Geometric augmentation of a gray or RGB image with its boxes: mosaic, affine map, mixup, flips.
 
 Follows YOLOv8's recipe: mosaic of four frames on a canvas of twice the input size, random affine map that crops the
 canvas, flips. The canvas has the resolution of the frames, so that every pixel is resampled once. All randomness comes
@@ -114,6 +114,13 @@ def still_visible(before: FloatArray, after: FloatArray) -> npt.NDArray[np.bool_
     aspect = sides.max(axis=1, initial=0) / (sides.min(axis=1, initial=np.inf) + tiny)
     share = sides.prod(axis=1) / (old_sides.prod(axis=1) + tiny)
     return np.asarray((sides > MINIMUM_SIDE).all(axis=1) & (share > MINIMUM_AREA_SHARE) & (aspect < MAXIMUM_ASPECT))
+
+
+def mixup(first: Labelled, second: Labelled, ratio: float) -> Labelled:
+    """Return `ratio` x `first` + (1 - `ratio`) x `second`, rounded down, with the boxes of both, as in Ultralytics."""
+    blended = (first.image * ratio + second.image * (1 - ratio)).astype(first.image.dtype)
+    boxes = np.concatenate((first.boxes, second.boxes))
+    return Labelled(blended, boxes, np.concatenate((first.labels, second.labels)))
 
 
 def random_flip(labelled: Labelled, settings: Augmentation, generator: np.random.Generator) -> Labelled:

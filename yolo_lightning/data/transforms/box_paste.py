@@ -1,0 +1,199 @@
+"""Box paste: rectangles around annotated objects of one frame, pasted with soft borders into another frame.
+
+Independent of number format and number of channels. All randomness comes from the generator argument.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from yolo_lightning.data.boxes import FloatArray
+from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.sampling.paste_candidates import paste_candidates
+from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
+from yolo_lightning.data.transforms.letterbox import Labelled
+
+ATTEMPTS = 8  # Draws of an object and a place until the object fits
+MINIMUM_SIDE = 3  # Pixels of the frame. Smaller objects are not pasted.
+BELONGS_ABOVE = 0.1
+"""Intersection as a fraction of the smaller area above which two objects of a frame are pasted only together."""
+
+FEATHER_SHARE, FEATHER_RANGE = 0.25, (2, 8)
+"""Width of the soft border outside of the objects: fraction of the shorter side, and limits in pixels."""
+
+Read = Callable[[int], tuple[Labelled, str | None]]
+"""Returns frame i of the split and None, or an empty frame and the reason."""
+
+
+class Region(NamedTuple):
+    """Rectangle of a frame with complete objects."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    members: npt.NDArray[np.int64]  # Positions of the objects among the boxes of the frame
+
+    @property
+    def feather(self) -> int:
+        return int(np.clip(round(FEATHER_SHARE * min(self.width, self.height)), *FEATHER_RANGE))
+
+    def around(self, left: int, top: int) -> FloatArray:
+        """Return the `(4,)` xyxy rectangle with its soft border if the objects are moved to `(left, top)`."""
+        border = self.feather
+        corners = (left - border, top - border, left + self.width + border, top + self.height + border)
+        return np.array(corners, dtype=np.float32)
+
+
+def object_region(boxes: FloatArray, chosen: int, shape: tuple[int, int]) -> Region | None:
+    """Return the rectangle of object `chosen` and the objects that overlap it.
+
+    Args:
+        boxes: `(N, 4)` xyxy, pixels of the frame.
+        chosen: Position of the object in `boxes`.
+        shape: `(height, width)` of the frame.
+
+    Returns:
+        None if an object of the rectangle reaches the border of the frame, where it may be cut off, if the rectangle
+        contains a part of another object, or if the object is too small.
+    """
+    belongs = overlap(boxes[chosen], boxes) > BELONGS_ABOVE
+    belongs[chosen] = True
+    left, top = np.floor(boxes[belongs, :2].min(axis=0)).astype(int).tolist()
+    right, bottom = np.ceil(boxes[belongs, 2:].max(axis=0)).astype(int).tolist()
+    bounds = np.array([left, top, right, bottom], dtype=np.float32)
+    is_cut_off = left <= 0 or top <= 0 or right >= shape[1] or bottom >= shape[0]
+    if is_cut_off or (boxes[chosen, 2:] - boxes[chosen, :2]).min() < MINIMUM_SIDE:
+        return None
+    if (overlap(bounds, boxes[~belongs]) > BELONGS_ABOVE).any():
+        return None
+    return Region(left, top, right - left, bottom - top, np.flatnonzero(belongs))
+
+
+def overlap(box: FloatArray, boxes: FloatArray) -> FloatArray:
+    """Return the `(N,)` intersections of `box` `(4,)` with `boxes` `(N, 4)`, as fractions of the smaller area."""
+    sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
+    smaller = np.minimum((box[2:] - box[:2]).prod(), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1))
+    share: FloatArray = sides.clip(min=0).prod(axis=1) / np.maximum(smaller, np.float32(1e-9))
+    return share
+
+
+def random_place(
+    region: Region,
+    source_shape: tuple[int, int],
+    target: Labelled,
+    settings: BoxPaste,
+    generator: np.random.Generator,
+) -> tuple[int, int] | None:
+    """Return `(left, top)` of the objects in `target`, or None if they do not fit or overlap another object there."""
+    height, width = target.image.shape[:2]
+    x = (region.left + region.width / 2) / source_shape[1] * width
+    y = (region.top + region.height / 2) / source_shape[0] * height
+    if settings.position == "row":
+        x = generator.uniform(0, width)
+    shift_x, shift_y = generator.uniform(-settings.jitter, settings.jitter, size=2) * height
+    left, top = round(x + shift_x - region.width / 2), round(y + shift_y - region.height / 2)
+    if left < 0 or top < 0 or left + region.width > width or top + region.height > height:
+        return None
+    if (overlap(region.around(left, top), target.boxes) > settings.max_overlap).any():
+        return None
+    return left, top
+
+
+def paste(target: Labelled, source: Labelled, region: Region, left: int, top: int) -> Labelled:
+    """Return a copy of `target` with the objects in `region` of `source` at `(left, top)`.
+
+    The mean level of the surroundings of the objects is shifted to that of the new place, per channel.
+    """
+    (height, width), (own_height, own_width) = source.image.shape[:2], target.image.shape[:2]
+    # The soft border is narrower at the borders of both frames.
+    before_x, before_y = (min(region.feather, *starts) for starts in ((region.left, left), (region.top, top)))
+    after_x = min(region.feather, width - region.left - region.width, own_width - left - region.width)
+    after_y = min(region.feather, height - region.top - region.height, own_height - top - region.height)
+    columns, rows = ramp(before_x, region.width, after_x), ramp(before_y, region.height, after_y)
+    weights = np.outer(rows, columns)
+
+    def window(x: int, y: int) -> tuple[slice, slice]:
+        return slice(y - before_y, y - before_y + len(rows)), slice(x - before_x, x - before_x + len(columns))
+
+    image = target.image.copy()
+    there = image[window(left, top)]
+    patch = source.image[window(region.left, region.top)].astype(np.float32)
+    border = weights < 1
+    if border.any():
+        patch += there[border].mean(axis=0, dtype=np.float32) - patch[border].mean(axis=0)
+    weights = weights.reshape(*weights.shape, *[1] * (image.ndim - 2))
+    blended = np.asarray(there + weights * (patch - there), dtype=np.float32)
+    there[...] = as_levels(blended, image.dtype)
+    moved = source.boxes[region.members] + np.array([left - region.left, top - region.top] * 2, dtype=np.float32)
+    boxes, labels = (target.boxes, moved), (target.labels, source.labels[region.members])
+    return Labelled(image, np.concatenate(boxes), np.concatenate(labels), target.gain)
+
+
+def ramp(before: int, inside: int, after: int) -> FloatArray:
+    """Return the weights along an axis: 1 inside, falling towards 0 in the borders of `before` and `after` pixels."""
+    rising, falling = (np.arange(1, count + 1, dtype=np.float32) / (count + 1) for count in (before, after))
+    return np.concatenate((rising, np.ones(inside, dtype=np.float32), falling[::-1]))
+
+
+def as_levels(values: FloatArray, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return `values` as `dtype`; integers are rounded and limited to the range of the type."""
+    if not np.issubdtype(dtype, np.integer):
+        return values.astype(dtype)
+    limits = np.iinfo(dtype)
+    return np.asarray(np.rint(values).clip(limits.min, limits.max), dtype=dtype)
+
+
+class ObjectPaster:
+    """Pastes objects of frames of the same month into frames of the training split `index`."""
+
+    def __init__(self, index: SplitIndex, settings: BoxPaste) -> None:
+        self.index = index
+        self.settings = settings
+        self.candidates = paste_candidates(index, settings.classes)
+
+    def __call__(
+        self,
+        indices: Sequence[int],
+        frames: Sequence[Labelled],
+        readable: Sequence[bool],
+        read: Read,
+        generator: np.random.Generator,
+    ) -> tuple[list[Labelled], list[str]]:
+        """Return the frames, some of them with pasted objects, and the reasons of sources that could not be read.
+
+        Args:
+            indices: Positions of the frames in the split.
+            frames: The frames; their arrays are not changed.
+            readable: Flag per frame; an unreadable frame receives no object.
+            read: Reads a frame of the split.
+            generator: Source of all random choices, none of which depends on pixels.
+        """
+        pasted, problems = [], []
+        for index, frame, is_readable in zip(indices, frames, readable, strict=True):
+            if is_readable and generator.random() < self.settings.probability:
+                for _ in range(generator.integers(1, self.settings.count, endpoint=True)):
+                    frame, problem = self._with_object(index, frame, read, generator)
+                    problems += [problem] if problem is not None else []
+            pasted.append(frame)
+        return pasted, problems
+
+    def _with_object(
+        self, index: int, frame: Labelled, read: Read, generator: np.random.Generator
+    ) -> tuple[Labelled, str | None]:
+        """Return `frame` with an object, or unchanged if no drawn object fits or its source is unreadable."""
+        for _ in range(ATTEMPTS):
+            candidate = self.candidates.draw(self.index.month(index), generator)
+            if candidate is None:
+                break
+            shape = self.index.shape(candidate.frame)
+            region = object_region(self.index.boxes(candidate.frame), candidate.box, shape)
+            if region is None:
+                continue
+            place = random_place(region, shape, frame, self.settings, generator)
+            if place is not None:
+                source, problem = read(candidate.frame)
+                return (frame if problem is not None else paste(frame, source, region, *place)), problem
+        return frame, None
