@@ -64,11 +64,12 @@ def test_network_of_neighbouring_frames_is_trained_scored_and_applied(
         average_checkpoints([BEST, tmp_path / "other.ckpt"])
 
 
+@pytest.mark.timeout(600)
 def test_killed_and_resumed_equals_uninterrupted(run: Run, die: Die, data: Path, tmp_path: Path) -> None:
     chosen = (*options(data, "[-1, 0, 1]"), "--data.image_cache_mib", "1")
     whole = tmp_path / "whole"
     whole.mkdir()
-    assert die(whole, "never", options=chosen, workers=1) == 0
+    assert die(whole, "never", options=chosen) == 0
     assert die(tmp_path, "batch:6", options=chosen) == EXIT_KILLED
     with_callbacks("never", 1)
     run("fit", *TRAINING, *chosen, "--resume")

@@ -20,6 +20,7 @@ from yolo_lightning.data.dataset import LabelledFrames
 from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.storage.frames import FolderFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
+from yolo_lightning.evaluation.plots import false_colour
 
 Make = Callable[..., DetectionDataModule]
 
@@ -47,6 +48,19 @@ def test_picture_has_four_rows_of_samples(make: Make, tmp_path: Path) -> None:
     cell_inches = tool.CELL_INCHES * 64 / 96
     assert height == int((4 * (cell_inches + tool.TITLE_INCHES) + tool.LEGEND_INCHES) * tool.DOTS_PER_INCH)
     assert (np.ptp(picture.astype(int), axis=2) > 60).any()  # coloured boxes
+
+
+def test_neighbouring_frames_are_drawn_in_false_colour(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "sheet.png"
+    contact_sheet(data=make(neighbours=(-2, -1, 0, 1), augmentation=Augmentation(mosaic=0)), output=output, samples=1)
+    note = "false colour of data.neighbours [-2, -1, 0, 1]: red is the frame at -2, green 0, blue 1"
+    assert capsys.readouterr().out.splitlines()[-1] == note
+    frames = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 3, 5)
+    assert np.array_equal(false_colour(frames), frames[..., [0, 2, 4]])
+    assert np.array_equal(false_colour(frames[..., :2]), frames[..., [0, 1, 1]])
+    assert false_colour(frames[..., 0]).shape == (2, 3)
 
 
 def test_samples_are_those_of_the_training(make: Make, frames: LabelledFrames) -> None:

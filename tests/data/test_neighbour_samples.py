@@ -97,10 +97,12 @@ def test_cached_neighbours_are_not_read_again(frames: LabelledFrames, monkeypatc
     asked: list[str] = []
     read = FolderFrames.read
     monkeypatch.setattr(FolderFrames, "read", lambda self, name: asked.append(name) or read(self, name))
-    cached = frames.cached(1, window=FRAMES)
-    for index in range(len(cached)):
-        cached.read(index)
-    assert sorted(asked) == sorted(frames.index.file_names())
+    for cached in (frames.cached(1, window=FRAMES), frames.cached_in_order(1)):
+        asked.clear()
+        for index in range(len(cached)):
+            cached.read(index)
+        assert sorted(asked) == sorted(frames.index.file_names())
+    assert len(cached.cache) == len(OFFSETS)
 
 
 def test_bad_neighbour_is_replaced_and_named(root: Path, index_root: Path, tmp_path: Path) -> None:

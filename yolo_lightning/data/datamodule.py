@@ -378,7 +378,7 @@ class DetectionDataModule(LightningDataModule):
         return batch
 
     def _evaluation_loader(self, split: Split, kind: type[DataLoader[Sample]] = DataLoader) -> DataLoader[Sample]:
-        frames = self._splits[split]
+        frames = self._splits[split].cached_in_order(self.image_cache_mib)
         return kind(
             EvaluationDataset(frames, self.image_size),
             batch_sampler=FileOrderBatches(len(frames), self._batches()),

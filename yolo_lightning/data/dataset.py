@@ -82,6 +82,14 @@ class LabelledFrames:
         copied.cache = ImageCache(budget, wanted, keep_partners=keeps_all)
         return copied
 
+    def cached_in_order(self, budget_mib: int) -> Self:
+        """Return a copy that decodes each frame once if the frames of a clip are read in their order."""
+        copied = copy(self)
+        if self.neighbours is not None:
+            first, last = self.neighbours.offsets[0], self.neighbours.offsets[-1]
+            copied.cache = ImageCache(budget_mib * MIB, last - first + 1, keep_partners=False)
+        return copied
+
     def describe_cache(self) -> str:
         """Return the number of frames that fit into the image cache, at the mean size of a frame."""
         frame_bytes = self._frame_bytes()
@@ -156,14 +164,15 @@ class LabelledFrames:
     ) -> Image:
         """Return the `(H, W, C)` image of the neighbours of frame `index`, whose own pixels are `image` `(H, W)`."""
         assert self.neighbours is not None
-        channels = []
-        for place in self.neighbours.places(index):
-            try:
-                channels.append(image if place == index else self._frame(place, index, is_partner, drift))
-            except FrameError as error:
-                problems.append(str(error))
-                channels.append(image)
-        return np.asarray(cv2.merge(channels), dtype=np.uint8)
+        frames, places = {index: image}, self.neighbours.places(index)
+        for place in places:
+            if place not in frames:
+                try:
+                    frames[place] = self._frame(place, index, is_partner, drift)
+                except FrameError as error:
+                    problems.append(str(error))
+                    frames[place] = image
+        return np.asarray(cv2.merge([frames[place] for place in places]), dtype=np.uint8)
 
 
 class TrainingDataset(Dataset[Sample]):
