@@ -23,6 +23,7 @@ from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange, Span, 
 
 MIB = 2**20
 SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
+DRIFT_STREAM = 1  # Last seed component of the drift of 16-bit frames
 UNAUGMENTED = Letterbox(1.0, 0, 0)  # Letterbox of training samples, which are never mapped back to the frame
 
 
@@ -163,7 +164,9 @@ class TrainingDataset(Dataset[Sample]):
         lender = reference_index(len(self), self.augmentation, generator) if self.frames.channels == 1 else None
         if lender is not None:
             indices.append(lender)
-        drift = random_range_drift(self.augmentation, generator) if self.has_raw_frames else None
+        drift = None
+        if self.has_raw_frames:  # its own stream: the geometry is that of a sample of 8-bit frames
+            drift = random_range_drift(self.augmentation, np.random.default_rng((*stream, occurrence, DRIFT_STREAM)))
         # The sensor of a mosaic drifts once; the lender keeps its own histogram.
         drifts = [drift] * (len(indices) - (lender is not None)) + [None]
         frames = (self.frames.read(part, place > 0, drifts[place]) for place, part in enumerate(indices))
