@@ -145,6 +145,28 @@ def image(folder: Path) -> Target:
     return Target(file, pictures(), read)
 
 
+def raw_image(folder: Path) -> Target:
+    import cv2
+    import numpy as np
+
+    from yolo_lightning.data.input_images import RawRanges, read_pictures
+    from yolo_lightning.data.storage.frames import FrameError, ImageFiles
+    from yolo_lightning.data.storage.image_header import FrameLimits
+    from yolo_lightning.data.transforms.pixel_range import PixelRange
+
+    file, files = folder / "a.png", ImageFiles(folder, limits=FrameLimits(bits=16))
+    pixels = np.random.default_rng(0).integers(7000, 9040, (24, 32), dtype=np.uint16)
+
+    def read() -> None:
+        try:
+            files.read("a.png")
+        except FrameError as error:
+            check_text(str(error))
+        list(read_pictures(file, RawRanges(PixelRange("clip"))))
+
+    return Target(file, [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in (".png", ".tif")], read)
+
+
 def archive(compression: int) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", compression) as opened:
@@ -459,6 +481,7 @@ READERS = (
     FileReader("data.yaml", data_yaml),
     FileReader("image list", image_list),
     FileReader("image", image),
+    FileReader("image (16 bits)", raw_image),
     FileReader("frames.zip", zip_frames),
     FileReader("packed store", packed),
     FileReader("litdata store", litdata, "litdata"),

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from tests.helpers.archives import write_zip
+from yolo_lightning.commands.prepare.command import prepare
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
@@ -238,3 +239,10 @@ def test_drawn_annotations_are_those_of_the_8_bit_twin(raw_set: Path, look_alike
     raw, gray = (json.loads((root / "Train.json").read_text()) for root in (raw_set, look_alike))
     assert raw["annotations"] == gray["annotations"]
     assert {Path(image["file_name"]).suffix for image in raw["images"]} == {".png"}
+
+
+def test_summary_prints_percentiles_of_the_pixel_values(
+    raw_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(str(raw_set), index_root=str(raw_set / "index"), summary=True, bits=16, output=str(tmp_path))
+    assert "pixel values of 28 sampled frames: 0 to 100 %: 6" in capsys.readouterr().out

@@ -30,8 +30,9 @@ from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange, Span, 
 
 MIB = 2**20
 SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
-PASTE_STREAM, MIXUP_STREAM, SECOND_PASTE_STREAM = 4, 5, 6
-"""Streams of box paste, of the second sample in mixup, and of box paste there; they do not change other choices."""
+PASTE_STREAM, MIXUP_STREAM, SECOND_PASTE_STREAM, DRIFT_STREAM = 4, 5, 6, 7
+"""Streams of box paste, of the second sample in mixup, of box paste there, and of the drift of 16-bit frames; they do
+not change other choices."""
 
 MIXUP_BETA = 32.0  # Both parameters of the distribution of the mixup ratio, as in Ultralytics
 Reader = Callable[..., tuple[Labelled, str | None]]  # `LabelledFrames.read` with the drift of a sample
@@ -209,7 +210,9 @@ class TrainingDataset(Dataset[Sample]):
         generator = self._generator(SAMPLE_STREAM, key)
         indices = self._tiles(key.epoch, index, key.partners, generator)
         lender = reference_index(len(self), self.augmentation, generator) if self.frames.channels == 1 else None
-        drift = random_range_drift(self.augmentation, generator) if self.has_raw_frames else None
+        drift = None
+        if self.has_raw_frames:
+            drift = random_range_drift(self.augmentation, self._generator(DRIFT_STREAM, key))
         bad_neighbours: list[str] = []
         # The sensor of a sample drifts once; the lender keeps its own histogram.
         read = partial(self.frames.read, drift=drift, problems=bad_neighbours)

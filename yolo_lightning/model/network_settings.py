@@ -179,7 +179,8 @@ def report_precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used:
     replaced = [
         f"{name} {value} (instead of {before[name]})"
         for name, value in bound.items()
-        if used.get(name) == value and before.get(name) is not None and before[name] != value
+        if used.get(name) == value != before.get(name)
+        and (before.get(name) is not None or name.startswith(f"data.{PIXEL_RANGE}."))  # null: 8-bit frames
     ]
     if replaced:
         rank_zero_info(f"taken from the checkpoint: {', '.join(replaced)}")

@@ -89,7 +89,10 @@ def prepare(
             raise ValueError(f"{option} must be >= 1, got {value}")
     index_folder = Path(index_root).expanduser() if index_root else default_index_root()
     if summary:
-        summarise(format, root, annotations, index_folder, Path(output).expanduser())
+        indexes = summarise(format, root, annotations, index_folder, Path(output).expanduser())
+        if bits == 16 and format == LTDV2 and root is not None:
+            frames = open_original(Path(root).expanduser(), storage, index_folder, FrameLimits(bits=bits))
+            print(describe_values([name for index in indexes.values() for name in index.file_names()], frames))
         return
     if format != LTDV2:
         raise ValueError(f"format must be {LTDV2}, got {format}: other datasets are read without packing, see summary")
@@ -140,8 +143,10 @@ def prepare(
         raise SystemExit(INTERRUPTED) from None
 
 
-def summarise(format: str, root: str | None, annotations: list[str] | None, index_root: Path, output: Path) -> None:
-    """Print and draw the counts of the annotation files, or of the splits of a dataset; see `prepare`."""
+def summarise(
+    format: str, root: str | None, annotations: list[str] | None, index_root: Path, output: Path
+) -> dict[str, SplitIndex]:
+    """Print and draw the counts of the annotation files, or of the splits of a dataset; return their indexes."""
     folder = None if root is None else Path(root).expanduser()
     indexes: dict[str, SplitIndex] = {}
     if annotations is not None and folder is not None:
@@ -167,6 +172,7 @@ def summarise(format: str, root: str | None, annotations: list[str] | None, inde
         except OSError as error:
             raise ValueError(f"cannot write {picture} ({error.strerror}): set output to a writable folder") from error
         rich.print(f"{name}, {len(index):,} frames, picture: {picture}", *tables(counts))
+    return indexes
 
 
 def write_bucket(bucket: str, original: FolderFrames | ZipFrames, names: list[str], workers: int) -> None:

@@ -1,0 +1,122 @@
+"""Whole runs on 16-bit frames: as on the mapped frames, resumed exactly, and predicted without an option."""
+
+import csv
+import shutil
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from tests.conftest import TINY
+from tests.helpers.networks import lively_checkpoint
+from yolo_lightning import cli
+from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.data.synthetic.camera import RAW_LOW, RAW_PER_LEVEL
+from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
+from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.detector import Detector
+from yolo_lightning.model.network_settings import input_record, read_settings
+
+FRAMES = {"train_frames": 24, "valid_frames": 8, "test_frames": 4, "width": 96, "height": 64}
+FIXED = PixelRange("fixed", RAW_LOW, RAW_LOW + 255 * RAW_PER_LEVEL)
+OF_DATA = [
+    *("--data.pixel_range.mode", "fixed", "--data.pixel_range.low", str(FIXED.low)),
+    *("--data.pixel_range.high", str(FIXED.high)),
+]
+SHORT = ["--trainer.max_epochs", "2", "--data.batch_size", "8", "--model.nominal_batch", "8"]
+
+
+class Stop(Callback):
+    """Ends a fit within its second epoch, after a checkpoint."""
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: object) -> None:
+        if trainer.global_step == 4:
+            trainer.save_checkpoint("stopped.ckpt")
+            raise KeyboardInterrupt
+
+
+def run(command: str, root: Path, folder: Path, *options: str) -> None:
+    data = ["--data.root", str(root), "--data.index_root", str(root / "index"), "--data.loader.num_workers", "0"]
+    supervision = ["--supervision.enabled", "false"] if command == "fit" else []
+    output = ["--trainer.default_root_dir", str(folder), *supervision]
+    cli.main([command, "--trainer.accelerator", "cpu", *data, *TINY, *output, *options])
+
+
+@pytest.fixture(autouse=True)
+def as_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
+
+
+def losses(folder: Path) -> list[float]:
+    """Return the mean training losses of all epochs."""
+    with (folder / "metrics.csv").open() as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+
+
+@pytest.mark.whole_run
+def test_a_run_on_16_bit_frames_equals_a_run_on_the_mapped_frames(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    still = ["--data.augmentation.photometric", "0"]  # 16-bit frames drift before, 8-bit frames after the mapping
+    raw = draw_dataset(tmp_path / "data", **FRAMES, bits=16)
+    gray = shutil.copytree(raw, tmp_path / "mapped")
+    for file in (gray / "frames").rglob("*.png"):
+        pixels = np.asarray(cv2.imread(str(file), cv2.IMREAD_UNCHANGED), dtype=np.uint16)
+        cv2.imwrite(str(file), FIXED.of_frame(pixels).levels(pixels))
+    run("fit", raw, tmp_path / "raw", *SHORT, *still, *OF_DATA)
+    run("fit", gray, tmp_path / "gray", *SHORT, *still)
+    assert losses(tmp_path / "raw") == losses(tmp_path / "gray")
+    assert read_settings(tmp_path / "raw" / "checkpoints" / "best.ckpt").pixel_range == FIXED
+    assert read_settings(tmp_path / "gray" / "checkpoints" / "best.ckpt").pixel_range == PixelRange()
+    caplog.clear()
+    run("test", raw, tmp_path / "raw")
+    assert (
+        "taken from the checkpoint: data.pixel_range.mode fixed (instead of None), data.pixel_range.low" in caplog.text
+    )
+    run("test", gray, tmp_path / "gray")
+    scores = [(tmp_path / name / "test_scores.json").read_text() for name in ("raw", "gray")]
+    assert scores[0] == scores[1]
+    run("predict", raw, tmp_path / "raw")
+
+
+@pytest.mark.whole_run
+def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = draw_dataset(tmp_path / "data", **FRAMES, bits=16)
+    options = [*SHORT, "--data.pixel_range.mode", "clip"]
+    run("fit", root, tmp_path / "whole", *options)
+    combine = cli.with_default_callbacks
+    with monkeypatch.context() as patch:
+        patch.setattr(cli, "with_default_callbacks", lambda own, **named: combine([*own, Stop()], **named))
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run("fit", root, tmp_path / "parted", *options)
+    run("fit", root, tmp_path / "parted", *options, "--ckpt_path", "stopped.ckpt")
+    weights = [
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for name in ("whole", "parted-2")
+    ]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+@pytest.mark.whole_run
+def test_predict_maps_16_bit_files_by_the_range_of_the_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = lively_checkpoint(tmp_path, class_names=("cat", "dog"))
+    write_checkpoint(torch.load(weights, weights_only=True) | {"input": input_record(1, 64, FIXED)}, weights)
+    raw = np.random.default_rng(0).integers(RAW_LOW, RAW_LOW + 2040, (48, 64), dtype=np.uint16)
+    (tmp_path / "frames").mkdir()
+    for suffix in (".png", ".tif"):
+        cv2.imwrite(str(tmp_path / "frames" / f"a{suffix}"), raw)
+    detector = Detector(weights, device="cpu")
+    found = [*detector(tmp_path / "frames"), detector(raw), detector(FIXED.of_frame(raw).levels(raw))]
+    assert len(found[0]) > 0
+    assert all(np.array_equal(one.boxes, found[0].boxes) for one in found)
+    other = Detector(weights, device="cpu", pixel_range=PixelRange("fixed", 0, 65535))(raw)
+    assert not np.array_equal(other.image, found[0].image)
+    cli.main(["predict", str(tmp_path / "frames"), "--weights", str(weights), "--output", str(tmp_path / "out")])
+    assert "in 2 images" in capsys.readouterr().out
