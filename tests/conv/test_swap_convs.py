@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.nn.utils.prune import l1_unstructured
 
@@ -16,9 +16,26 @@ from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, VendorF
 class OwnConv2d(nn.Conv2d):
     """A subclass with additional behaviour."""
 
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 1
+
 
 class OwnBatchNorm2d(nn.BatchNorm2d):
     """A subclass with additional behaviour."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+class Square(nn.Conv2d):
+    """A subclass with the behaviour of the layer, as in torchvision's video models."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 3, padding=1)
+
+    @staticmethod
+    def sides() -> int:
+        return 4
 
 
 def model() -> nn.Sequential:
@@ -169,3 +186,21 @@ def test_unswap_does_not_change_subclasses() -> None:
         pass
 
     assert type(unswap_convs(Own(3, 4, 3))) is Own
+
+
+def test_subclass_with_another_constructor_only_is_swapped_copied_pickled_and_unswapped() -> None:
+    native, input = Square(3), torch.randn(1, 3, 8, 8)
+    expected = native(input)
+    plan = AutotunedPlan(0)
+    swapped = swap_convs(native, plan=plan)
+    assert isinstance(swapped, GemmConv2d)
+    assert isinstance(swapped, Square)
+    assert swapped.sides() == 4
+    assert swapped.plan is plan
+    torch.testing.assert_close(swapped(input), expected)
+    assert type(swap_convs(swapped)) is type(native)
+    for twin in (copy.deepcopy(swap_convs(Square(3))), pickle.loads(pickle.dumps(swap_convs(Square(3))))):
+        assert type(twin) is type(swapped)
+        assert type(unswap_convs(twin)) is Square
+    assert type(unswap_convs(native)) is Square
+    assert "plan" not in vars(native)

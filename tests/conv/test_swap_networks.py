@@ -46,7 +46,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (2, 3, 32, 32),
     ),
     "unet": (UNet, (2, 3, 16, 16)),
-    "r3d_18": (lambda: models.video.r3d_18(weights=None, num_classes=4), (2, 3, 4, 32, 32)),
+    "r3d_18": (lambda: models.video.r3d_18(weights=None, num_classes=4), (2, 3, 2, 16, 16)),
     "autoencoder1d": (autoencoder1d, (2, 2, 32)),
 }
 

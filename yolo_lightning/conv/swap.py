@@ -1,11 +1,12 @@
 """Exchange of the convolution and batch normalization layers of any model, in place and reversible."""
 
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from yolo_lightning.conv import layer as gemm
 from yolo_lightning.conv import normalization
@@ -35,13 +36,29 @@ _VENDOR_FREE: dict[type[nn.Module], type[nn.Module]] = _CONVOLUTIONS | {
     nn.LazyBatchNorm3d: normalization.LazyVendorFreeBatchNorm3d,
 }
 _NATIVE = {replacement: native for native, replacement in _VENDOR_FREE.items()}
+_ADAPTED: dict[type[nn.Module], type[nn.Module]] = {}
+"""Classes that `_adapted` has made, and the subclasses of native layers for which it has made them."""
+
+_WITHOUT_EFFECT = frozenset(
+    (
+        "__annotations__",
+        "__constants__",
+        "__doc__",
+        "__firstlineno__",
+        "__init__",
+        "__module__",
+        "__static_attributes__",
+    )
+)
+"""Attributes of a subclass that do not change how a layer computes."""
 
 
 def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[str] = ()) -> ModuleT:
     """Convert all convolution and batch normalisation layers of `torch.nn` to their vendor-free classes, in place.
 
     These are `Conv1d`, `Conv2d`, `Conv3d`, `ConvTranspose1d`, `ConvTranspose2d`, `ConvTranspose3d`, `BatchNorm1d`,
-    `BatchNorm2d`, `BatchNorm3d` and their lazy forms. A `Conv2d` becomes a `GemmConv2d`, and so on.
+    `BatchNorm2d`, `BatchNorm3d` and their lazy forms. A `Conv2d` becomes a `GemmConv2d`, and so on. A subclass that
+    overrides nothing but the constructor, such as torchvision's `Conv3DSimple`, becomes a class derived from both.
 
     Only the class of a layer changes. Parameters, shared parameters, `requires_grad`, hooks, dtype, memory format and
     the training flag are preserved. Calls of `torch.nn.functional` in other modules are not converted.
@@ -57,7 +74,8 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
     Raises:
         ValueError: If `skip` contains an unknown name, or if a layer outside `skip` would keep PyTorch's dispatch,
             which may use the vendor library: a synchronised or instance normalisation, or a convolution or
-            normalisation that is parametrized or a subclass. The message lists the layers; no layer has been changed.
+            normalisation that is parametrized or a subclass with methods of its own. The message lists the layers; no
+            layer has been changed.
     """
     skipped = {id(submodule) for name in skip for submodule in _named(module, name).modules()}
     layers = [(name, layer) for name, layer in module.named_modules() if id(layer) not in skipped]
@@ -65,12 +83,11 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
     if refused:
         raise ValueError(
             f"swap_convs has no vendor-free form of {', '.join(refused)}; supported are the convolution and BatchNorm "
-            "layers of torch.nn, not their subclasses or parametrized forms; add layers to skip to keep PyTorch's "
-            "implementation"
+            "layers of torch.nn, not parametrized forms and subclasses that override methods; add layers to skip to "
+            "keep PyTorch's implementation"
         )
     for _, layer in layers:
-        # Exact type only: changing the class of a subclass would drop its behaviour silently.
-        layer.__class__ = _VENDOR_FREE.get(type(layer), type(layer))
+        layer.__class__ = _replacement(layer) or type(layer)
         if isinstance(layer, gemm.GemmLayer):
             layer.plan = plan
     return module
@@ -79,9 +96,10 @@ def swap_convs(module: ModuleT, *, plan: Plan = DEFAULT_PLAN, skip: Collection[s
 def unswap_convs(module: ModuleT) -> ModuleT:
     """Undo `swap_convs` in place and return the same module."""
     for layer in module.modules():
-        if type(layer) in _CONVOLUTIONS.values():
+        kind = type(layer)
+        if kind in _CONVOLUTIONS.values() or kind in _ADAPTED:
             vars(layer).pop("plan", None)
-        layer.__class__ = _NATIVE.get(type(layer), type(layer))
+        layer.__class__ = _ADAPTED.get(kind) or _NATIVE.get(kind, kind)
     return module
 
 
@@ -95,4 +113,40 @@ def _named(module: nn.Module, name: str) -> nn.Module:
 def _stays_native(layer: nn.Module) -> bool:
     # _NormBase is the base class of batch and instance norms, which share the dispatch to the vendor library.
     is_candidate = isinstance(layer, (_ConvNd, _NormBase))
-    return is_candidate and type(layer) not in _VENDOR_FREE and not isinstance(layer, tuple(_NATIVE))
+    return is_candidate and _replacement(layer) is None and not isinstance(layer, tuple(_NATIVE))
+
+
+def _replacement(layer: nn.Module) -> type[nn.Module] | None:
+    """Return the vendor-free class of a layer; None if there is none, or if the layer already has one."""
+    kind = type(layer)
+    if kind in _VENDOR_FREE:
+        return _VENDOR_FREE[kind]
+    native = next((base for base in kind.__mro__ if base in _VENDOR_FREE), None)
+    if native is None or isinstance(layer, (*_NATIVE, LazyModuleMixin)) or hasattr(layer, "parametrizations"):
+        return None
+    own = {name: value for base in kind.__mro__[: kind.__mro__.index(native)] for name, value in vars(base).items()}
+    for name, value in own.items():
+        # An overridden method could call the vendor library, or be skipped by the methods of the vendor-free class.
+        if name not in _WITHOUT_EFFECT and (hasattr(native, name) or isinstance(value, property)):
+            return None
+    return _adapted(_VENDOR_FREE[native], kind)
+
+
+def _adapted(vendor_free: type[nn.Module], subclass: type[nn.Module]) -> type[nn.Module]:
+    """Return the class with the computation of `vendor_free` and all other attributes of `subclass`."""
+    for present, original in _ADAPTED.items():
+        if original is subclass:
+            return present
+
+    def reduce(layer: nn.Module, protocol: int) -> tuple[Any, ...]:
+        # pickle cannot import the class by its name.
+        return _new_adapted, (vendor_free, subclass), vars(layer).copy()
+
+    made = type(f"VendorFree{subclass.__name__}", (vendor_free, subclass), {"__reduce_ex__": reduce})
+    _ADAPTED[made] = subclass
+    return made
+
+
+def _new_adapted(vendor_free: type[nn.Module], subclass: type[nn.Module]) -> nn.Module:
+    made = _adapted(vendor_free, subclass)
+    return made.__new__(made)
