@@ -1,6 +1,6 @@
 """Train the same small network under the same faults with several training systems, and compare what the faults cost.
 
-    python scripts/fault_race.py                              all systems, twice: undisturbed and with the faults
+    python scripts/fault_race.py                              all systems: undisturbed, with the faults, undisturbed
     python scripts/fault_race.py --systems ours lightning     some of them
     python scripts/fault_race.py --write docs/faults.md       also write table and chart into a page
 
@@ -18,7 +18,7 @@ import json
 import shutil
 import signal
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +125,11 @@ def draw(work: Path, training: Any) -> Path:
 
 
 def run_missing(name: str, training: Any, work: Path, faults: Any, rules: Any, results_file: Path) -> None:
-    """Run a system without and with the faults, unless the results contain these runs; store each when it ends."""
+    """Carry out the runs of a system that the results do not contain; store each when it ends."""
     from race.contest import Contest
     from race.systems import SYSTEMS
 
-    for kind, schedule in (("undisturbed", []), ("raced", faults)):
+    for kind, schedule in (("undisturbed", []), ("raced", faults), ("repeated", [])):
         stored = json.loads(results_file.read_text())
         if kind in stored.get(name, {}):
             continue
@@ -145,7 +145,7 @@ def run_missing(name: str, training: Any, work: Path, faults: Any, rules: Any, r
 
 
 def finished(results_file: Path) -> dict[str, Any]:
-    """Return the results of the systems with both runs."""
+    """Return the results of the systems whose runs are complete."""
     from race.account import Outcome
     from race.chart import Result
     from race.systems import SYSTEMS
@@ -154,7 +154,7 @@ def finished(results_file: Path) -> dict[str, Any]:
     runs = {
         name: {kind: Outcome.from_json(values) for kind, values in stored.get(name, {}).items()} for name in SYSTEMS
     }
-    return {name: Result(**own) for name, own in runs.items() if len(own) == 2}
+    return {name: Result(**own) for name, own in runs.items() if len(own) == len(fields(Result))}
 
 
 def write_page(page: Path, table: str, picture: Path) -> None:

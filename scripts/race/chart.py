@@ -1,11 +1,12 @@
 """The table and the chart of the race."""
 
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import markdown_table
+from common import markdown_table, spread
 
 from race.account import Outcome
 from race.schedule import KINDS, TITLES
@@ -25,16 +26,32 @@ COLOURS = dict(zip(KINDS, ("tab:red", "tab:purple", "tab:orange", "tab:brown", "
 
 @dataclass(frozen=True)
 class Result:
-    """Both runs of one system."""
+    """The runs of one system, in the order of the attributes."""
 
     undisturbed: Outcome
     raced: Outcome
+    repeated: Outcome  # undisturbed again: the load of the machine changes, and the weights should not
+
+    @property
+    def undisturbed_s(self) -> list[float]:
+        """Times of the undisturbed runs that finished."""
+        return [run.finished_s for run in (self.undisturbed, self.repeated) if run.finished_s is not None]
 
     @property
     def ratio(self) -> float | None:
-        """Time with the faults over the time without; None if one of the runs did not finish."""
-        finished_s, undisturbed_s = self.raced.finished_s, self.undisturbed.finished_s
-        return finished_s / undisturbed_s if finished_s and undisturbed_s else None
+        """Time with the faults over the mean time without; None if no such run finished."""
+        if self.raced.finished_s is None or not self.undisturbed_s:
+            return None
+        return self.raced.finished_s / statistics.fmean(self.undisturbed_s)
+
+    @property
+    def equal(self) -> str:
+        """Whether the final weights equal the undisturbed ones, which must be equal in both undisturbed runs."""
+        if self.ratio is None:
+            return "-"
+        if self.undisturbed.digest != self.repeated.digest:
+            return "no, nor are those of two undisturbed runs"
+        return "yes" if self.raced.digest == self.undisturbed.digest else "no"
 
 
 def table(results: Mapping[str, Result], missing: Mapping[str, str]) -> str:
@@ -55,20 +72,15 @@ def table(results: Mapping[str, Result], missing: Mapping[str, str]) -> str:
 
 def cells(result: Result) -> tuple[str, ...]:
     """Return the texts of a row without the title."""
-    finished = result.ratio is not None
-    equal = finished and result.raced.digest == result.undisturbed.digest
+    finished_s, ratio = result.raced.finished_s, result.ratio
     return (
-        seconds(result.undisturbed),
-        seconds(result.raced),
-        f"{result.ratio:.2f}" if finished else "-",
+        spread(result.undisturbed_s, 0) if result.undisturbed_s else "not finished",
+        "not finished" if finished_s is None else f"{finished_s:.0f}",
+        "-" if ratio is None else f"{ratio:.1f}",
         str(result.raced.lost),
-        ("yes" if equal else "no") if finished else "-",
+        result.equal,
         str(len(result.raced.interventions)),
     )
-
-
-def seconds(outcome: Outcome) -> str:
-    return "not finished" if outcome.finished_s is None else f"{outcome.finished_s:.0f}"
 
 
 def draw(results: Mapping[str, Result], path: Path) -> None:
@@ -79,25 +91,25 @@ def draw(results: Mapping[str, Result], path: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
 
-    shown = {name: result for name, result in results.items() if result.undisturbed.finished_s}
+    shown = {name: result for name, result in results.items() if result.undisturbed_s}
     figure, axes = pyplot.subplots(
         len(shown), 1, sharex=True, squeeze=False, figsize=(8, 1.3 * len(shown) + 0.9), layout="constrained"
     )
     kinds = [kind for kind in KINDS if any(kind == at for one in shown.values() for _, at in one.raced.faults)]
     for axis, (name, result) in zip(axes[:, 0], shown.items(), strict=True):
-        unit_s = result.undisturbed.finished_s or 1.0
+        unit_s = statistics.fmean(result.undisturbed_s)
         axis.plot(*line(result.undisturbed, unit_s), color="0.75", linewidth=1)
         axis.plot(*line(result.raced, unit_s), color="tab:blue", linewidth=1.5)
         for at_s, kind in result.raced.faults:
             axis.axvline(at_s / unit_s, color=COLOURS[kind], linewidth=1)  # type: ignore[index]
         for at_s in result.raced.interventions:
             axis.plot(at_s / unit_s, 0, marker="^", color="black", markersize=7, clip_on=False)
-        ended = "not finished" if result.ratio is None else f"{result.ratio:.2f} x"
+        ended = "not finished" if result.ratio is None else f"{result.ratio:.1f} times the undisturbed time"
         axis.set_title(f"{SYSTEMS[name].title}: {ended}", fontsize=9, loc="left")
         axis.set_ylabel("step", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, max(step for _, step, _ in result.raced.steps) * 1.05)
     axes[-1, 0].set_xlabel("time / undisturbed time of the same system", fontsize=9)
     axes[-1, 0].set_xlim(left=0)
     handles = [
