@@ -18,7 +18,7 @@ import json
 import shutil
 import signal
 import sys
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,16 +145,17 @@ def run_missing(name: str, training: Any, work: Path, faults: Any, rules: Any, r
 
 
 def finished(results_file: Path) -> dict[str, Any]:
-    """Return the results of the systems whose runs are complete."""
+    """Return the results of the systems that have been run with the faults."""
     from race.account import Outcome
     from race.chart import Result
     from race.systems import SYSTEMS
 
     stored = json.loads(results_file.read_text())
-    runs = {
-        name: {kind: Outcome.from_json(values) for kind, values in stored.get(name, {}).items()} for name in SYSTEMS
+    return {
+        name: Result(**{kind: Outcome.from_json(values) for kind, values in stored[name].items()})
+        for name in SYSTEMS
+        if "raced" in stored.get(name, {})
     }
-    return {name: Result(**own) for name, own in runs.items() if len(own) == len(fields(Result))}
 
 
 def write_page(page: Path, table: str, picture: Path) -> None:

@@ -2,8 +2,12 @@
 
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
+
+PAUSE_S = 3.0
+"""Longer than a step with a save on a busy machine, and shorter than a restart."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,13 @@ class Outcome:
     def lost(self) -> int:
         """Steps that were carried out more than once, or whose loss was not finite."""
         return len(self.steps) - len({step for _, step, finite in self.steps if finite})
+
+    @property
+    def idle_s(self) -> float:
+        """Time after the first step in longer pauses between two steps: hangs, restarts, a person's reaction."""
+        times = [at_s for at_s, _, _ in self.steps]
+        pauses = [after - before for before, after in pairwise(times)]
+        return sum(pause for pause in pauses if pause > PAUSE_S)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:

@@ -17,6 +17,7 @@ COLUMNS = (
     "undisturbed (s)",
     "with the faults (s)",
     "ratio",
+    "without steps (s)",
     "steps lost",
     "final weights equal",
     "manual interventions",
@@ -30,12 +31,12 @@ class Result:
 
     undisturbed: Outcome
     raced: Outcome
-    repeated: Outcome  # undisturbed again: the load of the machine changes, and the weights should not
+    repeated: Outcome | None = None  # undisturbed again: the load of the machine changes, and the weights should not
 
     @property
     def undisturbed_s(self) -> list[float]:
         """Times of the undisturbed runs that finished."""
-        return [run.finished_s for run in (self.undisturbed, self.repeated) if run.finished_s is not None]
+        return [run.finished_s for run in (self.undisturbed, self.repeated) if run and run.finished_s is not None]
 
     @property
     def ratio(self) -> float | None:
@@ -49,8 +50,8 @@ class Result:
         """Whether the final weights equal the undisturbed ones, which must be equal in both undisturbed runs."""
         if self.ratio is None:
             return "-"
-        if self.undisturbed.digest != self.repeated.digest:
-            return "no, nor are those of two undisturbed runs"
+        if self.repeated and self.undisturbed.digest != self.repeated.digest:
+            return "no (two undisturbed runs differ)"
         return "yes" if self.raced.digest == self.undisturbed.digest else "no"
 
 
@@ -77,6 +78,7 @@ def cells(result: Result) -> tuple[str, ...]:
         spread(result.undisturbed_s, 0) if result.undisturbed_s else "not finished",
         "not finished" if finished_s is None else f"{finished_s:.0f}",
         "-" if ratio is None else f"{ratio:.1f}",
+        f"{result.raced.idle_s:.0f}",
         str(result.raced.lost),
         result.equal,
         str(len(result.raced.interventions)),

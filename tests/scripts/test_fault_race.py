@@ -51,10 +51,16 @@ def test_outcome_counts_repeated_and_nonfinite_steps() -> None:
     entries.insert(6, Entry(105.5, 7, fault="nan"))
     found = Outcome.of([*entries, Entry(110.0, 7, digest="d")], 90.0, [(103.5, "kill")], [104.0])
     assert found.lost == 3
+    assert found.idle_s == 0.0
     assert (found.finished_s, found.digest) == (20.0, "d")
     assert found.faults == [(13.5, "kill"), (15.5, "nan")]
     assert found.interventions == [14.0]
     assert Outcome.of([*entries, Entry(110.0, 7, digest="d", finite=False)], 90.0, [], []).finished_s is None
+
+
+def test_pauses_between_steps_are_idle() -> None:
+    steps = [(10.0, 1, True), (11.0, 2, True), (31.0, 3, True), (33.0, 4, True), (38.0, 4, True)]
+    assert Outcome(40.0, "d", steps).idle_s == 25.0
 
 
 def test_record_is_read_while_a_line_is_written(tmp_path: Path) -> None:
@@ -107,11 +113,11 @@ def test_table_compares_each_system_with_itself() -> None:
     results = {"ours": equal, "lightning": other, "torchrun": stopped, "ultralytics": random}
     rows = chart.table(results, {"nvrx": "is not installed"})
     cells = [[cell.strip() for cell in row.split("|")[2:-1]] for row in rows.splitlines()[2:]]
-    assert cells[0] == ["12 (10 to 14)", "24", "2.0", "1", "yes", "0"]
-    assert cells[1] == ["10 (10 to 10)", "10", "1.0", "0", "no", "1"]
-    assert cells[2] == ["10 (10 to 10)", "not finished", "-", "0", "-", "0"]
-    assert cells[3][4] == "no, nor are those of two undisturbed runs"
-    assert cells[4] == ["is not installed", *["-"] * 5]
+    assert cells[0] == ["12 (10 to 14)", "24", "2.0", "0", "1", "yes", "0"]
+    assert cells[1] == ["10 (10 to 10)", "10", "1.0", "0", "0", "no", "1"]
+    assert cells[2] == ["10 (10 to 10)", "not finished", "-", "0", "0", "-", "0"]
+    assert cells[3][5] == "no (two undisturbed runs differ)"
+    assert cells[4] == ["is not installed", *["-"] * 6]
 
 
 def test_kill_in_save_waits_for_a_checkpoint_that_changes(tmp_path: Path) -> None:

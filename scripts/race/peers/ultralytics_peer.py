@@ -18,7 +18,12 @@ class RaceTrainer(DetectionTrainer):  # type: ignore[misc]
     """The trainer, with the hook of the race."""
 
     hook: Hook
+    training: Training
     race_step: int
+
+    def get_dataloader(self, *arguments: Any, **options: Any) -> Any:
+        self.args.workers = self.training.workers  # Ultralytics sets 0 on a CPU; the other systems have a worker
+        return super().get_dataloader(*arguments, **options)
 
     def preprocess_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         batch = super().preprocess_batch(batch)
@@ -42,7 +47,7 @@ def training_ends(trainer: RaceTrainer) -> None:
 def main() -> None:
     """Train, or resume."""
     training = Training.read()
-    RaceTrainer.hook = Hook()
+    RaceTrainer.hook, RaceTrainer.training = Hook(), training
     last = Path(training.run_folder) / "train" / "weights" / "last.pt"
     model = YOLO(last if os.path.exists(last) else "yolov8n.yaml")
     model.add_callback("on_train_epoch_start", epoch_starts)
