@@ -1,0 +1,140 @@
+"""The table and the chart of the race."""
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import markdown_table, spread
+
+from race.account import Outcome
+from race.schedule import KINDS, TITLES
+from race.systems import SYSTEMS
+
+COLUMNS = (
+    "system",
+    "undisturbed (s)",
+    "with the faults (s)",
+    "ratio",
+    "without steps (s)",
+    "steps lost",
+    "final weights equal",
+    "manual interventions",
+)
+COLOURS = dict(zip(KINDS, ("tab:red", "tab:purple", "tab:orange", "tab:brown", "tab:green"), strict=True))
+
+
+@dataclass(frozen=True)
+class Result:
+    """The runs of one system, in the order of the attributes."""
+
+    undisturbed: Outcome
+    raced: Outcome
+    repeated: Outcome | None = None  # undisturbed again: the load of the machine changes, and the weights should not
+
+    @property
+    def undisturbed_s(self) -> list[float]:
+        """Times of the undisturbed runs that finished."""
+        return [run.finished_s for run in (self.undisturbed, self.repeated) if run and run.finished_s is not None]
+
+    @property
+    def ratio(self) -> float | None:
+        """Time with the faults over the mean time without; None if no such run finished."""
+        if self.raced.finished_s is None or not self.undisturbed_s:
+            return None
+        return self.raced.finished_s / statistics.fmean(self.undisturbed_s)
+
+    @property
+    def equal(self) -> str:
+        """Whether the final weights equal the undisturbed ones, which must be equal in both undisturbed runs."""
+        if self.ratio is None:
+            return "-"
+        if self.repeated and self.undisturbed.digest != self.repeated.digest:
+            return "no (two undisturbed runs differ)"
+        return "yes" if self.raced.digest == self.undisturbed.digest else "no"
+
+
+def table(results: Mapping[str, Result], missing: Mapping[str, str]) -> str:
+    """Return the table in Markdown.
+
+    Args:
+        results: By the names in `SYSTEMS`.
+        missing: Reasons why systems did not take part, by the same names.
+    """
+    rows = []
+    for name, system in SYSTEMS.items():
+        if name in results:
+            rows.append((system.title, *cells(results[name])))
+        elif name in missing:
+            rows.append((system.title, missing[name], *["-"] * (len(COLUMNS) - 2)))
+    return markdown_table(COLUMNS, rows)
+
+
+def cells(result: Result) -> tuple[str, ...]:
+    """Return the texts of a row without the title."""
+    finished_s, ratio = result.raced.finished_s, result.ratio
+    return (
+        spread(result.undisturbed_s, 0) if result.undisturbed_s else "not finished",
+        "not finished" if finished_s is None else f"{finished_s:.0f}",
+        "-" if ratio is None else f"{ratio:.1f}",
+        f"{result.raced.idle_s:.0f}",
+        str(result.raced.lost),
+        result.equal,
+        str(len(result.raced.interventions)),
+    )
+
+
+def draw(results: Mapping[str, Result], path: Path) -> None:
+    """Draw the optimizer steps over time, one panel per system, in multiples of its own undisturbed time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+
+    shown = {name: result for name, result in results.items() if result.undisturbed_s}
+    figure, axes = pyplot.subplots(
+        len(shown), 1, sharex=True, squeeze=False, figsize=(8, 1.3 * len(shown) + 0.9), layout="constrained"
+    )
+    kinds = [kind for kind in KINDS if any(kind == at for one in shown.values() for _, at in one.raced.faults)]
+    for axis, (name, result) in zip(axes[:, 0], shown.items(), strict=True):
+        unit_s = statistics.fmean(result.undisturbed_s)
+        axis.plot(*line(result.undisturbed, unit_s), color="0.75", linewidth=1)
+        axis.plot(*line(result.raced, unit_s), color="tab:blue", linewidth=1.5)
+        for at_s, kind in result.raced.faults:
+            axis.axvline(at_s / unit_s, color=COLOURS[kind], linewidth=1)  # type: ignore[index]
+        for at_s in result.raced.interventions:
+            axis.plot(at_s / unit_s, 0, marker="^", color="black", markersize=7, clip_on=False)
+        ended = "not finished" if result.ratio is None else f"{result.ratio:.1f} times the undisturbed time"
+        axis.set_title(f"{SYSTEMS[name].title}: {ended}", fontsize=9, loc="left")
+        axis.set_ylabel("step", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_ylim(0, max(step for _, step, _ in result.raced.steps) * 1.05)
+    axes[-1, 0].set_xlabel("time / undisturbed time of the same system", fontsize=9)
+    axes[-1, 0].set_xlim(left=0)
+    handles = [
+        Line2D([], [], color="tab:blue", label="with faults"),
+        Line2D([], [], color="0.75", label="undisturbed"),
+        *(Line2D([], [], color=COLOURS[kind], label=TITLES[kind]) for kind in kinds),
+        Line2D([], [], color="black", marker="^", linestyle="", label="manual intervention"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    temporary = path.with_name(f".{path.name}-{os.getpid()}.png")
+    figure.savefig(temporary, dpi=110)
+    temporary.replace(path)
+    pyplot.close(figure)
+
+
+def line(outcome: Outcome, unit_s: float) -> tuple[Sequence[float], Sequence[float]]:
+    """Return times and steps of the line of a run, interrupted where losses are not finite or steps are repeated."""
+    times, steps, last = [0.0], [0.0], 0
+    for at_s, step, finite in outcome.steps:
+        if step <= last:
+            times.append(at_s / unit_s)
+            steps.append(float("nan"))
+        times.append(at_s / unit_s)
+        steps.append(step if finite else float("nan"))
+        last = step
+    return times, steps

@@ -1,0 +1,153 @@
+"""The race under faults: schedule, record, accounting, faults from outside, and a rehearsal."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY
+
+SCRIPTS = REPOSITORY / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from race import chart, contest, schedule, systems, unusable  # noqa: E402
+from race.account import Entry, Outcome, Record  # noqa: E402
+from race.hook import NAN_VARIABLE, RECORD_VARIABLE, Hook  # noqa: E402
+
+
+def outcome(*steps: int, digest: str = "a", finished_s: float | None = 10.0, interventions: int = 0) -> Outcome:
+    return Outcome(finished_s, digest, [(float(step), step, True) for step in steps], [], [1.0] * interventions)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_schedule_has_one_fault_of_each_kind_where_it_has_an_effect(seed: int) -> None:
+    faults = schedule.draw_schedule(schedule.KINDS, 120, seed)
+    assert faults == schedule.draw_schedule(schedule.KINDS, 120, seed)
+    assert {fault.kind for fault in faults} == set(get_args(schedule.Kind))
+    assert len(faults) == 5
+    steps = [fault.step for fault in faults]
+    assert steps == sorted(steps)
+    assert steps[0] > systems.STEPS_PER_EPOCH
+    assert steps[-1] < 120
+    assert all(2 <= step % systems.STEPS_PER_EPOCH <= 5 for step in steps)
+
+
+def test_schedules_of_different_seeds_differ_and_short_trainings_are_refused() -> None:
+    assert len({tuple(schedule.draw_schedule(schedule.KINDS, 120, seed)) for seed in range(10)}) > 5
+    assert len(schedule.draw_schedule(schedule.KINDS, 60, 0)) == 5
+    with pytest.raises(ValueError, match=r"--steps must be >= 60 for 5 faults, got 50"):
+        schedule.draw_schedule(schedule.KINDS, 50, 0)
+
+
+def test_outcome_counts_repeated_and_nonfinite_steps() -> None:
+    # Killed after step 4, resumed after step 2; step 5 is NaN and step 6 is not; then the final weights.
+    done = [1, 2, 3, 4, 3, 4, 5, 6]
+    entries = [Entry(100.0 + number, 7, step=step, finite=step != 5) for number, step in enumerate(done)]
+    entries.insert(6, Entry(105.5, 7, fault="nan"))
+    found = Outcome.of([*entries, Entry(110.0, 7, digest="d")], 90.0, [(103.5, "kill")], [104.0])
+    assert found.lost == 3
+    assert found.idle_s == 0.0
+    assert (found.finished_s, found.digest) == (20.0, "d")
+    assert found.faults == [(13.5, "kill"), (15.5, "nan")]
+    assert found.interventions == [14.0]
+    assert Outcome.of([*entries, Entry(110.0, 7, digest="d", finite=False)], 90.0, [], []).finished_s is None
+
+
+def test_pauses_between_steps_are_idle() -> None:
+    steps = [(10.0, 1, True), (11.0, 2, True), (31.0, 3, True), (33.0, 4, True), (38.0, 4, True)]
+    assert Outcome(40.0, "d", steps).idle_s == 25.0
+
+
+def test_record_is_read_while_a_line_is_written(tmp_path: Path) -> None:
+    record = Record(tmp_path / "record.jsonl")
+    assert record.update() == []
+    line = json.dumps({"at_s": 1.0, "process": 3, "step": 1, "finite": True})
+    record.path.write_text(line + "\n" + line[:10])
+    assert record.update() == [Entry(1.0, 3, step=1)]
+    assert record.update() == []
+    with record.path.open("a") as file:
+        file.write(line[10:] + "\n")
+    assert record.update() == [Entry(1.0, 3, step=1)]
+    assert len(record.entries) == 2
+
+
+def test_hook_makes_one_step_nan_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RECORD_VARIABLE, str(tmp_path / "record.jsonl"))
+    monkeypatch.setenv(NAN_VARIABLE, "3")
+    hook, images = Hook(), torch.ones(1, 3, 2, 2)
+    assert hook.images(images, 2).isfinite().all()
+    assert hook.images(images, 3).isnan().all()
+    assert Hook().images(images, 3).isfinite().all()  # after a restart
+    hook.step(3, torch.tensor([1.0, float("nan")]))
+    hook.finish({"b": torch.zeros(2), "a": torch.ones(1)})
+    Hook().finish({"a": torch.ones(1), "b": torch.zeros(2)})
+    fault, step, *final = Record(tmp_path / "record.jsonl").update()
+    assert fault.fault == "nan"
+    assert step.step == 3
+    assert not step.finite
+    assert final[0].digest == final[1].digest
+    assert final[0].finite
+
+
+def test_person_deletes_damaged_and_nonfinite_checkpoints_only(tmp_path: Path) -> None:
+    torch.save({"weights": [torch.zeros(2)], "step": 1}, tmp_path / "good.pt")
+    torch.save({"state": {"a": torch.tensor(float("nan"))}}, tmp_path / "nan.ckpt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "good.pt").read_bytes()[:100])
+    (tmp_path / "last.ckpt").symlink_to("nan.ckpt")
+    (tmp_path / "notes.txt").write_text("")
+    unusable.main(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"good.pt", "notes.txt"}
+
+
+def test_table_compares_each_system_with_itself() -> None:
+    undisturbed, slower = outcome(1, 2), outcome(1, 2, finished_s=14.0)
+    equal = chart.Result(undisturbed, outcome(1, 2, 2, finished_s=24.0), slower)
+    other = chart.Result(undisturbed, outcome(1, 2, digest="b", interventions=1), undisturbed)
+    stopped = chart.Result(undisturbed, outcome(1, digest="", finished_s=None), undisturbed)
+    random = chart.Result(undisturbed, undisturbed, outcome(1, 2, digest="c"))
+    results = {"ours": equal, "lightning": other, "torchrun": stopped, "ultralytics": random}
+    rows = chart.table(results, {"nvrx": "is not installed"})
+    cells = [[cell.strip() for cell in row.split("|")[2:-1]] for row in rows.splitlines()[2:]]
+    assert cells[0] == ["12 (10 to 14)", "24", "2.0", "0", "1", "yes", "0"]
+    assert cells[1] == ["10 (10 to 10)", "10", "1.0", "0", "0", "no", "1"]
+    assert cells[2] == ["10 (10 to 10)", "not finished", "-", "0", "0", "-", "0"]
+    assert cells[3][5] == "no (two undisturbed runs differ)"
+    assert cells[4] == ["is not installed", *["-"] * 6]
+
+
+def test_kill_in_save_waits_for_a_checkpoint_that_changes(tmp_path: Path) -> None:
+    training = systems.Training(str(tmp_path / "run"), "", "", 30, 0, 32)
+    own = contest.Contest(systems.SYSTEMS["torchrun"], training, tmp_path, [], contest.Rules())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "last.ckpt").write_text("old")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not own._kill_in_save(process.pid)
+        (tmp_path / "run" / "log.txt").write_text("no checkpoint")
+        assert not own._kill_in_save(process.pid)
+        (tmp_path / "run" / ".writing-last.ckpt.part").touch()
+        assert own._kill_in_save(process.pid)
+        assert process.wait(10) == -9
+
+
+@pytest.mark.whole_run
+def test_rehearsal(tmp_path: Path) -> None:
+    """torchrun resumes from its snapshot after a SIGKILL, with equal weights."""
+    options = ["--quick", "--steps", "20", "--systems", "torchrun", "--faults", "kill", "--work", str(tmp_path)]
+    command = [sys.executable, str(SCRIPTS / "fault_race.py"), *options]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=environment, check=True)
+    runs = json.loads((tmp_path / "results.json").read_text())["torchrun"]
+    undisturbed, raced, repeated = (Outcome.from_json(runs[kind]) for kind in ("undisturbed", "raced", "repeated"))
+    assert [kind for _, kind in raced.faults] == ["kill"]
+    assert undisturbed.digest
+    assert raced.digest == undisturbed.digest == repeated.digest
+    assert undisturbed.lost == 0
+    assert 2 <= raced.lost <= 6
+    assert (tmp_path / "race.png").stat().st_size > 1000
+    again = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert "finished after" not in again.stdout, "a kept run was repeated"
