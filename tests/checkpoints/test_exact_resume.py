@@ -29,7 +29,7 @@ SAMPLING = (
     *("--data.augmentation.paste.probability", "0.7", "--data.augmentation.paste.position", "row"),
     *("--data.sampling.epoch_frames", "14", "--data.train_fraction", "0.5"),
 )
-"""Mixup, box paste, repeated frames and epochs that begin within a pass; four steps here too, the last of two frames."""
+"""Mixup, box paste, repeated frames, epochs that begin within a pass; four steps here too, the last of two frames."""
 
 
 @pytest.fixture(autouse=True)
