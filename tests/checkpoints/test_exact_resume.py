@@ -29,17 +29,11 @@ SAMPLING = (
     *("--data.augmentation.paste.probability", "0.7", "--data.augmentation.paste.position", "row"),
     *("--data.sampling.epoch_frames", "14", "--data.train_fraction", "0.5"),
 )
-"""Mixup, box paste, repeated frames and epochs that begin within a pass; four steps here too, the last of 2 frames."""
+"""Mixup, box paste, repeated frames, epochs that begin within a pass; four steps here too, the last of two frames."""
 
 YOLO26 = (
-    "--model.variant",
-    "yolo26n",
-    "--model.optimizer",
-    "MuSGD",
-    "--model.lr0",
-    "0.001",
-    "--model.one_to_one",
-    "true",
+    *("--model.variant", "yolo26n", "--model.optimizer", "MuSGD", "--model.lr0", "0.001"),
+    *("--model.one_to_one", "true", "--model.conv_backend", "native"),
 )
 
 

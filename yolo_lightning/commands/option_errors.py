@@ -49,6 +49,7 @@ SYNONYMS = {
     "hsv_v": ("data.augmentation.hsv_value",),
     "imgsz": ("image_size", "data.image_size"),
     "iou": ("iou_threshold", "model.iou_threshold"),
+    "copy_paste": ("data.augmentation.paste.probability",),
     "max_det": ("max_detections", "model.max_detections"),
     "model": ("weights", "model.variant"),
     "name": ("trainer.default_root_dir",),

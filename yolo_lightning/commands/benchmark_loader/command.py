@@ -116,7 +116,8 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
         except ValueError as error:
             problems.append(f"{storage}: {error}")
         else:
-            frames = frames.cached(data.image_cache_mib, frames_to_cache(len(frames), 1, data.batch_size))
+            window = frames_to_cache(len(frames), 1, data.batch_size, has_mixup=settings.mixup > 0)
+            frames = frames.cached(data.image_cache_mib, window)
             datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
     if not datasets:
         raise ValueError("; ".join(problems))
@@ -137,7 +138,8 @@ def sample_maker(dataset: TrainingDataset) -> MakeSample:
 
 
 def sample_keys(dataset: TrainingDataset, batch_size: int) -> EpochBatchSampler:
-    return EpochBatchSampler(SampledOrder(dataset.frames.index, Sampling(), dataset.seed), batch_size)
+    order = SampledOrder(dataset.frames.index, Sampling(), dataset.seed)
+    return EpochBatchSampler(order, batch_size, has_mixup=dataset.augmentation.mixup > 0)
 
 
 def warm_up_samples(datasets: Mapping[str, TrainingDataset]) -> int:
