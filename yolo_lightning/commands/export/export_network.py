@@ -156,8 +156,8 @@ def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) ->
     The file is a pickle of the whole network; open such files only from trusted senders. The image size of the settings
     is the default of `predict` and `val`.
     """
-    assert settings.image_size is not None
-    options = {"task": "detect", "imgsz": settings.image_size.plain(), "single_cls": False, "data": None}
+    recorded = settings.plain()
+    options = {"task": "detect", "imgsz": recorded["image_size"], "single_cls": False, "data": None}
     graph.args = options
     graph.task = "detect"
     graph.criterion = None
@@ -174,7 +174,7 @@ def write_ultralytics_file(graph: Any, path: Path, settings: NetworkSettings) ->
         "date": datetime.now().isoformat(),
         "version": version("ultralytics"),
         "license": "AGPL-3.0-or-later",
-        OWN_SETTINGS: settings.plain(),
+        OWN_SETTINGS: recorded,
     }
     with replacing(path) as temporary:
         torch.save(content, temporary)
