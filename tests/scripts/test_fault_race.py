@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -15,6 +17,7 @@ from tests.conftest import REPOSITORY
 SCRIPTS = REPOSITORY / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+import fault_race  # noqa: E402
 from race import chart, contest, schedule, systems, unusable  # noqa: E402
 from race.account import Entry, Outcome, Record  # noqa: E402
 from race.hook import NAN_VARIABLE, RECORD_VARIABLE, Hook  # noqa: E402
@@ -22,6 +25,16 @@ from race.hook import NAN_VARIABLE, RECORD_VARIABLE, Hook  # noqa: E402
 
 def outcome(*steps: int, digest: str = "a", finished_s: float | None = 10.0, interventions: int = 0) -> Outcome:
     return Outcome(finished_s, digest, [(float(step), step, True) for step in steps], [], [1.0] * interventions)
+
+
+def wait_for_state(process: int, state: str) -> str:
+    """Return the state of a process, as soon as it is `state` or after some seconds."""
+    end_s = time.monotonic() + 10
+    while True:
+        found = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        if found == state or time.monotonic() > end_s:
+            return found
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -132,6 +145,32 @@ def test_kill_in_save_waits_for_a_checkpoint_that_changes(tmp_path: Path) -> Non
         (tmp_path / "run" / ".writing-last.ckpt.part").touch()
         assert own._kill_in_save(process.pid)
         assert process.wait(10) == -9
+
+
+def test_loader_workers_are_stopped_and_the_trainer_is_not() -> None:
+    code = (
+        "import multiprocessing, time; fork = multiprocessing.get_context('fork');"
+        "child = fork.Process(target=time.sleep, args=(60,)); child.start(); print(child.pid, flush=True); child.join()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        child = int(trainer.stdout.readline())
+        assert not contest.stop_workers(child)  # it has no workers
+        assert contest.stop_workers(trainer.pid)
+        state = wait_for_state(child, "T")
+        trainer_state = wait_for_state(trainer.pid, "S")
+        os.kill(child, signal.SIGKILL)
+    assert (state, trainer_state) == ("T", "S")
+
+
+def test_page_gets_the_table_once(tmp_path: Path) -> None:
+    page, picture = tmp_path / "page.md", tmp_path / "race.png"
+    picture.write_bytes(b"chart")
+    page.write_text("# Page\n\n## The race\n\ntext\n\n| system |\n\nend\n")
+    for value in ("1", "2"):
+        fault_race.write_page(page, f"| system | time |\n| --- | --- |\n| a | {value} |", picture)
+    assert page.read_text().endswith("text\n\n| system | time |\n| --- | --- |\n| a | 2 |\n\nend\n")
+    assert (tmp_path / "fault_race.png").read_bytes() == b"chart"
 
 
 @pytest.mark.whole_run
