@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from common import markdown_table
+from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.stats import t as student  # type: ignore[import-untyped]
 
 from yolo_lightning.data.synthetic import draw_dataset
@@ -45,8 +46,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "no_photometric": {"data.augmentation.photometric": 0.0},
     "no_mosaic": {"data.augmentation.mosaic": 0.0},
     "full_mosaic": {"data.augmentation.mosaic": 1.0},
+    "random_partners": {"trainer.callbacks+": "accuracy_study.RandomPartners"},
+    "mixup": {"data.augmentation.mixup": 0.1},
+    "paste": {"data.augmentation.paste.probability": 0.5},
+    "neighbours": {"data.neighbours": [-1, 0, 1]},
+    "rectangular": {},  # see `trained`
     "months_balanced": {"data.sampling.balance": "month"},
     "repeat_rare": {"data.sampling.repeat_threshold": 0.3},
+    "repeat_rare_by_month": {"data.sampling.repeat_threshold": 0.3, "data.sampling.repeat_scope": "month"},
     "class_weights": {"model.class_weight_power": 0.5},
 }
 """Options of each trained arm, besides those of `settings`."""
@@ -59,6 +66,16 @@ SCORED: dict[str, dict[str, Any]] = {
 SCORES = ("map_50", "map", "balanced")
 OUTCOME = "outcome.json"
 CONFIG = Path(__file__).parents[1] / "configs" / "ltdv2.yaml"
+
+
+class RandomPartners(Callback):
+    """Draws the partners of a mosaic at random from the whole split, as Ultralytics does; for no loader workers."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loader: Any = trainer.train_dataloader
+        dataset = loader.dataset
+        tiles = dataset._tiles
+        dataset._tiles = lambda epoch, index, _, generator: tiles(epoch, index, None, generator)
 
 
 def main() -> None:
@@ -149,6 +166,8 @@ def trained(arm: str, seed: int, root: Path, options: argparse.Namespace) -> Non
         return
     shutil.rmtree(folder, ignore_errors=True)
     changes = settings(root, options) | ARMS[arm]
+    if arm == "rectangular":  # frames have the shape 3:4
+        changes["data.image_size"] = [options.image_size * 3 // 4 // 32 * 32, options.image_size]
     fit = {
         **changes,
         "seed_everything": seed,
@@ -192,7 +211,8 @@ def tested(folder: Path, checkpoint: Path, changes: Mapping[str, Any]) -> dict[s
 def run(command: str, options: Mapping[str, Any], log: Path) -> dict[str, float]:
     """Run a command of the package on one thread; return its processor time and its peak memory."""
     named = ["--config", str(CONFIG), *words(options)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": paths}
     print(f"{time.strftime('%H:%M:%S')} {command}; log in {log}", flush=True)
     with log.open("w") as file:
         line = [sys.executable, "-m", "yolo_lightning", command, *named]

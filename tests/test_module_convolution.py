@@ -143,6 +143,7 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
         strategy = Strategy()
         is_global_zero = False
         precision = "64-true"
+        datamodule = None
 
     module = YOLOModule()
     monkeypatch.setattr(YOLOModule, "trainer", SecondProcess())
