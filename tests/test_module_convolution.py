@@ -161,8 +161,15 @@ def test_synchronised_normalisation_would_drop_activations_and_is_refused() -> N
         module.on_fit_start()
 
 
-@pytest.mark.parametrize("first", ["native", "gemm"])
-@pytest.mark.parametrize("second", ["native", "gemm"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("native", "gemm"),
+        ("gemm", "native"),
+        pytest.param("native", "native", marks=pytest.mark.whole_run),
+        pytest.param("gemm", "gemm", marks=pytest.mark.whole_run),
+    ],
+)
 def test_run_continues_under_another_convolution(
     tmp_path: Path, data: DetectionDataModule, first: Any, second: Any
 ) -> None:

@@ -33,7 +33,7 @@ def recalibrate(look_alike: Path, index_root: Path, tmp_path: Path, weights: Pat
     return call
 
 
-@pytest.mark.parametrize("backend", ["native", "gemm"])
+@pytest.mark.parametrize("backend", ["native", pytest.param("gemm", marks=pytest.mark.whole_run)])
 def test_file_has_new_statistics_and_cannot_be_resumed(
     backend: str, recalibrate: Callable[..., dict[str, Any]], weights: Path, tmp_path: Path
 ) -> None:
@@ -48,6 +48,7 @@ def test_file_has_new_statistics_and_cannot_be_resumed(
         checkpoint_to_fit(tmp_path, str(target), resume=False)
 
 
+@pytest.mark.whole_run
 def test_training_inputs_give_other_statistics(
     recalibrate: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

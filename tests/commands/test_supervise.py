@@ -64,6 +64,7 @@ def test_example_of_the_page_is_restarted_after_a_hang(tmp_path: Path) -> None:
     assert "restart" in json.loads(report.read_text())["outcome"]
 
 
+@pytest.mark.whole_run
 def test_restart_adds_options_after_progress_and_exit_code_zero_finishes(tmp_path: Path) -> None:
     script = f"{PLAIN}heartbeat('step', 10 * starts)\nos._exit(0 if starts == 3 else 9)\n"
     done = supervise(tmp_path, script, "--restart_options=--resume now", words=("--lr", "0.1"))
@@ -75,6 +76,7 @@ def test_restart_adds_options_after_progress_and_exit_code_zero_finishes(tmp_pat
     ]
 
 
+@pytest.mark.whole_run
 def test_supervisor_gives_up_without_progress(tmp_path: Path) -> None:
     done = supervise(tmp_path, f"{PLAIN}heartbeat('step', 3)\nos._exit(9)\n", "--supervision.attempts=2")
     assert done.returncode == 76, done.stdout + done.stderr
@@ -82,6 +84,7 @@ def test_supervisor_gives_up_without_progress(tmp_path: Path) -> None:
     assert (tmp_path / "starts").read_text() == "xxx"
 
 
+@pytest.mark.whole_run
 def test_unchanged_checkpoints_are_no_progress(tmp_path: Path) -> None:
     script = f"{PLAIN}heartbeat('step', 3 * starts)\nos._exit(9)\n"
     done = supervise(tmp_path, script, "--supervision.attempts=2", "--checkpoints", "*.pt")

@@ -87,7 +87,15 @@ def check(
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "shape", [(2, 8, 6, 6), (3, 5, 7, 5), (2, 48, 16, 16), (4, 276, 3, 4), (2, 1, 40, 40)], ids=str
+    "shape",
+    [
+        (2, 8, 6, 6),
+        (3, 5, 7, 5),
+        (2, 48, 16, 16),
+        pytest.param((4, 276, 3, 4), marks=pytest.mark.whole_run),
+        (2, 1, 40, 40),
+    ],
+    ids=str,
 )
 def test_results_equal_torch(
     shape: tuple[int, ...], layout: str, dtype: torch.dtype, emulated: Guarded, unwritten_is_nan: None
@@ -97,7 +105,7 @@ def test_results_equal_torch(
     assert len(emulated.launches) - before == 4
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(1, 24), st.integers(1, 24)),
     layout=st.sampled_from(list(LAYOUTS)),

@@ -115,6 +115,7 @@ def drawn(draw: st.DrawFn) -> list[Frame]:
     return frames
 
 
+@pytest.mark.whole_run
 @settings(max_examples=40)
 @given(frames=drawn())
 def test_scores_of_any_images_are_those_of_torchmetrics(frames: list[Frame]) -> None:

@@ -151,6 +151,7 @@ def test_every_file_of_weights_records_the_settings(tmp_path: Path, kind: str) -
     assert read_settings(file) == expected
 
 
+@pytest.mark.whole_run
 def test_torchscript_records_the_settings(tmp_path: Path) -> None:
     target = tmp_path / "file.torchscript"
     export(checkpoint=str(trained_on(tmp_path)), format="torchscript", output=str(target))
@@ -162,6 +163,7 @@ def test_torchscript_records_the_settings(tmp_path: Path) -> None:
     assert network(torch.zeros(1, 1, 96, 96)).shape[:2] == (1, 6)
 
 
+@pytest.mark.whole_run
 def test_ultralytics_file_gives_its_image_size_as_a_multiple_of_the_stride(tmp_path: Path) -> None:
     export(checkpoint=str(trained_on(tmp_path)), output=str(tmp_path / "file.pt"))
     content = torch.load(tmp_path / "file.pt", weights_only=False)

@@ -103,7 +103,7 @@ def second_step(backend: str, activation_checkpointing: bool) -> tuple[Requests,
     return recorder.steps[1]
 
 
-@pytest.mark.parametrize("backend", ["native", "gemm", "kernels"])
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=pytest.mark.whole_run), "gemm", "kernels"])
 def test_step_waits_for_the_device_where_it_is_documented_only(backend: str) -> None:
     requests, _ = second_step(backend, False)
     assert dict(requests.waits) == DOCUMENTED_WAITS
