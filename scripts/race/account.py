@@ -1,6 +1,7 @@
 """The record of a run and its figures."""
 
 import json
+import statistics
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -74,9 +75,15 @@ class Outcome:
     @property
     def idle_s(self) -> float:
         """Time after the first step in longer pauses between two steps: hangs, restarts, a person's reaction."""
-        times = [at_s for at_s, _, _ in self.steps]
-        pauses = [after - before for before, after in pairwise(times)]
-        return sum(pause for pause in pauses if pause > PAUSE_S)
+        return sum(pause for pause in self._pauses() if pause > PAUSE_S)
+
+    @property
+    def step_s(self) -> float:
+        """Mean time of a step, without the longer pauses."""
+        return statistics.fmean(pause for pause in self._pauses() if pause <= PAUSE_S)
+
+    def _pauses(self) -> list[float]:
+        return [after - before for (before, _, _), (after, _, _) in pairwise(self.steps)]
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:

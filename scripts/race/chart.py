@@ -1,12 +1,11 @@
 """The table and the chart of the race."""
 
 import os
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import markdown_table, spread
+from common import markdown_table
 
 from race.account import Outcome
 from race.schedule import KINDS, TITLES
@@ -14,9 +13,10 @@ from race.systems import SYSTEMS
 
 COLUMNS = (
     "system",
-    "undisturbed (s)",
+    "undisturbed, before and after (s)",
     "with the faults (s)",
     "ratio",
+    "ratio at equal load",
     "without steps (s)",
     "steps lost",
     "final weights equal",
@@ -31,19 +31,21 @@ class Result:
 
     undisturbed: Outcome
     raced: Outcome
-    repeated: Outcome | None = None  # undisturbed again: the load of the machine changes, and the weights should not
-
-    @property
-    def undisturbed_s(self) -> list[float]:
-        """Times of the undisturbed runs that finished."""
-        return [run.finished_s for run in (self.undisturbed, self.repeated) if run and run.finished_s is not None]
+    repeated: Outcome | None = None  # undisturbed again: shows how the load of the machine and the weights vary
 
     @property
     def ratio(self) -> float | None:
-        """Time with the faults over the mean time without; None if no such run finished."""
-        if self.raced.finished_s is None or not self.undisturbed_s:
+        """Time with the faults over the time of the undisturbed run before it; None if one of them did not finish."""
+        finished_s, undisturbed_s = self.raced.finished_s, self.undisturbed.finished_s
+        return finished_s / undisturbed_s if finished_s and undisturbed_s else None
+
+    @property
+    def ratio_at_equal_load(self) -> float | None:
+        """The ratio if a step had taken as long with the faults as without: pauses and lost steps over that time."""
+        undisturbed_s = self.undisturbed.finished_s
+        if self.ratio is None or not undisturbed_s:
             return None
-        return self.raced.finished_s / statistics.fmean(self.undisturbed_s)
+        return 1 + (self.raced.idle_s + self.raced.lost * self.undisturbed.step_s) / undisturbed_s
 
     @property
     def equal(self) -> str:
@@ -73,16 +75,20 @@ def table(results: Mapping[str, Result], missing: Mapping[str, str]) -> str:
 
 def cells(result: Result) -> tuple[str, ...]:
     """Return the texts of a row without the title."""
-    finished_s, ratio = result.raced.finished_s, result.ratio
+    undisturbed = [seconds(run) for run in (result.undisturbed, result.repeated) if run is not None]
     return (
-        spread(result.undisturbed_s, 0) if result.undisturbed_s else "not finished",
-        "not finished" if finished_s is None else f"{finished_s:.0f}",
-        "-" if ratio is None else f"{ratio:.1f}",
+        ", ".join(undisturbed),
+        seconds(result.raced),
+        *("-" if ratio is None else f"{ratio:.1f}" for ratio in (result.ratio, result.ratio_at_equal_load)),
         f"{result.raced.idle_s:.0f}",
         str(result.raced.lost),
         result.equal,
         str(len(result.raced.interventions)),
     )
+
+
+def seconds(outcome: Outcome) -> str:
+    return "not finished" if outcome.finished_s is None else f"{outcome.finished_s:.0f}"
 
 
 def draw(results: Mapping[str, Result], path: Path) -> None:
@@ -93,13 +99,13 @@ def draw(results: Mapping[str, Result], path: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
 
-    shown = {name: result for name, result in results.items() if result.undisturbed_s}
+    shown = {name: result for name, result in results.items() if result.undisturbed.finished_s}
     figure, axes = pyplot.subplots(
         len(shown), 1, sharex=True, squeeze=False, figsize=(8, 1.3 * len(shown) + 0.9), layout="constrained"
     )
     kinds = [kind for kind in KINDS if any(kind == at for one in shown.values() for _, at in one.raced.faults)]
     for axis, (name, result) in zip(axes[:, 0], shown.items(), strict=True):
-        unit_s = statistics.fmean(result.undisturbed_s)
+        unit_s = result.undisturbed.finished_s or 1.0
         axis.plot(*line(result.undisturbed, unit_s), color="0.75", linewidth=1)
         axis.plot(*line(result.raced, unit_s), color="tab:blue", linewidth=1.5)
         for at_s, kind in result.raced.faults:

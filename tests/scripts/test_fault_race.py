@@ -74,6 +74,7 @@ def test_outcome_counts_repeated_and_nonfinite_steps() -> None:
 def test_pauses_between_steps_are_idle() -> None:
     steps = [(10.0, 1, True), (11.0, 2, True), (31.0, 3, True), (33.0, 4, True), (38.0, 4, True)]
     assert Outcome(40.0, "d", steps).idle_s == 25.0
+    assert Outcome(40.0, "d", steps).step_s == 1.5
 
 
 def test_record_is_read_while_a_line_is_written(tmp_path: Path) -> None:
@@ -126,11 +127,11 @@ def test_table_compares_each_system_with_itself() -> None:
     results = {"ours": equal, "lightning": other, "torchrun": stopped, "ultralytics": random}
     rows = chart.table(results, {"nvrx": "is not installed"})
     cells = [[cell.strip() for cell in row.split("|")[2:-1]] for row in rows.splitlines()[2:]]
-    assert cells[0] == ["12 (10 to 14)", "24", "2.0", "0", "1", "yes", "0"]
-    assert cells[1] == ["10 (10 to 10)", "10", "1.0", "0", "0", "no", "1"]
-    assert cells[2] == ["10 (10 to 10)", "not finished", "-", "0", "0", "-", "0"]
-    assert cells[3][5] == "no (two undisturbed runs differ)"
-    assert cells[4] == ["is not installed", *["-"] * 6]
+    assert cells[0] == ["10, 14", "24", "2.4", "1.1", "0", "1", "yes", "0"]
+    assert cells[1] == ["10, 10", "10", "1.0", "1.0", "0", "0", "no", "1"]
+    assert cells[2] == ["10, 10", "not finished", "-", "-", "0", "0", "-", "0"]
+    assert cells[3][6] == "no (two undisturbed runs differ)"
+    assert cells[4] == ["is not installed", *["-"] * 7]
 
 
 def test_kill_in_save_waits_for_a_checkpoint_that_changes(tmp_path: Path) -> None:
@@ -174,6 +175,7 @@ def test_page_gets_the_table_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole_run
+@pytest.mark.timeout(600)
 def test_rehearsal(tmp_path: Path) -> None:
     """torchrun resumes from its snapshot after a SIGKILL, with equal weights."""
     options = ["--quick", "--steps", "20", "--systems", "torchrun", "--faults", "kill", "--work", str(tmp_path)]
@@ -188,5 +190,3 @@ def test_rehearsal(tmp_path: Path) -> None:
     assert undisturbed.lost == 0
     assert 2 <= raced.lost <= 6
     assert (tmp_path / "race.png").stat().st_size > 1000
-    again = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    assert "finished after" not in again.stdout, "a kept run was repeated"
