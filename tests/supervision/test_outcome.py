@@ -91,3 +91,8 @@ def test_error_at_a_sample_names_it_and_is_worth_another_try() -> None:
 def test_a_broken_socket_is_said_to_be_a_workers() -> None:
     line = "ConnectionResetError: [Errno 104] Connection reset by peer"
     assert diagnose_exit(1, (*TRACE, line)).sentence == f"a DataLoader worker died: {line}"
+
+
+def test_killed_trainer_is_not_blamed_on_its_workers_whose_connections_then_end() -> None:
+    found = diagnose_exit(-9, (*TRACE, "ConnectionResetError: [Errno 104] Connection reset by peer"))
+    assert (found.kind, found.sentence) == (StallClass.UNKNOWN, "the trainer was killed by SIGKILL")

@@ -66,6 +66,8 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
     starved = [line.strip() for line in log_lines if STARVED_WORKER.search(line)]
     if starved:  # fewer workers need less memory
         return Diagnosis(StallClass.LOADER_CRASH, starved[-1], moves_down=True)
+    if code < 0:  # its workers then report lost connections
+        return Diagnosis(StallClass.UNKNOWN, f"the trainer was killed by {signal_name(-code)}")
     dead = [line.strip() for line in log_lines if DEAD_WORKER.search(line)]
     if dead:
         prefix = "" if "DataLoader worker" in dead[-1] else "a DataLoader worker died: "
@@ -74,8 +76,6 @@ def diagnose_exit(code: int, log_lines: Sequence[str]) -> Diagnosis:
         return Diagnosis(StallClass.UNKNOWN, "the trainer exited before training was finished (exit code 0)")
     if code in map(of_signal, STOP_SIGNALS):
         return Diagnosis(StallClass.UNKNOWN, f"the trainer was stopped by {signal_name(code - 128)} (exit code {code})")
-    if code < 0:
-        return Diagnosis(StallClass.UNKNOWN, f"the trainer was killed by {signal_name(-code)}")
     error, sample = error_of(log_lines), sample_of_error(log_lines)
     sentence = f"the trainer ended with exit code {code}" + (f": {error}" if error else "")
     return Diagnosis(StallClass.UNKNOWN, sentence + (f", at the sample {sample}" if sample else ""), suspect=sample)
