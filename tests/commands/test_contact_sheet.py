@@ -16,8 +16,8 @@ from yolo_lightning.commands.data_options import call_with_data
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import LabelledFrames
 from yolo_lightning.data.index.split_index import open_index
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.storage.frames import FolderFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
 from yolo_lightning.evaluation.plots import false_colour

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from yolo_lightning.data.dataset import LabelledFrames
 from yolo_lightning.data.index.split_index import open_index
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.storage.frames import FolderFrames
 
 CATEGORIES = [

@@ -15,8 +15,9 @@ from tests.helpers.annotations import assert_boxes_of_the_json
 from tests.helpers.meta_device import META, MetaDevice
 from yolo_lightning.data.batch import Batch, Prediction, Sample, Target, collate, targets
 from yolo_lightning.data.boxes import Letterbox
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames
+from yolo_lightning.data.dataset import EvaluationDataset
 from yolo_lightning.data.index.split_index import open_index
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.storage.frames import FolderFrames
 
 HEIGHT, WIDTH = 32, 64

@@ -21,8 +21,9 @@ from lightning.pytorch import Trainer
 
 from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root, open_index
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings, prepare_worker
 from yolo_lightning.data.sampling.resumable_loader import limited
 from yolo_lightning.data.sampling.sampling_rules import Sampling

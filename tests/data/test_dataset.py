@@ -11,7 +11,9 @@ import pytest
 
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, SampleKey, TrainingDataset
+from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
+from yolo_lightning.data.labelled_frames import LabelledFrames
+from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.storage.frames import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.letterbox import PADDING

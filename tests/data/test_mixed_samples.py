@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.data.test_dataset import same, training
-from yolo_lightning.data.dataset import LabelledFrames, SampleKey
+from yolo_lightning.data.labelled_frames import LabelledFrames
+from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
 
 Split = Callable[..., LabelledFrames]

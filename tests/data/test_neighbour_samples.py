@@ -15,7 +15,8 @@ from lightning.pytorch import Trainer
 from tests.helpers.archives import write_zip
 from yolo_lightning.commands.prepare.command import prepare
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.frames import FolderFrames
 from yolo_lightning.data.synthetic import draw_dataset
@@ -85,7 +86,7 @@ def test_storages_give_the_same_samples(storage: str, root: Path, index_root: Pa
 @pytest.mark.parametrize("budget", [9, FRAMES], ids=["frames of the window", "all frames"])
 def test_cache_changes_no_sample(frames: LabelledFrames, monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     expected = samples(frames)
-    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", budget * PIXELS)
+    monkeypatch.setattr("yolo_lightning.data.labelled_frames.MIB", budget * PIXELS)
     cached = frames.cached(1, window=3)
     assert (cached.cache.max_frames, cached.cache.keep_partners) == ((9, False) if budget == 9 else (FRAMES, True))
     assert_equal(samples(cached), expected)

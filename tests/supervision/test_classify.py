@@ -9,7 +9,8 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data._utils import worker as torch_worker
 
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.worker_processes import SpawningContext
 from yolo_lightning.supervision.classify import (
     FRAME_ID,

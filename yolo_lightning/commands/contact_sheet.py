@@ -13,7 +13,8 @@ from matplotlib.lines import Line2D
 
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
 from yolo_lightning.evaluation.plots import COLOURS, DOTS_PER_INCH, false_colour, outline
 

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, LTDv2Format, choose_format
 from yolo_lightning.data.formats.frame_checks import (
     BadFrames,
@@ -27,6 +27,7 @@ from yolo_lightning.data.index.clip_ranges import clip_ranges
 from yolo_lightning.data.index.neighbours import Neighbours, check_neighbours
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings, describe, worker_count
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.paste_candidates import paste_candidates

@@ -8,8 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_lightning.data.dataset import LabelledFrames
 from yolo_lightning.data.formats.frame_checks import BadFrames, check_frames
+from yolo_lightning.data.labelled_frames import LabelledFrames
 
 Split = Callable[..., LabelledFrames]
 

@@ -11,8 +11,9 @@ from lightning.pytorch import Trainer
 
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.formats.frame_checks import quarantined_positions
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.frames import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from yolo_lightning.data.dataset import SampleKey
 from yolo_lightning.data.sampling.resumable_loader import (
     EpochBatchSampler,
     FileOrderBatches,
     GlobalBatches,
     ResumableLoader,
+    SampleKey,
 )
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder
 

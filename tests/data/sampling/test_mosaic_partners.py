@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from yolo_lightning.data.dataset import LabelledFrames, SampleKey
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.mosaic_partners import (
     LARGEST_STRIDE,
     frames_to_cache,
@@ -16,7 +16,7 @@ from yolo_lightning.data.sampling.mosaic_partners import (
     stride,
     window,
 )
-from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, SampleKey
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder
 from yolo_lightning.data.storage.frames import ImageFiles
 

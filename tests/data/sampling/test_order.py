@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from yolo_lightning.data.batch import Batch, collate
-from yolo_lightning.data.dataset import LabelledFrames, SampleKey, TrainingDataset
+from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.index.split_index import open_index
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import prepare_worker
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
-from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling, occurrences
 from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
 from yolo_lightning.data.storage.frames import FolderFrames

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from yolo_lightning.data.dataset import SampleKey
-from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader
+from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder
 
 COUNT, BATCH_SIZE, SEED = 7, 2, 3

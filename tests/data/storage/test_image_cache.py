@@ -10,7 +10,8 @@ import pytest
 from lightning.pytorch import Trainer
 
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.dataset import LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import TrainingDataset
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.frames import FrameError, ImageFiles
 from yolo_lightning.data.storage.image_cache import ImageCache
@@ -44,7 +45,7 @@ def split(look_alike: Path, index_root: Path) -> LabelledFrames:
 @pytest.fixture
 def budget_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
     """One MiB has room for all 16 frames."""
-    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", 16 * PIXELS)
+    monkeypatch.setattr("yolo_lightning.data.labelled_frames.MIB", 16 * PIXELS)
 
 
 def image(value: int, size: int = 2) -> np.ndarray:
@@ -114,7 +115,7 @@ def test_a_split_that_fits_is_decoded_once_and_what_cannot_be_read_each_time(
 def test_otherwise_the_last_samples_are_kept_but_not_their_partners(
     split: LabelledFrames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("yolo_lightning.data.dataset.MIB", 16 * PIXELS - 1)
+    monkeypatch.setattr("yolo_lightning.data.labelled_frames.MIB", 16 * PIXELS - 1)
     split.storage = source = Counting(split.storage)
     kept = split.cached(1, WINDOW)
     assert kept.describe_cache() == "image cache of 5 frames per process"

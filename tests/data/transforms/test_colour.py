@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from yolo_lightning.data.batch import collate
-from yolo_lightning.data.dataset import EvaluationDataset, LabelledFrames, TrainingDataset
+from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.formats.yolo import YoloSplit
 from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.index.split_index import open_packed
+from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.storage.frames import Channels, ImageFiles
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled, letterbox

@@ -1,0 +1,157 @@
+"""Frames of a split with their boxes: reading, image cache, neighbouring frames, mapping of 16-bit frames."""
+
+import math
+from copy import copy
+from typing import Self
+
+import cv2
+import numpy as np
+
+from yolo_lightning.data.index.clip_ranges import Ranges
+from yolo_lightning.data.index.neighbours import Neighbours
+from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.storage.frames import Channels, Frame, FrameError, ImageFiles, Storage
+from yolo_lightning.data.storage.image_cache import ImageCache
+from yolo_lightning.data.storage.zip_frames import ZipFrames
+from yolo_lightning.data.transforms.augmentation_settings import Image
+from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
+from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange, Span
+
+MIB = 2**20
+
+
+class LabelledFrames:
+    """Frames of a split with their boxes; frames whose index is in `quarantined` are treated as unreadable.
+
+    With `neighbours`, the channels of an image are the gray frame and its neighbours in the clip. Frames with 16 bits
+    are mapped to 8 bits by `pixel_range`, with `clip_ranges` if its mode is `clip`.
+    """
+
+    def __init__(
+        self,
+        index: SplitIndex,
+        storage: Storage,
+        channels: Channels = 1,
+        neighbours: Neighbours | None = None,
+        pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
+        clip_ranges: Ranges | None = None,
+    ) -> None:
+        self.index = index
+        self.storage = storage
+        self.channels = channels
+        self.neighbours = neighbours
+        self.pixel_range = pixel_range
+        self.clip_ranges = clip_ranges
+        self.quarantined: frozenset[int] = frozenset()
+        self.cache = ImageCache(max_bytes=0, max_frames=0, keep_partners=False)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def cached(self, budget_mib: int, window: int) -> Self:
+        """Return a copy with an image cache of at most `budget_mib` per process.
+
+        It contains all frames if all fit and the storage has encoded images; otherwise the own frames of the last
+        `window` samples, because frames of a packed store need no decoding and share the memory of the page cache.
+        """
+        copied, budget = copy(self), budget_mib * MIB
+        is_encoded = isinstance(self.storage, ImageFiles | ZipFrames)
+        count, read_per_sample = len(self), 1
+        if self.neighbours is not None:
+            count, read_per_sample = count + len(self.neighbours.unlisted), len(self.neighbours.offsets)
+        keeps_all = is_encoded and self._frame_bytes() * count <= budget
+        wanted = count if keeps_all else min(window * read_per_sample, count)
+        copied.cache = ImageCache(budget, wanted, keep_partners=keeps_all)
+        return copied
+
+    def cached_in_order(self, budget_mib: int) -> Self:
+        """Return a copy that decodes each frame once if the frames of a clip are read in their order."""
+        copied = copy(self)
+        if self.neighbours is not None:
+            first, last = self.neighbours.offsets[0], self.neighbours.offsets[-1]
+            copied.cache = ImageCache(budget_mib * MIB, last - first + 1, keep_partners=False)
+        return copied
+
+    def describe_cache(self) -> str:
+        """Return the number of frames that fit into the image cache, at the mean size of a frame."""
+        frame_bytes = self._frame_bytes()
+        held, wanted = min(self.cache.max_bytes // frame_bytes, self.cache.max_frames), self.cache.max_frames
+        more = f" (all {wanted:,}: {-(-wanted * frame_bytes // MIB):,} MiB)" if held < wanted else ""
+        return f"image cache of {held:,} frames per process{more}"
+
+    def _frame_bytes(self) -> int:
+        """Return the mean size of a decoded frame, before the mapping of a 16-bit frame."""
+        return max(1, self.index.pixels() * self.channels * self.pixel_range.bits // 8 // len(self))
+
+    def read(
+        self, index: int, is_partner: bool = False, drift: Drift | None = None, problems: list[str] | None = None
+    ) -> tuple[Labelled, str | None]:
+        """Return frame `index` and None, or an empty gray frame without boxes and the reason.
+
+        `drift` is applied to frames with 16 bits before they are mapped to 8 bits. A neighbour that cannot be used is
+        replaced by the frame, and the reason is appended to `problems`.
+        """
+        height, width = self.index.shape(index)
+        image_id = self.index.image_id(index)  # read by the supervisor from the stack of a worker that hangs here
+        try:
+            image = self._frame(index, index, is_partner, drift)
+            if self.neighbours is not None:
+                image = self._with_neighbours(index, image, is_partner, drift, [] if problems is None else problems)
+        except FrameError as error:
+            channels = self.channels if self.neighbours is None else len(self.neighbours.offsets)
+            shape = (height, width) if channels == 1 else (height, width, channels)
+            empty = np.full(shape, PADDING, dtype=np.uint8)
+            return Labelled(empty, np.zeros((0, 4), np.float32), np.zeros(0, np.int64)), str(error)
+        except Exception as error:
+            error.add_note(f"while reading image id={image_id}")  # read by the supervisor from the log
+            raise
+        return Labelled(image, self.index.boxes(index), self.index.labels(index)), None
+
+    def _frame(self, place: int, index: int, is_partner: bool, drift: Drift | None) -> Image:
+        """Return the gray levels of the frame at a place of `Neighbours`, which must have the size of frame `index`."""
+        name = self.index.file_name(place) if self.neighbours is None else self.neighbours.file_name(place)
+        if place in self.quarantined:
+            raise FrameError(f"{name}: image {self.index.image_id(place)} is in data.quarantine")
+        frame = self.cache.get(place)
+        if frame is None:
+            frame = self.storage.read(name)
+        if self.cache.keep_partners or not is_partner:
+            self.cache.add(place, frame)
+        height, width = self.index.shape(index)
+        if frame.shape[:2] != (height, width):
+            raise FrameError(
+                f"{name}: the file has {frame.shape[1]} x {frame.shape[0]} pixels, "
+                f"the annotation of image {self.index.image_id(index)} has {width} x {height}"
+            )
+        return self._levels(frame, name, index, drift)
+
+    def _levels(self, frame: Frame, name: str, index: int, drift: Drift | None) -> Image:
+        """Return an 8-bit frame unchanged, and a 16-bit frame after `drift` mapped to gray levels.
+
+        The frame is in the clip of frame `index`.
+        """
+        if self.pixel_range.mode is None:
+            return np.asarray(frame, dtype=np.uint8)
+        raw = np.asarray(frame, dtype=np.uint16)
+        if self.clip_ranges is None:
+            span = self.pixel_range.of_frame(raw)
+        else:
+            span = Span(*self.clip_ranges[self.index.clip(index)].tolist())
+            if math.isnan(span.low):
+                raise FrameError(f"{name}: no sampled frame of the clip can be read")
+        return (span if drift is None else span.drifted(drift)).levels(raw)
+
+    def _with_neighbours(
+        self, index: int, image: Image, is_partner: bool, drift: Drift | None, problems: list[str]
+    ) -> Image:
+        """Return the `(H, W, C)` image of the neighbours of frame `index`, whose own pixels are `image` `(H, W)`."""
+        assert self.neighbours is not None
+        frames, places = {index: image}, self.neighbours.places(index)
+        for place in places:
+            if place not in frames:
+                try:
+                    frames[place] = self._frame(place, index, is_partner, drift)
+                except FrameError as error:
+                    problems.append(str(error))
+                    frames[place] = image
+        return np.asarray(cv2.merge([frames[place] for place in places]), dtype=np.uint8)
