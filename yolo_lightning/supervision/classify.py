@@ -24,7 +24,7 @@ SPAWN_WAIT = "_await_core"
 """Method of `SpawningContext` in `data/worker_processes.py` that waits for the import in a new worker."""
 
 READ_FRAME, FRAME_ID = "read", "image_id"
-"""Method `LabelledFrames.read` in `data/labelled_frames.py`, and its local variable that contains the id of the frame."""
+"""Method `LabelledFrames.read` in `data/labelled_frames.py`, and its local variable that holds the id of the frame."""
 
 GET_SAMPLE, SAMPLE_INDEX = "__getitem__", ("index", "idx", "i", "key")
 """Method of every dataset, and the usual names of its argument."""
