@@ -15,6 +15,7 @@ from tests.conftest import TINY
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning import cli
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.synthetic.camera import RAW_LOW, RAW_PER_LEVEL
 from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
 from yolo_lightning.data.transforms.pixel_range import PixelRange
@@ -107,7 +108,8 @@ def test_predict_maps_16_bit_files_by_the_range_of_the_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = lively_checkpoint(tmp_path, class_names=("cat", "dog"))
-    write_checkpoint(torch.load(weights, weights_only=True) | {"input": input_record(1, 64, FIXED)}, weights)
+    recorded = input_record(1, ImageSize(64, 64), pixel_range=FIXED)
+    write_checkpoint(torch.load(weights, weights_only=True) | {"input": recorded}, weights)
     raw = np.random.default_rng(0).integers(RAW_LOW, RAW_LOW + 2040, (48, 64), dtype=np.uint16)
     (tmp_path / "frames").mkdir()
     for suffix in (".png", ".tif"):

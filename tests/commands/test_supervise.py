@@ -54,13 +54,13 @@ def test_example_of_the_page_is_restarted_after_a_hang(tmp_path: Path) -> None:
     script = PAGE.read_text().split("```python\n")[1].split("```")[0]
     mark = '    heartbeat("step", step)\n'
     assert mark in script
-    timeout = "--supervision.phase_timeouts.step_s=3"
+    timeout = "--supervision.phase_timeouts.step_s=8"
     done = supervise(tmp_path, script.replace(mark, mark + HANG), "--checkpoints", "last.pt", timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     import torch
 
     assert torch.load(tmp_path / "last.pt")[0] == 20
-    (report,) = (tmp_path / "run" / "incidents").glob("*/incident.json")
+    report = min((tmp_path / "run" / "incidents").glob("*/incident.json"))
     assert "restart" in json.loads(report.read_text())["outcome"]
 
 

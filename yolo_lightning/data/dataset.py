@@ -16,8 +16,7 @@ from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.box_paste import ObjectPaster
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.mosaic import mixup, mosaic, random_affine, random_flip
-from yolo_lightning.data.transforms.photometric import random_photometry, reference_index
-from yolo_lightning.data.transforms.pixel_range import random_range_drift
+from yolo_lightning.data.transforms.photometric import random_photometry, random_range_drift, reference_index
 
 SAMPLE_STREAM = 2  # Seed component of the samples; `sampling_rules.ORDER_STREAM` is 1
 PASTE_STREAM, MIXUP_STREAM, SECOND_PASTE_STREAM, DRIFT_STREAM = 4, 5, 6, 7

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image, apply_pixel_transforms
 from yolo_lightning.data.transforms.letterbox import PADDING
+from yolo_lightning.data.transforms.pixel_range import Drift
 
 Levels = npt.NDArray[np.float32]  # `(256,)` float32: new value of each gray level
 TONE_SHARE, GAMMA_SHARE, NOISE_SHARE, PATTERN_SHARE, SHADING_SHARE, BLUR_SHARE = 0.8, 0.3, 0.2, 0.2, 0.2, 0.1
@@ -218,3 +219,14 @@ def normal_quantiles() -> npt.NDArray[np.float64]:
     """Return `(256,)` equally probable values of a normal distribution with mean 0 and standard deviation 1."""
     values = np.array([NormalDist().inv_cdf((number + 0.5) / 256) for number in range(256)])
     return np.asarray(values / values.std(), dtype=np.float64)
+
+
+def random_range_drift(settings: Augmentation, generator: np.random.Generator) -> Drift | None:
+    """Draw the drift of all 16-bit frames of a sample with `gain` and `offset` of the settings; None for no drift.
+
+    It is as frequent as gain and offset of 8-bit images, which 16-bit frames do not receive after the mapping.
+    """
+    drifting, toned = generator.random(2) < (settings.photometric, TONE_SHARE)
+    gain = generator.uniform(1 - settings.gain, 1 + settings.gain)
+    offset = generator.uniform(-settings.offset, settings.offset)
+    return Drift(gain, offset) if drifting and toned else None

@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.transforms.augmentation_settings import Augmentation, Image
-from yolo_lightning.data.transforms.photometric import TONE_SHARE
+from yolo_lightning.data.transforms.augmentation_settings import Image
 
 RawImage = npt.NDArray[np.uint16]
 RangeMode = Literal["fixed", "frame", "clip"]
@@ -138,14 +137,3 @@ class Drift(NamedTuple):
 def value_counts(frame: RawImage) -> npt.NDArray[np.int64]:
     """Return `(65536,)` int64: number of pixels of each value."""
     return np.bincount(frame.ravel(), minlength=LARGEST_VALUE + 1)
-
-
-def random_range_drift(settings: Augmentation, generator: np.random.Generator) -> Drift | None:
-    """Draw the drift of all 16-bit frames of a sample with `gain` and `offset` of the settings; None for no drift.
-
-    It is as frequent as gain and offset of 8-bit images, which 16-bit frames do not receive after the mapping.
-    """
-    drifting, toned = generator.random(2) < (settings.photometric, TONE_SHARE)
-    gain = generator.uniform(1 - settings.gain, 1 + settings.gain)
-    offset = generator.uniform(-settings.offset, settings.offset)
-    return Drift(gain, offset) if drifting and toned else None
