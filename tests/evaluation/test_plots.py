@@ -8,7 +8,9 @@ import torch
 from matplotlib.colors import to_rgb
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.plots import COLOURS, DOTS_PER_INCH, FRAME_WIDTH_INCHES, LabelledImage, draw_pictures
+from yolo_lightning.evaluation.class_colours import CLASS_COLOURS, class_colour
+from yolo_lightning.evaluation.detection_result import DetectionResult
+from yolo_lightning.evaluation.plots import DOTS_PER_INCH, FRAME_WIDTH_INCHES, LabelledImage, draw_pictures
 
 CLASS_NAMES = ["person", "bicycle", "motorcycle", "vehicle"]
 HEIGHT, WIDTH = 96, 128
@@ -83,12 +85,12 @@ def test_grays_are_shown_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", range(4))
 def test_prediction_is_drawn_in_its_place_and_the_colour_of_its_class(tmp_path: Path, label: int) -> None:
     frame = frame_part(draw(tmp_path, picture([BOX], [0.9], [label])))
-    assert min(edge_shares(frame, BOX, COLOURS[label])) > 0.95
+    assert min(edge_shares(frame, BOX, class_colour(label))) > 0.95
 
 
 def test_box_elsewhere_is_not_taken_for_it(tmp_path: Path) -> None:
     frame = frame_part(draw(tmp_path, picture([BOX], [0.9], [0])))
-    assert max(edge_shares(frame, [side + 6 for side in BOX], COLOURS[0])) < 0.2
+    assert max(edge_shares(frame, [side + 6 for side in BOX], class_colour(0))) < 0.2
 
 
 def test_target_is_drawn_dashed_in_white(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_box_lies_on_the_edge_of_what_it_encloses(tmp_path: Path) -> None:
     frame = frame_part(draw(tmp_path, plain))
     row = frame[round(frame.shape[0] * 60 / HEIGHT)]
     gray = np.flatnonzero(np.abs(row - 90 / 255).max(axis=1) < 0.06)
-    line = np.flatnonzero(np.abs(row - np.array(to_rgb(COLOURS[0]))).max(axis=1) < 0.5)
+    line = np.flatnonzero(np.abs(row - np.array(to_rgb(class_colour(0)))).max(axis=1) < 0.5)
     inside_left = gray[0] - line[line < gray.mean()].mean()
     inside_right = line[line > gray.mean()].mean() - gray[-1]
     assert inside_left == pytest.approx(inside_right, abs=1.5)
@@ -130,7 +132,7 @@ def label_area(folder: Path, left: float, top: float) -> float:
     """Return the share of a frame of LTDv2's size covered by the slightly transparent label of a box."""
     found = picture([[left, top, left + 40, top + 60]], [0.9], [2]).prediction
     frame = frame_part(draw(folder, LabelledImage(np.zeros((288, 384), np.uint8), found)))
-    return share_of(frame, tuple(0.85 * part for part in to_rgb(COLOURS[2])))
+    return share_of(frame, tuple(0.85 * part for part in to_rgb(class_colour(2))))
 
 
 def test_label_of_a_box_at_the_top_is_not_cut(tmp_path: Path) -> None:
@@ -146,6 +148,13 @@ def test_legend_names_every_class_beside_the_annotations(tmp_path: Path, frames:
     target = Target("a", torch.tensor([BOX]), torch.tensor([0]))
     image = draw(tmp_path, *[picture([], [], [], target)] * frames)
     legend = image[-100:]
-    assert min(share_of(legend, colour) for colour in COLOURS[:4]) > 0
+    assert min(share_of(legend, colour) for colour in CLASS_COLOURS[:4]) > 0
     assert legend[:, :4].min() > 0.9, "something is cut at the left"
     assert legend[:, -4:].min() > 0.9, "something is cut at the right"
+
+
+def test_result_is_drawn_in_the_colour_of_its_class() -> None:
+    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    numbers = np.array([BOX], np.float32), np.array([0.9], np.float32), np.array([2])
+    drawn = DetectionResult(image, *numbers, ("a", "b", "c")).plot() / 255
+    assert share_of(drawn, class_colour(2)) > 0

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, prediction, random_frames, target
+from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_pictures import (
@@ -63,6 +64,16 @@ def test_curves_are_named_with_their_scores() -> None:
     assert not any(name.startswith("motorcycle") for name in named), "never annotated"
     of_f1 = score_threshold_figure(scores.f1_by_score(), scores, CLASS_NAMES, "F1")
     assert {"person", "bicycle", "vehicle"} < texts(of_f1)
+
+
+def test_curve_of_a_class_has_the_colour_of_its_boxes() -> None:
+    frames = [(prediction("a", OBJECT, [0.9], [2]), target("a", OBJECT, [2]))]
+    scores = ultralytics_scores(record_of(frames).ultralytics)
+    for figure in (
+        precision_recall_figure(scores, CLASS_NAMES),
+        score_threshold_figure(scores.precision_by_score, scores, CLASS_NAMES, "Precision"),
+    ):
+        assert figure.axes[0].lines[0].get_color() == class_colour(2)
 
 
 def test_cells_of_the_matrix_hold_their_numbers() -> None:

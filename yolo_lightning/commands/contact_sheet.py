@@ -16,7 +16,8 @@ from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.transforms.augmentation_settings import BoxPaste
-from yolo_lightning.evaluation.plots import COLOURS, DOTS_PER_INCH, false_colour, outline
+from yolo_lightning.evaluation.class_colours import class_colour
+from yolo_lightning.evaluation.plots import DOTS_PER_INCH, false_colour, outline
 
 CELL_INCHES = 2.6
 TITLE_INCHES = 0.34
@@ -155,7 +156,7 @@ def draw_rows(
             left = (column * CELL_INCHES + 0.03) / width
             cell = figure.add_axes((left, bottom, (CELL_INCHES - 0.06) / width, (cell_height - 0.06) / height))
             draw_sample(cell, *sample)
-    lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], lw=3, label=name) for i, name in enumerate(class_names)]
+    lines = [Line2D([], [], color=class_colour(i), lw=3, label=name) for i, name in enumerate(class_names)]
     if has_pasted:
         lines.append(Line2D([], [], color="black", lw=1.5, linestyle="--", label="pasted object"))
     figure.legend(handles=lines, loc="lower left", ncols=len(lines) if columns > 2 else 2, frameon=False, fontsize=9)
@@ -170,7 +171,7 @@ def draw_sample(cell: Axes, sample: Sample, pasted: frozenset[int] = frozenset()
     cell.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0), interpolation="antialiased")
     cell.set_axis_off()
     for place, (box, label) in enumerate(zip(sample.boxes.tolist(), sample.labels.tolist(), strict=True)):
-        cell.add_patch(outline(box, COLOURS[label % len(COLOURS)], "--" if place in pasted else "-", 1.0))
+        cell.add_patch(outline(box, class_colour(label), "--" if place in pasted else "-", 1.0))
     if not sample.readable:
         cell.text(width / 2, height / 2, "unreadable frame", color="white", ha="center", va="center", fontsize=8)
     cell.text(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from yolo_lightning.data.batch import Prediction
 from yolo_lightning.data.input_images import InputImage
+from yolo_lightning.evaluation.class_colours import CLASS_COLOURS
 from yolo_lightning.evaluation.coco_results import Detection, coco_detections
 from yolo_lightning.utils.plain_text import one_line
 
@@ -54,8 +55,11 @@ class DetectionResult:
         texts = [f"{one_line(name)} {score:.2f}" for name, score in zip(self.names, self.scores, strict=True)]
         thickness = max(1, min(size) // 300)
         scale = max(SMALLEST_TEXT, 0.8 * sv.calculate_optimal_text_scale(size))
-        boxed = sv.BoxAnnotator(thickness=thickness).annotate(scene, found)
-        labels = sv.LabelAnnotator(text_scale=scale, text_padding=2, text_color=sv.Color.BLACK, smart_position=True)
+        palette = sv.ColorPalette.from_hex(list(CLASS_COLOURS))
+        boxed = sv.BoxAnnotator(palette, thickness=thickness).annotate(scene, found)
+        labels = sv.LabelAnnotator(
+            palette, text_scale=scale, text_padding=2, text_color=sv.Color.BLACK, smart_position=True
+        )
         return np.asarray(labels.annotate(boxed, found, texts)[..., ::-1], np.uint8, order="C")
 
     def to_supervision(self) -> "sv.Detections":

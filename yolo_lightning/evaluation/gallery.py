@@ -10,8 +10,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.evaluation.matching import match
-from yolo_lightning.evaluation.plots import COLOURS
 
 SIZE_EDGES = (0.0, *(round(2.0 ** (half / 2), 1) for half in range(2, 21)))
 """Lower edges of the size bins in pixels: two bins per factor of two, 2 to 1024; the last bin has no upper edge."""
@@ -123,7 +123,7 @@ def with_boxes(image: Image, boxes: Tensor, labels: Tensor, words: Sequence[str]
     drawn = image.copy()
     corners = boxes.round().int().tolist()
     for (left, top, right, bottom), label, word in reversed(list(zip(corners, labels.tolist(), words, strict=True))):
-        red, green, blue = bytes.fromhex(COLOURS[label % len(COLOURS)][1:])
+        red, green, blue = bytes.fromhex(class_colour(label)[1:])
         cv2.rectangle(drawn, (left, top), (right, bottom), (blue, green, red), LINE_WIDTH)
         if word:
             write(drawn, word, left, top, (blue, green, red))

@@ -12,10 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.utils.plain_text import without_math
-
-COLOURS = ("#4cc9f0", "#f9c74f", "#f94144", "#90be6d", "#c77dff", "#f8961e", "#43aa8b", "#ff70a6")
-"""Colours of the classes, readable on gray."""
 
 SHOWN_SCORE = 0.25  # minimum score of a drawn prediction
 
@@ -65,7 +63,7 @@ def draw_picture(axis: Axes, picture: LabelledImage, class_names: Sequence[str])
     boxes, labels = picture.prediction.boxes[shown].tolist(), picture.prediction.labels[shown].tolist()
     scores = picture.prediction.scores[shown].tolist()
     for box, label, score in reversed(list(zip(boxes, labels, scores, strict=True))):  # the highest score on top
-        colour = COLOURS[label % len(COLOURS)]
+        colour = class_colour(label)
         axis.add_patch(outline(box, colour, "-", 1.2))
         axis.text(
             box[0] if box[0] < 0.75 * width else box[2],
@@ -98,9 +96,7 @@ def false_colour(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 def legend_lines(pictures: Sequence[LabelledImage], class_names: Sequence[str]) -> list[Line2D]:
     """Return the legend: a line per class, and one for annotations if there are any."""
-    lines = [
-        Line2D([], [], color=COLOURS[i % len(COLOURS)], label=without_math(name)) for i, name in enumerate(class_names)
-    ]
+    lines = [Line2D([], [], color=class_colour(i), label=without_math(name)) for i, name in enumerate(class_names)]
     if any(picture.target is not None for picture in pictures):
         lines.append(Line2D([], [], color="black", linestyle="--", label="annotated (white in the frames)"))
     return lines

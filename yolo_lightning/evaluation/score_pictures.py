@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from yolo_lightning.evaluation.average_precision import AT_50
+from yolo_lightning.evaluation.class_colours import class_colour, class_line_style
 from yolo_lightning.evaluation.record import EvaluationRecord, Stage
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_IOU_THRESHOLD, CONFUSION_SCORE_THRESHOLD
 from yolo_lightning.evaluation.ultralytics_metrics import GRID, SMOOTHED_POINTS, UltralyticsScores, running_mean
@@ -75,11 +76,11 @@ def precision_recall_figure(scores: UltralyticsScores, class_names: Sequence[str
     """Plot precision over recall at IoU 0.5, per annotated class and on average."""
     figure, axes = curve_axes("Recall", "Precision", "Precision and recall at IoU 0.5")
     at_50 = scores.average_precision[:, AT_50]
-    labels = [
+    names = [
         f"{without_math(class_names[label])} {value:.3f}" for label, value in zip(scores.labels, at_50, strict=True)
     ]
     mean = scores.precision_by_recall.mean(axis=0)
-    draw_curves(figure, axes, scores.precision_by_recall, labels, mean, f"all {at_50.mean():.3f}")
+    draw_curves(figure, axes, scores.precision_by_recall, scores.labels, names, mean, f"all {at_50.mean():.3f}")
     figure.legends[0].set_title("ultralytics_map_50")
     return figure
 
@@ -88,8 +89,8 @@ def score_threshold_figure(values: Floats, scores: UltralyticsScores, class_name
     """Plot `values`, `(K, 1000)`, over the score threshold, per annotated class and on average."""
     figure, axes = curve_axes("Score threshold", name, f"{name} at IoU 0.5, by score threshold")
     mean = running_mean(values.mean(axis=0), SMOOTHED_POINTS)
-    labels = [without_math(class_names[label]) for label in scores.labels]
-    draw_curves(figure, axes, values, labels, mean, f"all {mean.max():.2f} at {GRID[mean.argmax()]:.3f}")
+    names = [without_math(class_names[label]) for label in scores.labels]
+    draw_curves(figure, axes, values, scores.labels, names, mean, f"all {mean.max():.2f} at {GRID[mean.argmax()]:.3f}")
     return figure
 
 
@@ -103,17 +104,22 @@ def curve_axes(horizontal: str, vertical: str, title: str) -> tuple[Figure, Axes
 
 
 def draw_curves(
-    figure: Figure, axes: Axes, values: Floats, labels: Sequence[str], mean: Floats, mean_label: str
+    figure: Figure,
+    axes: Axes,
+    values: Floats,
+    labels: npt.NDArray[np.int64],
+    names: Sequence[str],
+    mean: Floats,
+    mean_name: str,
 ) -> None:
-    """Plot a thin line per class and a thick one for the mean over `GRID`; `values` is `(K, 1000)`."""
-    if len(labels) > MAX_NAMED_CLASSES:
+    """Plot a thin line per class and a thick one for the mean over `GRID`; `values` is `(K, 1000)`, labels `(K,)`."""
+    if len(names) > MAX_NAMED_CLASSES:
         axes.plot(GRID, values.T, color=rcParams["grid.color"], linewidth=0.7)
-        axes.lines[0].set_label(f"{len(labels)} classes")
+        axes.lines[0].set_label(f"{len(names)} classes")
     else:
-        for number, (line, label) in enumerate(zip(values, labels, strict=True)):
-            style = "-" if number < 10 else "--"  # matplotlib repeats its ten colours
-            axes.plot(GRID, line, color=f"C{number}", linestyle=style, linewidth=1.3, label=label)
-    axes.plot(GRID, mean, color=rcParams["text.color"], linewidth=2.8, label=mean_label)
+        for line, label, name in zip(values, labels.tolist(), names, strict=True):
+            axes.plot(GRID, line, class_line_style(label), color=class_colour(label), linewidth=1.6, label=name)
+    axes.plot(GRID, mean, color=rcParams["text.color"], linewidth=2.8, label=mean_name)
     figure.legend(loc="outside right upper", frameon=False)
 
 
@@ -143,7 +149,7 @@ def confusion_figure(values: npt.NDArray[np.int64] | Floats, class_names: Sequen
     font = max(5.0, min(11.0, 640 / len(names)))
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=font)
     axes.set_yticks(range(len(names)), names, fontsize=font)
-    axes.set(xlabel="annotated", ylabel="detected")
+    axes.set(xlabel="annotated class", ylabel="detected class")
     title = "Share of the annotated objects" if is_share else "Objects and detections"
     thresholds = f"score above {CONFUSION_SCORE_THRESHOLD}, IoU above {CONFUSION_IOU_THRESHOLD}"
     axes.set_title(f"{title}\n{thresholds}", fontsize=11)

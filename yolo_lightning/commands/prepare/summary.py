@@ -16,9 +16,9 @@ from rich.table import Table
 from yolo_lightning.data.formats.annotations import TEMPERATURE
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.utils.files import replacing
 
-COLOURS = ("#2a6f97", "#e9a03b", "#c1443c", "#5b8c5a", "#7b5ea7", "#3aa6a0", "#b07c4f", "#8f9aa3")  # One per class
 FRAMES_COLOUR, EMPTY_COLOUR, TEMPERATURE_COLOUR = "#6c757d", "#d3d7da", "#333333"
 
 MOST_CLASS_COLUMNS = 8
@@ -162,7 +162,12 @@ def save_class_picture(counts: MonthlyCounts, path: Path) -> None:
     figure = Figure(figsize=(LEAST_WIDTH_INCHES, 1.2 + 0.2 * len(chosen)), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.add_subplot()
-    axis.barh([counts.class_names[label] for label in chosen.tolist()], boxes[chosen], 0.7, color=COLOURS[0])
+    axis.barh(
+        [counts.class_names[label] for label in chosen.tolist()],
+        boxes[chosen],
+        0.7,
+        color=[class_colour(label) for label in chosen.tolist()],
+    )
     axis.invert_yaxis()
     axis.set_xscale("log")
     axis.set_xlim(left=0.8)
@@ -189,7 +194,7 @@ def draw_boxes(axis: Axes, counts: MonthlyCounts, places: Counts) -> None:
     bar = 0.8 / len(counts.class_names)
     for label, name in enumerate(counts.class_names):
         shifted = places + (label - (len(counts.class_names) - 1) / 2) * bar
-        axis.bar(shifted, counts.boxes[:, label], bar * 0.92, color=COLOURS[label % len(COLOURS)], label=name)
+        axis.bar(shifted, counts.boxes[:, label], bar * 0.92, color=class_colour(label), label=name)
     axis.set_yscale("log")
     axis.set_ylim(bottom=0.8)
     finish(axis, f"{counts.boxes.sum():,} boxes", "boxes, log scale")

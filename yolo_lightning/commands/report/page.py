@@ -9,6 +9,8 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
+import numpy as np
+import numpy.typing as npt
 from matplotlib import rc_context
 
 from yolo_lightning.commands.console import gigabytes
@@ -16,8 +18,9 @@ from yolo_lightning.commands.monitor.wording import duration
 from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, GalleryFrame
 from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH
+from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.evaluation.drift import month_name
-from yolo_lightning.evaluation.plots import COLOURS
+from yolo_lightning.evaluation.score_pictures import shares
 from yolo_lightning.evaluation.score_table import drift_summary, score_text
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
 from yolo_lightning.supervision.incident import IncidentReport
@@ -96,7 +99,7 @@ def split_section(evaluation: Evaluation) -> str:
     curves = confusion = sizes = None
     if record is not None:
         curves = figures.class_curves_figure(stage, record)
-        confusion = confusion_table(record.class_names, record.ultralytics.confusion().T.tolist())
+        confusion = confusion_table(record.class_names, record.ultralytics.confusion())
     if gallery is not None:
         sizes = figures.size_figure(stage, gallery)
     no_curves = NO_RECORD if record is None else "there are no annotated objects."
@@ -143,7 +146,7 @@ def frame_gallery(evaluation: Evaluation) -> str:
     if gallery is None:
         return note("Best and worst frames: not stored.")
     colours = "".join(
-        f'<span><i style="background:{COLOURS[at % len(COLOURS)]}"></i>{escape(name)}</span>'
+        f'<span><i style="background:{class_colour(at)}"></i>{escape(name)}</span>'
         for at, name in enumerate(gallery.class_names)
     )
     page = note(f"Left: annotated. Right: detected with a score >= {gallery.score_threshold:g}. F1 at IoU 0.5.")
@@ -235,16 +238,21 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: i
     return f'<div class="wide"><table>{top}<tbody>\n{body}</tbody></table></div>\n'
 
 
-def confusion_table(class_names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """Return a confusion matrix by annotated and detected class, coloured by the share of the row."""
+def confusion_table(class_names: Sequence[str], counts: npt.NDArray[np.int64]) -> str:
+    """Return a confusion matrix, coloured by the shares of the annotated objects.
+
+    Rows are detected classes and columns annotated ones, as in the PNG files of the evaluation.
+    """
     names = [*class_names, "background"]
     head = "".join(f'<th class="number">{escape(name)}</th>' for name in names)
     lines = []
-    for name, row in zip(names, counts, strict=True):
-        total = max(1, sum(row))
-        cells = (f'<td class="number" style="--share:{count / total:.3f}">{count:,}</td>' for count in row)
+    for name, row, parts in zip(names, counts.tolist(), shares(counts).tolist(), strict=True):
+        cells = (
+            f'<td class="number" style="--share:{share:.3f}">{count:,}</td>'
+            for count, share in zip(row, parts, strict=True)
+        )
         lines.append(f"<tr><th>{escape(name)}</th>{''.join(cells)}</tr>\n")
-    top = f"<thead><tr><th>annotated ↓ detected →</th>{head}</tr></thead>"
+    top = f"<thead><tr><th>detected ↓ annotated →</th>{head}</tr></thead>"
     return f'<div class="wide"><table class="confusion">{top}<tbody>\n{"".join(lines)}</tbody></table></div>\n'
 
 
