@@ -6,15 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from io import StringIO
+from typing import Literal
 
 import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+from matplotlib.dates import date2num
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from yolo_lightning.commands.report.axes import (
+    mark_outliers,
+    plain_ticks,
+    robust_top,
+    show_clock,
+    show_scores,
+    show_training_time,
+)
 from yolo_lightning.commands.report.metrics_curves import Metrics, Series
 from yolo_lightning.commands.report.read_report import Contents, Gallery
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, month_name
@@ -30,6 +39,9 @@ VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", PAPER: "var(--paper)"} | 
     colour: f"var(--series-{number})" for number, colour in enumerate(COLOURS)
 }
 """Placeholder colours, and the CSS variables of the page that replace them."""
+
+Scale = Literal["robust", "scores", "from zero", "logarithmic"]
+"""Vertical axis: without outliers, for scores, from 0, logarithmic if all values are positive."""
 
 WIDTH_INCHES = 6.0
 STYLE = {
@@ -85,14 +97,14 @@ def loss_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
         colour, name = COLOURS[number % len(COLOURS)], part.removesuffix("_loss")
         lines.append(CurveLine(metrics.series(f"train/{part}"), name, colour))
         lines.append(CurveLine(metrics.series(f"val/{part}"), f"{name}, validation", colour, "o:"))
-    return step_figure("loss", "loss", lines, metrics, incidents)
+    return step_figure("loss", "loss", lines, metrics, incidents, scale="robust")
 
 
 def score_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
     """Plot the scores of the validations; None without a validation."""
     scores = zip(SHOWN_SCORES, COLOURS, strict=False)
     lines = [CurveLine(metrics.series(f"val/{name}"), name, colour, "o-") for name, colour in scores]
-    return step_figure("scores", "validation score, 0 to 1", lines, metrics, incidents, from_zero=True)
+    return step_figure("scores", "validation score, 0 to 1", lines, metrics, incidents, scale="scores")
 
 
 def rate_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
@@ -103,7 +115,7 @@ def rate_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
         )
         for number, name in enumerate(metrics.names("lr/"))
     ]
-    return step_figure("rates", "learning rate", lines, metrics, incidents, logarithmic=True)
+    return step_figure("rates", "learning rate", lines, metrics, incidents, scale="logarithmic")
 
 
 def pace_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
@@ -114,7 +126,7 @@ def pace_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
     median = float(np.median(pace.values))
     level = CurveLine(Series(pace.steps[[0, -1]], np.full(2, median)), f"median {median:.3g}", INK, ":")
     lines = [CurveLine(pace, "batches per second", COLOURS[0]), level]
-    return step_figure("pace", "batches / s", lines, metrics, incidents, from_zero=True)
+    return step_figure("pace", "batches / s", lines, metrics, incidents, scale="from zero")
 
 
 def step_figure(
@@ -123,14 +135,11 @@ def step_figure(
     lines: Sequence[CurveLine],
     metrics: Metrics,
     incidents: Sequence[IncidentReport],
-    *,
-    from_zero: bool = False,
-    logarithmic: bool = False,
+    scale: Scale,
 ) -> str | None:
     """Plot lines over trained batches, with incidents and the training time; None if all lines are empty.
 
-    Incidents are marked at their steps by their numbers. The vertical axis includes 0 with `from_zero`, and is
-    logarithmic with `logarithmic` if all values are positive.
+    Incidents are marked at their steps by their numbers.
     """
     lines = [line for line in lines if len(line.series)]
     if not lines:
@@ -138,22 +147,38 @@ def step_figure(
     figure, axes = one_plot()
     for line in lines:
         draw_line(axes, line)
-    lowest = min(float(line.series.values.min()) for line in lines)
-    if from_zero:
-        axes.set_ylim(bottom=min(0.0, lowest))
-    axes.set_yscale("log" if logarithmic and lowest > 0 else "linear")
     axes.set(xlabel="batches trained", ylabel=label)
     steps = metrics.columns["step"]
     axes.set_xlim(min(0.0, float(steps.min())), 1.015 * max(1.0, float(steps.max())))  # the last marker is complete
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    scale_vertically(axes, lines, scale)
     for number, incident in enumerate(incidents, 1):
         if incident.step is not None:
             axes.axvline(incident.step, color=ALARM, linewidth=1, linestyle="--")
             axes.text(incident.step, 0.98, f" {number}", transform=axes.get_xaxis_transform(), color=ALARM, va="top")
-    add_training_time(axes, metrics)
+    show_training_time(axes, steps, metrics.columns["time_s"])
     figure.legend(loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=1.6)
     return as_svg(figure, name, f"{label} over the batches trained")
+
+
+def scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> None:
+    """Set the vertical axis of drawn lines: `robust` clips outliers and marks them, `logarithmic` needs values > 0."""
+    curves = [line.series.values for line in lines]
+    if scale == "logarithmic" and min(float(values.min()) for values in curves) > 0:
+        axes.set_yscale("log")
+        return
+    plain_ticks(axes)
+    if scale == "scores":
+        show_scores(axes, np.concatenate(curves))
+    elif scale == "from zero":
+        axes.set_ylim(bottom=0.0)
+    elif scale == "robust" and (top := robust_top(curves)) is not None:
+        axes.set_ylim(bottom=min(float(values.min()) for values in curves) - 0.05 * top, top=top)
+        for line in lines:
+            mark_outliers(axes, line.series.steps, line.series.values, line.colour)
+        highest = max(float(values.max()) for values in curves)
+        axes.plot([], [], "^", color=FAINT, markersize=6, label=f"above the axis, up to {highest:.4g}")
 
 
 def draw_line(axes: Axes, line: CurveLine) -> None:
@@ -167,20 +192,6 @@ def draw_line(axes: Axes, line: CurveLine) -> None:
         axes.fill_between(steps, low, high, color=line.colour, alpha=0.15, linewidth=0)
     width = 0.8 if ":" in line.style else 1.4
     axes.plot(steps, values, line.style, color=line.colour, markersize=4, linewidth=width, label=line.label)
-
-
-def add_training_time(axes: Axes, metrics: Metrics) -> None:
-    """Add the training time as upper axis; its ticks are uneven because validations take time but no steps."""
-    times_s = np.maximum.accumulate(metrics.columns["time_s"])
-    unit_s, unit = (3600, "hours") if times_s[-1] >= 2 * 3600 else (60, "minutes")
-    times = times_s / unit_s
-    marks = [mark for mark in MaxNLocator(6).tick_values(0, float(times[-1])) if times[0] <= mark <= times[-1]]
-    top = axes.twiny()
-    top.set_xlim(axes.get_xlim())
-    top.set_xticks(np.interp(marks, times, metrics.columns["step"]), [f"{mark:g}" for mark in marks])
-    top.set_xlabel(f"{unit} trained", fontsize=9)
-    top.spines["top"].set_visible(True)
-    top.grid(visible=False)
 
 
 def timeline_figure(contents: Contents) -> str | None:
@@ -201,10 +212,7 @@ def timeline_figure(contents: Contents) -> str | None:
             axes.text(moment, height, f"  {number}", color=ALARM, va="bottom")
     axes.set_yticks(range(len(rows)), [row[0] for row in rows])
     axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.margins(x=0.04)
-    locator = AutoDateLocator(minticks=3, maxticks=7)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    show_clock(axes, [time_s for _, times_s, _, _ in rows for time_s in times_s])
     return as_svg(figure, "timeline", "starts, incidents and checkpoints over time")
 
 
@@ -218,14 +226,16 @@ def month_figure(stage: str, months: Mapping[str, float], overall: float | None)
     names = sorted(months)
     figure, axes = one_plot()
     colours = [COLOURS[0] if name in COMPARED_MONTHS else FAINT for name in names]
+    is_crowded = len(names) > 12
     bars = axes.bar(range(len(names)), [months[name] for name in names], color=colours, width=0.7)
-    axes.bar_label(bars, [f"{months[name]:.3f}" for name in names], fontsize=8, padding=2, color=INK)
+    texts = [f"{months[name]:.3f}" for name in names]
+    axes.bar_label(bars, texts, fontsize=8, padding=2, color=INK, rotation=90 if is_crowded else 0)
     if overall is not None:
         axes.axhline(overall, color=INK, linewidth=1, linestyle=":", label=f"all frames {overall:.4f}")
         figure.legend(loc="outside lower center")
-    axes.set_xticks(range(len(names)), names, rotation=30 if len(names) > 6 else 0)
+    axes.set_xticks(range(len(names)), names, rotation=90 if is_crowded else 30 if len(names) > 6 else 0)
     axes.set_ylabel("mAP50")
-    axes.margins(y=0.12)
+    show_scores(axes, [*months.values(), overall or 0.0])
     axes.grid(visible=False, axis="x")
     return as_svg(figure, f"{stage}-months", "mAP at IoU 0.5 by month")
 
