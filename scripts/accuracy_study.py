@@ -81,13 +81,7 @@ class RandomPartners(Callback):
 def main() -> None:
     """Train and score the missing runs, write and print the table."""
     options = parse_arguments()
-    root = options.root or draw_dataset(
-        options.work / "data",
-        train_frames=options.frames,
-        valid_frames=options.frames // 2,
-        test_frames=8,
-        progress=True,
-    )
+    root = options.root or draw(options)
     runs = [(arm, seed) for arm in ARMS for seed in options.seeds if arm in options.arms]
     with ThreadPoolExecutor(options.jobs) as pool:
         for future in [pool.submit(trained, arm, seed, root, options) for arm, seed in runs]:
