@@ -160,8 +160,8 @@ def trained(arm: str, seed: int, root: Path, options: argparse.Namespace) -> Non
         return
     shutil.rmtree(folder, ignore_errors=True)
     changes = settings(root, options) | ARMS[arm]
-    if arm == "rectangular":  # frames have the shape 3:4
-        changes["data.image_size"] = [options.image_size * 3 // 4 // 32 * 32, options.image_size]
+    if arm == "rectangular":  # frames have the shape 3:4; rounded up, so that they keep the scale of the square input
+        changes["data.image_size"] = [-(-options.image_size * 3 // 4 // 32) * 32, options.image_size]
     fit = {
         **changes,
         "seed_everything": seed,

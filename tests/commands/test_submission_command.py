@@ -307,6 +307,22 @@ def test_fused_submission_passes_the_check(
     assert json.loads((folder / "scores.json").read_text())["global_map_50"] == pytest.approx(51 / 101)
 
 
+def test_template_tells_fusion_the_size_of_the_frames(call: Callable[..., int], folder: Path) -> None:
+    found = json.loads((folder / "predictions.json").read_text())
+    for entry in found.values():
+        entry["boxes"] = [[side + 250 for side in box] for box in entry["boxes"]]
+    for name in ("a.json", "b.json"):
+        (folder / name).write_text(json.dumps(found))
+    split = json.loads((folder / "Valid.json").read_text())
+    for image in split["images"]:
+        image |= {"width": 640, "height": 512}
+    (folder / "large.json").write_text(json.dumps(split))
+    assert call("fuse", "a.json", "b.json") == 2
+    assert call("fuse", "a.json", "b.json", "--template", "large.json") == 0
+    assert call("fuse", "a.json", "b.json", "--template", "large.json", "--validation", "a.json", "b.json",
+                "--truth", "large.json") == 0  # fmt: skip
+
+
 def test_weights_are_chosen_with_predictions_of_the_validation_split(
     call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

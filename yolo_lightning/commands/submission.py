@@ -6,7 +6,7 @@ from pathlib import Path
 import rich
 
 from yolo_lightning.challenge.check import check_submission, repaired
-from yolo_lightning.challenge.content import Certainty, Content, SubmissionReport
+from yolo_lightning.challenge.content import Certainty, Content, SubmissionReport, Template
 from yolo_lightning.challenge.fusion import fuse as fused
 from yolo_lightning.challenge.fusion_weights import WeightChoice, choose_weights
 from yolo_lightning.challenge.score import read_truth, score_submission
@@ -90,6 +90,7 @@ def fuse(
     weights: list[float] | None = None,
     iou_threshold: float = FUSION_IOU,
     score_threshold: float = 0.0,
+    template: str | None = None,
     validation: list[str] | None = None,
     truth: str | None = None,
 ) -> None:
@@ -101,6 +102,8 @@ def fuse(
         weights: Weight of each file, > 0, such as `2 1 1`; they are divided by their sum. null: equal.
         iou_threshold: Boxes of a class with a larger IoU are fused, > 0 and < 1.
         score_threshold: Detections with a score up to this one are left out before fusion, >= 0 and < 1.
+        template: The organisers' template, or the JSON of the split, whose images and frame size the files must have;
+            null: any images, and LTDv2's frame size.
         validation: Predictions of the same networks for the validation split, in the same order; the weights are chosen
             with them, on halves of the clips. Requires `truth`.
         truth: JSON of the validation split, or the organisers' file of targets.
@@ -119,15 +122,16 @@ def fuse(
     if validation is not None and len(validation) != len(files):
         raise ValueError(f"validation must name {len(files)} files, one per submission, got {len(validation)}")
     chosen = shares([1.0] * len(files) if weights is None else weights, len(files))
+    submissions = contents_of(files, read_truth(Path(template))[0] if template else None)
     if validation is not None and truth is not None:
         expected, objects = read_truth(Path(truth))
         if not len(objects.labels):
             raise ValueError(f"{truth} has no annotated box: use a labelled split")
-        known = [content.with_frames(expected.image_ids) for content in contents_of(validation)]
+        known = [content.with_frames(expected.image_ids) for content in contents_of(validation, expected)]
         choice = choose_weights(known, objects, iou_threshold, score_threshold)
         show_choice(choice)
         chosen = list(choice.weights)
-    result = fused(contents_of(files), chosen, iou_threshold, score_threshold)
+    result = fused(submissions, chosen, iou_threshold, score_threshold)
     try:
         write_submission(entries(result), target)
     except OSError as error:
@@ -136,11 +140,11 @@ def fuse(
     print(f"{target}: {len(result.image_ids):,} images, {len(result.scores):,} detections; {parts}")
 
 
-def contents_of(files: Sequence[str]) -> list[Content]:
-    """Return the contents of submissions without errors that have the same images."""
+def contents_of(files: Sequence[str], template: Template | None) -> list[Content]:
+    """Return the contents of submissions without errors that have the images of `template`, if any, or equal ones."""
     contents: list[Content] = []
     for file in files:
-        report = check_submission(Path(file))
+        report = check_submission(Path(file), template)
         if report.content is None or report.errors:
             raise ValueError(f"{file} has errors, see `submission check {file}`: {report.errors[0].what}")
         contents.append(report.content)
