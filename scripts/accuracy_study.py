@@ -21,13 +21,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import isfinite, nan, sqrt
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from common import markdown_table
+from common import markdown_table, mean_interval
 from lightning.pytorch import Callback, LightningModule, Trainer
-from scipy.stats import t as student  # type: ignore[import-untyped]
 
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.utils import run_files
@@ -295,8 +294,7 @@ def interval(differences: Sequence[float]) -> str:
     finite = [value for value in differences if isfinite(value)]
     if len(finite) < 2:
         return f"{finite[0]:+.3f}" if finite else ""
-    middle = statistics.fmean(finite)
-    half = float(student.ppf(0.975, len(finite) - 1)) * statistics.stdev(finite) / sqrt(len(finite))
+    middle, half = mean_interval(finite)
     text = f"{middle:+.3f} ({middle - half:+.3f} to {middle + half:+.3f})"
     return f"**{text}**" if abs(middle) > half else text
 

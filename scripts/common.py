@@ -1,10 +1,13 @@
-"""Helpers of several scripts: child processes with a log file, Markdown tables, mean and range."""
+"""Helpers of several scripts: child processes with a log file, Markdown tables, mean, range and interval."""
 
 import os
 import statistics
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
 from pathlib import Path
+
+from scipy.stats import t as student  # type: ignore[import-untyped]
 
 
 def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
@@ -26,3 +29,9 @@ def spread(values: Sequence[float], digits: int) -> str:
     """Return the mean and, of several numbers, the range."""
     mean = f"{statistics.fmean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of two or more numbers and half of its 95 % confidence interval (Student's t)."""
+    half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / sqrt(len(values))
+    return statistics.fmean(values), half

@@ -2,29 +2,34 @@
 
     python scripts/compare_ultralytics.py --root path/to/LTDv2 --epochs 15 --image_size 416
     python scripts/compare_ultralytics.py --data path/to/data.yaml --arms ultralytics auto --epochs 0 --turns 5
+    python scripts/compare_ultralytics.py --root path/to/LTDv2 --arms best --best_options "--model.variant yolov8n"
     python scripts/compare_ultralytics.py --data path/to/coco --train_file annotations/a.json --valid_file b.json
 
-Arms: `ultralytics`, and `auto`, `native` and `gemm` (this project with that `conv_backend`). Every arm and seed is its
-own process in the work folder. Runs that are finished there are not repeated and appear in the table, so arms and seeds
-may run separately, also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1`
-in another. `--epochs 0` trains nothing.
+Arms: `ultralytics`, `auto`, `native` and `gemm` (this project with that `conv_backend`), and `best` (this project with
+`--best_config` and `--best_options`, which may set anything, such as other epochs). Every arm and seed is its own
+process in the work folder. Runs that are finished there are not repeated and appear in the table, so arms and seeds may
+run separately, also at the same time: `--arms native --seeds 1` in one terminal and `--arms ultralytics --seeds 1` in
+another. `--epochs 0` trains nothing.
 
 Ultralytics runs with its defaults except SGD, float32 and random weights; this project with configs/yolo.yaml, which
 has the same settings, or with configs/ltdv2.yaml for LTDv2. One evaluator scores all final averaged weights (COCO mean
-AP of letterboxed validation images). `--turns` measures images per second by short trainings that alternate.
+AP of validation images, letterboxed to the input of the training). `--turns` measures images per second by short
+trainings that alternate, without `best`.
 """
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 
 from comparison.dataset import Dataset, convert, short_list
 from comparison.results import Result, finished, measure, show, speed
-from comparison.training import ARMS, Training, train
+from comparison.training import ARMS, BEST, Training, train
 
 from yolo_lightning.data.datamodule import DetectionDataModule
 
+BEST_CONFIG = Path(__file__).parents[1] / "configs" / "ltdv2_best.yaml"
 TURN_EPOCHS = 3  # the first allocates and compiles and is not counted
 
 
@@ -34,19 +39,19 @@ def main() -> None:
     try:
         dataset = Dataset.find(arguments.root, arguments.data, arguments.train_file, arguments.valid_file)
         remember_settings(arguments)
-        module = dataset.module(arguments.image_size, arguments.batch_size)
+        module = dataset.module(arguments.batch_size, arguments.image_size)
         converted = convert(module, arguments.work / "yolo-format")
     except ValueError as error:
         sys.exit(f"{Path(__file__).name}: {error}")
     config = arguments.config or Path(__file__).parents[1] / dataset.config
-    words = ["--config", str(config), *dataset.words()]
+    words = {arm: ["--config", str(arguments.best_config if arm == BEST else config), *dataset.words()] for arm in ARMS}
     done = {(result["arm"], result["seed"]) for result in finished(arguments.work)}
     for seed in arguments.seeds if arguments.epochs else ():
         for arm in arguments.arms:
             if (arm, seed) not in done:
-                run = make_run(arguments, arm, seed, arguments.work / f"{arm}-{seed}", converted, words)
+                run = make_run(arguments, arm, seed, arguments.work / f"{arm}-{seed}", converted, words[arm])
                 train(run)
-                measure(run, module)
+                measure(run, dataset)
     turns = take_turns(arguments, module, converted, str(config))
     if results := finished(arguments.work):
         (arguments.work / "results.json").write_text(json.dumps(results, indent=2) + "\n")
@@ -66,7 +71,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--nominal_batch", type=int, default=64, help="images per update")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[arm for arm in ARMS if arm != BEST])
+    parser.add_argument("--best_config", type=Path, default=BEST_CONFIG, help="configuration of the arm `best`")
+    parser.add_argument("--best_options", default="", help="options of `fit` for the arm `best`, in one word")
     parser.add_argument("--turns", type=int, default=0, help="alternating short trainings of each arm, for images/s")
     parser.add_argument("--turn_images", type=int, default=64, help="training images per epoch of a turn")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
@@ -77,7 +84,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def remember_settings(arguments: argparse.Namespace) -> None:
     """Store the settings that all runs of a work folder share; raise ValueError if earlier runs had others."""
-    shared = ("root", "data", "config", "epochs", "image_size", "batch_size", "nominal_batch", "device")
+    shared = ["root", "data", "config", "epochs", "image_size", "batch_size", "nominal_batch", "device"]
+    shared += ["best_config", "best_options"] if BEST in arguments.arms else []
     settings = {name: str(getattr(arguments, name)) for name in shared if name != "epochs" or arguments.epochs}
     path: Path = arguments.work / "settings.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,6 +105,7 @@ def make_run(
     """Return a training with the settings of the command line; 0 epochs mean those of the command line."""
     names = ("image_size", "batch_size", "nominal_batch", "workers", "threads", "device")
     settings = {name: getattr(arguments, name) for name in names}
+    settings["options"] = shlex.split(arguments.best_options) if arm == BEST else []
     return Training(arm, seed, str(folder), str(data), words, epochs=epochs or arguments.epochs, **settings)  # type: ignore[arg-type]
 
 
@@ -109,8 +118,9 @@ def take_turns(
     if arguments.turns:
         data = short_list(converted, module.class_names, arguments.turn_images)
         words = ["--config", config, "--data.format", str(data), "--data.root", str(data.parent.resolve())]
+    arms = [arm for arm in arguments.arms if arm != BEST]
     for turn in range(arguments.turns):
-        for arm in arguments.arms if turn % 2 == 0 else arguments.arms[::-1]:
+        for arm in arms if turn % 2 == 0 else arms[::-1]:
             folder = arguments.work / "turns" / arm
             train(make_run(arguments, arm, turn, folder, data, words, TURN_EPOCHS))
             turns.setdefault(arm, []).append(speed(folder))

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,10 +44,12 @@ class Dataset:
         """Return the options for the command line of `fit`."""
         return [word for name, value in self.options.items() for word in (f"--data.{name}", value)]
 
-    def module(self, image_size: int, batch_size: int) -> DetectionDataModule:
+    def module(
+        self, batch_size: int, image_size: int | list[int], neighbours: Sequence[int] = ()
+    ) -> DetectionDataModule:
         """Return a data module without workers, for scoring."""
-        loader = LoaderSettings(num_workers=0)
-        return DetectionDataModule(image_size=image_size, batch_size=batch_size, loader=loader, **self.options)  # type: ignore[arg-type]
+        settings = {"batch_size": batch_size, "image_size": image_size, "neighbours": tuple(neighbours)}
+        return DetectionDataModule(loader=LoaderSettings(num_workers=0), **settings, **self.options)  # type: ignore[arg-type]
 
 
 def convert(module: DetectionDataModule, target: Path) -> Path:

@@ -5,18 +5,20 @@ import json
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from common import spread
+import yaml
+from common import mean_interval, spread
 from lightning.pytorch import Trainer
 from rich.console import Console
 from rich.table import Table
 
 from comparison.clock import CLOCK
+from comparison.dataset import Dataset
 from comparison.training import ARMS, Training
 from yolo_lightning import callbacks
-from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.utils import run_files
 
@@ -29,24 +31,36 @@ COLUMNS = {
     "images/s": ("images_per_wall_s", 2),
     "images/processor s": ("images_per_processor_s", 2),
     "epoch, s": ("epoch_s", 0),
+    "training, processor min": ("processor_min", 1),
     "memory, MiB": ("peak_memory_mib", 0),
     "GPU memory, MiB": ("peak_gpu_memory_mib", 0),
 }
 """Name and number of digits of each column by its title."""
 
+PER_CLASS = "map_50/"
+TITLES = {name: title for title, (name, _) in COLUMNS.items()}
+
 Result = dict[str, Any]
 
 
-def measure(run: Training, data: DetectionDataModule) -> Result:
-    """Return scores of the final averaged weights, speed and memory, and store them in the run folder."""
+def measure(run: Training, dataset: Dataset) -> Result:
+    """Return scores of the final averaged weights, speed and memory, and store them in the run folder.
+
+    Every network gets the input that it was trained with; boxes are compared in pixels of the frames.
+    """
     folder = Path(run.folder)
-    ours = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT
-    weights = folder / "weights" / "last.pt" if run.arm == "ultralytics" else ours
+    weights, data = folder / "weights" / "last.pt", dataset.module(run.batch_size, run.image_size)
+    if run.arm != "ultralytics":
+        weights = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT
+        trained = yaml.safe_load((folder / run_files.config_name("fit")).read_text())["data"]
+        data = dataset.module(run.batch_size, trained["image_size"], trained["neighbours"] or ())
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "default_root_dir": folder / "scoring"}
     trainer = Trainer(accelerator="cpu", callbacks=[callbacks.MeanAP()], **quiet)
-    (scores,) = trainer.validate(YOLOModule(weights=str(weights), class_names=data.class_names), data, verbose=False)
-    names = ("map_50", "map", "ultralytics_map_50", "ultralytics_map")
-    result = {"arm": run.arm, "seed": run.seed, **{name: scores[f"val/{name}"] for name in names}}
+    network = YOLOModule(class_names=data.class_names, input_channels=data.input_channels, weights=str(weights))
+    (scores,) = trainer.validate(network, data, verbose=False)
+    names = ("map_50", "map", "ultralytics_map_50", "ultralytics_map", *(f"map_50/{one}" for one in data.class_names))
+    found = {name: scores[f"val/{name}"] for name in names if isfinite(scores.get(f"val/{name}", nan))}
+    result = {"arm": run.arm, "seed": run.seed, **found}
     with (folder / run_files.RESULTS).open(newline="") as file:
         times = [0.0, *(float(row["time"]) for row in csv.DictReader(file, skipinitialspace=True))]
     result["epoch_s"] = statistics.median(after - before for before, after in pairwise(times))
@@ -59,6 +73,7 @@ def speed(folder: Path) -> Result:
     """Return images per second of wall and processor time, medians over all but the first epoch, and peak memory."""
     content = json.loads((folder / CLOCK).read_text())
     epochs = content.pop("epochs")
+    content["processor_min"] = sum(one["processor_s"] for one in epochs) / 60
     for name in ("wall_s", "processor_s"):
         content[f"images_per_{name}"] = statistics.median(one["images"] / one[name] for one in epochs[1:] or epochs)
     return dict(content)
@@ -71,18 +86,40 @@ def finished(work: Path) -> list[Result]:
 
 
 def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
-    """Print a row per arm with mean and range over the seeds, and the speeds of the short trainings in turns."""
-    table = Table(title="validation split, final weights, one evaluator (COCO); mean over seeds (lowest to highest)")
+    """Print a row per arm: mean and range over the seeds, scores with intervals; and the speeds of the turns."""
+    about = "validation split, final weights, one evaluator (COCO)"
+    table = Table(title=f"{about}; mean over seeds (lowest to highest)")
     shown = {title: column for title, column in COLUMNS.items() if any(column[0] in one for one in results)}
     for title in ("trainer", "seeds", *shown):
         table.add_column(title, justify="left" if title == "trainer" else "right")
     for arm in ARMS:
-        if own := [result for result in results if result["arm"] == arm]:
+        if own := own_results(results, arm):
             cells = [spread([one[name] for one in own], digits) for name, digits in shown.values()]
             table.add_row(arm, str(len(own)), *cells)
-    Console(width=TABLE_WIDTH).print(table)
+    console = Console(width=TABLE_WIDTH)
+    console.print(table)
+    if any(len(own_results(results, arm)) > 1 for arm in ARMS):
+        console.print(interval_table(results, f"{about}; mean and 95 % interval of the mean over seeds (Student's t)"))
     for trainer, own in turns.items():
         for unit, name in (("images/s", "images_per_wall_s"), ("images/processor s", "images_per_processor_s")):
             rates = [one[name] for one in own]
             middle, extremes = statistics.median(rates), f"{min(rates):.2f} to {max(rates):.2f}"
             print(f"{len(rates)} turns, {trainer}: median {middle:.2f} {unit} ({extremes})")
+
+
+def interval_table(results: Sequence[Result], title: str) -> Table:
+    """Return the scores of all classes and of each class, for the arms with several seeds."""
+    names = [name for name in results[0] if name in ("map_50", "map") or name.startswith(PER_CLASS)]
+    table = Table(title=title)
+    for column in ("trainer", "seeds", *(TITLES.get(name, f"mAP50 {name.removeprefix(PER_CLASS)}") for name in names)):
+        table.add_column(column, justify="left" if column == "trainer" else "right")
+    for arm in ARMS:
+        own = own_results(results, arm)
+        if len(own) > 1:
+            found = [mean_interval([one[name] for one in own]) for name in names]
+            table.add_row(arm, str(len(own)), *(f"{middle:.3f} ± {half:.3f}" for middle, half in found))
+    return table
+
+
+def own_results(results: Sequence[Result], arm: str) -> list[Result]:
+    return [result for result in results if result["arm"] == arm]

@@ -14,8 +14,9 @@ from common import run_logged
 from comparison.clock import EpochClock, time_ultralytics
 from yolo_lightning.cli import main as yolo_lightning
 
-Arm = Literal["ultralytics", "auto", "native", "gemm"]
+Arm = Literal["ultralytics", "auto", "native", "gemm", "best"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
+BEST: Arm = "best"
 
 Device = Literal["cpu", "gpu"]
 
@@ -24,7 +25,7 @@ Device = Literal["cpu", "gpu"]
 class Training:
     """Settings of one training."""
 
-    arm: Arm  # trainer and, for this project, convolution
+    arm: Arm  # trainer and, for this project, convolution or another recipe
     seed: int  # of weights, order and augmentation
     folder: str  # run folder
     data: str  # data.yaml for Ultralytics
@@ -36,6 +37,7 @@ class Training:
     workers: int  # loader processes
     threads: int
     device: Device
+    options: list[str]  # further options of `fit`
 
     @property
     def close_mosaic(self) -> int:
@@ -59,7 +61,7 @@ def train_ours(run: Training) -> None:
     settings = {
         "seed_everything": run.seed,
         "supervision.enabled": "false",
-        "model.conv_backend": run.arm,
+        "model.conv_backend": "auto" if run.arm == BEST else run.arm,
         "model.nominal_batch": run.nominal_batch,
         "data.image_size": run.image_size,
         "data.batch_size": run.batch_size,
@@ -71,7 +73,7 @@ def train_ours(run: Training) -> None:
         "trainer.callbacks+": f"{EpochClock.__module__}.{EpochClock.__name__}",
     }
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    yolo_lightning(["fit", *run.words, *words])
+    yolo_lightning(["fit", *run.words, *words, *run.options])
 
 
 def train_ultralytics(run: Training) -> None:

@@ -89,6 +89,7 @@ def test_short_list_is_spread_over_the_training_split(look_alike: Path, index_ro
 
 def test_runs_of_other_settings_do_not_share_a_folder(tmp_path: Path) -> None:
     same = dict.fromkeys(("root", "data", "config", "image_size", "batch_size", "nominal_batch", "device"))
+    same["arms"] = ["native"]
     remember = script("compare_ultralytics").remember_settings
     remember(Namespace(work=tmp_path, epochs=3, **same))
     remember(Namespace(work=tmp_path, epochs=0, **same))  # trains nothing
@@ -110,6 +111,7 @@ def test_finished_runs_of_a_folder_are_shown(tmp_path: Path, capsys: pytest.Capt
     results.show(found, {"native": [content, content | {"images_per_wall_s": 6}]})
     printed = capsys.readouterr().out
     assert "0.375 (0.250 to 0.500)" in printed
+    assert "0.375 ± 1.588" in printed  # 12.706 x 0.125
     assert "2 turns, native: median 5.00 images/s (4.00 to 6.00)" in printed
     assert "GPU" not in printed
 
@@ -124,6 +126,7 @@ def test_speed_ignores_the_first_of_several_epochs(tmp_path: Path) -> None:
             "peak_memory_mib": 7,
             "images_per_wall_s": expected,
             "images_per_processor_s": 8,
+            "processor_min": count / 60,
         }
 
 
@@ -143,11 +146,13 @@ def test_both_trainers_take_turns_and_are_compared(
     look_alike: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--root", str(look_alike), "--work", str(tmp_path), "--epochs", "2", "--image_size", "64", "--seeds", "1"]
-    words += ["--batch_size", "4", "--arms", "ultralytics", "native", "--turns", "1", "--turn_images", "8"]
+    words += ["--batch_size", "4", "--arms", "ultralytics", "native", "best", "--turns", "1", "--turn_images", "8"]
+    best = "--model.variant yolov8n --data.image_size [64,96] --data.sampling.frame_interval 1 --trainer.max_epochs 3"
+    words += ["--best_options", best]
     monkeypatch.setattr("sys.argv", ["compare_ultralytics.py", *words])
     script("compare_ultralytics").main()
     results = json.loads((tmp_path / "results.json").read_text())
-    assert [one["arm"] for one in results] == ["ultralytics", "native"]
+    assert [one["arm"] for one in results] == ["ultralytics", "native", "best"]
     for one in results:
         assert one["images_per_wall_s"] > 0
         assert one["peak_memory_mib"] > 100
