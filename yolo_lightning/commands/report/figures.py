@@ -29,6 +29,7 @@ from yolo_lightning.commands.report.read_report import Contents, Gallery
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, month_name
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_pictures import precision_recall_figure
+from yolo_lightning.evaluation.score_table import SCORE_LABELS
 from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
 from yolo_lightning.supervision.incident import IncidentReport
 
@@ -74,7 +75,7 @@ STYLE = {
 
 MAX_POINTS = 400  # points of a line; longer curves are averaged
 
-SHOWN_SCORES = ("map_50", "map", "balanced")
+SHOWN_SCORES = ("map_50", "map")
 COMPARED_MONTHS = frozenset(map(month_name, CHALLENGE_MONTHS.values()))
 
 
@@ -101,9 +102,10 @@ def loss_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
 
 
 def score_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
-    """Plot the scores of the validations; None without a validation."""
-    scores = zip(SHOWN_SCORES, COLOURS, strict=False)
-    lines = [CurveLine(metrics.series(f"val/{name}"), name, colour, "o-") for name, colour in scores]
+    """Plot the scores of the validations, the balanced score only if months were compared; None without validation."""
+    names = (*SHOWN_SCORES, "balanced") if len(metrics.series("val/cov")) else SHOWN_SCORES
+    scores = zip(names, COLOURS, strict=False)
+    lines = [CurveLine(metrics.series(f"val/{name}"), SCORE_LABELS[name], colour, "o-") for name, colour in scores]
     return step_figure("scores", "validation score, 0 to 1", lines, metrics, incidents, scale="scores")
 
 
