@@ -124,7 +124,7 @@ def test_confusion_has_a_column_per_annotated_class_as_in_the_pictures(whole: st
     rows = re.findall(r"<tr><th>(\w+)</th>(.*?)</tr>", table[0])
     counts = {name: [int(count) for count in re.findall(r">(\d+)<", cells)] for name, cells in rows}
     assert counts == {"person": [1, 0, 1], "bicycle": [1, 0, 0], "background": [1, 0, 0]}
-    assert "detected ↓ annotated →" in table[0]
+    assert "detected ↓<br>annotated →" in table[0]
     axes = confusion_figure(np.zeros((3, 3), dtype=np.int64), CLASS_NAMES).axes[0]
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("detected class", "annotated class")
 

@@ -148,7 +148,8 @@ def month_table(evaluation: Evaluation, months: Sequence[str], classes: Sequence
         counts = [f"{parts[row].frames:,}", f"{parts[row].annotated.sum():,}"] if row in parts else []
         rows.append([row, *counts, *(score_text(scores.get(name), MISSING) for name in names)])
     counted = ("frames", "objects") if parts else ()
-    return table(["", *counted, *SCORE_COLUMNS, *(f"mAP50 {name}" for name in classes)], rows)
+    of_classes = note("Columns of classes: mAP50.") if classes else ""
+    return table(["", *counted, *SCORE_COLUMNS, *classes], rows) + of_classes
 
 
 def class_table(evaluation: Evaluation, classes: Sequence[str]) -> str:
@@ -280,7 +281,7 @@ def confusion_table(class_names: Sequence[str], counts: npt.NDArray[np.int64]) -
             for count, share in zip(row, parts, strict=True)
         )
         lines.append(f"<tr><th>{escape(name)}</th>{''.join(cells)}</tr>\n")
-    top = f"<thead><tr><th>detected ↓ annotated →</th>{head}</tr></thead>"
+    top = f"<thead><tr><th>detected ↓<br>annotated →</th>{head}</tr></thead>"
     return f'<div class="wide"><table class="confusion">{top}<tbody>\n{"".join(lines)}</tbody></table></div>\n'
 
 
