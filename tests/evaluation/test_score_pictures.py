@@ -58,7 +58,7 @@ def test_curves_are_named_with_their_scores() -> None:
     at_50 = scores.scalars()["ultralytics_map_50"]
     figure = precision_recall_figure(scores, CLASS_NAMES)
     named = texts(figure)
-    assert figure.legends[0].get_title().get_text() == "ultralytics_map_50"
+    assert figure.legends[0].get_title().get_text() == "Ultralytics' mAP50"
     assert f"all {at_50:.3f}" in named
     assert f"person {scores.of_class(0)['ultralytics_map_50']:.3f}" in named
     assert not any(name.startswith("motorcycle") for name in named), "never annotated"

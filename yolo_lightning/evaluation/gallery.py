@@ -109,7 +109,7 @@ def side_by_side(frame: Image, target: Target, prediction: Prediction) -> Image:
     left = with_boxes(plain, target.boxes * gain, target.labels, [""] * len(target.labels))
     words = [f"{score:.2f}" for score in prediction.scores.tolist()]
     right = with_boxes(plain, prediction.boxes * gain, prediction.labels, words)
-    gap = np.full((size[1], GAP, 3), 255, np.uint8)
+    gap = np.full((size[1], GAP, 3), 128, np.uint8)
     return np.concatenate([left, gap, right], axis=1)
 
 

@@ -81,7 +81,7 @@ def precision_recall_figure(scores: UltralyticsScores, class_names: Sequence[str
     ]
     mean = scores.precision_by_recall.mean(axis=0)
     draw_curves(figure, axes, scores.precision_by_recall, scores.labels, names, mean, f"all {at_50.mean():.3f}")
-    figure.legends[0].set_title("ultralytics_map_50")
+    figure.legends[0].set_title("Ultralytics' mAP50")
     return figure
 
 

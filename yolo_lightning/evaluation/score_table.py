@@ -1,7 +1,8 @@
 """Scores of a split as tables for the terminal, at most 80 characters wide for four classes."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -12,6 +13,23 @@ from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, DriftScores, month
 from yolo_lightning.evaluation.ultralytics_metrics import GRID, UltralyticsScores
 from yolo_lightning.utils.plain_text import one_line
 
+SCORE_LABELS = {
+    "map_50": "mAP50",
+    "map": "mAP50-95",
+    "map_75": "mAP75",
+    "mar_1": "AR@1",
+    "mar_10": "AR@10",
+    "mar_100": "AR@100",
+    "balanced": "balanced",
+    "cov": "CoV",
+}
+"""Labels for readers of the logged scores, which docs/scores.md defines; AR@10: recall with 10 detections per frame."""
+
+NARROW_HEADINGS = ("mAP\n50", "mAP\n50-95")
+"""Labels of `map_50` and `map` in two lines, no wider than a score."""
+
+MISSING = "-"
+
 
 def number_table(first: str, headings: Iterable[str], caption: str | None = None, *, wraps: bool = False) -> Table:
     """Return an empty table: text in the first column, which wraps with `wraps`, and numbers in the others."""
@@ -20,16 +38,24 @@ def number_table(first: str, headings: Iterable[str], caption: str | None = None
     )
     table.add_column(first, no_wrap=not wraps)
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", vertical="bottom", no_wrap=True)
     return table
 
 
-def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table:
-    """Return one row for all frames and one per month, with the remaining scores below."""
-    table = number_table(
-        "", ("frames", "objects", "map", "map_50", *map(cell_text, class_names)), drift_summary(scores)
-    )
-    table.add_row("all", *cells(scores.overall))
+def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table | str:
+    """Return one row for all frames and one per month, with the remaining scores below.
+
+    Without months, which only some datasets have, return the scores of all frames as lines.
+    """
+    overall, summary = scores.overall, drift_summary(scores)
+    if not scores.monthly:
+        counts = f"{overall.frames:,} frames, {overall.annotated.sum():,} objects"
+        first = ", ".join(filter(None, (counts, scores_text(overall.scalars(), ("map_50", "map")))))
+        return f"{first}\n{summary}".strip()
+    headings = ("frames", "objects", *NARROW_HEADINGS, *map(cell_text, class_names))
+    caption = f"{summary}\ncolumns of classes: {SCORE_LABELS['map_50']}".strip()
+    table = number_table("", headings, caption)
+    table.add_row("all", *cells(overall))
     for month, part in scores.monthly.items():
         table.add_row(month_name(month), *cells(part))
     return table
@@ -37,7 +63,7 @@ def score_table(scores: DriftScores, class_names: Sequence[str]) -> Table:
 
 def class_table(scores: DriftScores, ultralytics: UltralyticsScores, class_names: Sequence[str]) -> Table:
     """Return one row for all classes and one per class, with the scores of Ultralytics and COCO."""
-    averages = (f"{source}\n{name}" for source in ("ultra-\nlytics", "\ncoco") for name in ("map_50", "map"))
+    averages = (f"{source}\n{heading}" for source in ("ultra-\nlytics", "COCO") for heading in NARROW_HEADINGS)
     score_threshold = GRID[ultralytics.best_point()]
     caption = f"precision, recall and f1 at score threshold {score_threshold:.3f}, IoU 0.5"
     table = number_table("", ("objects", "precision", "recall", "f1", *averages), caption, wraps=True)
@@ -57,26 +83,38 @@ def cell_text(name: str) -> str:
 
 
 def cells(part: PartScores) -> list[str]:
-    """Return frames, objects, `map`, `map_50`, and `map_50` of each class."""
+    """Return frames, objects, `map_50`, `map`, and `map_50` of each class."""
     scalars = part.scalars()
     per_class = (part.of_class(label)["map_50"] for label in range(len(part.observed)))
-    values = map(score_text, (scalars["map"], scalars["map_50"], *per_class))
+    values = map(score_text, (scalars["map_50"], scalars["map"], *per_class))
     return [f"{part.frames:,}", f"{part.annotated.sum():,}", *values]
 
 
-def score_text(value: float | None) -> str:
-    """Return a score with four digits, or a dash if it is None, NaN or without ground truth."""
-    return "-" if value is None or math.isnan(value) or value == NO_GROUND_TRUTH else f"{value:.4f}"
+def is_defined(value: float | None) -> TypeGuard[float]:
+    """Return whether a score exists: neither None, NaN, nor without ground truth."""
+    return value is not None and not math.isnan(value) and value != NO_GROUND_TRUTH
+
+
+def score_text(value: float | None, missing: str = MISSING) -> str:
+    """Return a score with four digits, or `missing` if the score does not exist."""
+    return f"{value:.4f}" if is_defined(value) else missing
+
+
+def scores_text(scores: Mapping[str, float], names: Iterable[str]) -> str:
+    """Return labels and values of the scores that exist: `mAP50 0.5000, mAP50-95 0.2500`; may be empty."""
+    known = (name for name in names if is_defined(scores.get(name)))
+    return ", ".join(f"{SCORE_LABELS[name]} {scores[name]:.4f}" for name in known)
 
 
 def drift_summary(scores: DriftScores) -> str:
-    """Return the scores without a column, and the variation over the months."""
-    scalars = scores.overall.scalars()
-    first = ", ".join(f"{name} {score_text(scalars[name])}" for name in ("map_75", "mar_1", "mar_10", "mar_100"))
-    lines = [f"{first}; of classes map_50"]
+    """Return the scores without a column, and the variation over the months; only scores that exist."""
+    lines = [scores_text(scores.overall.scalars(), ("map_75", "mar_1", "mar_10", "mar_100"))]
     variation, compared = scores.variation(), len(scores.compared())
-    if variation is not None:
-        lines.append(f"CoV of map_50 over {compared} months {variation:.4f}, balanced {scores.balanced():.4f}")
-    elif scores.monthly:
+    if variation is not None and math.isnan(variation):
+        lines.append(f"{SCORE_LABELS['map_50']} is 0 in all {compared} months: no CoV, no balanced score")
+    elif variation is not None:
+        label = SCORE_LABELS["map_50"]
+        lines.append(f"CoV of {label} over {compared} months {variation:.4f}, balanced {scores.balanced():.4f}")
+    elif compared:
         lines.append(f"{compared} of the challenge's {len(CHALLENGE_MONTHS)} months annotated: no CoV")
-    return "\n".join(lines)
+    return "\n".join(filter(None, lines))

@@ -97,14 +97,18 @@ def jpeg() -> bytes:
     return content.tobytes()
 
 
-def record(class_names: Sequence[str]) -> EvaluationRecord:
-    """Three frames of three months with one object each: detected, missed, detected as another class."""
+def record(
+    class_names: Sequence[str], months: Sequence[int] = (202005, 202006, 202101), first_box: Sequence[float] = BOX
+) -> EvaluationRecord:
+    """Three frames with one object each: detected if the first detection is `BOX`, missed, detected as another class.
+
+    The months are 0 if they are unknown.
+    """
     found = [
-        Prediction(IMAGE_IDS[0], torch.tensor([BOX]), torch.tensor([0.9]), torch.tensor([0])),
+        Prediction(IMAGE_IDS[0], torch.tensor([first_box]), torch.tensor([0.9]), torch.tensor([0])),
         Prediction(IMAGE_IDS[1], torch.tensor([OTHER]), torch.tensor([0.8]), torch.tensor([0])),
         Prediction(IMAGE_IDS[2], torch.tensor([BOX]), torch.tensor([0.7]), torch.tensor([1])),
     ]
-    months = (202005, 202006, 202101)
     truth = [
         Target(one, torch.tensor([BOX]), torch.tensor([0]), month) for one, month in zip(IMAGE_IDS, months, strict=True)
     ]

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from yolo_lightning.commands.report.axes import (
+    logarithmic_ticks,
     mark_outliers,
     robust_top,
     show_clock,
@@ -103,3 +104,18 @@ def test_ticks_of_the_timeline_are_whole_times(axes: Axes, seconds: float, lengt
     assert 2 <= len(texts) <= 8
     assert {len(text) for text in texts} == {length}
     assert axes.get_xlabel() == days
+
+
+@pytest.mark.parametrize("last", [1e-3, 1e-4, 1e-9])
+def test_ticks_of_learning_rates_are_plain_numbers(axes: Axes, last: float) -> None:
+    axes.plot([0, 1], [0.01, last])
+    axes.set_yscale("log")
+    logarithmic_ticks(axes)
+    drawn(axes)
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.yaxis.get_major_ticks() if low <= tick.get_loc() <= high]  # type: ignore[attr-defined]
+    texts = [tick.label1.get_text() for tick in ticks]
+    assert 3 <= len(texts) <= 9
+    numbers = [float(text.replace("\N{MINUS SIGN}", "-")) for text in texts]
+    assert numbers == pytest.approx([tick.get_loc() for tick in ticks])  # type: ignore[attr-defined]
+    assert axes.yaxis.get_minor_ticks() == []

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.commands.report.run_folder_maker import CLASS_NAMES, METRICS_TEXT, make_run
+from tests.commands.report.run_folder_maker import CLASS_NAMES, METRICS_TEXT, OTHER, make_run, record
 from yolo_lightning.commands.report.page import render
 from yolo_lightning.commands.report.read_report import read_contents
 from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.evaluation.score_pictures import confusion_figure
+from yolo_lightning.utils.run_files import evaluation_record
 
 VOID = frozenset({"meta", "img", "br"})
 LOADS = frozenset({"src", "href", "xlink:href", "data", "action", "poster", "srcset"})
@@ -123,14 +124,42 @@ def test_confusion_has_a_column_per_annotated_class_as_in_the_pictures(whole: st
     rows = re.findall(r"<tr><th>(\w+)</th>(.*?)</tr>", table[0])
     counts = {name: [int(count) for count in re.findall(r">(\d+)<", cells)] for name, cells in rows}
     assert counts == {"person": [1, 0, 1], "bicycle": [1, 0, 0], "background": [1, 0, 0]}
-    assert "detected ↓ annotated →" in table[0]
+    assert "detected ↓<br>annotated →" in table[0]
     axes = confusion_figure(np.zeros((3, 3), dtype=np.int64), CLASS_NAMES).axes[0]
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("detected class", "annotated class")
 
 
 def test_months_and_their_drift(whole: str) -> None:
-    assert "CoV of map_50 over 3 months 1.7321, balanced -0.2464" in whole
+    assert "CoV of mAP50 over 3 months 1.7321, balanced -0.2464" in whole
     assert re.search(r"<td>2020-05</td><td class=\"number\">1</td><td class=\"number\">1</td>", whole)
+
+
+def test_without_months_the_scores_are_those_of_the_classes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    record(CLASS_NAMES, months=(0, 0, 0)).save(folder / evaluation_record("val"))
+    text = render(read_contents(folder))
+    assert re.search(r"<td>all</td><td class=\"number\">3</td><td class=\"number\">0.3366</td>", text)
+    assert re.search(r"<td>person</td><td class=\"number\">3</td><td class=\"number\">0.3366</td>", text)
+    for word in ("CoV", "balanced", "month", "nan", "map_50"):
+        assert re.search(rf"\b{word}\b", text, flags=re.IGNORECASE) is None
+
+
+@pytest.mark.parametrize("with_record", [True, False])
+def test_scores_that_do_not_exist_are_not_shown(tmp_path: Path, with_record: bool) -> None:
+    """All months score 0, so that the coefficient of variation is 0 / 0."""
+    folder = make_run(tmp_path / "run")
+    record(CLASS_NAMES, first_box=OTHER).save(folder / evaluation_record("val"))
+    if not with_record:
+        (folder / evaluation_record("val")).unlink()
+        (folder / "metrics.csv").write_text(
+            "epoch,step,time_s,val/map_50,val/map,val/balanced,val/cov,val/map_50/2020-05,val/map_50/person\n"
+            "0,10,9.0,0.0,-1,nan,nan,0.0,0.0\n"
+        )
+    text = re.sub("<figure.*?</figure>", "", render(read_contents(folder)), flags=re.DOTALL)
+    assert re.search(r"\bnan\b", text, flags=re.IGNORECASE) is None
+    assert ("mAP50 is 0 in all 3 months: no CoV, no balanced score" in text) == with_record
+    assert "<dd>mAP50 0.0000, mAP50-95 0.0000</dd>" in text if with_record else "<dd>mAP50 0.0000</dd>" in text
+    assert ('<td class="number">\N{EN DASH}</td>' in text) == (not with_record)
 
 
 def test_run_that_has_just_begun_says_what_is_missing(tmp_path: Path) -> None:

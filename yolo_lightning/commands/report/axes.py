@@ -6,7 +6,7 @@ from datetime import datetime
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, DateFormatter, date2num
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from yolo_lightning.commands.report.metrics_curves import Floats
 
@@ -15,6 +15,8 @@ OUTLIER_SHARE = 0.02  # share of a curve's points, but at least one, that may li
 LEAST_POINTS = 8  # curves with fewer points have no outliers
 MOST_FLATTENED = 1 / 3  # share of the axis that the other points may be squeezed into by outliers
 
+MOST_POWERS = 6  # ticks of a logarithmic axis at powers of 10
+FINE_RATIO = 300.0  # of the ends of a logarithmic axis, up to which it has ticks at 1, 2 and 5 times the powers of 10
 LABEL_WIDTH = 0.09  # of a tick of the upper axis, as a share of the axis
 DAY_S = 86400.0
 TIME_UNITS = ((2 * DAY_S, DAY_S, "days"), (7200.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -27,6 +29,15 @@ TICK_FORMS = ((6 * DAY_S, "%m-%d"), (DAY_S, "%m-%d\n%H:%M"), (300.0, "%H:%M"), (
 def plain_ticks(axes: Axes) -> None:
     """Write the values at the ticks of a linear vertical axis in full, without a common factor or offset above."""
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def logarithmic_ticks(axes: Axes) -> None:
+    """Write the values at the ticks of a logarithmic vertical axis in full: powers of 10, on short axes 1, 2 and 5."""
+    low, high = axes.get_ylim()
+    subs = (1.0, 2.0, 5.0) if high <= low * FINE_RATIO else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=MOST_POWERS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    plain_ticks(axes)
 
 
 def show_scores(axes: Axes, values: Sequence[float] | Floats) -> None:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from yolo_lightning.commands.report.axes import (
+    logarithmic_ticks,
     mark_outliers,
     plain_ticks,
     robust_top,
@@ -29,6 +30,7 @@ from yolo_lightning.commands.report.read_report import Contents, Gallery
 from yolo_lightning.evaluation.drift import CHALLENGE_MONTHS, month_name
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.score_pictures import precision_recall_figure
+from yolo_lightning.evaluation.score_table import SCORE_LABELS
 from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
 from yolo_lightning.supervision.incident import IncidentReport
 
@@ -41,9 +43,9 @@ VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", PAPER: "var(--paper)"} | 
 """Placeholder colours, and the CSS variables of the page that replace them."""
 
 Scale = Literal["robust", "scores", "from zero", "logarithmic"]
-"""Vertical axis: without outliers, for scores, from 0, logarithmic if all values are positive."""
+"""Vertical axis: without outliers, for scores, from 0, logarithmic if the values span a decade, else from 0."""
 
-WIDTH_INCHES = 6.0
+WIDTH_INCHES = 5.5  # text has the size of the page's on a wide screen and remains legible on a telephone
 STYLE = {
     "svg.fonttype": "none",  # text remains text: small and searchable
     "svg.hashsalt": "report",  # reproducible ids
@@ -72,9 +74,10 @@ STYLE = {
 }
 """Call all functions of this file inside `rc_context(STYLE)`."""
 
+LEAST_LOGARITHMIC = 10.0  # ratio of the highest to the lowest value of a logarithmic axis
 MAX_POINTS = 400  # points of a line; longer curves are averaged
 
-SHOWN_SCORES = ("map_50", "map", "balanced")
+SHOWN_SCORES = ("map_50", "map")
 COMPARED_MONTHS = frozenset(map(month_name, CHALLENGE_MONTHS.values()))
 
 
@@ -101,10 +104,11 @@ def loss_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | 
 
 
 def score_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
-    """Plot the scores of the validations; None without a validation."""
-    scores = zip(SHOWN_SCORES, COLOURS, strict=False)
-    lines = [CurveLine(metrics.series(f"val/{name}"), name, colour, "o-") for name, colour in scores]
-    return step_figure("scores", "validation score, 0 to 1", lines, metrics, incidents, scale="scores")
+    """Plot the scores of the validations, the balanced score only if months were compared; None without validation."""
+    names = (*SHOWN_SCORES, "balanced") if len(metrics.series("val/cov")) else SHOWN_SCORES
+    scores = zip(names, COLOURS, strict=False)
+    lines = [CurveLine(metrics.series(f"val/{name}"), SCORE_LABELS[name], colour, "o-") for name, colour in scores]
+    return step_figure("scores", "validation score", lines, metrics, incidents, scale="scores")
 
 
 def rate_figure(metrics: Metrics, incidents: Sequence[IncidentReport]) -> str | None:
@@ -163,21 +167,22 @@ def step_figure(
 
 
 def scale_vertically(axes: Axes, lines: Sequence[CurveLine], scale: Scale) -> None:
-    """Set the vertical axis of drawn lines: `robust` clips outliers and marks them, `logarithmic` needs values > 0."""
+    """Set the vertical axis of drawn lines: `robust` clips outliers and marks them."""
     curves = [line.series.values for line in lines]
-    if scale == "logarithmic" and min(float(values.min()) for values in curves) > 0:
+    lowest, highest = (float(pick([pick(values) for values in curves])) for pick in (min, max))
+    if scale == "logarithmic" and 0 < LEAST_LOGARITHMIC * lowest <= highest:
         axes.set_yscale("log")
+        logarithmic_ticks(axes)
         return
     plain_ticks(axes)
     if scale == "scores":
         show_scores(axes, np.concatenate(curves))
-    elif scale == "from zero":
+    elif scale in ("from zero", "logarithmic"):
         axes.set_ylim(bottom=0.0)
     elif scale == "robust" and (top := robust_top(curves)) is not None:
-        axes.set_ylim(bottom=min(float(values.min()) for values in curves) - 0.05 * top, top=top)
+        axes.set_ylim(bottom=lowest - 0.05 * top, top=top)
         for line in lines:
             mark_outliers(axes, line.series.steps, line.series.values, line.colour)
-        highest = max(float(values.max()) for values in curves)
         axes.plot([], [], "^", color=FAINT, markersize=6, label=f"above the axis, up to {highest:.4g}")
 
 

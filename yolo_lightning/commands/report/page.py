@@ -17,17 +17,19 @@ from yolo_lightning.commands.console import gigabytes
 from yolo_lightning.commands.monitor.wording import duration
 from yolo_lightning.commands.report import figures
 from yolo_lightning.commands.report.read_report import Contents, Evaluation, GalleryFrame
-from yolo_lightning.evaluation.average_precision import NO_GROUND_TRUTH
 from yolo_lightning.evaluation.class_colours import class_colour
 from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.score_pictures import shares
-from yolo_lightning.evaluation.score_table import drift_summary, score_text
+from yolo_lightning.evaluation.score_table import SCORE_LABELS, drift_summary, is_defined, score_text, scores_text
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
 from yolo_lightning.supervision.incident import IncidentReport
 
 STAGE_NAMES = {"val": "Validation", "test": "Test"}
 NO_RECORD = "the run folder contains no matched detections of this split."
 MONTH_SCORE = re.compile(r"map_50/(\d{4}-\d{2})")
+CLASS_SCORE = re.compile(r"map_50/(?!\d{4}-\d{2}(/|$))")
+SCORE_COLUMNS = (SCORE_LABELS["map_50"], SCORE_LABELS["map"])
+MISSING = "–"  # noqa: RUF001 - an en dash
 
 
 @rc_context(figures.STYLE)
@@ -63,10 +65,8 @@ def summary(contents: Contents) -> str:
         steps, times_s = metrics.columns["step"], metrics.columns["time_s"]
         pairs["trained"] = f"{steps.max():,.0f} batches, {duration(times_s.max())}"
     for evaluation in contents.evaluations:
-        scores = evaluation.scores
-        known = [f"{key} {score_text(scores[key])}" for key in ("map_50", "map", "balanced", "cov") if key in scores]
-        if known:
-            pairs[evaluation.stage] = ", ".join(known)
+        if text := scores_text(evaluation.scores, ("map_50", "map", *challenge_scores(evaluation))):
+            pairs[STAGE_NAMES[evaluation.stage].lower()] = text
     if len(pace := metrics.pace()):
         pairs["pace"] = f"{statistics.median(pace.values.tolist()):.3g} batches/s (median)"
     lines = "".join(f"<li>{escape(problem)}</li>\n" for problem in contents.problems)
@@ -93,9 +93,12 @@ def split_section(evaluation: Evaluation) -> str:
     months = {
         match[1]: value
         for name, value in scores.items()
-        if (match := MONTH_SCORE.fullmatch(name)) and value != NO_GROUND_TRUTH
+        if (match := MONTH_SCORE.fullmatch(name)) and is_defined(value)
     }
-    too_few = f"only {next(iter(months))} has a score." if months else "no month has a score."
+    by_month = ""
+    if months:
+        monthly = figures.month_figure(stage, months, scores.get("map_50"))
+        by_month = figure("mAP50 by month", monthly, f"only {next(iter(months))} has a score.")
     curves = confusion = sizes = None
     if record is not None:
         curves = figures.class_curves_figure(stage, record)
@@ -105,7 +108,7 @@ def split_section(evaluation: Evaluation) -> str:
     no_curves = NO_RECORD if record is None else "there are no annotated objects."
     no_sizes = "not stored." if gallery is None else "there are neither objects nor detections."
     charts = grid(
-        figure("mAP50 by month", figures.month_figure(stage, months, scores.get("map_50")), too_few),
+        by_month,
         figure("Precision and recall at IoU 0.5", curves, no_curves),
         figure("Sizes of objects and detections", sizes, no_sizes),
         figure(f"Confusion matrix, detections with a score > {CONFUSION_SCORE_THRESHOLD:g}", confusion, NO_RECORD),
@@ -113,31 +116,57 @@ def split_section(evaluation: Evaluation) -> str:
     return section(stage, STAGE_NAMES[stage], score_section(evaluation), charts, frame_gallery(evaluation))
 
 
+def challenge_scores(evaluation: Evaluation) -> tuple[str, ...]:
+    """Return the names of the challenge's scores, which need two months to compare; empty for other data."""
+    return ("balanced", "cov") if is_defined(evaluation.scores.get("cov")) else ()
+
+
 def score_section(evaluation: Evaluation) -> str:
-    """Return a table of all frames and each month, and the scores without a column."""
+    """Return the table of scores, and the scores without a column."""
     scores, record, drift = evaluation.scores, evaluation.record, evaluation.drift
     if not scores:
         return note("Scores: not stored.")
-    months = sorted(match[1] for name in scores if (match := MONTH_SCORE.fullmatch(name)))
-    classes = [name.removeprefix("map_50/") for name in scores if name.startswith("map_50/") and name.count("/") == 1]
-    classes = [name for name in classes if name not in months]
-    parts = {} if drift is None else {"all": drift.overall} | {month_name(m): p for m, p in drift.monthly.items()}
-    rows = []
-    for row in ("all", *months):
-        of_month = "" if row == "all" else f"/{row}"
-        names = (f"map{of_month}", f"map_50{of_month}", *(f"map_50{of_month}/{name}" for name in classes))
-        counts = [f"{parts[row].frames:,}", f"{parts[row].annotated.sum():,}"] if row in parts else []
-        rows.append([row, *counts, *(score_text(scores.get(name)) for name in names)])
     weights = ""
     if record is not None and record.steps is not None:
         epoch = f", in epoch {record.epoch + 1}" if record.epoch is not None else ""
         weights = note(f"Weights after {record.steps:,} batches{epoch}.")
-    others = ", ".join(f"{name} {score_text(scores[name])}" for name in ("cov", "balanced") if name in scores)
-    return (
-        weights
-        + table(["", *(("frames", "objects") if parts else ()), "map", "map_50", *classes], rows)
-        + "".join(note(line) for line in (others if drift is None else drift_summary(drift)).splitlines())
-    )
+    months = sorted(match[1] for name in scores if (match := MONTH_SCORE.fullmatch(name)))
+    classes = [name.removeprefix("map_50/") for name in scores if CLASS_SCORE.match(name)]
+    others = scores_text(scores, challenge_scores(evaluation)) if drift is None else drift_summary(drift)
+    rows = month_table(evaluation, months, classes) if months else class_table(evaluation, classes)
+    return weights + rows + "".join(note(line) for line in others.splitlines())
+
+
+def month_table(evaluation: Evaluation, months: Sequence[str], classes: Sequence[str]) -> str:
+    """Return a table with a row for all frames and each month, and columns of scores and of each class."""
+    scores, drift = evaluation.scores, evaluation.drift
+    parts = {} if drift is None else {"all": drift.overall} | {month_name(m): p for m, p in drift.monthly.items()}
+    rows = []
+    for row in ("all", *months):
+        of_month = "" if row == "all" else f"/{row}"
+        names = (f"map_50{of_month}", f"map{of_month}", *(f"map_50{of_month}/{name}" for name in classes))
+        counts = [f"{parts[row].frames:,}", f"{parts[row].annotated.sum():,}"] if row in parts else []
+        rows.append([row, *counts, *(score_text(scores.get(name), MISSING) for name in names)])
+    counted = ("frames", "objects") if parts else ()
+    of_classes = note("Columns of classes: mAP50.") if classes else ""
+    return table(["", *counted, *SCORE_COLUMNS, *classes], rows) + of_classes
+
+
+def class_table(evaluation: Evaluation, classes: Sequence[str]) -> str:
+    """Return a table with a row for all classes and each class, and columns of scores."""
+    scores, record, drift = evaluation.scores, evaluation.record, evaluation.drift
+    objects = {}
+    if record is not None and drift is not None:
+        annotated = dict(zip(record.class_names, drift.overall.annotated.tolist(), strict=True))
+        objects = {"all": sum(annotated.values())} | annotated
+    rows = []
+    for row in ("all", *classes):
+        of_class = "" if row == "all" else f"/{row}"
+        counts = [f"{objects[row]:,}"] if row in objects else []
+        rows.append(
+            [row, *counts, *(score_text(scores.get(f"{name}{of_class}"), MISSING) for name in ("map_50", "map"))]
+        )
+    return table(["", *(("objects",) if objects else ()), *SCORE_COLUMNS], rows)
 
 
 def frame_gallery(evaluation: Evaluation) -> str:
@@ -190,7 +219,7 @@ def checkpoint_table(contents: Contents) -> str:
         return note("There is no checkpoint.")
     rows = []
     for one in contents.checkpoints:
-        steps = "-" if one.steps is None else f"{one.steps:,}"
+        steps = MISSING if one.steps is None else f"{one.steps:,}"
         rows.append((one.name, timestamp(contents.read_s - one.age_s), steps, gigabytes(one.size_bytes)))
     return table(["file", "written", "batches trained", "size"], rows, numbers_from=2)
 
@@ -252,7 +281,7 @@ def confusion_table(class_names: Sequence[str], counts: npt.NDArray[np.int64]) -
             for count, share in zip(row, parts, strict=True)
         )
         lines.append(f"<tr><th>{escape(name)}</th>{''.join(cells)}</tr>\n")
-    top = f"<thead><tr><th>detected ↓ annotated →</th>{head}</tr></thead>"
+    top = f"<thead><tr><th>detected ↓<br>annotated →</th>{head}</tr></thead>"
     return f'<div class="wide"><table class="confusion">{top}<tbody>\n{"".join(lines)}</tbody></table></div>\n'
 
 
