@@ -6,7 +6,13 @@ import sys
 import pytest
 
 from yolo_lightning import __version__
-from yolo_lightning.commands.option_errors import RENAMED_KEYS, SYNONYMS, nearest_key, short_message
+from yolo_lightning.commands.option_errors import (
+    RENAMED_KEYS,
+    SYNONYMS,
+    ShortErrorToolParser,
+    nearest_key,
+    short_message,
+)
 
 UNION = """Parser key "{key}":
   Does not validate against any of the Union subtypes
@@ -92,6 +98,14 @@ def test_version_is_printed_without_torch() -> None:
     code += "; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"yolo_lightning {__version__}\n"
+
+
+def test_error_of_a_value_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = ShortErrorToolParser()
+    parser.add_argument("--count", type=int)
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--count", "ten"])
+    assert capsys.readouterr().err == "error: count must be an integer, got 'ten'.\n"
 
 
 CALLBACK_ERROR = """Parser key "trainer.callbacks":

@@ -98,13 +98,13 @@ class ShortErrors:
     commands: Collection[str] = ()
     """Commands besides the subcommands of the parser, as suggestions for an unknown command."""
 
-    def print_usage(self, file: Any = None) -> None:
-        """Print nothing: the error message refers to `--help`."""
-
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the message in one line and exit with code 2."""
-        super().error(short_message(message, known_keys(self), self.commands), ex)  # type: ignore[misc]
-        raise SystemExit(ExitCode.USAGE)
+        """Print the message in one line and exit with code 2; jsonargparse prints the usage and a tip before it."""
+        shortened = short_message(message, known_keys(self), self.commands)
+        if not self.exit_on_error:  # type: ignore[attr-defined]
+            super().error(shortened, ex)  # type: ignore[misc]
+        print(f"error: {shortened}", file=sys.stderr)
+        raise SystemExit(ExitCode.USAGE) from ex
 
 
 class ShortErrorToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
