@@ -49,7 +49,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "mixup": {"data.augmentation.mixup": 0.1},
     "paste": {"data.augmentation.paste.probability": 0.5},
     "neighbours": {"data.neighbours": [-1, 0, 1]},
-    "rectangular": {},  # see `trained`
+    "rectangular": {},  # see `rectangle`
     "months_balanced": {"data.sampling.balance": "month"},
     "repeat_rare": {"data.sampling.repeat_threshold": 0.3},
     "repeat_rare_by_month": {"data.sampling.repeat_threshold": 0.3, "data.sampling.repeat_scope": "month"},
@@ -64,6 +64,7 @@ SCORED: dict[str, dict[str, Any]] = {
 """Options of `test` for the arms that score the runs of `base`."""
 SCORES = ("map_50", "map", "balanced")
 OUTCOME = "outcome.json"
+STRIDE = 32  # of the input, pixels
 CONFIG = Path(__file__).parents[1] / "configs" / "ltdv2.yaml"
 
 
@@ -159,8 +160,8 @@ def trained(arm: str, seed: int, root: Path, options: argparse.Namespace) -> Non
         return
     shutil.rmtree(folder, ignore_errors=True)
     changes = settings(root, options) | ARMS[arm]
-    if arm == "rectangular":  # frames have the shape 3:4; rounded up, so that they keep the scale of the square input
-        changes["data.image_size"] = [-(-options.image_size * 3 // 4 // 32) * 32, options.image_size]
+    if arm == "rectangular":
+        changes["data.image_size"] = rectangle(root, options.image_size)
     fit = {
         **changes,
         "seed_everything": seed,
@@ -172,6 +173,12 @@ def trained(arm: str, seed: int, root: Path, options: argparse.Namespace) -> Non
     used = run("fit", fit, Path(f"{folder}.log"))
     scores = tested(folder, folder / "checkpoints" / run_files.LAST_CHECKPOINT, changes)
     store(folder, arm, seed, scores, used, options)
+
+
+def rectangle(root: Path, width: int) -> list[int]:
+    """Return height and width of the smallest input that shows the frames in the scale of a square of this width."""
+    first = json.loads((root / "Train.json").read_text())["images"][0]
+    return [-(-width * first["height"] // first["width"] // STRIDE) * STRIDE, width]
 
 
 def scored(arm: str, seed: int, root: Path, options: argparse.Namespace) -> None:
