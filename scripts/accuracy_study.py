@@ -28,6 +28,7 @@ from typing import Any
 from common import markdown_table, mean_interval
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.files import replacing, write_json
@@ -64,7 +65,6 @@ SCORED: dict[str, dict[str, Any]] = {
 """Options of `test` for the arms that score the runs of `base`."""
 SCORES = ("map_50", "map", "balanced")
 OUTCOME = "outcome.json"
-STRIDE = 32  # of the input, pixels
 CONFIG = Path(__file__).parents[1] / "configs" / "ltdv2.yaml"
 
 
