@@ -3,16 +3,24 @@
 import io
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from yolo_lightning.data.formats import yolo
-from yolo_lightning.data.formats.yolo import ORIENTATION, image_shape
-from yolo_lightning.data.storage.frames import decode_frame
+from yolo_lightning.data.formats.yolo import ORIENTATION, YoloSplit, image_shape
+from yolo_lightning.data.formats.yolo_description import read_description
+from yolo_lightning.data.input_images import find_files, read_pictures
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, ImageFiles, decode_frame
 
-FORMATS = {"jpg": "JPEG", "png": "PNG", "bmp": "BMP", "tif": "TIFF", "webp": "WEBP", "jp2": "JPEG2000"}
+FORMATS = {
+    **{"jpg": "JPEG", "jpeg": "JPEG", "mpo": "MPO", "png": "PNG", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF"},
+    **{"webp": "WEBP", "jp2": "JPEG2000"},
+}
+if features.check("avif"):  # Pillow >= 11.3 can write AVIF
+    FORMATS["avif"] = "AVIF"
 TURNABLE = ("jpg", "png", "tif", "webp")
 HEIGHT, WIDTH = 20, 30
 
@@ -20,7 +28,9 @@ HEIGHT, WIDTH = 20, 30
 def write(path: Path, orientation: int | None = None, mode: str = "RGB") -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
     image = Image.fromarray(pixels).convert(mode)
-    options = {}
+    options: dict[str, Any] = {}
+    if path.suffix == ".mpo":  # two images, of which the first is used
+        options = {"save_all": True, "append_images": [Image.fromarray(255 - pixels)]}
     if orientation is not None:
         exif = Image.Exif()
         exif[ORIENTATION] = orientation
@@ -32,6 +42,22 @@ def write(path: Path, orientation: int | None = None, mode: str = "RGB") -> Path
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_size_is_height_and_width(tmp_path: Path, suffix: str) -> None:
     assert image_shape(write(tmp_path / f"a.{suffix}")) == (HEIGHT, WIDTH)
+
+
+def test_every_format_that_is_trained_on_is_predicted_with_equal_pixels(tmp_path: Path) -> None:
+    assert {f".{suffix}" for suffix in FORMATS} | {".avif"} == IMAGE_SUFFIXES
+    (tmp_path / "images").mkdir()
+    files = sorted(write(tmp_path / "images" / f"a-{suffix}.{suffix}") for suffix in FORMATS)
+    file = tmp_path / "data.yaml"
+    file.write_text("train: images\nval: images\nnames: [cat]\n")
+    trained = [bytes(name).decode() for name in YoloSplit(read_description(file), "train").read().file_names]
+    assert trained == [path.relative_to(tmp_path).as_posix() for path in files]
+    assert find_files([str(tmp_path / "images")]) == files
+    for name, path in zip(trained, files, strict=True):
+        assert find_files([str(path)]) == [path]
+        (predicted,) = read_pictures(path)
+        assert predicted.pixels.std() > 20
+        assert np.array_equal(ImageFiles(tmp_path, 3).read(name), predicted.pixels)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TextIO
 import cv2
 import numpy as np
 
+from yolo_lightning.commands.predict.video_file import VideoFile, open_video
 from yolo_lightning.data.boxes import corners_to_centres
 from yolo_lightning.data.input_images import absolute, frames_per_second
 from yolo_lightning.evaluation.detection_result import DetectionResult
@@ -64,7 +65,7 @@ class Pictures:
 
     def __init__(self, folder: Path, base: Path) -> None:
         self._folder, self._base = folder, base
-        self._video: cv2.VideoWriter | None = None
+        self._video: VideoFile | None = None
         self._source: Path | None = None
 
     def write(self, result: DetectionResult) -> None:
@@ -77,18 +78,14 @@ class Pictures:
         if result.source != self._source:
             self.close()
             path = place(file_of(result), self._base, self._folder, ".mp4")
-            size = (scene.shape[1], scene.shape[0])
-            codec = cv2.VideoWriter.fourcc(*"mp4v")
-            self._video = cv2.VideoWriter(str(path), codec, frames_per_second(file_of(result)), size)
+            self._video = open_video(path, scene.shape[1], scene.shape[0], frames_per_second(file_of(result)))
             self._source = result.source
-            if not self._video.isOpened():
-                raise OSError(f"{path} cannot be written")
         assert self._video is not None
         self._video.write(scene)
 
     def close(self) -> None:
         if self._video is not None:
-            self._video.release()
+            self._video.close()
         self._video = self._source = None
 
 

@@ -1,0 +1,73 @@
+"""Codec, frames and colours of annotated videos."""
+
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+import pytest
+
+from yolo_lightning.commands.predict import video_file
+from yolo_lightning.commands.predict.video_file import open_video
+
+COLOURS = ((200, 40, 30), (30, 180, 60), (40, 30, 190))  # BGR, one per frame
+
+
+def write(path: Path, width: int, height: int) -> None:
+    file = open_video(path, width, height, frames_per_s=29.97)
+    for colour in COLOURS:
+        file.write(np.full((height, width, 3), colour, np.uint8))
+    file.close()
+
+
+def codec_of(path: Path) -> str:
+    with av.open(str(path)) as container:
+        return container.streams.video[0].codec_context.name
+
+
+def check_frames(path: Path, width: int, height: int) -> None:
+    video = cv2.VideoCapture(str(path))
+    assert video.get(cv2.CAP_PROP_FPS) == pytest.approx(29.97, abs=1e-3)
+    for colour in COLOURS:
+        read, pixels = video.read()
+        assert read
+        assert pixels.shape == (height, width, 3)
+        assert pixels[0, 0].tolist() == pytest.approx(colour, abs=12)
+        assert pixels[-1, -1].tolist() == pytest.approx(colour, abs=12)
+    assert not video.read()[0]
+    video.release()
+
+
+@pytest.mark.parametrize("size", [(64, 48), (63, 47)], ids=["even", "odd"])
+def test_videos_are_h264_and_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture, size: tuple[int, int]) -> None:
+    path = tmp_path / "film.mp4"
+    with caplog.at_level("INFO"):
+        write(path, *size)
+    assert codec_of(path) == "h264"
+    check_frames(path, 64, 48)
+    with av.open(str(path)) as container:
+        assert container.streams.video[0].codec_context.pix_fmt == "yuv420p"  # the only format of many players
+    assert f"video: {path}, H.264 (libx264)" in caplog.text
+
+
+def test_videos_without_the_encoder_are_mpeg_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(av, "codecs_available", frozenset({"mpeg4"}))
+    path = tmp_path / "film.mp4"
+    with pytest.warns(UserWarning, match=r"film\.mp4, MPEG-4 Part 2 \(mp4v\), .*; PyAV has no encoder libx264"):
+        write(path, 64, 48)
+    assert codec_of(path) == "mpeg4"
+    check_frames(path, 64, 48)
+
+
+def test_video_that_the_encoder_refuses_is_mpeg_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(video_file.ENCODER_OPTIONS, "preset", "no such preset")
+    path = tmp_path / "film.mp4"
+    with pytest.warns(UserWarning, match="mp4v.*libx264: "):
+        write(path, 64, 48)
+    assert codec_of(path) == "mpeg4"
+    check_frames(path, 64, 48)
+
+
+def test_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="film"):
+        open_video(tmp_path / "absent" / "film.mp4", 64, 48, 5.0)
