@@ -81,6 +81,7 @@ class RandomPartners(Callback):
 def main() -> None:
     """Train and score the missing runs, write and print the table."""
     options = parse_arguments()
+    options.work.mkdir(parents=True, exist_ok=True)
     root = options.root or draw(options)
     runs = [(arm, seed) for arm in ARMS for seed in options.seeds if arm in options.arms]
     with ThreadPoolExecutor(options.jobs) as pool:
