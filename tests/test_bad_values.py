@@ -39,6 +39,19 @@ BAD: list[tuple[str, str, str]] = [
     (SAMPLING + "repeat_scope", "month", r"sampling\.repeat_threshold must be > 0 with .*repeat_scope month, got 0"),
     ("recalibrate_images", "1", r"recalibrate_images must be 0 or >= 2, got 1"),
 ]
+CALLBACKS = [
+    ("BestCheckpoint", "window: 0", "BestCheckpoint: window must be >= 1, got 0"),
+    ("BestCheckpoint", "window: x", "BestCheckpoint: window must be an integer, got 'x'"),
+    ("BestCheckpoint", "mode: high", "BestCheckpoint: mode must be max or min, got 'high'"),
+    ("BestCheckpoint", "monitor: val/balance", r"monitor must be one of .*'val/balance'\. Did you mean val/balanced\?"),
+    ("BestCheckpoint", "monitor: val/balanced_low", r"monitor must be .*bootstrap_samples of MeanAP adds"),
+    ("BestCheckpoint", "monitor: val/map_50/dog", r"monitor must be one of .*got 'val/map_50/dog'"),
+    ("MeanAP", "bootstrap_samples: 9", "MeanAP: bootstrap_samples must be >= 100, got 9"),
+]
+BAD += [
+    ("trainer.callbacks", f"[{{class_path: {name}, init_args: {{{option}}}}}]", rf"trainer\.callbacks: .*{message}")
+    for name, option, message in CALLBACKS
+]
 
 
 @pytest.mark.whole_run

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from yolo_lightning import __version__
-from yolo_lightning.commands.option_errors import RENAMED_KEYS, SYNONYMS, nearest_key, short_message
+from yolo_lightning.commands.option_errors import RENAMED_KEYS, SYNONYMS, nearest_key, rejected_option, short_message
 
 UNION = """Parser key "{key}":
   Does not validate against any of the Union subtypes
@@ -145,6 +145,16 @@ def test_unknown_option_of_a_callback_is_named_with_the_known_ones() -> None:
         "trainer.callbacks: EMA does not have the option taau. Did you mean tau? The options of EMA are"
     )
     assert "\n" not in text
+
+
+def test_option_that_a_constructor_rejects_is_named_with_its_callback() -> None:
+    message = (
+        "Does not validate against any of the Union subtypes\nErrors:\n  - window must be >= 1, got 0\n"
+        "  - Expected a <class 'NoneType'>\n"
+        "Given value: [Namespace(class_path='yolo_lightning.callbacks.BestCheckpoint')]"
+    )
+    assert rejected_option(message) == "trainer.callbacks: BestCheckpoint: window must be >= 1, got 0"
+    assert rejected_option(message.replace("callbacks", "loggers")) is None
 
 
 def test_empty_configuration_file() -> None:

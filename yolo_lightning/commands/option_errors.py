@@ -81,6 +81,9 @@ PROBLEM_OF_CLASS = re.compile(
     r"Parser key \"(?P<key>[^\"]+)\":.*?given class_path '(?P<path>[\w.]+)':\s+(?P<problem>\w+ must be [^\n]+)",
     re.DOTALL,
 )
+REJECTED_OPTION = re.compile(
+    r"Errors:\n\s+- (?P<problem>\w+ must be [^\n]+)\n.*?Namespace\(class_path='(?P<path>[\w.]+)'", re.DOTALL
+)
 WRONG_GROUP = re.compile(r"Parser key \"(?P<key>[^\"]+)\":\s+Unable to load config '(?P<value>.*?)'\n", re.DOTALL)
 SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
 COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
@@ -170,6 +173,14 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
     if (found := WRONG_VALUE.search(message)) and (accepted := accepted_values(message)):
         return wrong_choice(found["key"], found["value"].strip(), accepted)
     return message
+
+
+def rejected_option(message: str) -> str | None:
+    """Return the error of a callback's constructor in one line; None if the message contains none."""
+    found = REJECTED_OPTION.search(message)
+    if found is None or ".callbacks." not in found["path"]:
+        return None
+    return f"{CALLBACKS}: {last_part(found['path'])}: {found['problem']}"
 
 
 def unknown_command(typed: str, known: Collection[str]) -> str:
