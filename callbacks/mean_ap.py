@@ -1,6 +1,9 @@
 """Average precision, precision, recall and drift over the months, of a whole split, in validations and tests."""
 
 import math
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,12 @@ import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
+from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.record import Collected, EvaluationCollection, EvaluationRecord, Stage, write_record
 from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES, bootstrap, limits
 from yolo_lightning.evaluation.score_pictures import draw_record
 from yolo_lightning.evaluation.score_table import class_table, score_table
+from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 from yolo_lightning.evaluation.ultralytics_metrics import (
     UltralyticsScores,
     named_ultralytics_scores,
@@ -22,6 +27,13 @@ from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES
+
+LOSS = "_loss"
+"""End of the names of the losses that a validation logs."""
+BOUNDS = ("_low", "_high")
+MONTH = re.compile(r"\d{4}-\d{2}(/.+)?")
+PACKAGES = ("yolo_lightning", "callbacks", "lightning")
+"""Packages whose modules and callbacks log no further score in a validation."""
 
 
 class MeanAP(Callback):
@@ -55,6 +67,31 @@ class MeanAP(Callback):
         """Scores of the last record, if it could be written."""
         self.last_scores: tuple[DriftScores, UltralyticsScores] | None = None
         """Scores of the last validation or test of this process."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a `monitor` that nothing logs: Lightning would end the fit after its first validation."""
+        present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if stage != "fit" or any(type(one).__module__.split(".")[0] not in PACKAGES for one in (pl_module, *present)):
+            return
+        names = pl_module.hparams["class_names"]
+        for one in present:
+            monitor = str(getattr(one, "monitor", None) or "")
+            if monitor.startswith("val/") and not self._logs(monitor.removeprefix("val/"), names):
+                known = [f"val/{name}" for name in sorted(score_names(len(names), bounds=self.bootstrap_samples > 0))]
+                meant = "".join(f". Did you mean {name}?" for name in get_close_matches(monitor, known, 1))
+                bounds = "" if self.bootstrap_samples else "; bootstrap_samples of MeanAP adds val/balanced_low, ..."
+                raise ValueError(
+                    f"trainer.callbacks: {type(one).__name__}: monitor must be one of {', '.join(known)}, such a name "
+                    f"with /class or /month, or a loss{bounds}; got {monitor!r}{meant}"
+                )
+
+    def _logs(self, name: str, class_names: Sequence[str]) -> bool:
+        """Return whether a validation can log the score; months are known only after it."""
+        score, separator, part = name.partition("/")
+        if not separator and score.endswith(LOSS):
+            return True
+        is_part = part in class_names or MONTH.fullmatch(part) is not None
+        return score in score_names(len(class_names), bounds=self.bootstrap_samples > 0) and is_part == bool(separator)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._trained = {name: checkpoint[name] for name in ("epoch", "steps") if name in checkpoint}
@@ -118,6 +155,14 @@ class MeanAP(Callback):
             if self._recorded is not None:
                 draw_record(trainer, stage, self._recorded)
         return scores, logged
+
+
+def score_names(classes: int, *, bounds: bool) -> set[str]:
+    """Return the names of the scores of a validation without class and month; with `bounds` also of their intervals."""
+    names = {"cov", *named_scores(drift_scores(match([], [], classes)), ())}
+    if bounds:
+        names |= {f"{name}{bound}" for name in ("balanced", "map_50") for bound in BOUNDS}
+    return names | named_ultralytics_scores(ultralytics_scores(match_as_ultralytics([], [], classes)), ()).keys()
 
 
 class FinalValidation(Callback):

@@ -45,7 +45,7 @@ from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.command_line import PROGRAM, run_tool, user_errors
 from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
-from yolo_lightning.commands.option_errors import ShortErrors
+from yolo_lightning.commands.option_errors import ShortErrors, rejected_option
 from yolo_lightning.commands.option_layers import layered
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.dataset_format import LTDV2
@@ -385,6 +385,15 @@ class YOLOCLI(LightningCLI):
     def _options(self) -> dict[str, Any]:
         """Return all options of the subcommand as plain Python values by full name."""
         return flatten(yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.config.subcommand])
+
+    def instantiate_classes(self) -> None:
+        """Name the callback and its option where jsonargparse lists all types of `trainer.callbacks`."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if (message := rejected_option(str(error))) is None:
+                raise
+            raise ValueError(message) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the TensorBoard logger, atomic checkpoints and the default callbacks."""

@@ -11,6 +11,7 @@ from yolo_lightning.commands.option_errors import (
     SYNONYMS,
     ShortErrorToolParser,
     nearest_key,
+    rejected_option,
     short_message,
 )
 
@@ -56,11 +57,27 @@ def union(key: str, value: str, *expected: str) -> str:
             "argument subcommand: invalid choice: 'monitr' (choose from 'fit', 'test')",
             "unknown command monitr. Did you mean monitor? The commands are fit, test, monitor.",
         ),
+        (
+            'Parser key "data.neighbours":\n  Does not validate against any of the Union subtypes\n'
+            "  Subtypes: [tuple[int, ...], <class 'NoneType'>]\n  Errors:\n    - Expected a <class 'tuple'>\n"
+            "    - Expected a <class 'NoneType'>\n  Given value type: <class 'str'>\n  Given value: x",
+            "data.neighbours must be a list of integers or null, got 'x'.",
+        ),
+        (
+            'Parser key "data.paste":\nUnable to load config \'0.5\'\n  - Parser key "data.paste": Unable to load',
+            "data.paste must be set by its keys data.paste.count, got '0.5'.",
+        ),
+        (
+            "Parser key \"trainer.callbacks\":\n  - Problem with given class_path 'yolo_lightning.callbacks.EMA':\n"
+            "        tau must be a number, got 'x'.\n    - Problem with given class_path 'lightning.Callback':\n"
+            "        Option 'tau' is not accepted\n  Given value: NestedArg(key='tau', val='x')",
+            "trainer.callbacks: EMA: tau must be a number, got 'x'.",
+        ),
         ("anything else", "anything else"),
     ],
 )
 def test_message_is_one_line_with_what_is_accepted(message: str, short: str) -> None:
-    assert short_message(message, {"trainer.max_epochs"}, ["monitor"]) == short
+    assert short_message(message, {"trainer.max_epochs", "data.paste.count"}, ["monitor"]) == short
 
 
 @pytest.mark.parametrize(
@@ -143,6 +160,16 @@ def test_unknown_option_of_a_callback_is_named_with_the_known_ones() -> None:
         "trainer.callbacks: EMA does not have the option taau. Did you mean tau? The options of EMA are"
     )
     assert "\n" not in text
+
+
+def test_option_that_a_constructor_rejects_is_named_with_its_callback() -> None:
+    message = (
+        "Does not validate against any of the Union subtypes\nErrors:\n  - window must be >= 1, got 0\n"
+        "  - Expected a <class 'NoneType'>\n"
+        "Given value: [Namespace(class_path='yolo_lightning.callbacks.BestCheckpoint')]"
+    )
+    assert rejected_option(message) == "trainer.callbacks: BestCheckpoint: window must be >= 1, got 0"
+    assert rejected_option(message.replace("callbacks", "loggers")) is None
 
 
 def test_empty_configuration_file() -> None:

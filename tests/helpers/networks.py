@@ -10,10 +10,16 @@ from yolo_lightning.module import YOLOModule
 
 
 def enliven(graph: Any) -> None:
-    """Draw weights with which boxes and scores differ from place to place, and scores are high."""
-    for layer in graph.modules():
+    """Draw weights with which boxes and scores differ from place to place, and scores are high.
+
+    Attention has smaller weights: a softmax of large values selects one place, and the rounding of float32 would decide
+    which one.
+    """
+    for name, layer in graph.named_modules():
         if isinstance(layer, torch.nn.Conv2d) and layer.weight.requires_grad:
             torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")  # signals do not fade
+            if ".qkv." in name:
+                layer.weight.data.mul_(0.5)
     head = graph.model[-1]
     for branch in (head.cv3, getattr(head, "one2one_cv3", None) or ()):
         for level in branch:

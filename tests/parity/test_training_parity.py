@@ -40,7 +40,7 @@ MORE_RECIPES = {
 }
 
 
-FAMILIES = ("yolov8n-p2", "yolo11n", "yolo12n", "yolo26n")
+FAMILIES = ("yolov8n", "yolov8n-p2", "yolo11n", "yolo12n", "yolo26n")
 MORE_FAMILIES = ("yolov5n", "yolov9t", "yolov10n", "yolo26n-p2")
 
 

@@ -77,6 +77,16 @@ WRONG_CLASS_OPTION = re.compile(
     r"Option '(?P<option>[\w.]+)' is not accepted",
     re.DOTALL,
 )
+PROBLEM_OF_CLASS = re.compile(
+    r"Parser key \"(?P<key>[^\"]+)\":.*?given class_path '(?P<path>[\w.]+)':\s+(?P<problem>\w+ must be [^\n]+)",
+    re.DOTALL,
+)
+REJECTED_OPTION = re.compile(
+    r"Errors:\n\s+- (?P<problem>\w+ must be [^\n]+)\n.*?Namespace\(class_path='(?P<path>[\w.]+)'", re.DOTALL
+)
+WRONG_GROUP = re.compile(r"Parser key \"(?P<key>[^\"]+)\":\s+Unable to load config '(?P<value>.*?)'\n", re.DOTALL)
+SUBTYPES = re.compile(r"^\s*Subtypes: \[(?P<types>.+)\]$", re.MULTILINE)
+COMMA = re.compile(r", (?![^\[]*\])")  # outside of brackets
 CALLBACKS = "trainer.callbacks"
 MISSING_FILE = re.compile(r"Parser key \"config\": File does not exist: '?(?P<file>[^'\n]+)'?")
 NO_MAPPING = "Unexpected config:"
@@ -87,6 +97,10 @@ TYPE_NAMES = {
     "<class 'bool'>": "true or false",
     "<class 'str'>": "a text",
     "<class 'list'>": "a list",
+    "<class 'tuple'>": "a list",
+    "list[int]": "a list of integers",
+    "tuple[int, ...]": "a list of integers",
+    "collections.abc.Sequence[int]": "a list of integers",
     "<class 'collections.abc.Sequence'>": "a list",
     "<class 'NoneType'>": "null",
 }
@@ -139,6 +153,11 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
         return (
             f"a file of --config must contain keys and values, as 'data: {{root: PATH}}', got {got or 'an empty file'}"
         )
+    if found := WRONG_GROUP.search(message):
+        group = sorted(name for name in keys if name.startswith(f"{found['key']}."))
+        return f"{found['key']} must be set by its keys {', '.join(group)}, got {found['value']!r}."
+    if found := PROBLEM_OF_CLASS.search(message):
+        return f"{found['key']}: {last_part(found['path'])}: {found['problem']}"
     if found := WRONG_CLASS_OPTION.search(message):
         name, known = last_part(found["path"]), options_of_class(found["path"])
         listed = f" The options of {name} are {', '.join(known)}." if known else ""
@@ -154,6 +173,14 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
     if (found := WRONG_VALUE.search(message)) and (accepted := accepted_values(message)):
         return wrong_choice(found["key"], found["value"].strip(), accepted)
     return message
+
+
+def rejected_option(message: str) -> str | None:
+    """Return the error of a callback's constructor in one line; None if the message contains none."""
+    found = REJECTED_OPTION.search(message)
+    if found is None or ".callbacks." not in found["path"]:
+        return None
+    return f"{CALLBACKS}: {last_part(found['path'])}: {found['problem']}"
 
 
 def unknown_command(typed: str, known: Collection[str]) -> str:
@@ -182,12 +209,16 @@ def public_names(module: str) -> list[str]:
 def accepted_values(message: str) -> list[str]:
     """Return the values and types that a type error of jsonargparse lists, without duplicates."""
     accepted = []
-    for expected in re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE):
+    union = SUBTYPES.search(message)
+    expectations = COMMA.split(union["types"]) if union else []
+    if not any(one in TYPE_NAMES or one.startswith(("typing.Literal", "typing.Callable")) for one in expectations):
+        expectations = re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
+    for expected in expectations:
         if literal := re.fullmatch(r"typing\.Literal\[(.*)\]", expected):
             accepted += [value.strip().strip("'\"") for value in literal[1].split(",")]
         elif expected in TYPE_NAMES:
             accepted.append(TYPE_NAMES[expected])
-        elif expected.startswith("dot import path string"):
+        elif expected.startswith(("dot import path string", "typing.Callable")):
             accepted.append("a class path")
     return list(dict.fromkeys(accepted))
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 STRIDE = 32  # Pixels. Largest stride of most graphs; the sides of the network input are multiples of it.
+LARGEST = 16_352  # Pixels. OpenCV warps images of less than 2^15 pixels per side; a mosaic has twice the size.
 
 
 class ImageSize(NamedTuple):
@@ -28,8 +29,10 @@ class ImageSize(NamedTuple):
         return cls(*sides)
 
     def check(self, name: str, least: int = STRIDE, stride: int = STRIDE) -> Self:
-        """Return the size if both sides are multiples of the stride and >= `least`; otherwise raise a ValueError."""
+        """Return the size if its sides are multiples of the stride from `least` to LARGEST, else raise a ValueError."""
         least = max(least, stride)
+        if max(self) > LARGEST:
+            raise ValueError(f"{name} must be <= {LARGEST}, got {self}")
         if min(self) < least or any(side % stride for side in self):
             multiple = "a multiple" if self.height == self.width else "two multiples"
             raise ValueError(f"{name} must be {multiple} of {stride} and >= {least}, got {self}")

@@ -112,7 +112,13 @@ def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> Callable[..., Op
     build, from_recipe = (choice, FROM_RECIPE) if callable(choice) else (_named(choice, recipe), {})
 
     def make(groups: list[dict[str, Any]], *, scaled: bool) -> Optimizer:
-        optimizer = build(groups)
+        try:
+            optimizer = build(groups)
+        except ValueError as error:
+            names = ", ".join((*get_args(OptimizerName), "auto"))
+            raise ValueError(
+                f"model.optimizer must accept the parameters of the network, as {names} do: {error}"
+            ) from error
         name = type(optimizer).__name__
         for argument, option in from_recipe.items():
             parameter = signature(type(optimizer)).parameters.get(argument)

@@ -1,0 +1,70 @@
+"""Bad values of options that were added beside Ultralytics' recipe end a fit before it starts, with one line."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+AUGMENTATION, PASTE, SAMPLING = "data.augmentation.", "data.augmentation.paste.", "data.sampling."
+BAD: list[tuple[str, str, str]] = [
+    ("model.variant", "yolo11q", r"model\.variant must be .*got 'yolo11q'\. Did you mean yolo11"),
+    ("model.variant", "nowhere.yaml", r"model\.variant must be an existing .*got 'nowhere.yaml'"),
+    ("model.optimizer", "sgd", r"model\.optimizer must be auto, SGD, .*got 'sgd'\. Did you mean SGD"),
+    ("model.optimizer", "torch.nn.Linear", r"model\.optimizer must be .* or a class path, got 'torch\.nn\.Linear'"),
+    ("model.optimizer", "torch.optim.Muon", r"model\.optimizer must accept .* as SGD, .*: Muon only supports 2D"),
+    ("model.tta", "flip", r"model\.tta must be true or false or fusion, got 'flip'"),
+    ("model.one_to_one", "true", r"model\.one_to_one must be false for yolov8n, got true"),
+    ("data.neighbours", "x", r"data\.neighbours must be a list of integers or null, got 'x'"),
+    ("data.neighbours", "[0, 1.5]", r"data\.neighbours must be a list of integers or null, got '\[0, 1\.5\]'"),
+    ("data.neighbours", "[-1, 1]", r"data\.neighbours must be \[\] or at most .* with 0 among them.*got \[-1, 1\]"),
+    ("data.image_size", "[64, x]", r"data\.image_size must be an integer or a list of integers, got"),
+    ("data.image_size", "[64, 70]", r"data\.image_size must be two multiples of 32 and >= 32, got \[64, 70\]"),
+    ("data.image_size", "1000000000", r"data\.image_size must be <= 16352, got 1000000000"),
+    ("data.pixel_range", "x", r"data\.pixel_range must be set by its keys .*data\.pixel_range\.mode, got 'x'"),
+    ("data.pixel_range.mode", "all", r"data\.pixel_range\.mode must be fixed, frame, clip or null, got 'all'"),
+    ("data.pixel_range.mode", "fixed", r"data\.pixel_range\.low must be a pixel value .*got None and None"),
+    (AUGMENTATION + "mixup", "1.5", r"data\.augmentation\.mixup must be from 0 to 1, got 1\.5"),
+    (AUGMENTATION + "paste", "0.5", r"data\.augmentation\.paste must be set by its keys .*probability.*got '0\.5'"),
+    (PASTE + "probability", "2", r"paste\.probability must be from 0 to 1, got 2"),
+    (PASTE + "count", "0", r"paste\.count must be >= 1, got 0"),
+    (PASTE + "classes", "Dog", r"paste\.classes must be a list, got 'Dog'"),
+    (PASTE + "position", "column", r"paste\.position must be place or row, got 'column'"),
+    (PASTE + "jitter", "-1", r"paste\.jitter must be from 0 to 1, got -1"),
+    (PASTE + "max_overlap", "2", r"paste\.max_overlap must be from 0 to 1, got 2"),
+    (SAMPLING + "repeat_threshold", "-1", r"sampling\.repeat_threshold must be from 0 to 1, got -1"),
+    (SAMPLING + "repeat_scope", "year", r"sampling\.repeat_scope must be split or month, got 'year'"),
+    (SAMPLING + "repeat_scope", "month", r"sampling\.repeat_threshold must be > 0 with .*repeat_scope month, got 0"),
+    ("recalibrate_images", "1", r"recalibrate_images must be 0 or >= 2, got 1"),
+]
+CALLBACKS = [
+    ("BestCheckpoint", "window: 0", "BestCheckpoint: window must be >= 1, got 0"),
+    ("BestCheckpoint", "window: x", "BestCheckpoint: window must be an integer, got 'x'"),
+    ("BestCheckpoint", "mode: high", "BestCheckpoint: mode must be max or min, got 'high'"),
+    ("BestCheckpoint", "monitor: val/balance", r"monitor must be one of .*'val/balance'\. Did you mean val/balanced\?"),
+    ("BestCheckpoint", "monitor: val/balanced_low", r"monitor must be .*bootstrap_samples of MeanAP adds"),
+    ("BestCheckpoint", "monitor: val/map_50/dog", r"monitor must be one of .*got 'val/map_50/dog'"),
+    ("MeanAP", "bootstrap_samples: 9", "MeanAP: bootstrap_samples must be >= 100, got 9"),
+]
+BAD += [
+    ("trainer.callbacks", f"[{{class_path: {name}, init_args: {{{option}}}}}]", rf"trainer\.callbacks: .*{message}")
+    for name, option, message in CALLBACKS
+]
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize(("key", "value", "message"), BAD, ids=[f"{key} {value}" for key, value, _ in BAD])
+def test_bad_value_ends_a_fit_before_it_starts_in_one_line(
+    key: str, value: str, message: str, run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run("fit", "--trainer.default_root_dir", "run", f"--{key}", value, config=REPOSITORY / "configs/ltdv2.yaml")
+    assert stopped.value.code == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    start = shown.index("error: ")
+    (line,) = shown[start:].splitlines()
+    assert re.search(message, line)
+    assert not list(Path().rglob("*.ckpt"))
