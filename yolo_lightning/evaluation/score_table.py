@@ -23,7 +23,7 @@ SCORE_LABELS = {
     "balanced": "balanced",
     "cov": "CoV",
 }
-"""Labels for readers of the logged scores, which docs/scores.md defines; AR@10: recall with 10 detections per frame."""
+"""Labels of the logged scores, which docs/scores.md defines."""
 
 NARROW_HEADINGS = ("mAP\n50", "mAP\n50-95")
 """Labels of `map_50` and `map` in two lines, no wider than a score."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 ENCODER: Final = "libx264"
-ENCODER_OPTIONS = {"crf": "23", "preset": "veryfast"}  # x264's default quality, at three times its default speed
+ENCODER_OPTIONS = {"crf": "23", "preset": "veryfast"}  # x264's default quality; a preset that uses less time
 MAX_DENOMINATOR = 1001  # of frame rates such as 30000/1001
 
 Pixels = npt.NDArray[np.uint8]
@@ -55,7 +55,7 @@ class H264File:
             self._stream.width, self._stream.height = width + self._right, height + self._bottom
             self._stream.pix_fmt = "yuv420p"
             self._container.start_encoding()
-        except OSError as error:  # the file cannot be created
+        except OSError as error:  # the folder is missing or the disk full
             raise OSError(f"{path} cannot be written: {error.strerror}") from error
         except (av.FFmpegError, ValueError, OverflowError) as error:
             self._container.close()
@@ -78,7 +78,7 @@ class H264File:
 
 
 class Mpeg4File:
-    """An MP4 file with MPEG-4 Part 2, which the wheels of OpenCV can always write."""
+    """An MP4 file with MPEG-4 Part 2, which OpenCV's wheels can write."""
 
     codec = "MPEG-4 Part 2 (mp4v), which browsers do not play"
 
