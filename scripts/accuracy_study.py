@@ -3,11 +3,11 @@
     python scripts/accuracy_study.py --work runs/accuracy-study --arms base yolo11n p2 --seeds 0 1 2 3 4
     python scripts/accuracy_study.py --root path/to/LTDv2 --image_size 320 --epochs 12 --arms base mixup
 
-Without `--root` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` with the options in `ARMS`; every arm
-and seed is a training in its own process, whose last averaged weights are scored on the validation split.
-`recalibrate` and `tta` score the finished runs of `base` in another way and train nothing. Finished runs of the work
-folder under the same conditions are not repeated, so that a study can be interrupted and extended. The table shows the
-mean difference from `base` over the common seeds with its 95 % interval (Student's t, paired by seed), and the
+Without `--root` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` without box paste and with the options in
+`ARMS`; every arm and seed is a training in its own process, whose last averaged weights are scored on the validation
+split. `recalibrate` and `tta` score the finished runs of `base` in another way and train nothing. Finished runs of the
+work folder under the same conditions are not repeated, so that a study can be interrupted and extended. The table shows
+the mean difference from `base` over the common seeds with its 95 % interval (Student's t, paired by seed), and the
 processor time and memory of the training relative to `base`.
 """
 
@@ -64,6 +64,7 @@ SCORED: dict[str, dict[str, Any]] = {
 }
 """Options of `test` for the arms that score the runs of `base`."""
 SCORES = ("map_50", "map", "balanced")
+TITLES = {"map_50": "mAP50", "map": "mAP50-95"}
 OUTCOME = "outcome.json"
 CONFIG = Path(__file__).parents[1] / "configs" / "ltdv2.yaml"
 
@@ -150,6 +151,7 @@ def settings(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "data.batch_size": options.batch_size,
         "data.loader.num_workers": 0,
         "data.augmentation.mosaic": 0.5,
+        "data.augmentation.paste.probability": 0.0,  # an arm of its own
         "data.augmentation.close_mosaic_epochs": max(1, options.epochs // 4),
     }
 
@@ -274,8 +276,10 @@ def table(found: Sequence[dict[str, Any]]) -> str:
             ratios = [runs[seed][name] / base[seed][name] for seed in common]
             cells.append("" if arm in SCORED or not ratios else f"{statistics.median(ratios):.2f}")
         rows.append([arm, str(len(runs)), *cells])
-    columns = ["arm", "seeds", *SCORES, *(f"{name} - base" for name in (*SCORES[::2], *map(short, classes)))]
-    return markdown_table([*columns, "x time", "x memory"], rows)
+    titles = [TITLES.get(name, short(name)) for name in (*SCORES, *classes)]
+    columns = ["arm", "seeds", *titles[: len(SCORES)]]
+    columns += [f"{title} - base" for title in titles if title != TITLES["map"]]
+    return markdown_table([*columns, "x processor time", "x memory"], rows)
 
 
 def is_class(name: str) -> bool:

@@ -24,7 +24,7 @@ def test_differences_are_paired_by_seed_and_significant_ones_are_bold() -> None:
     base = [run("base", seed, 0.1 * seed) for seed in range(4)]
     better = [run("p2", seed, 0.1 * seed + 0.05 + 0.001 * seed, 20.0) for seed in range(1, 4)]
     lines = study.table([*better, *base]).splitlines()
-    assert lines[0].split(" | ")[5:8] == ["map_50 - base", "balanced - base", "bicycle - base"]
+    assert lines[0].split(" | ")[5:8] == ["mAP50 - base", "balanced - base", "bicycle - base"]
     cells = lines[3].strip("| ").split(" | ")
     assert cells[:3] == ["p2", "3", "0.252"]
     assert cells[5] == "**+0.052 (+0.050 to +0.054)**"
