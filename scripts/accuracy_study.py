@@ -3,8 +3,8 @@
     python scripts/accuracy_study.py --work runs/accuracy-study --arms base yolo11n p2 --seeds 0 1 2 3 4
     python scripts/accuracy_study.py --root path/to/LTDv2 --image_size 320 --epochs 12 --arms base mixup
 
-Without `--root` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` without box paste and with the options in
-`ARMS`; every arm and seed is a training in its own process, whose last averaged weights are scored on the validation
+Without `--root` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` without box paste and with the options
+in `ARMS`; every arm and seed is a training in its own process, whose last averaged weights are scored on the validation
 split. `recalibrate` and `tta` score the finished runs of `base` in another way and train nothing. Finished runs of the
 work folder under the same conditions are not repeated, so that a study can be interrupted and extended. The table shows
 the mean difference from `base` over the common seeds with its 95 % interval (Student's t, paired by seed), and the
