@@ -34,6 +34,14 @@ def test_axis_leaves_a_single_outlier_out(points: int) -> None:
     assert 6.0 <= top < 9.0
 
 
+def test_first_of_few_validations_does_not_flatten_the_training() -> None:
+    training, validation = np.linspace(18.0, 4.0, 36), np.array([90.0, 5.0, 4.0])
+    top = robust_top([training, validation])
+    assert top is not None
+    assert 18.0 <= top < 30.0
+    assert robust_top([np.array([90.0, 5.0])]) is None
+
+
 @pytest.mark.parametrize("points", [1, 7, 200])
 def test_falling_loss_without_outliers_is_shown_whole(points: int) -> None:
     assert robust_top([8 * np.exp(-np.arange(points) / (points / 4)) + 2, np.full(points, 3.0)]) is None

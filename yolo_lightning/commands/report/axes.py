@@ -12,7 +12,7 @@ from yolo_lightning.commands.report.metrics_curves import Floats
 
 LOWEST_SCORE_TOP = 0.1  # scores of 0 have an axis too
 OUTLIER_SHARE = 0.02  # share of a curve's points, but at least one, that may lie outside the axis
-LEAST_POINTS = 8  # curves with fewer points have no outliers
+LEAST_POINTS = 3  # curves with fewer points have no outliers
 MOST_FLATTENED = 1 / 3  # share of the axis that the other points may be squeezed into by outliers
 
 MOST_POWERS = 6  # ticks of a logarithmic axis at powers of 10
