@@ -334,7 +334,7 @@ class TestBadInput:
                 "data.image_size must be two multiples of 32 and >= 32, got [64,",
             ),
             (["--data.image_size", "[64, 64, 64]"], "data.image_size must be one integer (a square) or two ([height"),
-            (["--data.image_size", "large"], "data.image_size must be an integer or a list, got 'large'."),
+            (["--data.image_size", "large"], "data.image_size must be an integer or a list of integers, got 'large'."),
             (["--data.batch_size", "17"], "data.batch_size must be at most the 16 frames"),
             (["--data.loader.num_workers", "-1"], "data.loader.num_workers must be >= 0, got -1"),
             (["--data.augmentation.mosaic", "2"], "data.augmentation.mosaic must be from 0 to 1, got 2.0"),
