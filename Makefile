@@ -26,8 +26,9 @@ help: ## list the targets
 demo: environment ## generate a small dataset, train, test, predict (minutes on a CPU)
 	PYTHONPATH="$(CURDIR)" $(PYTHON) scripts/demo.py
 
+# One process more than cores, at most 4: tests of supervision wait for other processes.
 test: environment ## the quick tests
-	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist worksteal
+	$(PYTHON) -m pytest -n $$($(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))') --dist worksteal
 
 # A time namespace moves the monotonic clock and the clock since boot back to 0 for all processes of the tests.
 test-boot: environment ## the quick tests with clocks that start at 0 (Linux, user namespaces)
