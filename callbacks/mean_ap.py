@@ -13,7 +13,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, named_scores, organisers_scores
 from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.record import Collected, EvaluationCollection, EvaluationRecord, Stage, write_record
-from yolo_lightning.evaluation.score_intervals import MIN_BOOTSTRAP_SAMPLES, bootstrap, limits
+from yolo_lightning.evaluation.score_intervals import (
+    BOOTSTRAPPED,
+    MIN_BOOTSTRAP_SAMPLES,
+    bootstrap,
+    bound_names,
+    limits,
+)
 from yolo_lightning.evaluation.score_pictures import draw_record
 from yolo_lightning.evaluation.score_table import class_table, score_table
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
@@ -30,7 +36,6 @@ from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES
 
 LOSS = "_loss"
 """End of the names of the losses that a validation logs."""
-BOUNDS = ("_low", "_high")
 MONTH = re.compile(r"\d{4}-\d{2}(/.+)?")
 PACKAGES = ("yolo_lightning", "callbacks", "lightning")
 """Packages whose modules and callbacks log no further score in a validation."""
@@ -161,7 +166,7 @@ def score_names(classes: int, *, bounds: bool) -> set[str]:
     """Return the names of the scores of a validation without class and month; with `bounds` also of their intervals."""
     names = {"cov", *named_scores(drift_scores(match([], [], classes)), ())}
     if bounds:
-        names |= {f"{name}{bound}" for name in ("balanced", "map_50") for bound in BOUNDS}
+        names |= {bound for score in BOOTSTRAPPED for bound in bound_names(score)}
     return names | named_ultralytics_scores(ultralytics_scores(match_as_ultralytics([], [], classes)), ()).keys()
 
 

@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.callbacks.tiny_detection import MISS, DetectionModule, Frames, numbers, prediction, target
 from tests.callbacks.tiny_training import loader, tiny_trainer
 from yolo_lightning.callbacks import EMA, BestCheckpoint, MeanAP
+from yolo_lightning.callbacks.mean_ap import score_names
 from yolo_lightning.evaluation.record import EvaluationRecord
+from yolo_lightning.evaluation.score_intervals import BOOTSTRAPPED, BootstrapScores, limits
 
 TWO_BATCHES = [
     ([prediction("a", scores=[0.5])], [target("a")]),
@@ -73,6 +76,13 @@ def test_best_checkpoint_is_chosen_by_it(tmp_path: Path) -> None:
         DetectionModule(TWO_BATCHES), loader(1), Frames(numbers(2)).val_dataloader()
     )
     assert (tmp_path / "checkpoints/best.ckpt").is_file()
+
+
+def test_bounds_of_every_bootstrapped_score_can_be_monitored() -> None:
+    named = limits(BootstrapScores({name: np.arange(3.0) for name in BOOTSTRAPPED}, ()))
+    assert {"cov_low", "balanced_low", "map_50_high"} <= named.keys()
+    assert named.keys() <= score_names(2, bounds=True)
+    assert not named.keys() & score_names(2, bounds=False)
 
 
 def test_bounds_of_a_bootstrap_are_logged_and_can_be_monitored(tmp_path: Path) -> None:

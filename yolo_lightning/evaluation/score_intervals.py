@@ -22,6 +22,8 @@ from yolo_lightning.evaluation.drift import (
 )
 from yolo_lightning.evaluation.matching import Matches
 
+BOOTSTRAPPED = ("map_50", "cov", "balanced")
+"""Scores of all frames that have intervals; `map_50` also has one for each month."""
 MIN_BOOTSTRAP_SAMPLES = 100  # fewer samples do not determine the bounds of an interval
 
 Integers = npt.NDArray[np.int64]
@@ -99,7 +101,7 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
     overall = ranked_classes(matches, np.ones(len(months), dtype=np.bool_))
     monthly = {month: ranked_classes(matches, months == month) for month in known}
     # The months are part of the name of a score, so that a month without objects has no score.
-    names = ["map_50", "cov", "balanced", *(f"map_50/{month_name(month)}" for month in known)]
+    names = [*BOOTSTRAPPED, *(f"map_50/{month_name(month)}" for month in known)]
     values = {name: np.full(samples, np.nan) for name in names}
     generator = np.random.default_rng(seed)
     for sample in range(samples):
@@ -149,6 +151,12 @@ def limits(scores: BootstrapScores, confidence: float = 0.95) -> dict[str, float
     for name, interval in scores.intervals(confidence).items():
         score, separator, month = name.partition("/")
         if np.isfinite(interval.low):
-            named[f"{score}_low{separator}{month}"] = interval.low
-            named[f"{score}_high{separator}{month}"] = interval.high
+            low, high = bound_names(score)
+            named[f"{low}{separator}{month}"] = interval.low
+            named[f"{high}{separator}{month}"] = interval.high
     return named
+
+
+def bound_names(score: str) -> tuple[str, str]:
+    """Return the names of the bounds of a score: `balanced_low`, `balanced_high`."""
+    return f"{score}_low", f"{score}_high"
