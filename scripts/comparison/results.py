@@ -109,7 +109,8 @@ def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
 
 def interval_table(results: Sequence[Result], title: str) -> Table:
     """Return the scores of all classes and of each class, for the arms with several seeds."""
-    names = [name for name in results[0] if name in ("map_50", "map") or name.startswith(PER_CLASS)]
+    shared = [name for name in results[0] if all(name in one for one in results)]  # earlier results lack classes
+    names = [name for name in shared if name in ("map_50", "map") or name.startswith(PER_CLASS)]
     table = Table(title=title)
     for column in ("trainer", "seeds", *(TITLES.get(name, f"mAP50 {name.removeprefix(PER_CLASS)}") for name in names)):
         table.add_column(column, justify="left" if column == "trainer" else "right")
