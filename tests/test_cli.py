@@ -16,7 +16,6 @@ from lightning.pytorch import LightningModule, Trainer
 from tests.conftest import TINY
 from yolo_lightning.callbacks import StatusFile
 from yolo_lightning.challenge.content import CATEGORY_IDS
-from yolo_lightning.checkpoints.resume import flatten
 from yolo_lightning.cli import main, seed_of
 from yolo_lightning.commands import TOOLS
 from yolo_lightning.commands.command_line import is_ours
@@ -376,10 +375,6 @@ class TestBadInput:
         with pytest.warns(UserWarning, match="left out . of at most 2 bad frames"):
             run("fit", *torn, "--data.max_bad_frames", "2")
         assert saved(last_checkpoint())["steps"] == 1
-
-
-def test_flatten_joins_keys() -> None:
-    assert flatten({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
 
 
 @pytest.mark.parametrize("seed", [True, -1])

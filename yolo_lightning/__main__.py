@@ -42,9 +42,11 @@ def run_with_torch() -> None:
 
     Without garbage collection, the import takes a fifth less processor time: it makes 800,000 objects, which stay.
     """
+    from yolo_lightning.commands.early_workers import start_early
     from yolo_lightning.supervision.heartbeat import open_from_environment
 
     open_from_environment()  # a supervisor watches from here on: the next import takes seconds and may hang
+    start_early(sys.argv[1:])
     gc.disable()
     try:
         from yolo_lightning.cli import main as run

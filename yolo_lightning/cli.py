@@ -35,7 +35,6 @@ from yolo_lightning.checkpoints.resume import (
     content_of,
     epochs_done,
     fetch_from_mirror,
-    flatten,
     folder_after_restart,
     folder_to_fit,
     remembered,
@@ -79,6 +78,7 @@ from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.tensorboard import Curves
+from yolo_lightning.utils.yaml_file import flatten
 
 FROM_DATA = frozenset({"class_names", "input_channels"})
 """Arguments of the model that the data module determines."""

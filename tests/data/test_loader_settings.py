@@ -24,6 +24,7 @@ from yolo_lightning.data.worker_processes import (
     THREADS_VARIABLE,
     ForkServingContext,
     SpawningContext,
+    start_fork_server,
     thread_environment,
 )
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS
@@ -136,6 +137,12 @@ def test_worker_has_the_threads_it_was_given(
     assert seen["threads"] <= 3 + threads
     assert not seen["inherited_gpu"]
     assert os.environ[THREADS_VARIABLE] == "7"
+
+
+def test_worker_is_forked_from_a_server_that_runs_already() -> None:
+    start_fork_server(threads=1)
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    assert surroundings("forkserver", 1)["parent"] == server
 
 
 @pytest.mark.parametrize("before", [None, "5"])

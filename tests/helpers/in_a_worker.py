@@ -26,6 +26,7 @@ class Surroundings(Dataset[dict[str, Any]]):
             "opencv": cv2.getNumThreads(),
             "threads": len(os.listdir("/proc/self/task")),
             "process": os.getpid(),
+            "parent": os.getppid(),
             "inherited_gpu": torch.cuda.is_initialized(),
         }
 

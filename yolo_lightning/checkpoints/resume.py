@@ -23,7 +23,7 @@ from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, restarts
 from yolo_lightning.utils.plain_text import one_line
-from yolo_lightning.utils.yaml_file import read_yaml
+from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 ADDRESSES = {f"supervision.notify.{name}" for name in ("webhook", "apprise", "ping")}
 NOT_COMPARED = {"ckpt_path", "resume", "trainer.default_root_dir", "config", "mirror"} | ADDRESSES
@@ -226,10 +226,3 @@ def report_differences(saved: Mapping[str, Any], now: Mapping[str, Any], source:
         if saved[name] != now[name]:
             before = one_line(str(saved[name]), LONGEST_VALUE)
             rank_zero_info(f"changed since {source}: {one_line(name)} was {before}, now {now[name]} (used)")
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat

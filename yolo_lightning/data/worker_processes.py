@@ -5,7 +5,15 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import Pipe, parent_process, popen_forkserver, popen_spawn_posix, resource_tracker, util
+from multiprocessing import (
+    Pipe,
+    forkserver,
+    parent_process,
+    popen_forkserver,
+    popen_spawn_posix,
+    resource_tracker,
+    util,
+)
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from threading import Lock, Thread
@@ -64,15 +72,22 @@ class SpawnedWorker(SpawnProcess):
         os._exit(0)
 
 
+def start_fork_server(threads: int) -> None:
+    """Start the fork server, whose workers have `threads` OpenMP and BLAS threads, unless it runs; do not await it."""
+    ForkServerContext().set_forkserver_preload(PRELOADED)
+    with thread_environment(threads), stop_signals_blocked():
+        forkserver.ensure_running()
+
+
 class ForkServedWorker(ForkServerProcess):
-    """A process forked from the fork server. The first process starts the server, which keeps its environment."""
+    """A process forked from the fork server, with the environment of the server."""
 
     _Popen = ForkServedPopen
     threads = 1
 
     def start(self) -> None:
-        ForkServerContext().set_forkserver_preload(PRELOADED)
-        with thread_environment(self.threads), stop_signals_blocked():
+        start_fork_server(self.threads)
+        with stop_signals_blocked():
             super().start()
 
     def run(self) -> None:

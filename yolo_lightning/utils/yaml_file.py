@@ -34,3 +34,11 @@ def read_yaml(path: Path, most_bytes: int = LARGEST_BYTES) -> Any:
         raise
     except Exception as error:  # PyYAML raises errors of many types, also TypeError and OverflowError
         raise ValueError(one_line(str(error)) or type(error).__name__) from error
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by full key, with dots between the names."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
