@@ -19,11 +19,10 @@ FORKSERVER = "--data.loader.multiprocessing_context=forkserver"
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the numbers of threads of the fork servers that were started."""
-    threads: list[int] = []
-    monkeypatch.setattr(early_workers, "start_fork_server", lambda threads: seen.append(threads))
+    numbers: list[int] = []
+    monkeypatch.setattr(early_workers, "start_fork_server", lambda threads: numbers.append(threads))
     monkeypatch.delenv(MARKER_VARIABLE, raising=False)
-    seen = threads
-    return threads
+    return numbers
 
 
 def test_the_last_source_of_an_option_counts(tmp_path: Path) -> None:
