@@ -32,3 +32,7 @@ def test_moment_of_another_day_has_its_date() -> None:
 def test_shares_and_rates() -> None:
     assert (share(None), share(0.254)) == ("?", "25 %")
     assert (rate(0.4), rate(12.34)) == ("2.50 it/s", "12.3 s/it")
+
+
+def test_rate_of_a_damaged_status_file_is_unknown() -> None:
+    assert (rate(0.0), rate(-1.0)) == ("? it/s", "? it/s")

@@ -32,5 +32,10 @@ def share(part: float | None) -> str:
 
 
 def rate(step_s: float) -> str:
-    """Return the rate of steps that take `step_s` seconds: it/s, or s/it from 10 s on."""
+    """Return the rate of steps that take `step_s` seconds: it/s, or s/it from 10 s on.
+
+    A damaged status file can contain 0 and negative numbers; their rate is unknown.
+    """
+    if step_s <= 0:
+        return "? it/s"
     return f"{1 / step_s:.2f} it/s" if step_s < 10 else f"{step_s:.1f} s/it"
