@@ -3,7 +3,7 @@
 import csv
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
@@ -19,6 +19,7 @@ from comparison.clock import CLOCK
 from comparison.dataset import Dataset
 from comparison.training import ARMS, Training
 from yolo_lightning import callbacks
+from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.utils import run_files
 
@@ -37,8 +38,9 @@ COLUMNS = {
 }
 """Name and number of digits of each column by its title."""
 
+SCORES = {"map_50": "mAP50", "recalibrated_map_50": "mAP50 recalibrated", "map": "mAP50-95"}
+"""Title of each column of the table with intervals by its name; further columns are those of the classes."""
 PER_CLASS = "map_50/"
-TITLES = {name: title for title, (name, _) in COLUMNS.items()}
 
 Result = dict[str, Any]
 
@@ -46,27 +48,40 @@ Result = dict[str, Any]
 def measure(run: Training, dataset: Dataset) -> Result:
     """Return scores of the final averaged weights, speed and memory, and store them in the run folder.
 
-    Every network gets the input that it was trained with; boxes are compared in pixels of the frames.
+    Every network gets the input that it was trained with; boxes are compared in pixels of the frames. A recipe with
+    `recalibrate_images` has a second mAP50: of `recalibrated.ckpt` if the fit has kept it, else of the final weights.
     """
     folder = Path(run.folder)
     weights, data = folder / "weights" / "last.pt", dataset.module(run.batch_size, run.image_size)
+    is_recalibrated = False
     if run.arm != "ultralytics":
         weights = folder / run_files.CHECKPOINTS / run_files.LAST_CHECKPOINT
-        trained = yaml.safe_load((folder / run_files.config_name("fit")).read_text())["data"]
+        settings = yaml.safe_load((folder / run_files.config_name("fit")).read_text())
+        trained, is_recalibrated = settings["data"], bool(settings["recalibrate_images"])
         data = dataset.module(run.batch_size, trained["image_size"], trained["neighbours"] or ())
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "default_root_dir": folder / "scoring"}
-    trainer = Trainer(accelerator="cpu", callbacks=[callbacks.MeanAP()], **quiet)
-    network = YOLOModule(class_names=data.class_names, input_channels=data.input_channels, weights=str(weights))
-    (scores,) = trainer.validate(network, data, verbose=False)
+    scores = validated(weights, data, folder)
     names = ("map_50", "map", "ultralytics_map_50", "ultralytics_map", *(f"map_50/{one}" for one in data.class_names))
     found = {name: scores[f"val/{name}"] for name in names if isfinite(scores.get(f"val/{name}", nan))}
     result = {"arm": run.arm, "seed": run.seed, **found}
+    if is_recalibrated:
+        kept = weights.with_name(run_files.RECALIBRATED_CHECKPOINT)
+        best = validated(kept, data, folder) if kept.is_file() else scores
+        result["recalibrated_map_50"] = best["val/map_50"]
     with (folder / run_files.RESULTS).open(newline="") as file:
         times = [0.0, *(float(row["time"]) for row in csv.DictReader(file, skipinitialspace=True))]
     result["epoch_s"] = statistics.median(after - before for before, after in pairwise(times))
     result |= speed(folder)
     (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n")
     return result
+
+
+def validated(weights: Path, data: DetectionDataModule, folder: Path) -> Mapping[str, float]:
+    """Return the validation scores of weights; pictures of the evaluation are written to `folder`."""
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "default_root_dir": folder / "scoring"}
+    trainer = Trainer(accelerator="cpu", callbacks=[callbacks.MeanAP()], **quiet)
+    network = YOLOModule(class_names=data.class_names, input_channels=data.input_channels, weights=str(weights))
+    (scores,) = trainer.validate(network, data, verbose=False)
+    return scores
 
 
 def speed(folder: Path) -> Result:
@@ -109,16 +124,17 @@ def show(results: Sequence[Result], turns: dict[str, list[Result]]) -> None:
 
 def interval_table(results: Sequence[Result], title: str) -> Table:
     """Return the scores of all classes and of each class, for the arms with several seeds."""
-    shared = [name for name in results[0] if all(name in one for one in results)]  # earlier results lack classes
-    names = [name for name in shared if name in ("map_50", "map") or name.startswith(PER_CLASS)]
+    present = dict.fromkeys(name for one in results for name in one)
+    names = [name for name in SCORES if name in present] + [name for name in present if name.startswith(PER_CLASS)]
     table = Table(title=title)
-    for column in ("trainer", "seeds", *(TITLES.get(name, f"mAP50 {name.removeprefix(PER_CLASS)}") for name in names)):
+    for column in ("trainer", "seeds", *(SCORES.get(name, f"mAP50 {name.removeprefix(PER_CLASS)}") for name in names)):
         table.add_column(column, justify="left" if column == "trainer" else "right")
     for arm in ARMS:
         own = own_results(results, arm)
         if len(own) > 1:
-            found = [mean_interval([one[name] for one in own]) for name in names]
-            table.add_row(arm, str(len(own)), *(f"{middle:.3f} ± {half:.3f}" for middle, half in found))
+            columns = [[one[name] for one in own if name in one] for name in names]  # earlier results lack classes
+            found = [mean_interval(values) if len(values) == len(own) else None for values in columns]
+            table.add_row(arm, str(len(own)), *("" if one is None else f"{one[0]:.3f} ± {one[1]:.3f}" for one in found))
     return table
 
 
