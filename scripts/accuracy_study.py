@@ -3,12 +3,12 @@
     python scripts/accuracy_study.py --work runs/accuracy-study --arms base yolo11n p2 --seeds 0 1 2 3 4
     python scripts/accuracy_study.py --root path/to/LTDv2 --image_size 320 --epochs 12 --arms base mixup
 
-Without `--root` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` without box paste and with the options
-in `ARMS`; every arm and seed is a training in its own process, whose last averaged weights are scored on the validation
-split. `recalibrate` and `tta` score the finished runs of `base` in another way and train nothing. Finished runs of the
-work folder under the same conditions are not repeated, so that a study can be interrupted and extended. The table shows
-the mean difference from `base` over the common seeds with its 95 % interval (Student's t, paired by seed), and the
-processor time and memory of the training relative to `base`.
+Without `--root` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` without box paste and recalibration, and
+with the options in `ARMS`; every arm and seed is a training in its own process, whose last averaged weights are scored
+on the validation split. `recalibrate` and `tta` score the finished runs of `base` in another way and train nothing.
+Finished runs of the work folder under the same conditions are not repeated, so that a study can be interrupted and
+extended. The table shows the mean difference from `base` over the common seeds with its 95 % interval (Student's t,
+paired by seed), and the processor time and memory of the training relative to `base`.
 """
 
 import argparse
@@ -139,6 +139,7 @@ def settings(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     average = {"class_path": "EMA", "init_args": {"tau": 50.0}}  # updates; a run has only some hundreds
     return {
         "supervision.enabled": False,
+        "recalibrate_images": 0,  # an arm of its own
         "trainer.accelerator": "cpu",
         "trainer.num_sanity_val_steps": 0,
         "trainer.callbacks": json.dumps([average, {"class_path": "LastCheckpoint", "init_args": {"keep": 1}}]),

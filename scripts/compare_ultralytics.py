@@ -118,6 +118,7 @@ def take_turns(
     if arguments.turns:
         data = short_list(converted, module.class_names, arguments.turn_images)
         words = ["--config", config, "--data.format", str(data), "--data.root", str(data.parent.resolve())]
+        words += ["--recalibrate_images", "0"]  # only the training is timed
     arms = [arm for arm in arguments.arms if arm != BEST]
     for turn in range(arguments.turns):
         for arm in arms if turn % 2 == 0 else arms[::-1]:

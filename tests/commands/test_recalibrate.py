@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from yolo_lightning.checkpoints.resume import checkpoint_to_fit
 from yolo_lightning.cli import main
 from yolo_lightning.commands.recalibrate import Comparison
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores
+from yolo_lightning.supervision import heartbeat
+from yolo_lightning.supervision.heartbeat import Phase
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,16 @@ def test_file_has_new_statistics_and_cannot_be_resumed(
     assert changed == {"running_mean", "running_var"}
     with pytest.raises(ValueError, match="is a recalibrated checkpoint, which has no optimizer state"):
         checkpoint_to_fit(tmp_path, str(target), resume=False)
+
+
+def test_each_step_has_its_phase_timeout(
+    recalibrate: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[Phase] = []
+    monkeypatch.setattr(heartbeat, "enter", phases.append)
+    recalibrate("--images", "4")
+    # Before and after: the frames, whose batches report, then the scores of all frames, which take longer.
+    assert [phase for phase, _ in groupby(phases)] == [Phase.VALIDATE, Phase.METRICS] * 2
 
 
 @pytest.mark.whole_run

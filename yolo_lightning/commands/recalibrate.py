@@ -248,6 +248,7 @@ def judged(
             tta=False,
             stride=network.stride,
         )
+    heartbeat.enter(Phase.METRICS)
     options = {name: getattr(known, name) for name in ("score_threshold", "iou_threshold", "max_detections")}
     options |= {"class_agnostic": known.class_agnostic, "one_to_one": known.one_to_one}
     matched = [match(suppressed(part, classes, **options), part.targets, classes) for part in parts]
