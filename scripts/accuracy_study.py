@@ -2,13 +2,15 @@
 
     python scripts/accuracy_study.py --work runs/accuracy-study --arms base yolo11n p2 --seeds 0 1 2 3 4
     python scripts/accuracy_study.py --root path/to/LTDv2 --image_size 320 --epochs 12 --arms base mixup
+    python scripts/accuracy_study.py --data path/to/data.yaml --image_size 320 --epochs 12 --arms base p2
 
-Without `--root` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` without box paste and recalibration, and
-with the options in `ARMS`; every arm and seed is a training in its own process, whose last averaged weights are scored
-on the validation split. `recalibrate` and `tta` score the finished runs of `base` in another way and train nothing.
-Finished runs of the work folder under the same conditions are not repeated, so that a study can be interrupted and
-extended. The table shows the mean difference from `base` over the common seeds with its 95 % interval (Student's t,
-paired by seed), and the processor time and memory of the training relative to `base`.
+Without `--root` and `--data` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` (`configs/yolo.yaml` with
+`--data`) without box paste and recalibration, and with the options in `ARMS`; every arm and seed is a training in its
+own process, whose last averaged weights are scored on the validation split. `recalibrate` and `tta` score the finished
+runs of `base` in another way and train nothing. Finished runs of the work folder under the same conditions are not
+repeated, so that a study can be interrupted and extended. The table shows the mean difference from `base` over the
+common seeds with its 95 % interval (Student's t, paired by seed), and the processor time and memory of the training
+relative to `base`.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from common import markdown_table, mean_interval
+from comparison.dataset import Dataset
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from yolo_lightning.data.image_size import STRIDE
@@ -66,7 +69,7 @@ SCORED: dict[str, dict[str, Any]] = {
 SCORES = ("map_50", "map", "balanced")
 TITLES = {"map_50": "mAP50", "map": "mAP50-95"}
 OUTCOME = "outcome.json"
-CONFIG = Path(__file__).parents[1] / "configs" / "ltdv2.yaml"
+CHECKOUT = Path(__file__).parents[1]
 
 
 class RandomPartners(Callback):
@@ -83,13 +86,17 @@ def main() -> None:
     """Train and score the missing runs, write and print the table."""
     options = parse_arguments()
     options.work.mkdir(parents=True, exist_ok=True)
-    root = options.root or draw(options)
+    try:
+        root = options.root or (None if options.data else draw(options))
+        dataset = Dataset.find(root, options.data)
+    except ValueError as error:
+        sys.exit(f"{Path(__file__).name}: {error}")
     runs = [(arm, seed) for arm in ARMS for seed in options.seeds if arm in options.arms]
     with ThreadPoolExecutor(options.jobs) as pool:
-        for future in [pool.submit(trained, arm, seed, root, options) for arm, seed in runs]:
+        for future in [pool.submit(trained, arm, seed, dataset, options) for arm, seed in runs]:
             future.result()
         for future in [
-            pool.submit(scored, arm, seed, root, options)
+            pool.submit(scored, arm, seed, dataset, options)
             for arm in SCORED
             if arm in options.arms
             for seed in options.seeds
@@ -107,14 +114,17 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("runs/accuracy-study"), help="work folder")
     parser.add_argument("--root", type=Path, help="dataset folder in LTDv2's layout (default: draw one)")
+    parser.add_argument("--data", type=Path, help="data.yaml of a YOLO dataset")
     parser.add_argument("--arms", nargs="+", choices=[*ARMS, *SCORED], default=[BASE], help="base is always needed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--frames", type=int, default=480, help="training frames drawn without --root")
+    parser.add_argument("--frames", type=int, default=480, help="training frames that are drawn")
     parser.add_argument("--image_size", type=int, default=192, help="pixels")
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="processes, one thread each")
     options = parser.parse_args()
+    if "rectangular" in options.arms and options.data:
+        parser.error("the arm rectangular needs frames of one size: --root, not --data")
     for name in ("epochs", "frames", "batch_size"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be >= 1, got {getattr(options, name)}")
@@ -130,14 +140,16 @@ def draw(options: argparse.Namespace) -> Path:
 
 def conditions(options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that determines an outcome besides arm and seed."""
-    names = ("epochs", "image_size", "batch_size", *(() if options.root else ("frames",)))
-    return {name: getattr(options, name) for name in names} | {"root": str(options.root or "drawn")}
+    chosen = options.root or options.data
+    names = ("epochs", "image_size", "batch_size", *(() if chosen else ("frames",)))
+    return {name: getattr(options, name) for name in names} | {"root": str(chosen or "drawn")}
 
 
-def settings(root: Path, options: argparse.Namespace) -> dict[str, Any]:
+def settings(dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of all runs."""
     average = {"class_path": "EMA", "init_args": {"tau": 50.0}}  # updates; a run has only some hundreds
     return {
+        "config": CHECKOUT / dataset.config,
         "supervision.enabled": False,
         "recalibrate_images": 0,  # an arm of its own
         "trainer.accelerator": "cpu",
@@ -146,7 +158,7 @@ def settings(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "model.conv_backend": "native",
         "model.nominal_batch": options.batch_size,
         "model.warmup_epochs": 1,
-        "data.root": root,
+        **{f"data.{name}": value for name, value in dataset.options.items()},
         "data.index_root": options.work / "index",
         "data.image_size": options.image_size,
         "data.batch_size": options.batch_size,
@@ -157,15 +169,15 @@ def settings(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def trained(arm: str, seed: int, root: Path, options: argparse.Namespace) -> None:
+def trained(arm: str, seed: int, dataset: Dataset, options: argparse.Namespace) -> None:
     """Train and score an arm, unless its scores under the same conditions are stored."""
     folder = options.work / f"{arm}-{seed}"
     if known(folder, options) is not None:
         return
     shutil.rmtree(folder, ignore_errors=True)
-    changes = settings(root, options) | ARMS[arm]
+    changes = settings(dataset, options) | ARMS[arm]
     if arm == "rectangular":
-        changes["data.image_size"] = rectangle(root, options.image_size)
+        changes["data.image_size"] = rectangle(Path(dataset.options["root"]), options.image_size)
     fit = {
         **changes,
         "seed_everything": seed,
@@ -185,18 +197,18 @@ def rectangle(root: Path, width: int) -> list[int]:
     return [-(-width * first["height"] // first["width"] // STRIDE) * STRIDE, width]
 
 
-def scored(arm: str, seed: int, root: Path, options: argparse.Namespace) -> None:
+def scored(arm: str, seed: int, dataset: Dataset, options: argparse.Namespace) -> None:
     """Score a run of `base` in another way, unless its scores under the same conditions are stored."""
     folder, base = options.work / f"{arm}-{seed}", options.work / f"{BASE}-{seed}"
     if known(folder, options) is not None:
         return
     folder.mkdir(exist_ok=True)
-    changes = settings(root, options)
+    changes = settings(dataset, options)
     checkpoint = base / "checkpoints" / run_files.LAST_CHECKPOINT
     used = {"seconds": 0.0, "memory_mib": 0.0}
     if arm == "recalibrate":
         target = folder / run_files.RECALIBRATED_CHECKPOINT
-        data = {name: value for name, value in changes.items() if name.startswith("data.")}
+        data = {name: value for name, value in changes.items() if name.startswith(("config", "data."))}
         data.pop("data.augmentation.close_mosaic_epochs")
         own = {"checkpoint": checkpoint, "images": options.frames, "device": "cpu", "output": target}
         used, checkpoint = run("recalibrate", data | own, Path(f"{folder}.log")), target
@@ -214,12 +226,11 @@ def tested(folder: Path, checkpoint: Path, changes: Mapping[str, Any]) -> dict[s
 
 def run(command: str, options: Mapping[str, Any], log: Path) -> dict[str, float]:
     """Run a command of the package on one thread; return its processor time and its peak memory."""
-    named = ["--config", str(CONFIG), *words(options)]
     paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": paths}
     print(f"{time.strftime('%H:%M:%S')} {command}; log in {log}", flush=True)
     with log.open("w") as file:
-        line = [sys.executable, "-m", "yolo_lightning", command, *named]
+        line = [sys.executable, "-m", "yolo_lightning", command, *words(options)]
         process = subprocess.Popen(line, env=environment, stdout=file, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -266,26 +277,30 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     for one in found:
         arms[one["arm"]][one["seed"]] = one
     classes = sorted({name for one in found for name in one["scores"] if is_class(name)})
+    names = [name for name in SCORES if any(name in one["scores"] for one in found)]
+    compared = [*(name for name in names if name != "map"), *classes]
     rows = []
     for arm in sorted(arms, key=[*ARMS, *SCORED].index):
         runs, base = arms[arm], arms.get(BASE, {})
         common = sorted(runs.keys() & base.keys())
-        cells = [f"{mean([one['scores'].get(name, nan) for one in runs.values()]):.3f}" for name in SCORES]
-        for name in (*SCORES[::2], *classes):
+        cells = [f"{mean([one['scores'].get(name, nan) for one in runs.values()]):.3f}" for name in names]
+        for name in compared:
             cells.append("" if arm == BASE else interval([difference(runs[s], base[s], name) for s in common]))
         for name in ("seconds", "memory_mib"):
             ratios = [runs[seed][name] / base[seed][name] for seed in common]
             cells.append("" if arm in SCORED or not ratios else f"{statistics.median(ratios):.2f}")
         rows.append([arm, str(len(runs)), *cells])
-    titles = [TITLES.get(name, short(name)) for name in (*SCORES, *classes)]
-    columns = ["arm", "seeds", *titles[: len(SCORES)]]
-    columns += [f"{title} - base" for title in titles if title != TITLES["map"]]
+    columns = ["arm", "seeds", *map(title, names), *(f"{title(name)} - base" for name in compared)]
     return markdown_table([*columns, "x processor time", "x memory"], rows)
 
 
 def is_class(name: str) -> bool:
     """Return whether a score is the mAP50 of a class."""
     return name.startswith("map_50/") and not short(name)[:1].isdecimal()
+
+
+def title(name: str) -> str:
+    return TITLES.get(name, short(name))
 
 
 def short(name: str) -> str:
@@ -314,7 +329,8 @@ def interval(differences: Sequence[float]) -> str:
 
 def conditions_line(options: argparse.Namespace) -> str:
     parts = [f"{name} {value}" for name, value in conditions(options).items() if name != "root"]
-    return f"{Path(options.root).name if options.root else 'drawn frames'}: {', '.join(parts)}; YOLOv8n, random weights"
+    chosen = options.root or (options.data and options.data.parent)
+    return f"{chosen.resolve().name if chosen else 'drawn frames'}: {', '.join(parts)}; YOLOv8n, random weights"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Dataset:
     config: str  # configuration file of this project for this kind of data
 
     @classmethod
-    def find(cls, root: Path | None, data: Path | None, train_file: str, valid_file: str) -> "Dataset":
+    def find(cls, root: Path | None, data: Path | None, train_file: str = "", valid_file: str = "") -> "Dataset":
         """Return the dataset that the command line names; raise ValueError if the options are ambiguous."""
         if root is not None and data is None:
             return cls({"format": LTDV2, "root": str(root)}, LTDV2_CONFIG)
@@ -35,10 +35,11 @@ class Dataset:
             raise ValueError(f"exactly one of --root and --data must be given, got {root} and {data}")
         if data.suffix in (".yaml", ".yml") or (data / "data.yaml").is_file():
             return cls({"format": str(data)}, OTHER_CONFIG)
-        if (data / train_file).is_file():
+        if train_file and (data / train_file).is_file():
             files = {"train_file": train_file, "valid_file": valid_file}
             return cls({"format": COCO, "root": str(data), **files}, OTHER_CONFIG)
-        raise ValueError(f"--data must be a data.yaml or a folder that contains {train_file}, got {data}")
+        folder = f" or a folder that contains {train_file}" if train_file else ""
+        raise ValueError(f"--data must be a data.yaml{folder}, got {data}")
 
     def words(self) -> list[str]:
         """Return the options for the command line of `fit`."""

@@ -39,7 +39,7 @@ def test_interval_of_noise_contains_zero() -> None:
 
 
 def test_outcome_of_other_conditions_is_not_used(tmp_path: Path) -> None:
-    options = argparse.Namespace(epochs=2, image_size=64, batch_size=8, frames=48, root=None)
+    options = argparse.Namespace(epochs=2, image_size=64, batch_size=8, frames=48, root=None, data=None)
     study.store(tmp_path, "base", 0, {"map_50": 0.5}, {"seconds": 1.0, "memory_mib": 2.0}, options)
     found = study.known(tmp_path, options)
     assert found is not None
@@ -50,10 +50,10 @@ def test_outcome_of_other_conditions_is_not_used(tmp_path: Path) -> None:
 
 def test_arms_consist_of_options_of_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = argparse.Namespace(epochs=4, image_size=64, batch_size=8, work=tmp_path)
-    chosen = study.settings(tmp_path, options)
+    chosen = study.settings(study.Dataset.find(tmp_path, None), options)
     for changes in study.ARMS.values():
         chosen |= changes
     with pytest.raises(SystemExit) as ended:
-        main(["fit", "--config", str(study.CONFIG), "--print_config", *study.words(chosen)])
+        main(["fit", *study.words(chosen), "--print_config"])
     assert ended.value.code == 0
     assert f"variant: {chosen['model.variant']}" in capsys.readouterr().out
