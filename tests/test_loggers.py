@@ -52,6 +52,7 @@ def test_two_loggers_and_the_files_that_need_none(run: Callable[..., None], tmp_
     assert "metrics/mAP50-95(B)" in logged_names(RUN / "results.csv")
 
 
+@pytest.mark.whole_run
 @pytest.mark.usefixtures("pictures")
 def test_tensorboard_is_the_default(run: Callable[..., None]) -> None:
     run("fit", *ONE_STEP)

@@ -38,6 +38,7 @@ def test_resources_are_read_from_the_assembly() -> None:
     assert "| `first` | 126 | 16 | 18688 | 8 | " in kernel_report.describe([kernel])
 
 
+@pytest.mark.whole_run
 @needs_clang
 def test_demanding_kernels_do_not_spill_and_have_enough_waves() -> None:
     check(DEMANDING)
