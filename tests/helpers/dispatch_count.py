@@ -10,38 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.helpers.meta_device import VIEWS
 from yolo_lightning.conv.kernels.launcher import LaunchRecorder
 from yolo_lightning.conv.kernels.registered import LAUNCHES
 
-VIEWS = frozenset(
-    (
-        "view",
-        "expand",
-        "permute",
-        "transpose",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "t",
-        "as_strided",
-        "detach",
-        "alias",
-        "unfold",
-        "split",
-        "_unsafe_view",
-        "empty",
-        "new_empty",
-        "empty_like",
-        "split_with_sizes",
-        "lift_fresh",
-        "unbind",
-        "_reshape_alias",
-        "empty_strided",
-        "new_empty_strided",
-    )
-)
-"""Operators that launch no kernel."""
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addmm_": (1, 2), "baddbmm_": (1, 2)}
 """Positions of the two factors of a matrix product."""
 UPLOADS = frozenset(("lift_fresh", "lift_fresh_copy", "lift"))

@@ -56,6 +56,7 @@ VIEWS = frozenset(
         "set_",
     ]
 )
+"""Operators that launch no kernel."""
 
 
 class MetaAccelerator(Accelerator):
