@@ -6,8 +6,8 @@
 
 Without `--root` and `--data` a look-alike of LTDv2 is drawn. An arm is `configs/ltdv2.yaml` (`configs/yolo.yaml` with
 `--data`) without box paste and recalibration, and with the options in `ARMS`; every arm and seed is a training in its
-own process, whose last averaged weights are scored on the validation split. `recalibrate` and `tta` score the finished
-runs of `base` in another way and train nothing. Finished runs of the work folder under the same conditions are not
+own process, whose last averaged weights are scored on the validation split. The arms in `SCORED` score the finished
+runs of another arm in another way and train nothing. Finished runs of the work folder under the same conditions are not
 repeated, so that a study can be interrupted and extended. The table shows the mean difference from `base` over the
 common seeds with its 95 % interval (Student's t, paired by seed), and the processor time and memory of the training
 relative to `base`.
@@ -30,6 +30,7 @@ from typing import Any
 from common import markdown_table, mean_interval
 from comparison.dataset import Dataset
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.nn import BatchNorm2d
 
 from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.data.synthetic import draw_dataset
@@ -49,6 +50,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "no_photometric": {"data.augmentation.photometric": 0.0},
     "no_mosaic": {"data.augmentation.mosaic": 0.0},
     "full_mosaic": {"data.augmentation.mosaic": 1.0},
+    "bn_momentum": {"trainer.callbacks+": "accuracy_study.BatchNormMomentum"},
     "random_partners": {"trainer.callbacks+": "accuracy_study.RandomPartners"},
     "mixup": {"data.augmentation.mixup": 0.1},
     "paste": {"data.augmentation.paste.probability": 0.5},
@@ -60,16 +62,26 @@ ARMS: dict[str, dict[str, Any]] = {
     "class_weights": {"model.class_weight_power": 0.5},
 }
 """Options of each trained arm, besides those of `settings`."""
-SCORED: dict[str, dict[str, Any]] = {
-    "tta": {"model.tta": True},
-    "tta_fusion": {"model.tta": "fusion"},
-    "recalibrate": {},
+SCORED: dict[str, tuple[str, dict[str, Any]]] = {
+    "tta": (BASE, {"model.tta": True}),
+    "tta_fusion": (BASE, {"model.tta": "fusion"}),
+    "recalibrate": (BASE, {}),
+    "recalibrate_bn_momentum": ("bn_momentum", {}),
 }
-"""Options of `test` for the arms that score the runs of `base`."""
+"""Arms that score the runs of a trained arm in another way: that arm and options of `test`."""
 SCORES = ("map_50", "map", "balanced")
 TITLES = {"map_50": "mAP50", "map": "mAP50-95"}
 OUTCOME = "outcome.json"
 CHECKOUT = Path(__file__).parents[1]
+
+
+class BatchNormMomentum(Callback):
+    """Sets the momentum of batch normalisation to PyTorch's 0.1; Ultralytics' is 0.03."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for module in pl_module.modules():
+            if isinstance(module, BatchNorm2d):
+                module.momentum = 0.1
 
 
 class RandomPartners(Callback):
@@ -115,7 +127,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("runs/accuracy-study"), help="work folder")
     parser.add_argument("--root", type=Path, help="dataset folder in LTDv2's layout (default: draw one)")
     parser.add_argument("--data", type=Path, help="data.yaml of a YOLO dataset")
-    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *SCORED], default=[BASE], help="base is always needed")
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *SCORED], default=[BASE])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--frames", type=int, default=480, help="training frames that are drawn")
@@ -123,6 +135,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="processes, one thread each")
     options = parser.parse_args()
+    for arm in set(options.arms) & SCORED.keys():
+        if SCORED[arm][0] not in options.arms:
+            parser.error(f"the arm {arm} scores the runs of {SCORED[arm][0]}, which --arms does not contain")
     if "rectangular" in options.arms and options.data:
         parser.error("the arm rectangular needs frames of one size: --root, not --data")
     for name in ("epochs", "frames", "batch_size"):
@@ -198,21 +213,22 @@ def rectangle(root: Path, width: int) -> list[int]:
 
 
 def scored(arm: str, seed: int, dataset: Dataset, options: argparse.Namespace) -> None:
-    """Score a run of `base` in another way, unless its scores under the same conditions are stored."""
-    folder, base = options.work / f"{arm}-{seed}", options.work / f"{BASE}-{seed}"
+    """Score a trained run in another way, unless its scores under the same conditions are stored."""
+    trained_arm, changed = SCORED[arm]
+    folder = options.work / f"{arm}-{seed}"
     if known(folder, options) is not None:
         return
     folder.mkdir(exist_ok=True)
     changes = settings(dataset, options)
-    checkpoint = base / "checkpoints" / run_files.LAST_CHECKPOINT
+    checkpoint = options.work / f"{trained_arm}-{seed}" / "checkpoints" / run_files.LAST_CHECKPOINT
     used = {"seconds": 0.0, "memory_mib": 0.0}
-    if arm == "recalibrate":
+    if arm.startswith("recalibrate"):
         target = folder / run_files.RECALIBRATED_CHECKPOINT
         data = {name: value for name, value in changes.items() if name.startswith(("config", "data."))}
         data.pop("data.augmentation.close_mosaic_epochs")
         own = {"checkpoint": checkpoint, "images": options.frames, "device": "cpu", "output": target}
         used, checkpoint = run("recalibrate", data | own, Path(f"{folder}.log")), target
-    store(folder, arm, seed, tested(folder, checkpoint, changes | SCORED[arm]), used, options)
+    store(folder, arm, seed, tested(folder, checkpoint, changes | changed), used, options)
 
 
 def tested(folder: Path, checkpoint: Path, changes: Mapping[str, Any]) -> dict[str, float]:
