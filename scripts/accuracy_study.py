@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,24 @@ ARMS: dict[str, dict[str, Any]] = {
     "class_weights": {"model.class_weight_power": 0.5},
 }
 """Options of each trained arm, besides those of `settings`."""
-SCORED: dict[str, tuple[str, dict[str, Any]]] = {
-    "tta": (BASE, {"model.tta": True}),
-    "tta_fusion": (BASE, {"model.tta": "fusion"}),
-    "recalibrate": (BASE, {}),
-    "recalibrate_bn_momentum": ("bn_momentum", {}),
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Another way to score the runs of a trained arm."""
+
+    arm: str = BASE
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `test`
+    inputs: str = ""  # of `recalibrate`, if the statistics of batch normalisation are computed anew
+
+
+SCORED = {
+    "tta": Scoring(options={"model.tta": True}),
+    "tta_fusion": Scoring(options={"model.tta": "fusion"}),
+    "recalibrate": Scoring(inputs="evaluation"),
+    "recalibrate_training": Scoring(inputs="training"),
+    "recalibrate_bn_momentum": Scoring("bn_momentum", inputs="evaluation"),
 }
-"""Arms that score the runs of a trained arm in another way: that arm and options of `test`."""
 SCORES = ("map_50", "map", "balanced")
 TITLES = {"map_50": "mAP50", "map": "mAP50-95"}
 OUTCOME = "outcome.json"
@@ -136,8 +148,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="processes, one thread each")
     options = parser.parse_args()
     for arm in set(options.arms) & SCORED.keys():
-        if SCORED[arm][0] not in options.arms:
-            parser.error(f"the arm {arm} scores the runs of {SCORED[arm][0]}, which --arms does not contain")
+        if SCORED[arm].arm not in options.arms:
+            parser.error(f"the arm {arm} scores the runs of {SCORED[arm].arm}, which --arms does not contain")
     if "rectangular" in options.arms and options.data:
         parser.error("the arm rectangular needs frames of one size: --root, not --data")
     for name in ("epochs", "frames", "batch_size"):
@@ -214,21 +226,22 @@ def rectangle(root: Path, width: int) -> list[int]:
 
 def scored(arm: str, seed: int, dataset: Dataset, options: argparse.Namespace) -> None:
     """Score a trained run in another way, unless its scores under the same conditions are stored."""
-    trained_arm, changed = SCORED[arm]
+    scoring = SCORED[arm]
     folder = options.work / f"{arm}-{seed}"
     if known(folder, options) is not None:
         return
     folder.mkdir(exist_ok=True)
     changes = settings(dataset, options)
-    checkpoint = options.work / f"{trained_arm}-{seed}" / "checkpoints" / run_files.LAST_CHECKPOINT
+    checkpoint = options.work / f"{scoring.arm}-{seed}" / "checkpoints" / run_files.LAST_CHECKPOINT
     used = {"seconds": 0.0, "memory_mib": 0.0}
-    if arm.startswith("recalibrate"):
+    if scoring.inputs:
         target = folder / run_files.RECALIBRATED_CHECKPOINT
         data = {name: value for name, value in changes.items() if name.startswith(("config", "data."))}
         data.pop("data.augmentation.close_mosaic_epochs")
-        own = {"checkpoint": checkpoint, "images": options.frames, "device": "cpu", "output": target}
+        own = {"checkpoint": checkpoint, "images": options.frames, "inputs": scoring.inputs}
+        own |= {"device": "cpu", "output": target}
         used, checkpoint = run("recalibrate", data | own, Path(f"{folder}.log")), target
-    store(folder, arm, seed, tested(folder, checkpoint, changes | changed), used, options)
+    store(folder, arm, seed, tested(folder, checkpoint, {**changes, **scoring.options}), used, options)
 
 
 def tested(folder: Path, checkpoint: Path, changes: Mapping[str, Any]) -> dict[str, float]:

@@ -12,6 +12,7 @@ import torch
 from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit
 from yolo_lightning.cli import main
+from yolo_lightning.commands import recalibrate as recalibration
 from yolo_lightning.commands.recalibrate import Comparison
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores
 from yolo_lightning.supervision import heartbeat
@@ -40,7 +41,7 @@ def recalibrate(look_alike: Path, index_root: Path, tmp_path: Path, weights: Pat
 def test_file_has_new_statistics_and_cannot_be_resumed(
     backend: str, recalibrate: Callable[..., dict[str, Any]], weights: Path, tmp_path: Path
 ) -> None:
-    found = recalibrate("--images", "10", "--conv_backend", backend)
+    found = recalibrate("--images", "10", "--conv_backend", backend, "--inputs", "evaluation")
     assert (found["images"], found["from"], found["inputs"]) == (8, "best.ckpt", "evaluation")
     assert set(found["scores"]["recalibrated"]) == {"all"}  # the drawn frames have one clip per month
     target = tmp_path / "recalibrated.ckpt"
@@ -56,9 +57,24 @@ def test_each_step_has_its_phase_timeout(
 ) -> None:
     phases: list[Phase] = []
     monkeypatch.setattr(heartbeat, "enter", phases.append)
-    recalibrate("--images", "4")
+    recalibrate("--images", "4", "--inputs", "training")
     # Before and after: the frames, whose batches report, then the scores of all frames, which take longer.
     assert [phase for phase, _ in groupby(phases)] == [Phase.VALIDATE, Phase.METRICS] * 2
+
+
+@pytest.mark.parametrize(
+    ("after", "inputs"), [([0.6], "evaluation"), ([0.4, 0.6], "training"), ([0.4] * 2, "training")]
+)
+def test_training_inputs_follow_if_those_of_evaluation_are_not_better(
+    after: list[float], inputs: str, recalibrate: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    balanced = iter([0.5, *after])
+    monkeypatch.setattr(
+        recalibration, "judged", lambda *_: [SettingScores(Setting(0.1, 0.7), 0.5, 0.1, next(balanced))]
+    )
+    found = recalibrate("--images", "4")
+    assert (found["inputs"], found["recommended"]) == (inputs, max(after) > 0.5)
+    assert next(balanced, None) is None, "the weights as they were are scored once"
 
 
 @pytest.mark.whole_run
@@ -78,7 +94,7 @@ def test_training_inputs_give_other_statistics(
     ("words", "message"),
     [
         (["--images", "1"], "--images must be >= 2, got 1"),
-        (["--inputs", "other"], "inputs must be evaluation or training, got 'other'"),
+        (["--inputs", "other"], "inputs must be auto, evaluation or training, got 'other'"),
         (["--output", "x.pt"], "--output must end in .ckpt, got x.pt"),
         (["--checkpoint", "gone.ckpt"], "checkpoint gone.ckpt cannot be used: it does not exist"),
     ],

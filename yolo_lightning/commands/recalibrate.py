@@ -40,6 +40,7 @@ from yolo_lightning.utils.choices import check_choices, check_range, chosen_devi
 from yolo_lightning.utils.run_files import RECALIBRATED_CHECKPOINT
 
 Inputs = Literal["evaluation", "training"]
+InputsOrAuto = Literal["auto", Inputs]
 PREFIX = "graph."  # of the network's tensors in a checkpoint
 CANDIDATES = 1000  # boxes with the highest scores per frame before NMS
 STATISTICS = ("running_mean", "running_var")
@@ -53,7 +54,7 @@ def recalibrate(
     run: str = DEFAULT_RUN,
     checkpoint: str | None = None,
     images: int = 1024,
-    inputs: Inputs = "evaluation",
+    inputs: InputsOrAuto = "auto",
     device: str = "auto",
     conv_backend: Convolution = "auto",
     output: str | None = None,
@@ -70,7 +71,7 @@ def recalibrate(
         checkpoint: Path or address of a checkpoint, instead of the best one of `run`.
         images: Number of training frames, >= 2, drawn from all clips; whole batches of `data.batch_size` are used.
         inputs: `evaluation` letterboxes the frames as in validation; `training` augments them, without mosaic, as in
-            the last epochs of a fit.
+            the last epochs of a fit; `auto` uses `evaluation`, and `training` if that is not better on both halves.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
         conv_backend: As `model.conv_backend`.
         output: File to write, with the suffix .ckpt; null: `recalibrated.ckpt` beside the checkpoint.
@@ -82,7 +83,7 @@ def recalibrate(
     if target.resolve() == file.resolve():
         raise ValueError(f"--output must differ from the checkpoint, got {target}.")
     content, found = apply(file, target, data, images, inputs, chosen_device(device), conv_backend)
-    print(f"{target}: {content['images']:,} training frames, inputs as in {inputs}")
+    print(f"{target}: {content['images']:,} training frames, inputs as in {content['inputs']}")
     show(found.scores)
     print(
         f"better on {found.where}: --ckpt_path {target}"
@@ -90,7 +91,7 @@ def recalibrate(
         else f"not better on {found.where}: keep {file}"
     )
     scores = {name: dict(zip(("all", *HALVES), map(entry, own), strict=False)) for name, own in found.scores.items()}
-    record = {"weights": str(file), "output": str(target), "inputs": inputs, **content}
+    record = {"weights": str(file), "output": str(target), **content}
     write_results(json, record | {"recommended": found.is_better, "scores": scores})
 
 
@@ -121,14 +122,14 @@ def apply(
     target: Path,
     data: DetectionDataModule,
     images: int,
-    inputs: Inputs,
+    inputs: InputsOrAuto,
     device: torch.device,
     conv_backend: Convolution,
 ) -> tuple[dict[str, Any], Comparison]:
     """Write the recalibrated checkpoint `target`, and score both files on the validation frames.
 
     Returns:
-        Name of the checkpoint (`from`) and number of training frames (`images`); the scores.
+        Name of the checkpoint (`from`), number of training frames (`images`) and kind of `inputs`; the scores.
     """
     known = read_settings(file)
     usual, names = folded_network(file, device, conv_backend, one_to_one=known.one_to_one)
@@ -136,15 +137,21 @@ def apply(
     if not known.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
-    content = recalibrated(file, data, images, inputs, device, conv_backend)
-    try:
-        write_checkpoint(content, target)
-    except OSError as error:
-        raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
-    data.setup("validate")
-    before = judged(usual, data, known, len(names), device)
-    network = folded_network(target, device, conv_backend, one_to_one=known.one_to_one)[0]
-    return content[RECALIBRATED], Comparison(before, judged(network, data, known, len(names), device))
+    before: list[SettingScores] = []
+    tried: tuple[Inputs, ...] = ("evaluation", "training") if inputs == "auto" else (inputs,)
+    for kind in tried:
+        content = recalibrated(file, data, images, kind, device, conv_backend)
+        try:
+            write_checkpoint(content, target)
+        except OSError as error:
+            raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
+        data.setup("validate")
+        before = before or judged(usual, data, known, len(names), device)
+        network = folded_network(target, device, conv_backend, one_to_one=known.one_to_one)[0]
+        found = Comparison(before, judged(network, data, known, len(names), device))
+        if found.is_better:
+            break
+    return content[RECALIBRATED], found
 
 
 def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: YOLOModule) -> str:
@@ -160,18 +167,18 @@ def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: 
         One line about the outcome.
     """
     target = best.with_name(RECALIBRATED_CHECKPOINT)
-    content, found = apply(best, target, data, images, "evaluation", model.device, model.hparams["conv_backend"])
+    content, found = apply(best, target, data, images, "auto", model.device, model.hparams["conv_backend"])
     scores = f"balanced {score_text(found.before[0].balanced)} -> {score_text(found.after[0].balanced)}"
-    line = f"recalibrated with {content['images']:,} frames: {scores}, "
+    line = f"recalibrated with {content['images']:,} frames, inputs as in {content['inputs']}: {scores}, "
     if found.is_better:
         return f"{line}better on {found.where}"
     remove_checkpoint(target)
     return f"{line}not better on {found.where}, not kept"
 
 
-def check_options(images: int, inputs: Inputs, output: str | None) -> None:
+def check_options(images: int, inputs: InputsOrAuto, output: str | None) -> None:
     check_range("--images", images, ">= 2")
-    check_choices("--inputs", [inputs], Inputs)
+    check_choices("--inputs", [inputs], InputsOrAuto)
     if output is not None and Path(output).suffix != ".ckpt":
         raise ValueError(f"--output must end in .ckpt, got {output}.")
 
@@ -200,7 +207,7 @@ def recalibrated(
     assert new.keys() <= state.keys(), "the graph has the layers of the checkpoint"
     content = {name: checkpoint[name] for name in OF_NETWORK if name in checkpoint}
     content["state_dict"] = state | {name: one.to(state[name].dtype) for name, one in new.items()}
-    return content | {RECALIBRATED: {"from": file.name, "images": used[0]}}
+    return content | {RECALIBRATED: {"from": file.name, "images": used[0], "inputs": inputs}}
 
 
 def training_inputs(
