@@ -84,7 +84,6 @@ SCORED = {
 SCORES = ("map_50", "map", "balanced")
 TITLES = {"map_50": "mAP50", "map": "mAP50-95"}
 OUTCOME = "outcome.json"
-CHECKOUT = Path(__file__).parents[1]
 
 
 class BatchNormMomentum(Callback):
@@ -176,7 +175,7 @@ def settings(dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of all runs."""
     average = {"class_path": "EMA", "init_args": {"tau": 50.0}}  # updates; a run has only some hundreds
     return {
-        "config": CHECKOUT / dataset.config,
+        "config": dataset.config,
         "supervision.enabled": False,
         "recalibrate_images": 0,  # an arm of its own
         "trainer.accelerator": "cpu",

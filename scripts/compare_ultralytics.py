@@ -43,7 +43,7 @@ def main() -> None:
         converted = convert(module, arguments.work / "yolo-format")
     except ValueError as error:
         sys.exit(f"{Path(__file__).name}: {error}")
-    config = arguments.config or Path(__file__).parents[1] / dataset.config
+    config = arguments.config or dataset.config
     words = {arm: ["--config", str(arguments.best_config if arm == BEST else config), *dataset.words()] for arm in ARMS}
     done = {(result["arm"], result["seed"]) for result in finished(arguments.work)}
     for seed in arguments.seeds if arguments.epochs else ():

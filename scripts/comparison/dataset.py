@@ -16,7 +16,8 @@ from yolo_lightning.data.storage.frames import ImageFiles
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "valid"}
 """Splits of this project by the names of Ultralytics."""
-LTDV2_CONFIG, OTHER_CONFIG = "configs/ltdv2.yaml", "configs/yolo.yaml"
+CONFIGS = Path(__file__).parents[2] / "configs"
+LTDV2_CONFIG, OTHER_CONFIG = CONFIGS / "ltdv2.yaml", CONFIGS / "yolo.yaml"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Dataset:
     """Location and kind of a dataset."""
 
     options: dict[str, str]  # options of `DetectionDataModule` by name
-    config: str  # configuration file of this project for this kind of data
+    config: Path  # configuration file of this project for this kind of data
 
     @classmethod
     def find(cls, root: Path | None, data: Path | None, train_file: str = "", valid_file: str = "") -> "Dataset":

@@ -137,7 +137,8 @@ def apply(
     if not known.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
-    before: list[SettingScores] = []
+    data.setup("validate")
+    before: list[SettingScores] = []  # scored only once the output could be written
     tried: tuple[Inputs, ...] = ("evaluation", "training") if inputs == "auto" else (inputs,)
     for kind in tried:
         content = recalibrated(file, data, images, kind, device, conv_backend)
@@ -145,7 +146,6 @@ def apply(
             write_checkpoint(content, target)
         except OSError as error:
             raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
-        data.setup("validate")
         before = before or judged(usual, data, known, len(names), device)
         network = folded_network(target, device, conv_backend, one_to_one=known.one_to_one)[0]
         found = Comparison(before, judged(network, data, known, len(names), device))
