@@ -14,7 +14,7 @@ from yolo_lightning.commands.command_line import spelled_out, user_errors
 def tool(
     *,
     json: bool = False,
-    hang_study: bool = False,
+    check_only: bool = False,
     hours_per_arm: float = 1.0,
     files: list[str] | None = None,
     weights: list[float] | None = None,
@@ -27,8 +27,8 @@ def tool(
     [
         ("--json", "--json=true"),
         ("--json --hours-per-arm 2", "--json=true --hours_per_arm 2"),
-        ("--json false --hang-study", "--json false --hang_study=true"),
-        ("--hang_study=false --json=true", "--hang_study=false --json=true"),
+        ("--json false --check-only", "--json false --check_only=true"),
+        ("--check_only=false --json=true", "--check_only=false --json=true"),
         ("--hours-per-arm=2", "--hours_per_arm=2"),
         ("--no-such --json-file x", "--no-such --json-file x"),
         ("a-b -c -", "a-b -c -"),
