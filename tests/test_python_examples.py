@@ -1,12 +1,15 @@
 """The Python code of the README and of docs/python.md runs from top to bottom."""
 
+import os
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from tests.conftest import REPOSITORY
 
@@ -58,13 +61,45 @@ def test_python_page(offline_folder: Path) -> None:
     assert len(results) == 3
 
 
+def saved_readme(folder: Path) -> Path:
+    """Save the Python block of the README as a file of `folder`, with the dataset and the length of a test."""
+    draw_yolo_dataset(folder)
+    (block,) = code_blocks(REPOSITORY / "README.md")
+    for at_full_size, at_test_size in README_AT_TEST_SIZE.items():
+        assert at_full_size in block
+        block = block.replace(at_full_size, at_test_size)
+    script = folder / "train.py"
+    script.write_text(block)
+    return script
+
+
+def run_script(script: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, script.name],
+        cwd=script.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
 @pytest.mark.whole_run
-def test_readme(offline_folder: Path) -> None:
-    draw_yolo_dataset(offline_folder)
-    blocks = code_blocks(REPOSITORY / "README.md")
-    assert blocks
-    found = {"any_torch_model": torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3))}
-    for block in blocks:
-        for at_full_size, at_test_size in README_AT_TEST_SIZE.items():
-            block = block.replace(at_full_size, at_test_size)
-        exec(compile(block, "README.md", "exec"), found)
+def test_readme_as_a_file(offline_folder: Path) -> None:
+    done = run_script(saved_readme(offline_folder))
+    assert done.returncode == 0, done.stderr
+    assert (offline_folder / "run" / "checkpoints" / "best.ckpt").is_file()
+
+
+@pytest.mark.whole_run
+def test_script_without_the_guard_ends_in_one_line(offline_folder: Path) -> None:
+    script = saved_readme(offline_folder)
+    head, _, body = script.read_text().partition("if __name__ == ")
+    script.write_text(head + textwrap.dedent(body.partition("\n")[2]))
+    done = run_script(script)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: train.py, line ")
+    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]

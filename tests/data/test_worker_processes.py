@@ -1,11 +1,14 @@
-"""How many spawned workers import at a time."""
+"""Spawned workers: how many import at a time, and the guard that the script of the user needs."""
 
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.helpers.slow_import import SlowImport, work
 from yolo_lightning.data import worker_processes
 from yolo_lightning.data.worker_processes import SpawnedWorker, SpawningContext
@@ -57,3 +60,46 @@ def test_worker_that_hangs_while_it_imports_keeps_the_next_one_waiting_for_a_whi
     hung.join()
     assert waited_s >= 0.2
     assert alive.exitcode == 0
+
+
+SCRIPT = """
+from yolo_lightning.data.worker_processes import ForkServingContext, SpawningContext
+
+def start():
+    for context in (SpawningContext, ForkServingContext):
+        context(
+            1
+        )
+
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_refused"),
+    [
+        ("start()", True),
+        ("with open(__file__):\n    start()", True),
+        ('if __name__ == "__main__":\n    start()', False),
+        ("import os\nif os.environ:\n    try:\n        start()\n    finally:\n        pass", False),
+    ],
+)
+@pytest.mark.parametrize("as_module", [False, True])
+def test_script_without_the_guard_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, is_refused: bool, as_module: bool
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    (tmp_path / "train.py").write_text(SCRIPT.format(statement))
+    words = ["-m", "train"] if as_module else ["train.py"]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == (1 if is_refused else 0)
+    assert len(done.stderr.splitlines()) == is_refused
+    assert ('Put its statements under if __name__ == "__main__":' in done.stderr) == is_refused
+
+
+def test_main_module_of_a_package_needs_no_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    (tmp_path / "tool").mkdir()
+    (tmp_path / "tool" / "__main__.py").write_text(SCRIPT.format("start()"))
+    done = subprocess.run([sys.executable, "-m", "tool"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,5 +1,6 @@
 """Start and end of a loader's worker processes. Imported by workers, so imports are few."""
 
+import ast
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from multiprocessing import (
 )
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
@@ -30,6 +32,35 @@ PRELOADED = ["yolo_lightning.data.dataset"]
 IMPORT_LIMIT_S = 30.0  # Maximum time for which an importing worker delays the start of the next one
 
 environment_lock = Lock()
+
+MAIN_GUARD = 'if __name__ == "__main__":'
+
+
+def require_main_guard() -> None:
+    """End the process with one line if the statement of the script that is running would run again in each worker.
+
+    Every new worker imports the script of the training process. Without a guard the worker would start the training
+    again, which Python refuses with a long traceback. A statement inside of any `if` is accepted.
+
+    Raises:
+        SystemExit: With a message that names the statement and the guard.
+    """
+    frame, main = sys._getframe(), sys.modules["__main__"]
+    file, module = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if file is None or (module is not None and module.name.endswith("__main__")):  # not imported by workers
+        return
+    while frame.f_code.co_name != "<module>" or frame.f_code.co_filename != file:
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+    line = frame.f_lineno
+    for node in ast.walk(ast.parse(Path(file).read_bytes())):
+        if isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line):
+            return
+    raise SystemExit(
+        f"error: {Path(file).name}, line {line}: loader workers import this script again. Put its statements under "
+        f"{MAIN_GUARD}, or set data.loader.num_workers to 0 (LoaderSettings(num_workers=0))."
+    )
 
 
 class SpawnedPopen(popen_spawn_posix.Popen):
@@ -108,6 +139,7 @@ class SpawningContext(SpawnContext):
     """
 
     def __init__(self, threads: int) -> None:
+        require_main_guard()
         self.threads = threads
         self._importing: list[Connection] = []
 
@@ -133,6 +165,7 @@ class ForkServingContext(ForkServerContext):
     """Python's forkserver context, with `threads` OpenMP and BLAS threads per process."""
 
     def __init__(self, threads: int) -> None:
+        require_main_guard()
         self.threads = threads
 
     def Process(self, *arguments: Any, **keywords: Any) -> ForkServedWorker:  # type: ignore[override]
