@@ -9,7 +9,9 @@ import hypothesis
 import pytest
 import torch
 
+from tests.conv.emulation import COMPILER, Guarded, compile_emulated
 from tests.helpers.forks import Forks
+from yolo_lightning.conv.kernels.launcher import LibraryLauncher
 from yolo_lightning.data.synthetic import draw_dataset
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -39,6 +41,14 @@ def single_thread() -> None:
     """One thread: bit-for-bit comparisons need a fixed number, and small tensors are slower with more."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
+    """The GPU kernels, emulated on one CPU with a fiber per thread of a block."""
+    if COMPILER is None:
+        pytest.skip("there is no C++ compiler")
+    return Guarded(LibraryLauncher(compile_emulated(tmp_path_factory.mktemp("kernels"))))
 
 
 @pytest.fixture

@@ -196,9 +196,10 @@ def test_reference_computes_if_the_build_fails() -> None:
         raise BuildError("there is no compiler")
 
     fused.KERNELS.enable(build)
-    with pytest.warns(UserWarning, match="there is no compiler") as caught:
+    with pytest.warns(UserWarning, match="are disabled: .*there is no compiler") as caught:
         outputs = [fused.forward(INPUT, WEIGHT, PROBLEM) for _ in range(2)]
     assert len(caught) == len(builds) == 1
+    assert not fused.KERNELS.enabled
     torch.testing.assert_close(outputs, [EXPECTED, EXPECTED])
 
 

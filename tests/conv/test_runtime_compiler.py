@@ -121,6 +121,18 @@ def test_error_contains_the_log_of_the_compiler(gpu: ctypes.CDLL, functions: Gpu
         RuntimeCompiler(gpu, functions).compile("#error", "sm_75")
 
 
+@pytest.mark.parametrize(("hip", "architecture"), [(None, "sm_90"), ("7.1", "gfx1030")])
+def test_architecture_of_a_device_with_the_properties_of_both_vendors(
+    hip: str | None, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA builds of torch also have `gcnArchName`, which contains the name of the device."""
+    name = "gfx1030" if hip else "NVIDIA H200"
+    properties = SimpleNamespace(name=name, gcnArchName=name, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert runtime_compiler.architecture_of(DEVICE) == architecture
+
+
 def test_a_refused_launch_raises(make: Make, functions: GpuFunctions) -> None:
     launcher = make()
     launcher._functions["first"] = ctypes.c_void_p(1)
@@ -149,12 +161,26 @@ def test_error_lists_where_a_library_was_searched() -> None:
         runtime_compiler.open_library("absent_gpu")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
-def test_nvrtc_compiles_the_kernels_without_a_toolkit(architecture: str) -> None:
+@pytest.fixture(scope="module")
+def nvrtc() -> RuntimeCompiler:
     try:
-        compiler = RuntimeCompiler(runtime_compiler.open_library("nvrtc"), NVIDIA)
+        return RuntimeCompiler(runtime_compiler.open_library("nvrtc"), NVIDIA)
     except BuildError as error:
         pytest.skip(str(error))
+
+
+def test_nvrtc_accepts_the_architecture_of_a_device(nvrtc: RuntimeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(gcnArchName="NVIDIA H200", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert (
+        len(nvrtc.compile(build.source(["batch_statistics_nhwc_by_four"]), runtime_compiler.architecture_of(DEVICE)))
+        > 1000
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_nvrtc_compiles_the_kernels_without_a_toolkit(architecture: str, nvrtc: RuntimeCompiler) -> None:
     for name in list(build.kernel_lines())[::9]:
-        assert len(compiler.compile(build.source([name]), architecture)) > 1000
+        assert len(nvrtc.compile(build.source([name]), architecture)) > 1000

@@ -129,3 +129,11 @@ def test_kernels_are_paused_for_variants_without_them() -> None:
         assert compiled_kernels_enabled()
     finally:
         disable_compiled_kernels()
+
+
+def test_the_compiled_variant_fails_without_kernels() -> None:
+    make_plan(Variant.GEMM_COMPILED, 0.0)
+    with pytest.raises(RuntimeError, match="compiled kernels cannot be used"), kernels_of(Variant.GEMM_COMPILED):
+        disable_compiled_kernels()  # as after a failed build
+    with kernels_of(Variant.GEMM_NHWC):
+        pass

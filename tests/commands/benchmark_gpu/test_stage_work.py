@@ -1,18 +1,24 @@
 """Parts of the stages on a CPU: errors against float64, recorded products, waits, the search for the largest batch."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.conv.emulation import Guarded
 from yolo_lightning.commands.benchmark.baselines import Variant
-from yolo_lightning.commands.benchmark_gpu import peak_memory
+from yolo_lightning.commands.benchmark_gpu import conv_correctness, peak_memory
 from yolo_lightning.commands.benchmark_gpu.conv_correctness import (
+    FUSED,
+    NORMALIZATION,
+    TOLERANCES,
     AlgorithmErrors,
     check_shape,
     distinct_layers,
+    name_of,
     reference_products,
     relative_error,
 )
@@ -23,7 +29,10 @@ from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
 from yolo_lightning.commands.benchmark_gpu.stage_records import Stage, StageRecord, StageState, write_record
 from yolo_lightning.commands.benchmark_gpu.stage_runner import RunSettings, check_folder
 from yolo_lightning.commands.benchmark_gpu.variant_speed import excluded
+from yolo_lightning.conv import disable_compiled_kernels
 from yolo_lightning.conv.algorithms import im2col
+from yolo_lightning.conv.kernels import fused, fused_norm
+from yolo_lightning.conv.kernels.verified import assume_available
 
 CPU = torch.device("cpu")
 
@@ -48,6 +57,43 @@ def test_a_wrong_algorithm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(im2col, "forward", lambda *arguments: right(*arguments).roll(1, -1))
     wrong = {name for (name, _), one in errors().items() if one.largest_error > 0.1}
     assert wrong == {"im2col", "mirrored im2col"}
+
+
+@pytest.fixture
+def one_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the stage treat the CPU as a GPU and check one small convolution."""
+    layer = next(layer for layer in distinct_layers(64) if layer.label.startswith("32 to 32, 3x3, stride 1"))
+    monkeypatch.setattr(conv_correctness, "distinct_layers", lambda image_size: [layer])
+    with assume_available("cpu"):
+        yield
+    disable_compiled_kernels()
+
+
+@pytest.mark.usefixtures("one_layer")
+def test_kernels_that_cannot_be_built_fail_the_stage(context: StageContext) -> None:
+    result = conv_correctness.measure(context)
+    assert not result["passed"]
+    for name in (FUSED, NORMALIZATION):
+        for dtype in TOLERANCES:
+            assert f"{name} computed nothing in {name_of(dtype)}" in result["reason"]
+
+
+@pytest.mark.usefixtures("one_layer")
+def test_the_stage_passes_with_kernels_and_fails_with_a_wrong_normalization(
+    context: StageContext, emulated: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def enable(build_folder: Path) -> None:
+        fused.KERNELS.enable(lambda device: emulated)
+        fused_norm.KERNELS.enable(lambda device: emulated)
+
+    monkeypatch.setattr(conv_correctness, "enable_compiled_kernels", enable)
+    result = conv_correctness.measure(context)
+    assert result["passed"], result["reason"]
+    counts = {(one["algorithm"], one["dtype"]): one["cases"] for one in result["algorithms"]}
+    assert all(counts[name, name_of(dtype)] > 0 for name in (FUSED, NORMALIZATION) for dtype in TOLERANCES)
+    right = fused_norm.backward
+    monkeypatch.setattr(fused_norm, "backward", lambda *arguments: [-one for one in right(*arguments) or ()])
+    assert NORMALIZATION in conv_correctness.measure(context)["reason"]
 
 
 def test_error_of_nan_and_of_another_shape_is_not_within_a_tolerance() -> None:

@@ -112,9 +112,14 @@ def make_plan(variant: Variant, budget_s: float) -> Plan:
 
 @contextmanager
 def kernels_of(variant: Variant) -> Iterator[None]:
-    """Pause the compiled kernels in the block, unless the variant uses them: all models of a process share them."""
+    """Pause the compiled kernels in the block, unless the variant uses them: all models of a process share them.
+
+    Raises `RuntimeError` if `GEMM_COMPILED` has run without kernels: its result would be that of another variant.
+    """
     with nullcontext() if variant in WITH_KERNELS else compiled_kernels_paused():
         yield
+    if variant is Variant.GEMM_COMPILED and not compiled_kernels_enabled():
+        raise RuntimeError("the compiled kernels cannot be used on this device; a warning contains the reason")
 
 
 def convert(module: nn.Module, variant: Variant, plan: Plan) -> None:

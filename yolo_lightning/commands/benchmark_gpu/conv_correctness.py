@@ -1,7 +1,7 @@
 """Stage `correctness`: every convolution algorithm and kernel against float64, on the shapes of YOLOv8n."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
 from yolo_lightning.conv import enable_compiled_kernels
 from yolo_lightning.conv.algorithms.problem import Tensors, make_problem
 from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates
+from yolo_lightning.conv.kernels import fused_norm
+from yolo_lightning.conv.kernels.verified import is_accelerator
 from yolo_lightning.utils.files import cache_folder
 
 BATCH = 2
@@ -24,6 +26,8 @@ TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 `conv.kernels.verified`), a few roundings of the result for half types. A wrong address gives more than 0.1."""
 FORMATS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 SAVE_EVERY = 4
+FUSED, NORMALIZATION = "fused", "batch normalization with SiLU"
+"""GPU kernels of this package: the name of their algorithm for convolutions, and of the row of normalizations."""
 
 
 @dataclass
@@ -76,6 +80,7 @@ def measure(context: StageContext) -> dict[str, Any]:
                 context.announce(f"{layer.label}, {name_of(dtype)}")
                 for layout in FORMATS:
                     check_shape(reference, dtype, layout, device, found)
+                    check_normalization(reference, dtype, layout, device, found)
             done += 1
             if done % SAVE_EVERY == 0:
                 context.save(_result(found, messages, done, len(layers)))
@@ -83,7 +88,18 @@ def measure(context: StageContext) -> dict[str, Any]:
     disabled = [message for message in result["messages"] if "are disabled" in message]
     wrong = [one for one in found.values() if not one.largest_error <= tolerance_of(one.dtype)]
     reasons = [f"{one.algorithm}, {one.dtype}: error {one.largest_error:.2g} in {one.worst}" for one in wrong]
-    return result | {"passed": not wrong and not disabled, "reason": "; ".join([*reasons, *disabled])}
+    reasons += [*(absent_kernels(found) if is_accelerator(device.type) else []), *disabled]
+    return result | {"passed": not reasons, "reason": "; ".join(reasons)}
+
+
+def absent_kernels(found: Mapping[tuple[str, str], AlgorithmErrors]) -> list[str]:
+    """Return a message for each dtype and kind of GPU kernels of this package that computed nothing."""
+    pairs = [(name, name_of(dtype)) for name in (FUSED, NORMALIZATION) for dtype in TOLERANCES]
+    return [
+        f"{name} computed nothing in {dtype}"
+        for name, dtype in pairs
+        if not getattr(found.get((name, dtype)), "cases", 0)
+    ]
 
 
 def _result(found: dict[tuple[str, str], AlgorithmErrors], messages: list[str], done: int, of: int) -> dict[str, Any]:
@@ -159,6 +175,45 @@ def check_shape(
             case = f"{operation}, {layout}, {reference.label}"
             for error in errors_of(candidate, tensors, reference.products[operation], one):
                 one.add(error, case)
+
+
+def check_normalization(
+    reference: ReferenceProducts,
+    dtype: torch.dtype,
+    layout: str,
+    device: torch.device,
+    found: dict[tuple[str, str], AlgorithmErrors],
+) -> None:
+    """Compare the kernels for batch normalization with SiLU, applied to the output of a convolution, with float64."""
+    eps = 1e-3
+    exact = reference.products[Operation.FORWARD][0].cpu()
+    batch, grads = (tensor.to(dtype).double() for tensor in (exact, reference.operands["grad_output"]))
+    channels = batch.size(1)
+    weight, bias = torch.linspace(0.5, 1.5, channels, dtype=torch.float64), torch.linspace(-1, 1, channels).double()
+    leaves = [batch.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
+    mean, var = batch.detach().mean((0, 2, 3)), batch.detach().var((0, 2, 3))
+    output = F.silu(F.batch_norm(batch, None, None, weight, bias, training=True, eps=eps))
+    by_input, by_weight, by_bias = torch.autograd.grad(output, leaves, grads)
+
+    def on_device(tensor: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
+        tensor = tensor.detach().to(kind).to(device)
+        return tensor.contiguous(memory_format=FORMATS[layout]) if tensor.ndim == 4 else tensor
+
+    input, grad_output = on_device(batch, dtype), on_device(grads, dtype)
+    running = torch.zeros(channels, device=device), torch.zeros(channels, device=device)
+    parameters = on_device(weight), on_device(bias)
+    if not fused_norm.accepts(input, *parameters, *running):
+        return
+    one = found.setdefault((NORMALIZATION, name_of(dtype)), AlgorithmErrors(NORMALIZATION, name_of(dtype)))
+    forward = fused_norm.forward(input, *parameters, *running, None, 1.0, eps)
+    backward = None if forward is None else fused_norm.backward(grad_output, input, *parameters, forward[1])
+    if forward is None or backward is None:
+        one.refusals, one.refusal = one.refusals + 1, "the kernels are disabled"
+        return
+    pairs = [(forward[0], output), (running[0], mean), (running[1], var)]
+    pairs += [(backward[0], by_input), (backward[1], torch.stack([by_bias, by_weight]))]
+    for product, expected in pairs:
+        one.add(relative_error(product, expected.detach()), f"normalization, {layout}, {reference.label}")
 
 
 def errors_of(candidate: Candidate, tensors: Tensors, expected: Tensors, one: AlgorithmErrors) -> Iterator[float]:

@@ -57,7 +57,8 @@ def vendor() -> GpuFunctions:
 def architecture_of(device: torch.device) -> str:
     """Return the architecture of a GPU, for example `sm_90` or `gfx1030`."""
     properties = torch.cuda.get_device_properties(device)
-    return str(getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}"))
+    # torch for CUDA has `gcnArchName` too: it contains the name of the device.
+    return str(properties.gcnArchName) if torch.version.hip else f"sm_{properties.major}{properties.minor}"
 
 
 def library_files(name: str) -> Iterator[str]:

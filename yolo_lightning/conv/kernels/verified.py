@@ -51,8 +51,8 @@ class OptionalKernels:
     """Kernels that are disabled until `enable` is called; all models in a process share them.
 
     Every kernel is verified before its first use, on a small problem with generated values, so that the verification
-    needs little memory and does not depend on the data. After a wrong result or a failed call the kernels are disabled
-    in this process.
+    needs little memory and does not depend on the data. After a failed build, a wrong result or a failed call the
+    kernels are disabled in this process, with one warning.
 
     Args:
         name: Name in warnings.
@@ -112,8 +112,8 @@ class OptionalKernels:
                 try:
                     self._kernels[device] = build(device)
                 except BuildError as error:
-                    self._kernels[device] = None
-                    warnings.warn(f"no {self._name} on {device}: {error}", stacklevel=2)
+                    self._disable(f"no build for {device}: {error}")
+                    return None
             return self._kernels[device]
 
     def required(self, device: torch.device) -> Any:
