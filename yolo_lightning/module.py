@@ -92,7 +92,7 @@ class YOLOModule(LightningModule):
         conv_backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own; `auto` uses
             native if a test in a child process shows that it works on the device and is not slower. On a CPU, `auto`
             measures native and compiled gemm in training, and stores the choice in the checkpoint.
-        probe_timeout_s: Seconds after which the test of `auto` counts as hung, > 0. The result is cached.
+        probe_timeout_s: Seconds without progress after which the test of `auto` counts as hung, > 0.
         activation_checkpointing: Store fewer activations for the backward pass and recompute the others: less memory,
             more time.
         memory_format: Memory format of weights and activations; `auto` selects the faster one for `conv_backend`.

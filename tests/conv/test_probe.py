@@ -104,9 +104,58 @@ def test_hanging_child_is_killed_in_time(code: str, tmp_path: Path) -> None:
     start = time.monotonic()
     result = probed(child(hang), SHORT_S)
     assert time.monotonic() - start < SHORT_S + probe.GRACE_S
-    assert (result.outcome, result.detail) == ("hung", "no result after 0.5 s, in: native 80x80")
+    assert (result.outcome, result.detail) == ("hung", "no progress for 0.5 s, in: native 80x80")
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+def lasting(work: str) -> list[str]:
+    """Return a child that repeats `work` for three times `SHORT_S` and then prints a good trial."""
+    return child(
+        "import os, sys, tempfile, time\n"
+        "for number in range(8):\n"
+        f"    {work}\n"
+        f"    time.sleep({3 * SHORT_S / 8})\n"
+        f"print({json.dumps(GOOD)!r})"
+    )
+
+
+NEXT_SHAPE = "print('probe: native', number, file=sys.stderr, flush=True)"
+COMPILES = "open(os.path.join({folder}, f'kernel{{number}}'), 'w').close()"
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        NEXT_SHAPE,
+        COMPILES.format(folder="os.environ['MIOPEN_CUSTOM_CACHE_DIR']"),
+        COMPILES.format(folder="tempfile.gettempdir()"),
+    ],
+    ids=["next shape", "compiler cache", "temporary files of a compiler"],
+)
+def test_progress_extends_the_time_limit(work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIOPEN_CUSTOM_CACHE_DIR", str(tmp_path))
+    assert probed(lasting(work), SHORT_S).works
+
+
+def test_output_that_is_no_progress_does_not_extend_the_time_limit() -> None:
+    assert probed(lasting("print('still here', number, file=sys.stderr, flush=True)"), SHORT_S).outcome == "hung"
+
+
+def test_progress_does_not_extend_the_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "LONGEST_TRIAL", 1)
+    assert probed(lasting(NEXT_SHAPE), SHORT_S).outcome == "hung"
+
+
+def test_hang_after_compilation_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIOPEN_CUSTOM_CACHE_DIR", str(tmp_path / "kernels"))
+    (tmp_path / "kernels").mkdir()
+    file = tmp_path / "probe.json"
+    work = COMPILES.format(folder="os.environ['MIOPEN_CUSTOM_CACHE_DIR']").format(number=0)
+    result = probed(child(f"import os, time\nnumber = 0\n{work}\ntime.sleep(600)"), SHORT_S, file)
+    assert (result.outcome, result.may_pass) == ("hung", True)
+    assert "after kernels were compiled" in result.detail
+    assert probed(answering(), SHORT_S, file).works
 
 
 @pytest.mark.whole_run
@@ -299,7 +348,7 @@ def test_time_out_of_the_vendor_free_layers_is_no_hang_of_the_native_ones(tmp_pa
     code = f"import sys, time; print({phase!r}, file=sys.stderr, flush=True); time.sleep(600)"
     result = probed(child(code), SHORT_S, tmp_path / "probe.json")
     assert (result.outcome, result.may_pass) == ("works", True)
-    assert "vendor-free convolutions fail: no result after 0.5 s, in: vendor-free convolution, 3 to 16" in result.detail
+    assert "vendor-free convolutions fail: no progress for 0.5 s, in: vendor-free convolution, 3 to 16" in result.detail
     assert not (tmp_path / "probe.json").exists()
 
 

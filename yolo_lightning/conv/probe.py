@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Literal, get_args
+from typing import IO, Literal, NamedTuple, get_args
 
 import torch
 
@@ -30,6 +31,16 @@ MAX_SLOWDOWN = 1.1
 """Native time divided by gemm time. A smaller difference is within the noise, and native convolutions are preferred."""
 GRACE_S = 5.0
 """Time limit for the exit of a killed process, seconds; a process inside a driver call may never exit."""
+LONGEST_TRIAL = 10
+"""Time limit of a trial that makes progress, as a multiple of the time limit without progress."""
+POLL_S = 1.0
+COMPILER_CACHES = {
+    "MIOPEN_CUSTOM_CACHE_DIR": "~/.cache/miopen",
+    "MIOPEN_USER_DB_PATH": "~/.config/miopen",
+    "CUDA_CACHE_PATH": "~/.nv/ComputeCache",
+    "AMD_COMGR_CACHE_DIR": "~/.cache/comgr",
+}
+"""Folders in which vendor libraries store compiled kernels, by the environment variable that replaces the folder."""
 SHOWN_CHARACTERS = 300
 TRIAL = "yolo_lightning.conv.trial"
 DEFAULT_SETTINGS = TrialSettings()
@@ -58,16 +69,25 @@ def probe_native(
     cache_file: Path | None = None,
     command: Sequence[str] | None = None,
     settings: TrialSettings = DEFAULT_SETTINGS,
+    longest_s: float | None = None,
 ) -> ProbeResult:
-    """Run native convolutions in a child process, which is killed after `timeout_s` seconds, and return the result.
+    """Run native convolutions in a child process and return the result.
 
-    The time limit, which must be > 0, includes the start of the child; vendor libraries may compile kernels on first
-    use. A result in `cache_file` is used for equal settings, device, driver, torch version and MIOPEN_* variables; a
-    stored `hung` only if its time limit was not shorter. `settings` describe the layers of the training. `command`
-    replaces the command of the child in tests; the last line of its output must be a `Trial` as JSON.
+    Args:
+        device: The tested device.
+        timeout_s: Time without progress after which the child is killed, seconds > 0. Progress is the start of the next
+            computation, or a change in `COMPILER_CACHES` or in the child's folder of temporary files: vendor libraries
+            compile kernels on first use.
+        cache_file: File with results. A result is used for equal settings, device, driver, torch version and MIOPEN_*
+            variables; a stored `hung` only if its time limit was not shorter. If kernels were compiled during a trial
+            that hung, the result is not stored: the next trial finds these kernels.
+        command: Replaces the command of the child in tests; the last line of its output must be a `Trial` as JSON.
+        settings: Describe the layers of the training.
+        longest_s: Time after which the child is killed in any case; None for `LONGEST_TRIAL` times `timeout_s`.
     """
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be > 0 seconds, got {timeout_s}")
+    limits = TrialLimits(timeout_s, LONGEST_TRIAL * timeout_s if longest_s is None else longest_s)
     cache = MeasurementCache(cache_file)
     # A user who changes these variables tries to make native convolutions work, which requires a new probe.
     switches = {name: value for name, value in os.environ.items() if name.startswith(("MIOPEN_", "HSA_OVERRIDE"))}
@@ -77,7 +97,7 @@ def probe_native(
         is_too_short = known["outcome"] == "hung" and known["timeout_s"] < timeout_s
         if known["outcome"] in get_args(Outcome) and not is_too_short:
             return ProbeResult(known["outcome"], f"{known['detail']} (stored result from {cache_file})")
-    result = _probe(device, timeout_s, command, settings)
+    result = _probe(device, limits, command, settings)
     if not result.may_pass:
         cache.store(environment, {"outcome": result.outcome, "detail": result.detail, "timeout_s": timeout_s})
     return result
@@ -87,31 +107,43 @@ def as_json(settings: TrialSettings) -> str:
     return json.dumps(asdict(settings), sort_keys=True)
 
 
+class TrialLimits(NamedTuple):
+    """Time limits of a trial in seconds."""
+
+    timeout_s: float  # without progress
+    longest_s: float  # in any case
+
+
 def _probe(
-    device: torch.device, timeout_s: float, command: Sequence[str] | None, settings: TrialSettings
+    device: torch.device, limits: TrialLimits, command: Sequence[str] | None, settings: TrialSettings
 ) -> ProbeResult:
-    """Run the child process; its exit code is negative for a signal, and None after a timeout."""
+    """Run the child process and judge its end."""
     if command is None:
-        limits = ["--device", str(device), "--timeout_s", str(timeout_s + GRACE_S)]
-        command = [sys.executable, "-m", TRIAL, *limits, "--settings", as_json(settings)]
+        words = ["--device", str(device), "--timeout_s", str(limits.longest_s + GRACE_S)]
+        command = [sys.executable, "-m", TRIAL, *words, "--settings", as_json(settings)]
     # PYTHONPATH: the package need not be installed.
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Files, not pipes: a pipe cannot be read to its end while a grandchild still has it open.
-    with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as out,
+        tempfile.TemporaryFile("w+", errors="replace") as err,
+        tempfile.TemporaryDirectory(prefix="yolo_lightning_trial_", ignore_cleanup_errors=True) as temporary,
+    ):
         try:
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=os.environ | {"PYTHONPATH": path},
+                # Compilers write their temporary files to TMPDIR.
+                env=os.environ | {"PYTHONPATH": path, "TMPDIR": temporary},
                 start_new_session=True,  # a process group, which can be killed as a whole
             )
         except OSError as error:
             return ProbeResult("crashed", f"cannot start the child process: {error}", may_pass=True)
+        has_compiled = False
         try:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(timeout_s)
+            has_compiled = _wait(child, limits, err, [Path(temporary), *compiler_caches()])
         finally:
             code = child.returncode
             if code is None:
@@ -119,7 +151,41 @@ def _probe(
                 with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     os.killpg(child.pid, signal.SIGKILL)
                     child.wait(GRACE_S)
-        return _judge(code, timeout_s, _lines(out), _lines(err))
+        return _judge(code, limits.timeout_s, _lines(out), _lines(err), has_compiled)
+
+
+def _wait(child: "subprocess.Popen[bytes]", limits: TrialLimits, err: IO[str], folders: Sequence[Path]) -> bool:
+    """Wait for the child within the limits; return whether files in `folders` changed meanwhile."""
+    began_s = progress_s = time.monotonic()
+    files, begun, has_compiled = _files_state(folders), 0, False
+    while time.monotonic() < min(progress_s + limits.timeout_s, began_s + limits.longest_s):
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(min(POLL_S, limits.timeout_s / 5))
+            break
+        # The child shares the position in the file, so that the position must not change.
+        computations = os.pread(err.fileno(), os.fstat(err.fileno()).st_size, 0).count(PHASE.encode())
+        state = _files_state(folders)
+        if state != files or computations != begun:
+            progress_s, has_compiled = time.monotonic(), has_compiled or state != files
+            files, begun = state, computations
+    return has_compiled
+
+
+def compiler_caches() -> list[Path]:
+    """Return the folders in which vendor libraries store compiled kernels on this machine."""
+    return [Path(os.environ.get(name) or default).expanduser() for name, default in COMPILER_CACHES.items()]
+
+
+def _files_state(folders: Iterable[Path]) -> tuple[int, int]:
+    """Return the number of files in the folders and their total size in bytes."""
+    count = size = 0
+    for folder in folders:
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                with suppress(OSError):
+                    size += os.stat(os.path.join(parent, name)).st_size
+                    count += 1
+    return count, size
 
 
 def _lines(file: IO[str]) -> list[str]:
@@ -127,17 +193,19 @@ def _lines(file: IO[str]) -> list[str]:
     return [line.strip() for line in file if line.strip()]
 
 
-def _judge(code: int | None, timeout_s: float, out: list[str], err: list[str]) -> ProbeResult:
+def _judge(code: int | None, timeout_s: float, out: list[str], err: list[str], has_compiled: bool) -> ProbeResult:
+    """Return the result for an exit code, which is negative for a signal, and None for a child that was killed."""
     phases = [line.removeprefix(PHASE) for line in err if line.startswith(PHASE)]
     phase = f" in: {phases[-1]}" if phases else " before the first convolution"
     messages = [line for line in err if not line.startswith(PHASE)]
     last = f"; last line: {messages[-1][:SHOWN_CHARACTERS]}" if messages else ""
     if code != 0 and phases and phases[-1].startswith(VENDOR_FREE):
         # The native layers have been computed correctly before; a repetition may find compiled kernels.
-        end = f"no result after {timeout_s:g} s" if code is None else f"exit code {code}"
+        end = f"no progress for {timeout_s:g} s" if code is None else f"exit code {code}"
         return ProbeResult("works", f"vendor-free convolutions fail: {end},{phase}{last}", may_pass=True)
     if code is None:
-        return ProbeResult("hung", f"no result after {timeout_s:g} s,{phase}{last}")
+        compiled = ", after kernels were compiled" if has_compiled else ""
+        return ProbeResult("hung", f"no progress for {timeout_s:g} s{compiled},{phase}{last}", may_pass=has_compiled)
     if code != 0:
         end = f"exit code {code}" if code > 0 else f"killed by signal {-code} ({signal.strsignal(-code)})"
         # SIGKILL may come from the out-of-memory killer of the kernel.

@@ -211,13 +211,15 @@ def choose_convolution(
     """Return the convolution implementation that `auto` selects on a device, and log it.
 
     On a CPU nothing is tested: PyTorch's convolutions need no vendor library of a GPU. `cpu_convolution` chooses for a
-    training. On other devices the test of native convolutions counts as hung after `timeout_s` seconds. `settings`
-    describe the layers of the training; None for the defaults of `arrange_trial`.
+    training. On other devices the test of native convolutions counts as hung after `timeout_s` seconds without
+    progress. `settings` describe the layers of the training; None for the defaults of `arrange_trial`.
     """
     if device.type == "cpu":
         rank_zero_info("model.conv_backend auto: native, on a CPU")
         return "native"
-    rank_zero_info(f"model.conv_backend auto: testing native convolutions on {device}, for at most {timeout_s:g} s")
+    rank_zero_info(
+        f"model.conv_backend auto: testing native convolutions on {device}, at most {timeout_s:g} s without progress"
+    )
     cache_file = cache_folder() / "convolution_probe.json"
     result = probe_native(device, timeout_s, cache_file, settings=settings or trial_settings({}))
     convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"

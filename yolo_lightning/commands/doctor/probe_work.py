@@ -159,7 +159,7 @@ def convolution(probe: Probe, device: str, timeout_s: float) -> Answer:
 
     announce(f"PyTorch's own convolutions on {device}")
     limit_s = max(timeout_s - SPARE_S, timeout_s / 2)
-    result = probe_native(torch.device(device), limit_s, settings=default_settings(limit_s))
+    result = probe_native(torch.device(device), limit_s, settings=default_settings(limit_s), longest_s=limit_s)
     outcomes = {"crashed": Outcome.CRASHES, "hung": Outcome.HANGS, "wrong": Outcome.WRONG, "slower": Outcome.SLOWER}
     return Answer(outcomes.get(result.outcome, Outcome.WORKS), result.detail)
 
