@@ -15,11 +15,13 @@ from yolo_lightning.supervision.heartbeat import HeartbeatWriter
 from yolo_lightning.utils.distributed import rank_suffix
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.optional_file import OptionalFile
-from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, STARTED
+from yolo_lightning.utils.run_files import FINISHED_FILE, HEARTBEAT_FILE, STARTED, TRAINED_FILE
 
 
 class HeartbeatFile(HeartbeatCallback):
     """Writes the heartbeat file in the hooks of the loop, and `finished.json` at the end of a complete fit.
+
+    With `work_follows`, which the command line sets, `trained.json` is written instead.
 
     Each process of a distributed fit has its own file: `heartbeat`, `heartbeat-rank1`, ... With a supervisor, the first
     process writes the file that the supervisor has chosen.
@@ -28,6 +30,7 @@ class HeartbeatFile(HeartbeatCallback):
     def __init__(self) -> None:
         super().__init__()
         self._owned = False
+        self.work_follows = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -46,13 +49,23 @@ class HeartbeatFile(HeartbeatCallback):
                 note_start(folder)
         self._begin(trainer)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Delete the marker of an earlier end; the hook is not called if no step is left to train."""
+        super().on_train_start(trainer, pl_module)
+        if trainer.is_global_zero:
+            with OptionalFile().attempt(TRAINED_FILE):
+                (Path(trainer.default_root_dir) / TRAINED_FILE).unlink(missing_ok=True)
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the marker of a complete fit. Lightning does not call this hook after an error or a signal."""
         if self.writer is None or not trainer.is_global_zero:
             return
-        path = Path(trainer.default_root_dir) / FINISHED_FILE
+        path = Path(trainer.default_root_dir) / (TRAINED_FILE if self.work_follows else FINISHED_FILE)
+        if path.is_file():  # no step was left to train
+            return
         moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         report = {"process": os.getpid(), "epochs": trainer.current_epoch, "steps": self.writer.step, "time": moment}
+        report["max_epochs"] = trainer.max_epochs
         with OptionalFile().attempt(path, "a supervisor will restart this run once more"):
             write_json(path, report, indent=None)
 

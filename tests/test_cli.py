@@ -15,10 +15,11 @@ import yaml
 from lightning.pytorch import LightningModule, Trainer
 
 from tests.conftest import TINY
+from yolo_lightning import cli
 from yolo_lightning.callbacks import StatusFile
 from yolo_lightning.challenge.content import CATEGORY_IDS
 from yolo_lightning.cli import main, seed_of
-from yolo_lightning.commands import TOOLS
+from yolo_lightning.commands import TOOLS, fit_summary
 from yolo_lightning.commands.command_line import is_ours
 from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.utils.run_files import STATE_FILE
@@ -152,6 +153,29 @@ class TestCheckpointAndFlags:
             "runs/yolo: the training is finished, 1 of 1 epochs are done. "
             "To train longer, set --trainer.max_epochs to 2 or more."
         ]
+
+    def test_what_follows_the_last_step_is_repeated_if_it_was_killed(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Killed(BaseException):
+            pass
+
+        def killed(*_: object, **__: object) -> None:
+            raise Killed
+
+        early = ["EarlyStopping", "--trainer.callbacks.monitor=val/map_50", "--trainer.callbacks.mode=max"]
+        stops = ["--trainer.callbacks", *early, "--trainer.callbacks.stopping_threshold=-1"]
+        words = [*ONE_STEP, "--trainer.max_epochs", "3", *stops]
+        monkeypatch.setattr(cli, "end_fit", killed)
+        for resume in ([], ["--resume"]):
+            with pytest.raises(Killed):
+                run("fit", *words, *resume)
+            assert not (RUN / "finished.json").exists()
+        monkeypatch.setattr(cli, "end_fit", fit_summary.end_fit)
+        run("fit", *words, "--resume")
+        assert not (RUN / "trained.json").exists()
+        assert json.loads((RUN / "finished.json").read_text())["epochs"] == 1
+        assert saved(last_checkpoint())["steps"] == 1
 
     def test_resume_without_a_run_fails(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         assert "nothing to resume" in fails(run, capsys, "fit", "--resume", *ONE_STEP)

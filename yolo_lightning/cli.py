@@ -27,6 +27,7 @@ from yolo_lightning import callbacks
 from yolo_lightning.callbacks.default_callbacks import with_default_callbacks
 from yolo_lightning.callbacks.run_config import SaveRunConfig
 from yolo_lightning.checkpoints import run_folder
+from yolo_lightning.checkpoints.checkpoint_file import steps_trained
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.checkpoints.remote import is_address
 from yolo_lightning.checkpoints.resume import (
@@ -76,6 +77,7 @@ from yolo_lightning.supervision.job import job
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
+from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.tensorboard import Curves
 from yolo_lightning.utils.yaml_file import flatten
@@ -166,6 +168,7 @@ class YOLOCLI(LightningCLI):
     def __init__(self, *positional: Any, **named: Any) -> None:
         self._arguments: ArgsType = named.get("args")
         self._bound: dict[str, Any] = {}
+        self._epochs_trained: int | None = None  # of a fit without its last files; see `run_files.epochs_trained`
         super().__init__(*positional, **named)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -294,6 +297,9 @@ class YOLOCLI(LightningCLI):
         if checkpoint is not None:
             content = content_of(checkpoint)
             if resumes:
+                self._epochs_trained = run_files.epochs_trained(
+                    folder, steps_trained(checkpoint), config.trainer.max_epochs
+                )
                 self._end_if_finished(folder, content)
             self._continue_network(content.get("hyper_parameters", {}))
             report_differences(remembered(folder, content), self._options())
@@ -348,9 +354,9 @@ class YOLOCLI(LightningCLI):
         become_supervisor(folder, job(self._words, folder, workers=workers, settings=given, on_gpu=on_gpu))
 
     def _end_if_finished(self, run: Path, content: dict[str, Any]) -> None:
-        """Exit if the run to resume has trained all epochs; under a supervisor, training has to record the end."""
+        """Exit if the run to resume has finished all epochs; under a supervisor, training has to record the end."""
         done, wanted = epochs_done(content), self.config[self.config.subcommand].trainer.max_epochs
-        if is_supervised() or wanted is None or not 0 < wanted <= done:
+        if is_supervised() or wanted is None or not 0 < wanted <= done or not run_files.is_finished(run):
             return
         rank_zero_info(
             f"{run}: the training is finished, {done} of {wanted} epochs are done. "
@@ -416,6 +422,9 @@ class YOLOCLI(LightningCLI):
         )
         if is_fit and self._get(init, "mirror") is not None:
             chosen.append(callbacks.CheckpointMirror(self._get(init, "mirror")))
+        for one in chosen:
+            if isinstance(one, callbacks.HeartbeatFile):
+                one.work_follows = True  # `after_fit`
         if config["enable_progress_bar"] in (None, True) and not any(isinstance(one, ProgressBar) for one in chosen):
             terminal = sys.stderr.isatty()
             chosen.append(callbacks.RunProgressBar() if terminal else callbacks.ProgressLines())
@@ -437,6 +446,8 @@ class YOLOCLI(LightningCLI):
         weights = options.ckpt_path or options.model.weights
         for line in start_lines(self.trainer, self.model, f"weights {weights}" if weights else "random weights"):
             rank_zero_info(line)
+        if self._epochs_trained is not None:
+            self.trainer.fit_loop.max_epochs = self._epochs_trained
 
     def after_fit(self) -> None:
         """Write best.pt and the report, and log the results; LightningCLI calls this method after a complete fit."""
@@ -451,6 +462,9 @@ class YOLOCLI(LightningCLI):
             again = partial(recalibrate_best, data=self.datamodule, images=images, model=self.model)
             scores = scored[0] if scored else None
             end_fit(self.trainer, self.model, scores, with_pt=with_pt, recalibrate=again if images else None)
+            folder = Path(self.trainer.default_root_dir)
+            with OptionalFile().attempt(folder / run_files.FINISHED_FILE, "the next start repeats the last files"):
+                (folder / run_files.TRAINED_FILE).replace(folder / run_files.FINISHED_FILE)
             heartbeat.enter(Phase.EXIT)
 
     def _run_subcommand(self, subcommand: str) -> None:

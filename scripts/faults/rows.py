@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from faults import actions as do
-from faults.actions import at_step, halve, in_phase, send
+from faults.actions import at_step, halve, in_phase, send, when
 from faults.run import Case, Report, Run, put
 from faults.soak import RANDOM_CASES
 from yolo_lightning.supervision.classify import StallClass
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.job import SuperviseSettings
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
+from yolo_lightning.utils.run_files import FINISHED_FILE, TRAINED_FILE
 
 UNKNOWN, GPU, LIVELOCK = StallClass.UNKNOWN, StallClass.GPU_STALL, StallClass.LIVELOCK
 LOADER_STALL, LOADER_CRASH = StallClass.LOADER_STALL, StallClass.LOADER_CRASH
@@ -99,6 +100,16 @@ def checkpoints_untouched(run: Run) -> list[str]:
 def trained_three_epochs(run: Run) -> list[str]:
     last = run.beats[-1].step
     return [] if last == 48 else [f"{last} steps trained instead of 48"]
+
+
+def recalibrates(run: Run) -> bool:
+    in_batches = run.fresh is not None and run.fresh.phase is Phase.VALIDATE
+    return in_batches and (run.run_folder / TRAINED_FILE).exists()
+
+
+def finished_entirely(run: Run) -> list[str]:
+    """Check that the work after the last step was done again."""
+    return [] if (run.run_folder / FINISHED_FILE).exists() else [f"{FINISHED_FILE} is missing"]
 
 
 def date_checkpoints_ahead(run: Run) -> None:
@@ -280,6 +291,9 @@ CASES: tuple[Case, ...] = (
     Case("19b", "trainer: SIGKILL on the last batch of an epoch", ("kill @ last batch 0",), reports=KILLED),
     Case("19c", "trainer: SIGKILL at the end of an epoch", ("kill @ epoch end 0",), reports=KILLED),
     Case("19d", "trainer: SIGKILL before the first batch of an epoch", ("kill @ epoch start 1",), reports=KILLED),
+    Case("19e", "trainer: SIGKILL in the recalibration after the last step", (),
+         (when(recalibrates, KILL),), KILLED,
+         config={"recalibrate_images": 8}, lost_steps=0, log=("recalibrated with 8 frames",), check=finished_entirely),
     Case("20", "trainer: SIGKILL twice in the second epoch", ("kill @ step 23", "kill @ step 29"), reports=KILLED * 2),
     # Checkpoints and disks.
     Case("21a", "newest checkpoint cut in half", (), damaged(halve), KILLED,

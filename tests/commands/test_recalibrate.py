@@ -66,12 +66,19 @@ def test_each_step_has_its_phase_timeout(
     ("after", "inputs"), [([0.6], "evaluation"), ([0.4, 0.6], "training"), ([0.4] * 2, "training")]
 )
 def test_training_inputs_follow_if_those_of_evaluation_are_not_better(
-    after: list[float], inputs: str, recalibrate: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    after: list[float],
+    inputs: str,
+    recalibrate: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     balanced = iter([0.5, *after])
-    monkeypatch.setattr(
-        recalibration, "judged", lambda *_: [SettingScores(Setting(0.1, 0.7), 0.5, 0.1, next(balanced))]
-    )
+
+    def judged(*_: Any) -> list[SettingScores]:
+        assert not (tmp_path / "recalibrated.ckpt").exists(), "a kill here would leave a file without scores"
+        return [SettingScores(Setting(0.1, 0.7), 0.5, 0.1, next(balanced))]
+
+    monkeypatch.setattr(recalibration, "judged", judged)
     found = recalibrate("--images", "4")
     assert (found["inputs"], found["recommended"]) == (inputs, max(after) > 0.5)
     assert next(balanced, None) is None, "the weights as they were are scored once"

@@ -9,6 +9,7 @@ from torch import Tensor
 from yolo_lightning.checkpoints.averaging import AVERAGED, average_checkpoints, newest_steps, shares
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.remote import local_checkpoint
+from yolo_lightning.commands.console import writing
 from yolo_lightning.model.graph import INPUT_CHANNELS, build_graph, read_network
 from yolo_lightning.utils.run_files import AVERAGE_CHECKPOINT, CHECKPOINTS
 
@@ -59,10 +60,8 @@ def average(
         raise ValueError(
             f"{error.filename} was deleted while it was read: a running fit keeps only its newest checkpoints."
         ) from error
-    try:
+    with writing(target):
         write_checkpoint(content, target)
-    except OSError as error:
-        raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
     if weights is None:
         print(f"{target}: average of {', '.join(content[AVERAGED])}")
     else:

@@ -85,6 +85,15 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Raise a ValueError that names the output file `target` if the block, which writes the file, raises an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
+
+
 def write_results(file: str | None, content: Any) -> None:
     """Write the file of an option `json`, unless it is None; `content` has no NaN (see `finite`)."""
     if file is None:

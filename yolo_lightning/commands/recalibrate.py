@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from yolo_lightning.checkpoints.averaging import OF_NETWORK
 from yolo_lightning.checkpoints.checkpoint_file import RECALIBRATED, remove_checkpoint, write_checkpoint
 from yolo_lightning.checkpoints.run_folder import DEFAULT_RUN
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
-from yolo_lightning.commands.console import counter, finite, write_results
+from yolo_lightning.commands.console import counter, finite, write_results, writing
 from yolo_lightning.commands.sweep.candidates import collect, in_first_half, suppressed
 from yolo_lightning.commands.sweep.command import PIPE_WIDTH, checkpoint_file, data_options_of
 from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, score_setting
@@ -30,7 +31,7 @@ from yolo_lightning.detector import arranged_network, folded_network
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.score_table import number_table, score_text
 from yolo_lightning.model.graph import network_input
-from yolo_lightning.model.layers import Convolution
+from yolo_lightning.model.layers import Convolution, FoldedGraph
 from yolo_lightning.model.network_settings import NetworkSettings, read_settings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import heartbeat
@@ -82,7 +83,13 @@ def recalibrate(
     target = Path(output).expanduser() if output else file.with_name(RECALIBRATED_CHECKPOINT)
     if target.resolve() == file.resolve():
         raise ValueError(f"--output must differ from the checkpoint, got {target}.")
-    content, found = apply(file, target, data, images, inputs, chosen_device(device), conv_backend)
+    with writing(target):  # fails before the minutes of the scores, not after them
+        target.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=target.parent).close()
+    result, found = apply(file, data, images, inputs, chosen_device(device), conv_backend)
+    with writing(target):
+        write_checkpoint(result, target)
+    content = result[RECALIBRATED]
     print(f"{target}: {content['images']:,} training frames, inputs as in {content['inputs']}")
     show(found.scores)
     print(
@@ -119,17 +126,16 @@ class Comparison:
 
 def apply(
     file: Path,
-    target: Path,
     data: DetectionDataModule,
     images: int,
     inputs: InputsOrAuto,
     device: torch.device,
     conv_backend: Convolution,
 ) -> tuple[dict[str, Any], Comparison]:
-    """Write the recalibrated checkpoint `target`, and score both files on the validation frames.
+    """Recalibrate a checkpoint, and score both on the validation frames.
 
     Returns:
-        Name of the checkpoint (`from`), number of training frames (`images`) and kind of `inputs`; the scores.
+        The recalibrated checkpoint, which is not written, so that no file exists before its scores; the scores.
     """
     known = read_settings(file)
     usual, names = folded_network(file, device, conv_backend, one_to_one=known.one_to_one)
@@ -138,24 +144,20 @@ def apply(
         classes = list(data.class_names)
         raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
     data.setup("validate")
-    before: list[SettingScores] = []  # scored only once the output could be written
+    before: list[SettingScores] = []
     tried: tuple[Inputs, ...] = ("evaluation", "training") if inputs == "auto" else (inputs,)
     for kind in tried:
-        content = recalibrated(file, data, images, kind, device, conv_backend)
-        try:
-            write_checkpoint(content, target)
-        except OSError as error:
-            raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
+        content, graph = recalibrated(file, data, images, kind, device, conv_backend)
         before = before or judged(usual, data, known, len(names), device)
-        network = folded_network(target, device, conv_backend, one_to_one=known.one_to_one)[0]
+        network = FoldedGraph(graph, one_to_one=known.one_to_one, with_loss=False)
         found = Comparison(before, judged(network, data, known, len(names), device))
         if found.is_better:
             break
-    return content[RECALIBRATED], found
+    return content, found
 
 
 def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: YOLOModule) -> str:
-    """Recalibrate the best checkpoint of a finished fit, and delete the result unless it is better.
+    """Recalibrate the best checkpoint of a finished fit; write the result if it is better, else delete an earlier one.
 
     Args:
         best: Checkpoint.
@@ -167,10 +169,12 @@ def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: 
         One line about the outcome.
     """
     target = best.with_name(RECALIBRATED_CHECKPOINT)
-    content, found = apply(best, target, data, images, "auto", model.device, model.hparams["conv_backend"])
+    checkpoint, found = apply(best, data, images, "auto", model.device, model.hparams["conv_backend"])
+    content = checkpoint[RECALIBRATED]
     scores = f"balanced {score_text(found.before[0].balanced)} -> {score_text(found.after[0].balanced)}"
     line = f"recalibrated with {content['images']:,} frames, inputs as in {content['inputs']}: {scores}, "
     if found.is_better:
+        write_checkpoint(checkpoint, target)
         return f"{line}better on {found.where}"
     remove_checkpoint(target)
     return f"{line}not better on {found.where}, not kept"
@@ -196,8 +200,12 @@ def recalibrated(
     inputs: Inputs,
     device: torch.device,
     conv_backend: Convolution,
-) -> dict[str, Any]:
-    """Return the checkpoint with new statistics, without the state of the training, which cannot be resumed."""
+) -> tuple[dict[str, Any], Any]:
+    """Return the checkpoint with new statistics, without the state of the training, which cannot be resumed.
+
+    Returns:
+        The checkpoint, and its network on `device`.
+    """
     checkpoint = load_checkpoint(file)
     graph = arranged_network(file, device, conv_backend)
     used = [0]
@@ -207,7 +215,7 @@ def recalibrated(
     assert new.keys() <= state.keys(), "the graph has the layers of the checkpoint"
     content = {name: checkpoint[name] for name in OF_NETWORK if name in checkpoint}
     content["state_dict"] = state | {name: one.to(state[name].dtype) for name, one in new.items()}
-    return content | {RECALIBRATED: {"from": file.name, "images": used[0], "inputs": inputs}}
+    return content | {RECALIBRATED: {"from": file.name, "images": used[0], "inputs": inputs}}, graph
 
 
 def training_inputs(

@@ -132,10 +132,8 @@ def fuse(
         show_choice(choice)
         chosen = list(choice.weights)
     result = fused(submissions, chosen, iou_threshold, score_threshold)
-    try:
+    with writing(target):
         write_submission(entries(result), target)
-    except OSError as error:
-        raise ValueError(f"output {target} cannot be written: {error.strerror}") from error
     parts = " + ".join(f"{share:.4g} x {file}" for share, file in zip(chosen, files, strict=True))
     print(f"{target}: {len(result.image_ids):,} images, {len(result.scores):,} detections; {parts}")
 

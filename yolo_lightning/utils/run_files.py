@@ -43,6 +43,9 @@ SUPERVISOR_FILE = "supervisor.json"
 FINISHED_FILE = "finished.json"
 """Exists after a complete fit. Exit code 0 alone does not prove that a fit is complete."""
 
+TRAINED_FILE = "trained.json"
+"""Exists from the last step until what follows (recalibration, best.pt, report) is done; then it becomes the above."""
+
 LAUNCH = "launch"  # contains the id of the torchrun launch that trained in the folder last
 STARTED = "started"
 """Contains the number of the last fit in the folder: fits in a run folder and in its numbered siblings count up."""
@@ -121,6 +124,16 @@ def incident_folder(run: Path, taken: set[str], suffix: str = "") -> Path:
 
 def is_finished(run: Path) -> bool:
     return (run / FINISHED_FILE).is_file()
+
+
+def epochs_trained(run: Path, steps: int, max_epochs: int) -> int | None:
+    """Return the epochs of a fit that has trained its last step, `steps`, but has not finished; None for others."""
+    try:
+        found = read_json(run / TRAINED_FILE)
+        is_same = (found["steps"], found["max_epochs"]) == (steps, max_epochs)
+        return int(found["epochs"]) if is_same else None
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return None
 
 
 def clear_leftovers(run: Path) -> None:

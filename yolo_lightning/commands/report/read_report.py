@@ -149,7 +149,7 @@ def read_contents(folder: Path) -> Contents:
 
 def state(folder: Path) -> str:
     """Return the state of the run according to its files, without looking for its processes."""
-    if (folder / run_files.FINISHED_FILE).exists():
+    if any((folder / name).exists() for name in (run_files.FINISHED_FILE, run_files.TRAINED_FILE)):
         return "finished"
     standing = SupervisorStatus.read(folder / run_files.SUPERVISOR_FILE)
     if standing is None:
