@@ -5,7 +5,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,12 @@ class FinalState:
     steps: int
 
     @classmethod
-    def read(cls, run_folder: Path, *, best: bool = True) -> "FinalState":
-        """Read the final state of a run, with or without the best checkpoint; raise OSError if a file is missing."""
+    def read(cls, run_folder: Path) -> "FinalState":
+        """Read the final state of a run; raise OSError if a file is missing."""
         last = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)
         found = dict(tensors({name: last[name] for name in STATES}, "last"))
-        if best:
-            checkpoint = torch.load(run_folder / "checkpoints" / "best.ckpt", weights_only=True)
-            found |= dict(tensors(checkpoint["state_dict"], "best"))
+        checkpoint = torch.load(run_folder / "checkpoints" / "best.ckpt", weights_only=True)
+        found |= dict(tensors(checkpoint["state_dict"], "best"))
         with (run_folder / "metrics.csv").open(newline="") as file:
             rows = [{key: value for key, value in row.items() if key != "time_s"} for row in csv.DictReader(file)]
         return cls(found, rows, int(last["steps"]))
@@ -128,12 +127,11 @@ def judge(run: Run, expected: FinalState | None) -> Verdict:
     wrong += case.check(run)
     if case.exact and expected is not None:
         try:
-            found = FinalState.read(run.run_folder, best=case.exact_best)
+            found = FinalState.read(run.run_folder)
         except OSError as error:
             wrong.append(f"no final state: {error}")
         else:
-            names = [name for name in expected.tensors if case.exact_best or not name.startswith("best.")]
-            wrong += differences(found, replace(expected, tensors={name: expected.tensors[name] for name in names}))
+            wrong += differences(found, expected)
     return Verdict(
         case.name,
         case.fault,

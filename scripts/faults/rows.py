@@ -313,7 +313,7 @@ CASES: tuple[Case, ...] = (
     Case("23a", "disk full for some saves", (), disk_full(17, 27, 1 << 20),
          log=("could not save", "training continues")),
     Case("23b", "disk full at the save of the best checkpoint", (), disk_full(13, 20, 1 << 20),
-         log=("best.ckpt",), exact_best=False),
+         log=("best.ckpt",)),
     Case("23c", "disk full for the log of the supervisor", (), disk_full(5, 25, of_supervisor=True)),
     Case("23d", "disk full for all files", (), disk_full(7, 12), log=("training continues",)),
     Case("23h", "disk of the run folder hangs for 20 s (fsfreeze)", (), (at_step(8, do.freeze_disk(20.0)),),

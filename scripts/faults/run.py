@@ -73,7 +73,6 @@ class Case:
     # Expected outcome.
     fallback_level: int = 0
     exact: bool = True  # whether the final state must equal that of the uninterrupted run, bit for bit
-    exact_best: bool = True  # whether the best checkpoint must be equal as well
     lost_steps: int | None = 5  # largest number of steps that a restart may repeat; None for any
     log: tuple[str, ...] = ()  # texts that the output must contain
     check: "Callable[[Run], list[str]]" = lambda run: []  # returns what else is wrong

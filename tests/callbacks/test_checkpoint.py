@@ -325,32 +325,65 @@ def test_resumed_run_remembers_the_best_score(tmp_path: Path) -> None:
 def test_disk_full_at_the_best_checkpoint_does_not_end_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", disk_full)
-    module = fit(tmp_path, BestCheckpoint(), module=TinyModule(val_scores=[0.5, 0.6]), epochs=2)
+    fill_disk(monkeypatch, "best.ckpt")
+    module = TinyModule(val_scores=[0.5, 0.6])
+    with pytest.raises(NotSavedError):
+        fit(tmp_path, BestCheckpoint(), module=module, epochs=2)
     assert module.steps == 8
     assert "could not save" in warned(recwarn)
 
 
-def test_best_that_could_not_be_written_is_not_the_score_to_beat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full_in_the_second_epoch(checkpoint: dict[str, Any], path: Path) -> None:
-        if checkpoint["epoch"] == 1:
+def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str, times: int = 1000) -> None:
+    """Let the first `times` saves of a file fail."""
+    left = [times]
+
+    def write(checkpoint: dict[str, Any], path: Path) -> None:
+        if path.name == name and left[0]:
+            left[0] -= 1
             disk_full()
         write_checkpoint(checkpoint, path)
 
-    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", full_in_the_second_epoch)
-    best = BestCheckpoint()
-    fit(tmp_path, best, module=TinyModule(val_scores=[0.1, 0.9, 0.5, 0.2]), epochs=4)
-    assert read(tmp_path / "checkpoints/best.ckpt")["epoch"] == 2
-    assert best.best_model_score == pytest.approx(0.5)
+    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", write)
+    monkeypatch.setattr("yolo_lightning.callbacks.checkpoint.time.sleep", lambda _: None)
 
 
-def test_first_best_that_could_not_be_written_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yolo_lightning.checkpoints.checkpoint_io.write_checkpoint", disk_full)
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("scores", [[0.1, 0.9, 0.5], [0.9], [0.1, 0.9]])
+def test_best_is_written_as_soon_as_there_is_space(
+    scores: list[float], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tmp_path / "usual", BestCheckpoint(), module=TinyModule(val_scores=scores), epochs=len(scores))
+    fill_disk(monkeypatch, "best.ckpt", times=times)
     best = BestCheckpoint()
-    fit(tmp_path, best, module=TinyModule(val_scores=[0.1]))
-    assert (best.best_model_path, best.best_model_score, best.best_k_models) == ("", None, {})
+    fit(tmp_path / "full", best, LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=len(scores))
+    usual, full = (read(tmp_path / name / "checkpoints/best.ckpt") for name in ("usual", "full"))
+    assert full["epoch"] == usual["epoch"] == scores.index(max(scores))
+    assert all(torch.equal(full["state_dict"][name], one) for name, one in usual["state_dict"].items())
+    assert best.best_model_score == pytest.approx(max(scores))
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["step checkpoint", "nothing left"])
+def test_best_of_a_dead_process_is_its_step_checkpoint_and_its_loss_is_said(
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    folder, scores = tmp_path / "checkpoints", [0.1, 0.9, 0.05]
+    fit(tmp_path, BestCheckpoint(), LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=1)
+    last = folder / "last.ckpt"
+    callbacks = (BestCheckpoint(), LastCheckpoint(0), StopAt(2, 0))
+    with monkeypatch.context() as patch:
+        fill_disk(patch, "best.ckpt")
+        with pytest.raises(Interrupt):
+            fit(tmp_path, *callbacks, module=TinyModule(val_scores=scores), epochs=3, resume=last)
+    assert read(folder / "best.ckpt")["epoch"] == 0
+    if not is_kept:
+        for path in folder.glob("step-*8.ckpt"):
+            path.unlink()
+    best = BestCheckpoint()
+    fit(tmp_path, best, LastCheckpoint(0), module=TinyModule(val_scores=scores), epochs=3, resume=last)
+    assert read(folder / "best.ckpt")["epoch"] == (1 if is_kept else 0)
+    assert best.best_model_score == pytest.approx(0.9 if is_kept else 0.1)
+    assert ("an older one is kept" in warned(recwarn)) != is_kept
+    assert best.lost_steps == (None if is_kept else 8)
 
 
 def test_run_folder_resumed_under_another_name_remembers_the_best_score(

@@ -118,12 +118,14 @@ def finish_line(trainer: Trainer, best: Path) -> str:
     """Return the number of trained epochs, and the epoch and score of the best checkpoint."""
     epochs = count_text(trainer.current_epoch, "epoch")
     checksum = read_checksum(best) if best.is_file() else None
-    if checksum is None:
-        return f"finished {epochs}; no best checkpoint, because no validation was scored"
     callback = trainer.checkpoint_callback
+    lost = getattr(callback, "lost_steps", None)
+    note = "" if lost is None else f"; that of step {lost} could not be saved, see the log"
+    if checksum is None:
+        return f"finished {epochs}; no best checkpoint{note or ', because no validation was scored'}"
     score = getattr(callback, "best_model_score", None)
     shown = "" if score is None else f", {getattr(callback, 'monitor', 'score')} {float(score):.4f}"
-    return f"finished {epochs}; best epoch {checksum.epoch + 1}{shown}"
+    return f"finished {epochs}; best epoch {checksum.epoch + 1}{shown}{note}"
 
 
 def table_lines(scores: ValidationScores | None, class_names: Sequence[str]) -> list[str]:

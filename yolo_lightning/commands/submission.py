@@ -12,6 +12,7 @@ from yolo_lightning.challenge.fusion_weights import WeightChoice, choose_weights
 from yolo_lightning.challenge.score import read_truth, score_submission
 from yolo_lightning.challenge.submission_file import entries, write_submission
 from yolo_lightning.checkpoints.averaging import shares
+from yolo_lightning.commands.console import writing
 from yolo_lightning.data.box_fusion import FUSION_IOU
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.evaluation.drift import organisers_scores
@@ -43,10 +44,8 @@ def check(file: str, template: str | None = None, fix: str | None = None) -> Non
     if content is None:
         print(f"{copy} was not written: not all errors can be repaired without guessing")
         raise SystemExit(1)
-    try:
+    with writing(copy):
         write_submission(entries(content), copy)
-    except OSError as error:
-        raise ValueError(f"cannot write {copy}: {error.strerror}") from error
     print(f"{copy}: {len(content.image_ids):,} images, {len(content.scores):,} detections; repairs:")
     for problem in fixed:
         print(f"    {problem.what}: {problem.count:,}: {problem.remedy}")
@@ -76,11 +75,9 @@ def score(file: str, truth: str, json: str | None = None) -> None:
     scores = score_submission(report.content, objects)
     rich.print(score_table(scores, CLASS_NAMES))
     if json:
-        try:
+        with writing(Path(json)):
             Path(json).parent.mkdir(parents=True, exist_ok=True)
             write_json(Path(json), organisers_scores(scores), indent=4)
-        except OSError as error:
-            raise ValueError(f"cannot write {json}: {error.strerror}") from error
 
 
 def fuse(
