@@ -31,8 +31,11 @@ MAX_SLOWDOWN = 1.1
 """Native time divided by gemm time. A smaller difference is within the noise, and native convolutions are preferred."""
 GRACE_S = 5.0
 """Time limit for the exit of a killed process, seconds; a process inside a driver call may never exit."""
-LONGEST_TRIAL = 10
-"""Time limit of a trial that makes progress, as a multiple of the time limit without progress."""
+LONGEST_TRIAL = 4
+"""Time limit of a trial that makes progress, as a multiple of the time limit without progress.
+
+With the default of `model.probe_timeout_s` the trial ends before the supervisor's phase timeout of the set-up, 300 s.
+"""
 POLL_S = 1.0
 COMPILER_CACHES = {
     "MIOPEN_CUSTOM_CACHE_DIR": "~/.cache/miopen",
