@@ -68,13 +68,6 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setattr(fit_summary, name, lambda *_: None)
 
 
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`model.conv_backend: auto` uses native convolutions: what is faster here does not matter to a test."""
-    if cpu_convolution := sys.modules.get("yolo_lightning.model.cpu_convolution"):
-        monkeypatch.setattr(cpu_convolution, "choose_path", lambda memory_format: "contiguous")
-
-
 @pytest.fixture(params=[0.0, 1e6], ids=["uptime 0 s", "uptime 11 days"])
 def any_uptime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test on a monotonic clock that starts at 0, as on a freshly booted machine, and on one of long uptime.

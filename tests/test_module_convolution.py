@@ -48,6 +48,11 @@ def is_gemm(module: YOLOModule) -> bool:
     return any(isinstance(layer, GemmConv2d) for layer in module.graph.modules())
 
 
+def is_channels_last(module: YOLOModule) -> bool:
+    layers = [layer for layer in module.graph.modules() if isinstance(layer, nn.Conv2d) and layer.kernel_size[0] > 1]
+    return all(layer.weight.is_contiguous(memory_format=torch.channels_last) for layer in layers)
+
+
 class Watch(Callback):
     """Notes what evaluates, and the networks at the first steps."""
 
@@ -90,19 +95,32 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Pretends that a probe found native convolutions broken; holds what was asked."""
     asked: list[Any] = []
 
-    def choose(device: torch.device, timeout_s: float, settings: TrialSettings) -> str:
+    def choose(device: torch.device, timeout_s: float, settings: TrialSettings, memory_format: str) -> tuple[str, str]:
         asked.append((device, timeout_s, settings))
-        return "gemm"
+        return "gemm", memory_format
 
     monkeypatch.setattr(module_file.layers, "choose_convolution", choose)
     return asked
 
 
-def test_auto_is_the_default_and_native_on_a_cpu(tmp_path: Path, data: DetectionDataModule) -> None:
-    module, watch = YOLOModule(nominal_batch=4), Watch()
-    trainer(tmp_path, watch).fit(module, data)
+@pytest.mark.parametrize(
+    ("memory_format", "precision", "channels_last"),
+    [("auto", "32-true", True), ("contiguous", "32-true", False), ("auto", "bf16-mixed", True)],
+)
+def test_auto_is_the_default_and_native_in_channels_last_on_a_cpu(
+    memory_format: Any,
+    precision: str,
+    channels_last: bool,
+    tmp_path: Path,
+    data: DetectionDataModule,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module_file.layers, "probe_native", None)
+    module, watch = YOLOModule(nominal_batch=4, memory_format=memory_format), Watch()
+    trainer(tmp_path, watch, precision=precision).fit(module, data)
     assert watch.gemm == [False] * 3
     assert module.hparams["conv_backend"] == "auto"
+    assert is_channels_last(module) == channels_last
 
 
 def test_auto_takes_the_probe_s_choice_before_anything_computes(
@@ -111,7 +129,7 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
     module, watch = YOLOModule(nominal_batch=4, activation_checkpointing=True, probe_timeout_s=9.0), Watch()
     assert not is_gemm(module)
     keys = list(module.state_dict())
-    run = trainer(tmp_path, watch, EMA(), precision="64-true")  # `test_cpu_convolution` tests 32 bits on a CPU
+    run = trainer(tmp_path, watch, EMA())
     run.fit(module, data)
     assert watch.gemm == [True] * 3
     ((device, timeout_s, settings),) = choice
@@ -136,8 +154,8 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
     class Strategy:
         root_device = torch.device("cpu")
 
-        def broadcast(self, value: str) -> str:
-            return "gemm"
+        def broadcast(self, value: tuple[str, str]) -> tuple[str, str]:
+            return "gemm", "channels_last"
 
     class SecondProcess:
         strategy = Strategy()
@@ -262,8 +280,7 @@ def test_folded_copy_of_a_failed_evaluation_does_not_train(tmp_path: Path, data:
 def test_size_that_the_graph_does_not_accept_is_refused_before_the_training(
     look_alike: Path, index_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_network_input", "_use_cpu_path"):
-        monkeypatch.setattr(YOLOModule, name, lambda *_: pytest.fail("the training has started"))
+    monkeypatch.setattr(YOLOModule, "_network_input", lambda *_: pytest.fail("the training has started"))
     data = DetectionDataModule(
         str(look_alike), index_root=str(index_root), image_size=[64, 96], loader=LoaderSettings(num_workers=0)
     )

@@ -247,7 +247,8 @@ def arranged_network(file: Path, device: torch.device, convolution: Convolution,
     """Return the network of a file on a device, without gradients, with the convolutions of `model.conv_backend`."""
     graph = read_network(file, allow_pickle=allow_pickle)
     graph.to(device).requires_grad_(False)
-    arrange(graph, choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else convolution)
+    chosen = choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else (convolution, "auto")
+    arrange(graph, chosen[0], memory_format=chosen[1])
     return graph
 
 

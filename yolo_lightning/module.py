@@ -18,8 +18,7 @@ from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.batch import Batch, Prediction, Target, TrainingFacts, targets
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.model import cpu_convolution, layers
-from yolo_lightning.model.cpu_convolution import CpuPath, allowed_paths, describe, use_path
+from yolo_lightning.model import layers
 from yolo_lightning.model.graph import (
     INPUT_CHANNELS,
     build_graph,
@@ -89,16 +88,15 @@ class YOLOModule(LightningModule):
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
         input_channels: Channels of the images: 3 for RGB and gray images, the number of `data.neighbours` if there are
             any. The command line takes it from the data.
-        conv_backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own; `auto` uses
-            native if a test in a child process shows that it works on the device and is not slower. On a CPU, `auto`
-            measures native and compiled gemm in training, and stores the choice in the checkpoint.
+        conv_backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own. On a CPU,
+            `auto` is native in channels_last. On a GPU, `auto` is native if a test in a child process shows that it
+            works and is not slower, else gemm.
         probe_timeout_s: Seconds without progress after which the test of `auto` counts as hung, > 0.
         activation_checkpointing: Store fewer activations for the backward pass and recompute the others: less memory,
             more time.
         memory_format: Memory format of weights and activations; `auto` selects the faster one for `conv_backend`.
         conv_algorithm: Algorithm choice of `gemm`. `table` uses a fixed table; `auto` also uses, on a GPU, kernels that
-            are compiled and verified at first use; `autotune` measures the candidates of `auto` at first use;
-            `compiled` is `auto`, with kernels on a CPU too, if a C++ compiler is found.
+            are compiled and verified at first use; `autotune` measures the candidates of `auto` at first use.
         conv_algorithm_budget_s: Time limit in seconds for the measurements of `autotune`, per process, >= 0.
         weights: Ultralytics `.pt` or own `.ckpt` file with initial weights; null for random weights.
         allow_pickle: Open a `.pt` file of `weights` even if it refers to code of neither PyTorch nor Ultralytics.
@@ -233,7 +231,6 @@ class YOLOModule(LightningModule):
         self._folded_graph: FoldedGraph | None = None
         self._saved_optimizer: str | None = None
         self._input_record: dict[str, Any] = {}
-        self._cpu_path: CpuPath | None = None  # of a fit with `conv_backend` auto on a CPU
 
     def setup(self, stage: str) -> None:
         """Check the image size, and choose the convolution implementation for `conv_backend` auto.
@@ -250,18 +247,16 @@ class YOLOModule(LightningModule):
             keep_freed_memory()
         if self.hparams["conv_backend"] != "auto":
             return
-        if strategy.root_device.type == "cpu" and stage == "fit" and self.trainer.precision == "32-true":
-            path: CpuPath = "contiguous"
-            if self.trainer.is_global_zero:
-                path = cpu_convolution.choose_path(self.hparams["memory_format"])
-            self._use_cpu_path(strategy.broadcast(path))
-        else:
-            chosen: Convolution = "native"
-            if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
-                chosen = layers.choose_convolution(
-                    strategy.root_device, self.hparams["probe_timeout_s"], self._trial_settings()
-                )
-            self._arrange(self.graph, strategy.broadcast(chosen))
+        chosen: tuple[Convolution, MemoryFormat] = "native", self.hparams["memory_format"]
+        if self.trainer.is_global_zero:  # one test for all ranks: simultaneous tests would slow each other
+            chosen = layers.choose_convolution(
+                strategy.root_device,
+                self.hparams["probe_timeout_s"],
+                self._trial_settings(),
+                self.hparams["memory_format"],
+            )
+        convolution, memory_format = strategy.broadcast(chosen)
+        self._arrange(self.graph, convolution, memory_format=memory_format)
 
     def _trial_settings(self) -> TrialSettings:
         """Return the settings of the test of `conv_backend` auto.
@@ -404,7 +399,6 @@ class YOLOModule(LightningModule):
         checkpoint["nonfinite"] = self._guard.state_dict()
         checkpoint["halving"] = self._guarded_step.state_dict()
         checkpoint["optimizer"] = type(self.trainer.optimizers[0]).__name__
-        checkpoint["cpu_convolution"] = self._cpu_path
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a ValueError if another network was saved; keep the summed gradients until training starts."""
@@ -420,21 +414,12 @@ class YOLOModule(LightningModule):
                 f"data.neighbours must be {recorded}, as in the checkpoint, whose network has {channels} input "
                 f"channels, got a network with {own}"
             )
-        path = checkpoint.get("cpu_convolution")
-        if self._cpu_path not in (None, path) and path in allowed_paths(self.hparams["memory_format"]):
-            self._use_cpu_path(path)  # a resumed run must not differ by rounding
         self._saved_optimizer = checkpoint.get("optimizer")
         self._steps = checkpoint.get("steps", 0)
         self._input_record = checkpoint.get(INPUT, {})
         self._guard.load_state_dict(checkpoint.get("nonfinite", {}))
         self._guarded_step.load_state_dict(checkpoint.get("halving", self._guarded_step.state_dict()))
         self._accumulation.load_state_dict(checkpoint.get("accumulation", {"steps": 0, "gradients": {}}))
-
-    def _use_cpu_path(self, path: CpuPath) -> None:
-        if use_path(path, partial(self._arrange, self.graph)):
-            self._cpu_path = path
-        else:
-            rank_zero_warn(f"model.conv_backend auto: {describe(path)} cannot be used here, as the checkpoint requires")
 
     def _apply_settings(self, batch_idx: int) -> OptimizerSettings:
         assert self.trainer.max_epochs is not None

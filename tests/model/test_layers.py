@@ -14,7 +14,7 @@ from ultralytics.nn.modules import Conv
 from ultralytics.nn.tasks import DetectionModel
 
 from tests.conv.test_recompute import kept_storages
-from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, disable_compiled_kernels
+from yolo_lightning.conv import DEFAULT_PLAN, AutotunedPlan, GemmConv2d, disable_gpu_kernels
 from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.conv.layer import GrayConv2d, GrayGemmConv2d
 from yolo_lightning.conv.probe import ProbeResult
@@ -249,20 +249,18 @@ def test_all_convolutions_share_one_plan(native: Any) -> None:
 
 
 def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disable_compiled_kernels()
+    disable_gpu_kernels()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert make_plan("table", 60.0) is DEFAULT_PLAN
     assert not fused.KERNELS.enabled
     assert make_plan("auto", 60.0) is DEFAULT_PLAN
     assert fused.KERNELS.enabled
     assert fused_norm.KERNELS.enabled
-    disable_compiled_kernels()
+    disable_gpu_kernels()
     plan = make_plan("autotune", 5.0)
     assert isinstance(plan, AutotunedPlan)
     assert (plan.budget_s, plan.cache_file) == (5.0, tmp_path / "yolo_lightning" / "convolution_plan.json")
-    with pytest.raises(
-        ValueError, match=r"model\.conv_algorithm must be one of auto, table, autotune, compiled, got 'fast'"
-    ):
+    with pytest.raises(ValueError, match=r"model\.conv_algorithm must be one of auto, table, autotune, got 'fast'"):
         make_plan("fast", 5.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"model\.conv_algorithm_budget_s must be >= 0, got -1\.0"):
         make_plan("autotune", -1.0)
@@ -282,7 +280,8 @@ def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, optio
 
 def test_cpu_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "probe_native", None)
-    assert choose_convolution(torch.device("cpu"), 60.0) == "native"
+    assert choose_convolution(torch.device("cpu"), 60.0) == ("native", "channels_last")
+    assert choose_convolution(torch.device("cpu"), 60.0, memory_format="contiguous") == ("native", "contiguous")
 
 
 @pytest.mark.parametrize(("outcome", "expected"), [("works", "native"), ("hung", "gemm"), ("slower", "gemm")])
@@ -303,7 +302,7 @@ def test_accelerator_is_probed(
     monkeypatch.setattr(layers, "probe_native", probe)
     caplog.set_level("INFO")
     settings = layers.trial_settings({}, "16-mixed")
-    assert choose_convolution(torch.device("cuda", 1), 7.0, settings) == expected
+    assert choose_convolution(torch.device("cuda", 1), 7.0, settings) == (expected, "auto")
     assert asked == [(torch.device("cuda", 1), 7.0, tmp_path / "yolo_lightning" / "convolution_probe.json", "float16")]
     lines = [record.getMessage() for record in caplog.records if "as seen" in record.getMessage()]
     assert lines == [f"model.conv_backend auto: {expected}; native convolutions: {outcome}, as seen"]

@@ -10,11 +10,11 @@ table, `AutotunedPlan` measures the candidates (autotuning). The package depends
 Reading order: `functional` (conv2d and its derivatives), `dimensions` (1-D, 3-D and transposed convolution on top of
 it) and `operators` (the same, registered for compilers) -> `plan` (selection of an algorithm, fallback when memory runs
 out) -> `algorithms/table` (candidates with their workspace) -> `algorithms/*` (PyTorch operations) and `kernels/*`
-(optional C++ and CUDA/HIP code).
+(optional CUDA/HIP code).
 """
 
 from yolo_lightning.conv.functional import conv2d
-from yolo_lightning.conv.kernels import disable_compiled_kernels, enable_compiled_kernels, enable_gpu_kernels
+from yolo_lightning.conv.kernels import disable_gpu_kernels, enable_gpu_kernels
 from yolo_lightning.conv.layer import GemmConv2d
 from yolo_lightning.conv.normalization import VendorFreeBatchNorm2d
 from yolo_lightning.conv.plan import DEFAULT_PLAN, AutotunedPlan, Plan, PlannedConvolution
@@ -28,8 +28,7 @@ __all__ = [
     "AutotunedPlan",
     "VendorFreeBatchNorm2d",
     "conv2d",
-    "disable_compiled_kernels",
-    "enable_compiled_kernels",
+    "disable_gpu_kernels",
     "enable_gpu_kernels",
     "swap_convs",
     "unswap_convs",

@@ -17,7 +17,6 @@ from yolo_lightning.conv import (
     AutotunedPlan,
     GemmConv2d,
     Plan,
-    enable_compiled_kernels,
     enable_gpu_kernels,
     swap_convs,
     unswap_convs,
@@ -31,7 +30,7 @@ from yolo_lightning.utils.choices import check_choices, check_range
 from yolo_lightning.utils.files import cache_folder
 
 Convolution = Literal["auto", "gemm", "native"]
-ConvAlgorithm = Literal["auto", "table", "autotune", "compiled"]
+ConvAlgorithm = Literal["auto", "table", "autotune"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 
 BLOCK_PARTS = (nn.Conv2d, nn.BatchNorm2d, nn.Module)
@@ -206,17 +205,26 @@ def arrange_trial(
 
 
 def choose_convolution(
-    device: torch.device, timeout_s: float, settings: TrialSettings | None = None
-) -> Literal["gemm", "native"]:
-    """Return the convolution implementation that `auto` selects on a device, and log it.
+    device: torch.device,
+    timeout_s: float,
+    settings: TrialSettings | None = None,
+    memory_format: MemoryFormat = "auto",
+) -> tuple[Literal["gemm", "native"], MemoryFormat]:
+    """Return the convolution implementation and the memory format that `auto` selects on a device, and log them.
 
-    On a CPU nothing is tested: PyTorch's convolutions need no vendor library of a GPU. `cpu_convolution` chooses for a
-    training. On other devices the test of native convolutions counts as hung after `timeout_s` seconds without
-    progress. `settings` describe the layers of the training; None for the defaults of `arrange_trial`.
+    On a CPU these are PyTorch's convolutions in channels_last, without a test. On other devices, native convolutions
+    are tested.
+
+    Args:
+        device: The device of the layers.
+        timeout_s: Seconds without progress after which the test counts as hung.
+        settings: Describe the layers of the training, for the test; None for the defaults of `arrange_trial`.
+        memory_format: That of the user. A value other than `auto` is returned unchanged.
     """
     if device.type == "cpu":
-        rank_zero_info("model.conv_backend auto: native, on a CPU")
-        return "native"
+        chosen_format: MemoryFormat = "channels_last" if memory_format == "auto" else memory_format
+        rank_zero_info(f"model.conv_backend auto: native, {chosen_format}, on a CPU")
+        return "native", chosen_format
     rank_zero_info(
         f"model.conv_backend auto: testing native convolutions on {device}, at most {timeout_s:g} s without progress"
     )
@@ -224,7 +232,7 @@ def choose_convolution(
     result = probe_native(device, timeout_s, cache_file, settings=settings or trial_settings({}))
     convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
     rank_zero_info(f"model.conv_backend auto: {convolution}; {result}")
-    return convolution
+    return convolution, memory_format
 
 
 def make_plan(algorithm: ConvAlgorithm, budget_s: float) -> Plan:
@@ -234,9 +242,7 @@ def make_plan(algorithm: ConvAlgorithm, budget_s: float) -> Plan:
     is the table. `budget_s` is the time limit in seconds for the measurements of `autotune`, >= 0.
     """
     check_choices("model.conv_algorithm", [algorithm], ConvAlgorithm)
-    if algorithm == "compiled":
-        enable_compiled_kernels(cache_folder() / "kernels")
-    elif algorithm in ("auto", "autotune"):
+    if algorithm in ("auto", "autotune"):
         enable_gpu_kernels(cache_folder() / "kernels")
     if algorithm != "autotune":
         return DEFAULT_PLAN

@@ -18,7 +18,7 @@ from yolo_lightning.commands.benchmark.baselines import (
 )
 from yolo_lightning.commands.benchmark.passes import make_module, synthetic_batch, variant_module
 from yolo_lightning.conv import GemmConv2d, Plan
-from yolo_lightning.conv.kernels import compiled_kernels_enabled, disable_compiled_kernels
+from yolo_lightning.conv.kernels import disable_gpu_kernels, gpu_kernels_enabled
 
 CPU = torch.device("cpu")
 ARGUMENTS = (
@@ -116,24 +116,25 @@ def test_skipping_an_implementation_skips_its_layouts() -> None:
 
 
 def test_kernels_are_paused_for_variants_without_them() -> None:
-    """Variants with and without compiled kernels take turns in one process, which enables the kernels once."""
+    """Variants with and without GPU kernels take turns in one process, which enables the kernels once."""
+    disable_gpu_kernels()
     make_plan(Variant.GEMM_NHWC, 0.0)
-    assert not compiled_kernels_enabled()
+    assert not gpu_kernels_enabled()
     try:
         make_plan(Variant.GEMM_COMPILED, 0.0)
         seen = []
         for variant in (Variant.GEMM_NHWC, Variant.GEMM_COMPILED, Variant.GEMM_AUTOTUNE, Variant.NATIVE):
             with kernels_of(variant):
-                seen.append(compiled_kernels_enabled())
+                seen.append(gpu_kernels_enabled())
         assert seen == [False, True, True, False]
-        assert compiled_kernels_enabled()
+        assert gpu_kernels_enabled()
     finally:
-        disable_compiled_kernels()
+        disable_gpu_kernels()
 
 
 def test_the_compiled_variant_fails_without_kernels() -> None:
     make_plan(Variant.GEMM_COMPILED, 0.0)
-    with pytest.raises(RuntimeError, match="compiled kernels cannot be used"), kernels_of(Variant.GEMM_COMPILED):
-        disable_compiled_kernels()  # as after a failed build
+    with pytest.raises(RuntimeError, match="GPU kernels cannot be used"), kernels_of(Variant.GEMM_COMPILED):
+        disable_gpu_kernels()  # as after a failed build
     with kernels_of(Variant.GEMM_NHWC):
         pass

@@ -29,7 +29,7 @@ from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
 from yolo_lightning.commands.benchmark_gpu.stage_records import Stage, StageRecord, StageState, write_record
 from yolo_lightning.commands.benchmark_gpu.stage_runner import RunSettings, check_folder
 from yolo_lightning.commands.benchmark_gpu.variant_speed import excluded
-from yolo_lightning.conv import disable_compiled_kernels
+from yolo_lightning.conv import disable_gpu_kernels
 from yolo_lightning.conv.algorithms import im2col
 from yolo_lightning.conv.kernels import fused, fused_norm
 from yolo_lightning.conv.kernels.verified import assume_available
@@ -66,7 +66,7 @@ def one_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(conv_correctness, "distinct_layers", lambda image_size: [layer])
     with assume_available("cpu"):
         yield
-    disable_compiled_kernels()
+    disable_gpu_kernels()
 
 
 @pytest.mark.usefixtures("one_layer")
@@ -86,7 +86,7 @@ def test_the_stage_passes_with_kernels_and_fails_with_a_wrong_normalization(
         fused.KERNELS.enable(lambda device: emulated)
         fused_norm.KERNELS.enable(lambda device: emulated)
 
-    monkeypatch.setattr(conv_correctness, "enable_compiled_kernels", enable)
+    monkeypatch.setattr(conv_correctness, "enable_gpu_kernels", enable)
     result = conv_correctness.measure(context)
     assert result["passed"], result["reason"]
     counts = {(one["algorithm"], one["dtype"]): one["cases"] for one in result["algorithms"]}

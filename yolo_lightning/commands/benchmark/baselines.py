@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from yolo_lightning.conv import AutotunedPlan, Plan, enable_compiled_kernels, swap_convs
-from yolo_lightning.conv.kernels import compiled_kernels_enabled, compiled_kernels_paused
+from yolo_lightning.conv import AutotunedPlan, Plan, enable_gpu_kernels, swap_convs
+from yolo_lightning.conv.kernels import gpu_kernels_enabled, gpu_kernels_paused
 from yolo_lightning.model.layers import arrange
 from yolo_lightning.utils.files import cache_folder
 
@@ -57,7 +57,7 @@ LAYOUTS = (
 """The variants of `benchmark`, whose option `conv_algorithm` applies to all gemm variants."""
 
 WITH_KERNELS = (Variant.GEMM_AUTOTUNE, Variant.GEMM_COMPILED)
-"""The variants of `benchmark_gpu` that use compiled kernels."""
+"""The variants of `benchmark_gpu` that use GPU kernels."""
 
 DESCRIPTIONS = {
     Variant.NATIVE: "PyTorch's default: cuDNN, MIOpen or oneDNN",
@@ -68,7 +68,7 @@ DESCRIPTIONS = {
     Variant.NATIVE_TF32: "native; TF32 products allowed, which is PyTorch's default on NVIDIA GPUs",
     Variant.GEMM_TF32: "gemm-nhwc; TF32 products allowed",
     Variant.GEMM_AUTOTUNE: "gemm-nhwc; the fastest algorithm or kernel of each layer, by measurement",
-    Variant.GEMM_COMPILED: "gemm-nhwc; with compiled kernels: CUDA/HIP on a GPU, C++ on a CPU",
+    Variant.GEMM_COMPILED: "gemm-nhwc; with this package's GPU kernels, if there is a GPU",
 }
 """Printed descriptions; the `-nhwc` variants differ in the memory layout only."""
 
@@ -100,26 +100,26 @@ def variants(skip: tuple[Implementation, ...]) -> tuple[Variant, ...]:
 
 
 def make_plan(variant: Variant, budget_s: float) -> Plan:
-    """Return a new plan for a gemm variant, and enable the compiled kernels for the variants in `WITH_KERNELS`.
+    """Return a new plan for a gemm variant, and enable the GPU kernels for the variants in `WITH_KERNELS`.
 
     A plan selects algorithms at the first use of each layer, which must be in a block of `kernels_of`. `budget_s`
     limits the measurements of `GEMM_AUTOTUNE` in seconds.
     """
-    if variant in WITH_KERNELS and not compiled_kernels_enabled():
-        enable_compiled_kernels(cache_folder() / "kernels")
+    if variant in WITH_KERNELS and not gpu_kernels_enabled():
+        enable_gpu_kernels(cache_folder() / "kernels")
     return AutotunedPlan(budget_s) if variant is Variant.GEMM_AUTOTUNE else Plan()
 
 
 @contextmanager
 def kernels_of(variant: Variant) -> Iterator[None]:
-    """Pause the compiled kernels in the block, unless the variant uses them: all models of a process share them.
+    """Pause the GPU kernels in the block, unless the variant uses them: all models of a process share them.
 
     Raises `RuntimeError` if `GEMM_COMPILED` has run without kernels: its result would be that of another variant.
     """
-    with nullcontext() if variant in WITH_KERNELS else compiled_kernels_paused():
+    with nullcontext() if variant in WITH_KERNELS else gpu_kernels_paused():
         yield
-    if variant is Variant.GEMM_COMPILED and not compiled_kernels_enabled():
-        raise RuntimeError("the compiled kernels cannot be used on this device; a warning contains the reason")
+    if variant is Variant.GEMM_COMPILED and not gpu_kernels_enabled():
+        raise RuntimeError("the GPU kernels cannot be used on this device; a warning contains the reason")
 
 
 def convert(module: nn.Module, variant: Variant, plan: Plan) -> None:

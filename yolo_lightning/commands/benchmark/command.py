@@ -60,7 +60,7 @@ def benchmark(
         precision: 32-true, or bf16-mixed for bfloat16 under autocast.
         vendor_search: Let cuDNN or MIOpen search for the fastest kernel first, which can take very long with MIOpen.
         conv_algorithm: Algorithm choice of gemm. table uses a table; auto also uses compiled kernels on a GPU; autotune
-            measures the candidates of auto during the warm-up; compiled is auto with compiled kernels on a CPU too.
+            measures the candidates of auto during the warm-up.
         conv_algorithm_budget_s: Time limit in seconds for the measurements of conv_algorithm autotune.
         stability_steps: Steps of each of the two trainings, >= 10; on a CPU, their images have at most 160 px.
         frames: Frames per epoch for the estimate of the training time; the default is the size of LTDv2.

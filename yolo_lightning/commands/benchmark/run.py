@@ -27,7 +27,7 @@ from yolo_lightning.commands.benchmark.passes import (
     variant_module,
 )
 from yolo_lightning.commands.benchmark.stability import VARIANT, Stability, run_stability
-from yolo_lightning.conv import AutotunedPlan, Plan, PlannedConvolution, enable_compiled_kernels, enable_gpu_kernels
+from yolo_lightning.conv import AutotunedPlan, Plan, PlannedConvolution, enable_gpu_kernels
 from yolo_lightning.conv.measurement_cache import describe_environment
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.utils.choices import check_choices
@@ -35,7 +35,7 @@ from yolo_lightning.utils.files import cache_folder, replacing
 
 Section = Literal["layers", "graph", "step", "stability"]
 Precision = Literal["32-true", "bf16-mixed"]
-ConvAlgorithm = Literal["auto", "table", "autotune", "compiled"]
+ConvAlgorithm = Literal["auto", "table", "autotune"]
 
 SEED = 0
 CPU_STABILITY_PIXELS = 160
@@ -151,9 +151,7 @@ class _Sections:
         self.settings = report.settings
         self.report = report
         self.variants = variants(self.settings.skip)
-        if self.settings.conv_algorithm == "compiled":
-            enable_compiled_kernels(cache_folder() / "kernels")
-        elif self.settings.conv_algorithm in ("auto", "autotune"):
+        if self.settings.conv_algorithm in ("auto", "autotune"):
             enable_gpu_kernels(cache_folder() / "kernels")
         # New plans: no timings from a cache file, none written.
         autotune = self.settings.conv_algorithm == "autotune"

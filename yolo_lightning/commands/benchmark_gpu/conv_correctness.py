@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from yolo_lightning.commands.benchmark.passes import Layer, convolution_names, find_layers, make_module
 from yolo_lightning.commands.benchmark_gpu.devices import open_device, supports_float64
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
-from yolo_lightning.conv import enable_compiled_kernels
+from yolo_lightning.conv import enable_gpu_kernels
 from yolo_lightning.conv.algorithms.problem import Tensors, make_problem
 from yolo_lightning.conv.algorithms.table import Candidate, Operation, candidates
 from yolo_lightning.conv.kernels import fused_norm
@@ -64,7 +64,7 @@ def measure(context: StageContext) -> dict[str, Any]:
     """Return the largest error per algorithm and dtype, and whether all are within the tolerances."""
     device = open_device(context.device)
     layers = distinct_layers(QUICK_PIXELS if context.quick else FULL_PIXELS)
-    enable_compiled_kernels(cache_folder() / "kernels")
+    enable_gpu_kernels(cache_folder() / "kernels")
     found: dict[tuple[str, str], AlgorithmErrors] = {}
     messages: list[str] = []
     done = 0

@@ -28,7 +28,7 @@ from yolo_lightning.conv.algorithms import (
 )
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
 from yolo_lightning.conv.algorithms.shared import correlation, mirrored_weight
-from yolo_lightning.conv.kernels import compiled, fused
+from yolo_lightning.conv.kernels import fused
 
 Compute = Callable[[Tensors], Tensors]
 
@@ -89,10 +89,6 @@ def _serves_fused(problem: Problem, dtype: torch.dtype, device_type: str) -> boo
     return fused.accepts(problem, dtype, device_type) and fused.available(torch.device(device_type))
 
 
-def _serves_compiled(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
-    return not problem.is_pointwise and compiled.accepts(problem, dtype, device_type) and compiled.available()
-
-
 def _serves_winograd(problem: Problem, dtype: torch.dtype, device_type: str) -> bool:
     return winograd.accepts(problem) and dtype in (torch.float32, torch.float64)
 
@@ -144,7 +140,6 @@ _TABLE = (
         "depthwise", depthwise, (_NCHW, _NHWC), lambda problem, _, __: problem.is_depthwise, workspace.depthwise
     ),
     _Algorithm("fused", _FUSED_PRODUCTS, (_NHWC,), _serves_fused, workspace.kernels, may_refuse=True),
-    _Algorithm("compiled", compiled, (_NHWC,), _serves_compiled, workspace.kernels, may_refuse=True),
     _Algorithm("winograd", winograd, (_NHWC,), _prefers_winograd, workspace.winograd),
     _Algorithm("column_batches", column_batches, (_NHWC,), _prefers_column_batches, workspace.columns),
     _Algorithm("rows", rows, (_NCHW,), _serves_rows, workspace.rows),

@@ -135,7 +135,7 @@ def _column_sums(problem: Problem, dtype: torch.dtype) -> int:
 
 
 def kernels(operation: str, problem: Problem, dtype: torch.dtype, device_type: str) -> int:
-    """Return the workspace of compiled kernels, which lower windows in the memory of a compute unit or a CPU cache."""
+    """Return the workspace of compiled kernels, which lower windows in the memory of a compute unit."""
     weight = prod(problem.weight_size)
     is_sum = operation in ("weight_gradient", "gradients")
     return (4 * weight + (KERNEL_PARTIAL_ELEMENTS if is_sum else 0)) * dtype.itemsize

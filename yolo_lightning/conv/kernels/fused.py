@@ -79,7 +79,7 @@ def _compute(operation: str, first: Tensor, second: Tensor, problem: Problem, si
             (operation, problem, dtype),
             device,
             lambda: (_OPERATORS[operation](*arguments),),
-            lambda: compared(operation, problem, dtype, device, KERNELS.required(device), fused_launch, _REFERENCE),
+            lambda: compared(operation, problem, dtype, device, KERNELS.required(device), _REFERENCE),
         )
     if results is not None:
         return results[0]

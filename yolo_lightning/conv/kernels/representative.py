@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.conv.algorithms.problem import Problem, Tensors
+from yolo_lightning.conv.kernels import fused_launch
 from yolo_lightning.conv.kernels.verified import Pairs, generated
 
 # Elements of the input and of the output of a small problem.
@@ -35,13 +36,11 @@ def compared(
     dtype: torch.dtype,
     device: torch.device,
     kernels: Any,
-    launches: ModuleType,
     reference: ModuleType,
 ) -> Pairs:
     """Yield results of the kernels for a small problem, each with the result of the reference in float32.
 
-    `launches` and `reference` have a function `operation`; that of `launches` takes the kernels as first argument. If
-    `launches` has `tiles_for`, every tile that it selects for the problem is computed.
+    `reference` has a function `operation`. Every tile that `fused_launch` selects for the problem is computed.
     """
     small = small_problem(problem)
     input = _images(small.input_size, dtype, device, 1)
@@ -51,20 +50,13 @@ def compared(
         "forward": (input, weight),
         "input_gradient": (grads, weight),
         "weight_gradient": (input, grads),
-        "gradients": (input, grads, weight),
     }
-    exact = _tuple(getattr(reference, operation)(*(tensor.float() for tensor in operands[operation]), small))
-    select = getattr(launches, "tiles_for", None)
-    choices = [{}] if select is None else [{"tiles": (tile,)} for tile in select(operation, problem, dtype)]
-    for choice in choices:
-        found = _tuple(getattr(launches, operation)(kernels, *operands[operation], small, **choice))
-        yield from zip((tensor.float() for tensor in found), exact, strict=True)
+    exact: Tensor = getattr(reference, operation)(*(tensor.float() for tensor in operands[operation]), small)
+    for tile in fused_launch.tiles_for(operation, problem, dtype):
+        found: Tensor = getattr(fused_launch, operation)(kernels, *operands[operation], small, tiles=(tile,))
+        yield found.float(), exact
 
 
 def _images(size: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
     samples, channels, height, width = size
     return generated(samples, height, width, channels, dtype=dtype, device=device, seed=seed).permute(0, 3, 1, 2)
-
-
-def _tuple(result: Tensor | Tensors) -> Tensors:
-    return result if isinstance(result, tuple) else (result,)
