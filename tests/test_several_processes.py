@@ -12,7 +12,8 @@ from tests.evaluation.detections import CLASS_NAMES, random_frames
 from tests.training.test_guarded_step import Rig, make_batch
 from yolo_lightning.data.batch import _slice
 from yolo_lightning.evaluation.drift import drift_scores, named_scores
-from yolo_lightning.evaluation.matching import frame_key, match
+from yolo_lightning.evaluation.frame_records import frame_key
+from yolo_lightning.evaluation.matching import match
 
 HELPER = REPOSITORY / "tests" / "helpers" / "share_work.py"
 EDGES = {"equal": (0, 6), "unequal, one without boxes": (0, 5)}

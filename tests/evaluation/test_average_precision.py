@@ -24,7 +24,8 @@ CLASSES = len(CLASS_NAMES)
 
 def score(frames: Sequence[Frame], part: Sequence[bool] | None = None) -> PartScores:
     matches = match([one for one, _ in frames], [one for _, one in frames], CLASSES)
-    return RankedDetections(matches).scores(None if part is None else np.array(part))
+    ranked = RankedDetections.of(matches)
+    return (ranked if part is None else ranked.part(np.array(part))).scores()
 
 
 def assert_as_reference(frames: Sequence[Frame], ours: PartScores) -> None:

@@ -5,7 +5,8 @@ import torch
 
 from tests.evaluation.detections import CLASS_NAMES, OBJECT, prediction, random_frames, target
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Matches, frame_key, match
+from yolo_lightning.evaluation.frame_records import frame_key
+from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Matches, match
 
 ALL = (1 << len(IOU_THRESHOLDS)) - 1
 AT_50 = 1

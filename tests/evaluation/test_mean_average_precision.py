@@ -13,7 +13,7 @@ from torch.multiprocessing.spawn import spawn
 from torchmetrics.detection import MeanAveragePrecision as Reference
 
 from tests.evaluation.detections import random_boxes, small_boxes
-from yolo_lightning.evaluation import area_matching
+from yolo_lightning.evaluation import matching
 from yolo_lightning.evaluation.mean_average_precision import MeanAveragePrecision
 
 Frame = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -71,7 +71,7 @@ def test_scores_are_those_of_torchmetrics(crowds: bool, digits: int) -> None:
 
 
 def test_chunks_do_not_change_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(area_matching, "PAIRS_PER_CHUNK", 40)
+    monkeypatch.setattr(matching, "PAIRS_PER_CHUNK", 40)
     assert_as_torchmetrics(frames_of(4, digits=1, crowds=True), class_metrics=True)
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.evaluation.detections import CLASS_NAMES, Frame, random_frames
-from yolo_lightning.evaluation.matching import FrameRecords, match
+from yolo_lightning.evaluation.frame_records import FrameRecords
+from yolo_lightning.evaluation.matching import match
 from yolo_lightning.evaluation.record import EvaluationCollection, EvaluationRecord, FrameNames
 from yolo_lightning.evaluation.ultralytics_matching import match_as_ultralytics
 

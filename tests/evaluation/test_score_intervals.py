@@ -8,7 +8,7 @@ import torch
 from msgspec import structs
 
 from tests.evaluation.detections import CLASS_NAMES, OBJECT, Frame, prediction, random_frames, target
-from yolo_lightning.evaluation.average_precision import AT_50
+from yolo_lightning.evaluation.average_precision import AT_50, RankedDetections
 from yolo_lightning.evaluation.drift import drift_scores
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.score_intervals import bootstrap, limits, ranked_classes
@@ -45,7 +45,7 @@ def test_repeated_frames_score_as_in_a_split_that_contains_them_repeatedly(digit
     ]
     expected = drift_scores(matched(renamed)).overall.precision[AT_50]
     matches = matched(frames)
-    ours = [one.average_precision(counts) for one in ranked_classes(matches, np.ones(len(frames), dtype=np.bool_))]
+    ours = [one.average_precision(counts) for one in ranked_classes(RankedDetections.of(matches))]
     np.testing.assert_allclose(np.nan_to_num(ours, nan=-1), expected, atol=1e-9)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from yolo_lightning.challenge.content import Content
 from yolo_lightning.data.box_fusion import fuse_group
-from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS, numbers_within, segment_starts
+from yolo_lightning.evaluation.greedy import numbers_within, segment_starts
+from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS
 
 LARGEST_LABEL = 4
 

@@ -4,23 +4,19 @@ Boxes are used unchanged, neither clipped nor dropped, as in the organisers' eva
 """
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from yolo_lightning.challenge.content import CATEGORY_IDS, LTDV2_FRAME_SIZE, Content, Template
-from yolo_lightning.data.batch import Prediction, Target
 from yolo_lightning.data.formats.annotation_file import BYTE_ORDER_MARK, decode
 from yolo_lightning.data.formats.image_ids import id_text, image_id_texts, unknown_image_hint
 from yolo_lightning.evaluation.drift import DriftScores, drift_scores, month_of_id
-from yolo_lightning.evaluation.matching import Matches, match
+from yolo_lightning.evaluation.matching import BoxTable, Matches, match_frames, sized
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import read_regular
 
 FrameSize = tuple[int, int] | None
-FRAMES_AT_ONCE = 256
 LARGEST_FILE = 8 << 30  # bytes; LTDv2's Train.json has 1.1 GB
 
 
@@ -104,25 +100,17 @@ def match_submission(content: Content, truth: Content) -> Matches:
     without area match no object. The month of a frame is part of its id.
     """
     image_ids = truth.image_ids
-    content = content.with_frames(image_ids)
-    found, objects = (
-        np.searchsorted(owners, np.arange(len(image_ids) + 1)).tolist() for owners in (content.owners, truth.owners)
+    months = [month_of_id(image_id) for image_id in image_ids]
+    return match_frames(
+        box_table(content.with_frames(image_ids)), box_table(truth), len(CATEGORY_IDS), image_ids, months
     )
-    matches = []
-    for start in range(0, len(image_ids), FRAMES_AT_ONCE):
-        predictions, targets = [], []
-        for frame, image_id in enumerate(image_ids[start : start + FRAMES_AT_ONCE], start):
-            own = slice(found[frame], found[frame + 1])
-            boxes, labels = tensors(content.boxes[own], content.labels[own])
-            scores = torch.from_numpy(content.scores[own].astype(np.float32))
-            predictions.append(Prediction(image_id, boxes, scores, labels))
-            own = slice(objects[frame], objects[frame + 1])
-            targets.append(Target(image_id, *tensors(truth.boxes[own], truth.labels[own]), month_of_id(image_id)))
-        matches.append(match(predictions, targets, len(CATEGORY_IDS)))
-    return Matches.join(matches)
 
 
-def tensors(boxes: Any, category_ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def box_table(content: Content) -> BoxTable:
     """Return boxes as float32 and category ids as class indices from 0."""
-    labels = category_ids.astype(np.int64) - CATEGORY_IDS[0]
-    return torch.from_numpy(boxes.astype(np.float32)), torch.from_numpy(labels)
+    return BoxTable(
+        sized(content.boxes.astype(np.float32)),
+        content.labels.astype(np.int64) - CATEGORY_IDS[0],
+        np.bincount(content.owners, minlength=len(content.image_ids)),
+        content.scores.astype(np.float32),
+    )

@@ -4,13 +4,16 @@ Source: `COCOeval.accumulate` and `summarize` of pycocotools with the arguments 
 precision is made monotonically decreasing and sampled at 101 recalls; classes without annotations are excluded.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS, IOU_THRESHOLDS, Matches
+from yolo_lightning.evaluation.greedy import Flags, Floats, Integers
+from yolo_lightning.evaluation.matching import COUNTED_PER_CLASS, IOU_THRESHOLDS, Bits, Matches
 
 NO_GROUND_TRUTH = -1.0  # COCO's score of a class or subset without annotated objects
 
@@ -25,78 +28,111 @@ AT_50, AT_75 = IOU_THRESHOLDS.index(0.5), IOU_THRESHOLDS.index(0.75)
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """Scores of a subset of the frames."""
+    """Scores of a subset of the frames, with T IoU thresholds and M limits of the number of detections."""
 
     frames: int
-    annotated: npt.NDArray[np.int64]  # `(C,)` number of objects per class
-    observed: npt.NDArray[np.bool_]  # `(C,)` whether the class was annotated or detected
-    # `(10, C)` average precision per IoU threshold, 0 to 1; -1 for classes without ground truth
-    precision: npt.NDArray[np.float64]
-    # `(3, 10, C)` maximum recall per `DETECTION_LIMITS` and IoU threshold, 0 to 1; -1 likewise
-    recall: npt.NDArray[np.float64]
+    annotated: Integers  # `(C,)` number of objects per class
+    observed: Flags  # `(C,)` whether the class was annotated or detected
+    precision: Floats  # `(T, C)` average precision, 0 to 1; -1 for classes without ground truth
+    recall: Floats  # `(M, T, C)` maximum recall, 0 to 1; -1 likewise
+
+    def map(self, threshold: int | None = None) -> float:
+        """Return the mean average precision over the annotated classes, at all thresholds or at one of them."""
+        return self._mean(self.precision if threshold is None else self.precision[threshold])
+
+    def mar(self, limit: int) -> float:
+        """Return the mean of the maximum recalls of limit number `limit` over thresholds and annotated classes."""
+        return self._mean(self.recall[limit])
+
+    def _mean(self, values: Floats) -> float:
+        part = values[..., self.annotated > 0]
+        return float(part.mean()) if part.size else NO_GROUND_TRUTH
 
     def scalars(self) -> dict[str, float]:
-        """Return `map`, `map_50`, `map_75`, `mar_1`, `mar_10`, `mar_100`, 0 to 1; -1 without ground truth.
-
-        Classes without ground truth are excluded from the means.
-        """
-        classes = self.annotated > 0
-        values = {
-            "map": self.precision[:, classes],
-            "map_50": self.precision[AT_50, classes],
-            "map_75": self.precision[AT_75, classes],
-        }
-        values |= {f"mar_{limit}": self.recall[row][:, classes] for row, limit in enumerate(DETECTION_LIMITS)}
-        return {name: float(part.mean()) if part.size else NO_GROUND_TRUTH for name, part in values.items()}
+        """Return `map`, `map_50`, `map_75`, `mar_1`, `mar_10`, `mar_100`, 0 to 1; -1 without ground truth."""
+        values = {"map": self.map(), "map_50": self.map(AT_50), "map_75": self.map(AT_75)}
+        return values | {f"mar_{limit}": self.mar(row) for row, limit in enumerate(DETECTION_LIMITS)}
 
     def of_class(self, label: int) -> dict[str, float]:
         """Return `map` and `map_50` of a class, 0 to 1; -1 without ground truth."""
         return {"map": float(self.precision[:, label].mean()), "map_50": float(self.precision[AT_50, label])}
 
 
+@dataclass(frozen=True, slots=True)
 class RankedDetections:
-    """The detections of all frames, sorted once by class and descending score, to score any subset of the frames.
+    """D detections of F frames, sorted once by class and descending score, to score any subset of the frames.
 
     Detections of equal scores keep the order of the frames.
     """
 
-    def __init__(self, matches: Matches) -> None:
+    frames: int  # number of frames
+    annotated: npt.NDArray[np.integer]  # `(F, C)` number of objects per class
+    labels: npt.NDArray[np.integer]  # `(D,)` class index
+    owners: npt.NDArray[np.int32]  # `(D,)` frame number
+    ranks: npt.NDArray[np.integer]  # `(D,)`, 0 is the highest score of the frame and class
+    hits: Bits  # `(D,)`, bit `t` is set if the detection is correct at threshold `t`
+    ignored: Bits | None = None  # `(D,)`, bit `t` is set if the detection does not count at threshold `t`
+
+    @classmethod
+    def of(cls, matches: Matches) -> Self:
         order = np.lexsort((-matches.scores.numpy(), matches.labels.numpy()))
-        self._annotated = matches.annotated.numpy().astype(np.int64)
-        self._labels = matches.labels.numpy()[order]
-        self._frames = np.repeat(np.arange(len(matches.keys), dtype=np.int32), matches.counts.numpy())[order]
-        self._ranks = matches.ranks.numpy()[order]
-        self._hits = matches.hits.numpy()[order]
+        owners = np.repeat(np.arange(len(matches.keys), dtype=np.int32), matches.counts.numpy())[order]
+        labels, ranks, hits = (column.numpy()[order] for column in (matches.labels, matches.ranks, matches.hits))
+        return cls(len(matches.keys), matches.annotated.numpy(), labels, owners, ranks, hits.view(np.uint16))
 
-    def scores(self, frames: npt.NDArray[np.bool_] | None = None) -> PartScores:
-        """Return the scores of the frames selected by `frames`, `(F,)`, or of all frames."""
-        chosen = np.ones(len(self._annotated), dtype=np.bool_) if frames is None else frames
-        of_part = chosen[self._frames]
-        labels, ranks, hits = self._labels[of_part], self._ranks[of_part], self._hits[of_part]
-        annotated = self._annotated[chosen].sum(axis=0)
-        classes = len(annotated)
-        limits = np.searchsorted(labels, np.arange(classes + 1))
-        precision = np.full((len(IOU_THRESHOLDS), classes), NO_GROUND_TRUTH)
-        recall = np.full((len(DETECTION_LIMITS), len(IOU_THRESHOLDS), classes), NO_GROUND_TRUTH)
-        for label in np.flatnonzero(annotated):
-            own = slice(limits[label], limits[label + 1])
-            for threshold in range(len(IOU_THRESHOLDS)):
-                correct = np.flatnonzero((hits[own] >> threshold) & 1)
-                precision[threshold, label] = average_precision(correct, int(annotated[label]))
-                for row, limit in enumerate(DETECTION_LIMITS):
-                    recall[row, threshold, label] = (ranks[own][correct] < limit).sum() / annotated[label]
-        observed = (annotated > 0) | (np.diff(limits) > 0)
-        return PartScores(int(chosen.sum()), annotated, observed, precision, recall)
+    def part(self, frames: Flags) -> Self:
+        """Return the frames selected by `frames`, `(F,)`, without renumbering them."""
+        own = frames[self.owners]
+        detections = {name: getattr(self, name)[own] for name in ("labels", "owners", "ranks", "hits")}
+        return replace(self, frames=int(frames.sum()), annotated=self.annotated * frames[:, None], **detections)
+
+    def scores(
+        self,
+        thresholds: int = len(IOU_THRESHOLDS),
+        recalls: Floats = RECALLS,
+        limits: Sequence[int] = DETECTION_LIMITS,
+    ) -> PartScores:
+        """Return the scores of all frames.
+
+        Args:
+            thresholds: Number of IoU thresholds of the matching.
+            recalls: Recalls at which precision is sampled.
+            limits: M maximum numbers of detections per frame and class for recall.
+        """
+        annotated = self.annotated.sum(axis=0, dtype=np.int64)
+        precision = np.full((thresholds, len(annotated)), NO_GROUND_TRUTH)
+        recall = np.full((len(limits), thresholds, len(annotated)), NO_GROUND_TRUTH)
+        for label in np.flatnonzero(annotated).tolist():
+            own, objects = self.of_class(label), int(annotated[label])
+            hits, ranks = self.hits[own], self.ranks[own]
+            for threshold in range(thresholds):
+                bit = hits.dtype.type(1 << threshold)
+                correct = places = np.flatnonzero(hits & bit)
+                if self.ignored is not None and (dropped := np.flatnonzero(self.ignored[own] & bit)).size:
+                    places = correct - np.searchsorted(dropped, correct)
+                precision[threshold, label] = average_precision(places, objects, recalls)
+                for row, limit in enumerate(limits):
+                    recall[row, threshold, label] = (ranks[correct] < limit).sum() / objects
+        observed = (annotated > 0) | (np.bincount(self.labels, minlength=len(annotated)) > 0)
+        return PartScores(self.frames, annotated, observed, precision, recall)
+
+    def of_class(self, label: int) -> slice:
+        """Return the positions of the detections of a class."""
+        first, stop = np.searchsorted(self.labels, (label, label + 1))
+        return slice(int(first), int(stop))
 
 
-def average_precision(
-    correct: npt.NDArray[np.int64], annotated: int, recalls: npt.NDArray[np.float64] = RECALLS
-) -> float:
+def average_precision(correct: Integers, annotated: int, recalls: Floats = RECALLS) -> float:
     """Return the mean of the decreasing envelope of precision at `recalls`, 0 to 1, of a class with >= 1 objects.
 
     `correct` contains the ascending ranks of the correct detections among all detections of the class.
     """
     found = np.arange(1, len(correct) + 1)
-    envelope = np.maximum.accumulate((found / (correct + 1))[::-1])[::-1]
     first = np.searchsorted(found / annotated, recalls)
-    return float(np.append(envelope, 0.0)[first].mean())
+    return float(np.append(decreasing_envelope(found / (correct + 1)), 0.0)[first].mean())
+
+
+def decreasing_envelope(precision: Floats) -> Floats:
+    """Return for each position the largest precision at this or any later position."""
+    envelope: Floats = np.maximum.accumulate(precision[::-1])[::-1]
+    return envelope

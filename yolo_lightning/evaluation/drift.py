@@ -58,11 +58,11 @@ class DriftScores:
 
 def drift_scores(matches: Matches, frames: npt.NDArray[np.bool_] | None = None) -> DriftScores:
     """Return the scores of the frames selected by `frames`, `(F,)`, or of all frames."""
-    ranked = RankedDetections(matches)
-    chosen = np.ones(len(matches.keys), dtype=np.bool_) if frames is None else frames
-    months = matches.months.numpy()
-    known = np.unique(months[(months > 0) & chosen]).tolist()
-    return DriftScores(ranked.scores(chosen), {month: ranked.scores(chosen & (months == month)) for month in known})
+    ranked, months = RankedDetections.of(matches), matches.months.numpy()
+    if frames is not None:
+        ranked, months = ranked.part(frames), np.where(frames, months, 0)
+    known = np.unique(months[months > 0]).tolist()
+    return DriftScores(ranked.scores(), {month: ranked.part(months == month).scores() for month in known})
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float:

@@ -1,15 +1,17 @@
-"""COCO's greedy matching of detections with annotated objects, computed once per frame and class.
+"""COCO's greedy matching of detections with annotated objects of the same frame and class.
 
 The stored properties of a detection (class, score, rank, correct or not at ten IoU thresholds) are sufficient to score
 any subset of the frames, so monthly scores need no further matching. Source: `COCOeval.evaluateImg` of pycocotools with
-the arguments of torchmetrics' `MeanAveragePrecision`: default thresholds, all areas, no crowds.
+the arguments of torchmetrics' `MeanAveragePrecision`.
+
+Objects outside an area range and crowds are ignored: a detection that takes one counts neither as correct nor as false,
+and so does a detection outside the range that takes nothing. Detections prefer objects that are not ignored.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,61 +19,33 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
+from yolo_lightning.evaluation.frame_records import FrameRecords, frame_keys
+from yolo_lightning.evaluation.greedy import (
+    Flags,
+    Floats,
+    Integers,
+    intersection_over_union,
+    numbers_within,
+    pairs_of_group,
+    take_in_turn,
+)
 
 COUNTED_PER_CLASS = 100  # number of detections per frame and class that COCO evaluates, highest scores first
 
 IOU_THRESHOLDS = tuple(torch.linspace(0.5, 0.95, 10).tolist())
 """Minimum IoU of a correct detection; rounded to float32, as in torchmetrics."""
 
+MAX_THRESHOLDS = 64  # one bit each in `MatchedBoxes.hits`
+
+AreaRange = tuple[float, float]
+ALL_AREAS: AreaRange = (0.0, 1e10)
+"""Smallest and largest area in square pixels, both inclusive; excludes boxes of negative area."""
+
+PAIRS_PER_CHUNK = 500_000
+"""Pairs of a detection and an object of one frame that are matched at once; 100 to 200 MB."""
+
 Singles = npt.NDArray[np.float32]
-Floats = npt.NDArray[np.float64]
-Overlaps = npt.NDArray[np.floating[Any]]
-Integers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class FrameRecords:
-    """F frames and all their items, as CPU tensors. Derived dataclasses add fields."""
-
-    BY_FRAME: ClassVar[frozenset[str]] = frozenset({"keys", "counts"})
-    """Fields with one entry per frame; all others have one entry per item."""
-
-    keys: Tensor  # `(F,)` int64, `frame_key` of the image id
-    counts: Tensor  # `(F,)` int32, number of items of the frame; items are sorted by frame
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls))
-
-    @classmethod
-    def join(cls, parts: Sequence[Self]) -> Self:
-        """Concatenate one or more tables."""
-        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in cls.names()})
-
-    def in_order(self, order: Tensor) -> Self:
-        """Return the table with its frames permuted by `order`, `(F,)` int64 positions in this table."""
-        ends = self.counts.cumsum(0)
-        counts = self.counts[order]
-        # For each item: position of the first item of its frame, and number of items of its frame before it.
-        begin = (ends - self.counts)[order].repeat_interleave(counts)
-        before = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-        return self.chosen(order, begin + before)
-
-    def without_repeats(self) -> Self:
-        """Return each frame once, at its first position: distributed samplers repeat frames to pad the last batch."""
-        _, first = np.unique(self.keys.numpy(), return_index=True)
-        if len(first) == len(self.keys):
-            return self
-        frames = torch.zeros(len(self.keys), dtype=torch.bool)
-        frames[first] = True
-        return self.chosen(frames, frames.repeat_interleave(self.counts))
-
-    def chosen(self, frames: Tensor, items: Tensor) -> Self:
-        """Index the fields by frame with `frames`, all other fields with `items`."""
-        return type(self)(
-            **{name: getattr(self, name)[frames if name in self.BY_FRAME else items] for name in self.names()}
-        )
+Bits = npt.NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,46 +70,209 @@ def match(predictions: Sequence[Prediction], targets: Sequence[Target], classes:
     negative area are ignored, but keep their rank. Predictions and targets have the same frames in the same order.
     """
     assert [prediction.image_id for prediction in predictions] == [target.image_id for target in targets]
-    objects, object_groups, _ = grouped(targets, None, classes)
-    objects, object_groups = objects[has_area(objects)], object_groups[has_area(objects)]
-    scores = all_scores(predictions)
-    detections, groups, order = grouped(predictions, scores, classes)
-    ranks = numbers_within(groups)
-    counted = (ranks < COUNTED_PER_CLASS) & has_area(detections)
-    detections, groups, order, ranks = detections[counted], groups[counted], order[counted], ranks[counted]
-    frames = len(targets)
-    annotated = np.bincount(object_groups, minlength=frames * classes)
-    finder, found = pairs_of_group(groups, object_groups)
-    overlaps = intersection_over_union(detections[finder], objects[found])
-    close = overlaps >= IOU_THRESHOLDS[0]
-    taken = take_in_turn(finder[close], found[close], overlaps[close], groups, IOU_THRESHOLDS, prefers_last=True)
+    detections = BoxTable.of([(one.boxes, one.labels) for one in predictions], all_scores(predictions))
+    objects = BoxTable.of([(one.boxes, one.labels) for one in targets])
+    return match_frames(detections, objects, classes, [one.image_id for one in targets], [one.month for one in targets])
+
+
+def match_frames(
+    detections: "BoxTable", objects: "BoxTable", classes: int, image_ids: Sequence[str], months: Sequence[int]
+) -> Matches:
+    """Match the boxes of F frames with ids and months (YYYYMM, 0 if unknown) as `match` does."""
+    assert detections.scores is not None
+    for labels in (detections.labels, objects.labels):
+        assert labels.size == 0 or (labels.min() >= 0 and labels.max() < classes), "labels are class indices"
+    frames = len(image_ids)
+    found = match_boxes(detections, objects, classes)
+    counted = found.ignored[0] == 0
+    groups, annotated = found.groups[counted], found.object_groups[found.counted[0]]
     return Matches(
-        keys=frame_keys([one.image_id for one in targets]),
-        months=torch.tensor([one.month for one in targets], dtype=torch.int32),
-        annotated=torch.from_numpy(annotated.reshape(frames, classes).astype(np.int32)),
+        keys=frame_keys(image_ids),
+        months=torch.tensor(months, dtype=torch.int32),
+        annotated=torch.from_numpy(
+            np.bincount(annotated, minlength=frames * classes).reshape(frames, classes).astype(np.int32)
+        ),
         counts=torch.from_numpy(np.bincount(groups // classes, minlength=frames).astype(np.int32)),
         labels=torch.from_numpy((groups % classes).astype(np.uint8)),
-        scores=torch.from_numpy(scores[order]),
-        ranks=torch.from_numpy(ranks.astype(np.uint8)),
-        hits=torch.from_numpy(hit_bits(taken)),
+        scores=torch.from_numpy(detections.scores[found.order[counted]]),
+        ranks=torch.from_numpy(found.ranks[counted].astype(np.uint8)),
+        hits=torch.from_numpy(found.hits[0, counted].view(np.int16)),
     )
 
 
-def grouped(
-    frames: Sequence[Prediction] | Sequence[Target], scores: Singles | None, classes: int
-) -> tuple[Floats, Integers, Integers]:
-    """Sort the N boxes of all frames by frame, class and descending score.
+@dataclass(frozen=True, slots=True)
+class BoxTable:
+    """N boxes of F frames, sorted by frame; detections have scores, objects may have areas and crowds."""
 
-    Returns:
-        `(N, 4)` x, y, width, height; `(N,)` frame number times `classes` plus label; `(N,)` position before sorting.
+    boxes: Singles  # `(N, 4)` float32 x, y, width, height
+    labels: Integers  # `(N,)` class index from 0
+    counts: Integers  # `(F,)` number of boxes per frame
+    scores: Singles | None = None  # `(N,)` float32
+    areas: Floats | None = None  # `(N,)` area in square pixels; width times height where it is not positive
+    crowds: Flags | None = None  # `(N,)` whether the box surrounds a crowd
+
+    @classmethod
+    def of(cls, frames: Sequence[tuple[Tensor, Tensor]], scores: Singles | None = None) -> "BoxTable":
+        """Return the table of boxes, xyxy, and labels per frame."""
+        boxes, labels, owners = flattened(frames)
+        return cls(sized(boxes), labels, np.bincount(owners, minlength=len(frames)), scores)
+
+    def frames(self, first: int, stop: int) -> "BoxTable":
+        """Return the boxes of frames `first` to `stop` - 1."""
+        own = slice(int(self.counts[:first].sum()), int(self.counts[:stop].sum()))
+        columns = {
+            name: column[own]
+            for name in ("boxes", "labels", "scores", "areas", "crowds")
+            if (column := getattr(self, name)) is not None
+        }
+        return replace(self, counts=self.counts[first:stop], **columns)
+
+    def groups(self, classes: int) -> Integers:
+        """Return `(N,)` frame number times `classes` plus label."""
+        return np.repeat(np.arange(len(self.counts)), self.counts) * classes + self.labels
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedBoxes:
+    """D evaluated detections and O objects, both sorted by group, in A area ranges.
+
+    The group of a box is its frame number times the number of classes plus its label. Detections of one group are
+    sorted by descending score.
     """
-    boxes, labels, owners = flattened([(one.boxes, one.labels) for one in frames])
-    assert labels.size == 0 or (labels.min() >= 0 and labels.max() < classes), "labels are class indices"
-    groups = owners * classes + labels
-    order = np.argsort(groups, kind="stable") if scores is None else np.lexsort((-scores, groups))
-    # Width and height are rounded to float32 before any other operation, as in torchmetrics; ties depend on it.
-    sized = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)[order]
-    return sized.astype(np.float64), groups[order], order
+
+    order: Integers  # `(D,)` position of each detection in its table
+    groups: Integers  # `(D,)`
+    ranks: Integers  # `(D,)`, 0 is the highest score of the group
+    hits: Bits  # `(A, D)`, bit `t` is set if the detection is correct at threshold `t`
+    ignored: Bits  # `(A, D)`, bit `t` is set if the detection does not count at threshold `t`
+    object_groups: Integers  # `(O,)`
+    counted: Flags  # `(A, O)` whether the object is not ignored
+
+
+def match_boxes(
+    detections: BoxTable,
+    objects: BoxTable,
+    classes: int,
+    thresholds: Sequence[float] = IOU_THRESHOLDS,
+    limit: int = COUNTED_PER_CLASS,
+    areas: Sequence[AreaRange] = (ALL_AREAS,),
+) -> MatchedBoxes:
+    """Match the detections of all frames with the objects of the same frame and class.
+
+    Args:
+        detections: Boxes with scores.
+        objects: Boxes of the same frames.
+        classes: Number of classes, greater than every label.
+        thresholds: Minimum IoU of a correct detection, at most `MAX_THRESHOLDS` values.
+        limit: Number of detections per frame and class that are evaluated, highest scores first.
+        areas: Area ranges of objects, each a separate matching; the first one contains all others.
+    """
+    parts = []
+    behind = np.concatenate(([0], np.cumsum(detections.counts)))
+    for first, stop in _chunks(detections.counts, objects.counts):
+        part = _match_chunk(
+            detections.frames(first, stop), objects.frames(first, stop), classes, thresholds, limit, areas
+        )
+        part.order[:] += behind[first]
+        part.groups[:] += first * classes
+        part.object_groups[:] += first * classes
+        parts.append(part)
+    if len(parts) == 1:
+        return parts[0]
+    return MatchedBoxes(
+        **{
+            field.name: np.concatenate([getattr(part, field.name) for part in parts], axis=-1)
+            for field in fields(MatchedBoxes)
+        }
+    )
+
+
+def _chunks(detections: Integers, objects: Integers) -> Iterator[tuple[int, int]]:
+    """Yield first and last frame, exclusive, of at least one chunk; chunks have about `PAIRS_PER_CHUNK` pairs."""
+    work = np.cumsum(detections * (objects + 1) + objects) // PAIRS_PER_CHUNK
+    return pairwise([0, *(np.flatnonzero(np.diff(work)) + 1).tolist(), len(work)])
+
+
+def _match_chunk(
+    detections: BoxTable,
+    objects: BoxTable,
+    classes: int,
+    thresholds: Sequence[float],
+    limit: int,
+    ranges: Sequence[AreaRange],
+) -> MatchedBoxes:
+    assert detections.scores is not None
+    object_groups = objects.groups(classes)
+    order = np.argsort(object_groups, kind="stable")
+    object_groups, truth = object_groups[order], objects.boxes[order].astype(np.float64)
+    crowds = np.zeros(len(truth), np.bool_) if objects.crowds is None else objects.crowds[order]
+    areas = truth[:, 2] * truth[:, 3]
+    if objects.areas is not None:
+        areas = np.where(objects.areas[order] > 0, objects.areas[order], areas)
+    groups = detections.groups(classes)
+    order = np.lexsort((-detections.scores, groups))
+    ranks = numbers_within(groups[order])
+    order, ranks = order[ranks < limit], ranks[ranks < limit]
+    groups, boxes = groups[order], detections.boxes[order].astype(np.float64)
+    own_areas = boxes[:, 2] * boxes[:, 3]
+
+    finder, found = pairs_of_group(groups, object_groups)
+    overlaps = intersection_over_union(boxes[finder], truth[found])
+    if crowds.any():
+        # The share of the detection that is in the crowd region.
+        share = intersection_over_union(boxes[finder], truth[found], of_first=True)
+        overlaps = np.where(crowds[found], share, overlaps)
+    # COCO's limit: IoU 1 has to reach threshold 1 in spite of rounding.
+    reached = [min(threshold, 1 - 1e-10) for threshold in thresholds]
+    close = overlaps >= min(reached)
+    finder, found, overlaps = finder[close], found[close], overlaps[close]
+
+    hits, dropped = np.zeros((2, len(ranges), len(groups)), _bits_type(len(thresholds)))
+    counted = np.empty((len(ranges), len(truth)), np.bool_)
+    taken_of_first = np.full((len(reached), len(groups)), -1)
+    for number, (least, most) in enumerate(ranges):
+        ignored = crowds | (areas < least) | (areas > most)
+        counted[number] = ~ignored
+        again = np.ones(len(finder), np.bool_)
+        if number:
+            # The matching differs from that of the first range only in groups in which the range separates the objects.
+            again = np.isin(object_groups[found], _separated(object_groups, ignored, crowds))
+        taken = taken_of_first.copy()
+        taken[:, finder[again]] = -1
+        part = finder[again], found[again], overlaps[again]
+        second = ignored if ignored.any() else None
+        anew = take_in_turn(*part, groups, reached, prefers_last=True, ignored=second, crowds=crowds)
+        taken = np.maximum(taken, anew)
+        if number == 0:
+            taken_of_first = taken
+        is_free = taken < 0
+        outside = (own_areas < least) | (own_areas > most)
+        if ignored.any():
+            is_ignored = ignored[taken] & ~is_free
+            hits[number] = bit_masks(~is_free & ~is_ignored)
+            dropped[number] = bit_masks(is_ignored | (is_free & outside))
+        else:
+            hits[number] = bit_masks(~is_free)
+            if outside.any():
+                dropped[number] = bit_masks(is_free & outside)
+    return MatchedBoxes(order, groups, ranks, hits, dropped, object_groups, counted)
+
+
+def _separated(object_groups: Integers, ignored: Flags, crowds: Flags) -> Integers:
+    """Return the groups with objects that are ignored for their area, and with crowds or objects that count."""
+    by_area = ignored & ~crowds
+    return np.intersect1d(object_groups[by_area], object_groups[~by_area])
+
+
+def _bits_type(thresholds: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if thresholds <= 16 else np.uint64
+
+
+def bit_masks(flags: Flags) -> Bits:
+    """Return bit masks `(D,)` of `(T, D)` flags, bit `t` from row `t`."""
+    kind = _bits_type(len(flags))
+    masks: Bits = (flags * (kind(1) << np.arange(len(flags), dtype=kind))[:, None]).sum(axis=0, dtype=kind)
+    return masks
 
 
 def flattened(frames: Sequence[tuple[Tensor, Tensor]]) -> tuple[Singles, Integers, Integers]:
@@ -146,130 +283,13 @@ def flattened(frames: Sequence[tuple[Tensor, Tensor]]) -> tuple[Singles, Integer
     return np.concatenate(boxes), np.concatenate(labels), owners
 
 
+def sized(boxes: Singles) -> Singles:
+    """Return xyxy boxes as x, y, width, height.
+
+    Width and height are rounded to float32 before any other operation, as in torchmetrics; ties depend on it.
+    """
+    return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
+
+
 def all_scores(predictions: Sequence[Prediction]) -> Singles:
     return np.concatenate([np.zeros(0, np.float32), *(one.scores.float().cpu().numpy() for one in predictions)])
-
-
-def has_area(boxes: Floats) -> Flags:
-    """Return whether the area of `(N, 4)` x, y, width, height is >= 0, the lower bound of COCO's area range `all`."""
-    return boxes[:, 2] * boxes[:, 3] >= 0
-
-
-def numbers_within(groups: Integers) -> Integers:
-    """Return the number of each element within its group, from 0; `groups` is ascending."""
-    return np.arange(len(groups)) - np.searchsorted(groups, groups)
-
-
-def pairs_of_group(groups: Integers, object_groups: Integers) -> tuple[Integers, Integers]:
-    """Return all pairs of a detection and an object of one group, sorted by detection; both inputs are ascending."""
-    first, behind = np.searchsorted(object_groups, groups), np.searchsorted(object_groups, groups, side="right")
-    counts = behind - first
-    finder = np.repeat(np.arange(len(groups)), counts)
-    return finder, np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(finder))
-
-
-def intersection_over_union(one: Floats, other: Floats, *, of_first: bool = False) -> Floats:
-    """Return the IoU of N pairs of boxes `(N, 4)` x, y, width, height, by the operations of COCO's `bbIou`.
-
-    With `of_first` the intersection is divided by the area of the first box, as for crowd regions.
-    """
-    upper = np.minimum(one[:, :2] + one[:, 2:], other[:, :2] + other[:, 2:])
-    sides = np.maximum(upper - np.maximum(one[:, :2], other[:, :2]), 0.0)
-    shared = sides[:, 0] * sides[:, 1]
-    union = one[:, 2] * one[:, 3]
-    if not of_first:
-        union = union + other[:, 2] * other[:, 3] - shared
-    overlaps = np.zeros(len(one))
-    np.divide(shared, union, out=overlaps, where=shared > 0)
-    return overlaps
-
-
-def take_in_turn(
-    finder: Integers,
-    found: Integers,
-    overlaps: Overlaps,
-    groups: Integers,
-    thresholds: Sequence[float],
-    *,
-    prefers_last: bool,
-    ignored: Flags | None = None,
-    crowds: Flags | None = None,
-) -> Integers:
-    """Match greedily: each detection takes the unmatched object with the largest IoU, in descending order of scores.
-
-    Args:
-        finder: `(P,)` detection of each candidate pair, ascending.
-        found: `(P,)` object of each pair, ascending within a detection.
-        overlaps: `(P,)` IoU of each pair.
-        groups: `(D,)` group of each detection, best detections of a group first. Groups share no objects.
-        thresholds: T minimum IoUs, each a separate matching.
-        prefers_last: Of objects with equal IoU, take the last one (COCO) instead of the first one (Ultralytics).
-        ignored: `(O,)` objects that a detection takes only if it can take no other object.
-        crowds: `(O,)` objects that any number of detections take; they are among the ignored ones.
-
-    Returns:
-        `(T, D)` object that a detection takes, or -1.
-    """
-    objects = np.full((len(thresholds), len(groups)), -1)
-    if not len(finder):
-        return objects
-    limits = np.array(thresholds, overlaps.dtype)[:, None]
-    taken = np.zeros((len(thresholds), int(found.max()) + 1), dtype=np.bool_)
-    # Groups are independent: the best detections of all groups choose in one pass, then the second best ones, ...
-    choosing, position = np.unique(finder, return_inverse=True)
-    order = np.argsort(groups[choosing], kind="stable")
-    turns_of_detections = np.empty(len(choosing), np.int64)
-    turns_of_detections[order] = numbers_within(groups[choosing][order])
-    turns = turns_of_detections[position]
-    order = np.argsort(turns, kind="stable")
-    finder, found, overlaps, turns = finder[order], found[order], overlaps[order], turns[order]
-    for start, stop in pairwise([*segment_starts(turns), len(turns)]):
-        own, wanted, overlap = finder[start:stop], found[start:stop], overlaps[start:stop]
-        values = np.where(~taken[:, wanted] & (overlap >= limits), overlap, overlap.dtype.type(-1))
-        if ignored is None or not (second := ignored[wanted]).any():
-            choice = largest(values, own, prefers_last=prefers_last)
-        else:
-            choice = largest(np.where(second, -1, values), own, prefers_last=prefers_last)
-            instead = largest(np.where(second, values, -1), own, prefers_last=prefers_last)
-            choice = np.where(choice >= 0, choice, instead)
-        threshold, detection = np.nonzero(choice >= 0)
-        chosen = wanted[choice[threshold, detection]]
-        taken[threshold, chosen] = True if crowds is None else ~crowds[chosen]
-        objects[threshold, own[segment_starts(own)][detection]] = chosen
-    return objects
-
-
-def hit_bits(taken: Integers) -> npt.NDArray[np.int16]:
-    """Return a bit mask of the thresholds at which each detection takes an object; `taken` is `(T, D)`."""
-    bits = (1 << np.arange(len(taken), dtype=np.int16))[:, None]
-    hits: npt.NDArray[np.int16] = ((taken >= 0) * bits).sum(axis=0, dtype=np.int16)
-    return hits
-
-
-def segment_starts(ascending: Integers) -> Integers:
-    """Return the positions at which runs of equal values begin."""
-    return np.flatnonzero(np.concatenate(([True], ascending[1:] != ascending[:-1])))
-
-
-def largest(values: Overlaps, owners: Integers, *, prefers_last: bool) -> Integers:
-    """Return the column of the largest value of each owner, `(T, S)`; -1 if all its values are negative.
-
-    `values` is `(T, P)`, `owners` is `(P,)`, ascending, with S different values.
-    """
-    starts = segment_starts(owners)
-    best = np.maximum.reduceat(values, starts, axis=1)
-    is_best = values == np.repeat(best, np.diff(np.append(starts, len(owners))), axis=1)
-    columns = np.arange(len(owners))
-    choose, never = (np.maximum, -1) if prefers_last else (np.minimum, len(owners))
-    at = choose.reduceat(np.where(is_best, columns, never), starts, axis=1)
-    return np.where(best >= 0, at, -1)
-
-
-def frame_key(image_id: str) -> int:
-    """Return 63 bits of a hash of an image id, which may be any text."""
-    return int.from_bytes(blake2b(image_id.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def frame_keys(image_ids: Sequence[str]) -> Tensor:
-    """Return the `frame_key` of each image id, `(F,)` int64."""
-    return torch.tensor([frame_key(image_id) for image_id in image_ids], dtype=torch.int64)

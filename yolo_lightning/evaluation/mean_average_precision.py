@@ -9,16 +9,23 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from yolo_lightning.evaluation.area_matching import (
-    AREA_RANGES,
-    MOST_THRESHOLDS,
-    AreaScores,
-    BoxTable,
-    match_by_area,
-    score_by_area,
+from yolo_lightning.evaluation.average_precision import (
+    DETECTION_LIMITS,
+    NO_GROUND_TRUTH,
+    RECALLS,
+    PartScores,
+    RankedDetections,
 )
-from yolo_lightning.evaluation.average_precision import DETECTION_LIMITS, NO_GROUND_TRUTH, RECALLS
-from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Integers
+from yolo_lightning.evaluation.greedy import Integers
+from yolo_lightning.evaluation.matching import ALL_AREAS, IOU_THRESHOLDS, MAX_THRESHOLDS, BoxTable, match_boxes
+
+AREA_RANGES = {
+    "all": ALL_AREAS,
+    "small": (0.0, 32.0**2),
+    "medium": (32.0**2, 96.0**2),
+    "large": (96.0**2, 1e10),
+}
+"""Smallest and largest area of an object in square pixels, both inclusive."""
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 Average = Literal["macro", "micro"]
@@ -93,8 +100,8 @@ class MeanAveragePrecision(Metric):
         self.iou_thresholds = list(IOU_THRESHOLDS) if iou_thresholds is None else list(iou_thresholds)
         self.rec_thresholds = RECALLS.tolist() if rec_thresholds is None else list(rec_thresholds)
         self.max_detection_thresholds = sorted(max_detection_thresholds or DETECTION_LIMITS)
-        if not 1 <= len(self.iou_thresholds) <= MOST_THRESHOLDS:
-            raise ValueError(f"iou_thresholds must contain 1 to {MOST_THRESHOLDS} values, got {iou_thresholds!r}")
+        if not 1 <= len(self.iou_thresholds) <= MAX_THRESHOLDS:
+            raise ValueError(f"iou_thresholds must contain 1 to {MAX_THRESHOLDS} values, got {iou_thresholds!r}")
         if not self.rec_thresholds:
             raise ValueError("rec_thresholds must contain at least one value, got []")
         if len(self.max_detection_thresholds) != 3 or self.max_detection_thresholds[0] < 1:
@@ -146,8 +153,8 @@ class MeanAveragePrecision(Metric):
         result = self._named(scores)
         by_class = (torch.tensor([NO_GROUND_TRUTH]),) * 2
         if self.class_metrics:
-            own = self._scores(found, truth, labels) if is_micro else scores
-            by_class = torch.from_numpy(own.precision[0].mean(0)), torch.from_numpy(own.recall[0, -1].mean(0))
+            own = (self._scores(found, truth, labels) if is_micro else scores)[0]
+            by_class = torch.from_numpy(own.precision.mean(0)), torch.from_numpy(own.recall[-1].mean(0))
         names = "map_per_class", f"mar_{self.max_detection_thresholds[-1]}_per_class"
         result |= {name: values.float() for name, values in zip(names, by_class, strict=True)}
         return result | {"classes": torch.from_numpy(classes.astype(np.int32))}
@@ -186,26 +193,36 @@ class MeanAveragePrecision(Metric):
         areas, crowds = column("areas").astype(np.float64), column("crowds").astype(np.bool_)
         return BoxTable(boxes, labels, counts, areas=areas, crowds=crowds)
 
-    def _scores(self, found: BoxTable, truth: BoxTable, labels: Integers) -> AreaScores:
-        """Score with the class indices `labels` of all detections, followed by those of all objects."""
-        limits = self.max_detection_thresholds
+    def _scores(self, found: BoxTable, truth: BoxTable, labels: Integers) -> list[PartScores]:
+        """Return the scores per area range with the class indices of all detections, followed by those of objects."""
+        limits, thresholds = self.max_detection_thresholds, self.iou_thresholds
         detections = replace(found, labels=labels[: len(found.labels)])
         objects = replace(truth, labels=labels[len(found.labels) :])
         classes = int(labels.max(initial=-1)) + 1
-        matches = match_by_area(detections, objects, classes, self.iou_thresholds, limits[-1])
-        return score_by_area(matches, len(self.iou_thresholds), np.array(self.rec_thresholds), limits)
+        matches = match_boxes(detections, objects, classes, thresholds, limits[-1], tuple(AREA_RANGES.values()))
+        assert detections.scores is not None
+        own, of_objects = matches.groups % max(classes, 1), matches.object_groups % max(classes, 1)
+        order = np.lexsort((-detections.scores[matches.order], own))
+        own, ranks, owners = own[order], matches.ranks[order], np.zeros(len(order), np.int32)
+        scores = []
+        for hits, ignored, counted in zip(matches.hits, matches.ignored, matches.counted, strict=True):
+            annotated = np.bincount(of_objects[counted], minlength=classes)[None]
+            ranked = RankedDetections(1, annotated, own, owners, ranks, hits[order], ignored[order])
+            scores.append(ranked.scores(len(thresholds), np.array(self.rec_thresholds), limits))
+        return scores
 
-    def _named(self, scores: AreaScores) -> dict[str, Tensor]:
+    def _named(self, scores: list[PartScores]) -> dict[str, Tensor]:
         """Return the scores of all classes under torchmetrics' names."""
-        values = {"map": scores.map(0)}
+        whole, *by_size = scores
+        sizes = list(AREA_RANGES)[1:]
+        values = {"map": whole.map()}
         for threshold in (0.5, 0.75):
             is_there = threshold in self.iou_thresholds
-            at = scores.map(0, self.iou_thresholds.index(threshold)) if is_there else NO_GROUND_TRUTH
+            at = whole.map(self.iou_thresholds.index(threshold)) if is_there else NO_GROUND_TRUTH
             values[f"map_{100 * threshold:.0f}"] = at
-        sizes = list(AREA_RANGES)[1:]
-        values |= {f"map_{size}": scores.map(number) for number, size in enumerate(sizes, 1)}
-        values |= {f"mar_{limit}": scores.mar(0, number) for number, limit in enumerate(self.max_detection_thresholds)}
-        values |= {f"mar_{size}": scores.mar(number, -1) for number, size in enumerate(sizes, 1)}
+        values |= {f"map_{size}": part.map() for size, part in zip(sizes, by_size, strict=True)}
+        values |= {f"mar_{limit}": whole.mar(number) for number, limit in enumerate(self.max_detection_thresholds)}
+        values |= {f"mar_{size}": part.mar(-1) for size, part in zip(sizes, by_size, strict=True)}
         return {name: torch.tensor([value], dtype=torch.float32) for name, value in values.items()}
 
 

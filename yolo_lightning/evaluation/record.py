@@ -20,7 +20,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.matching import FrameRecords, Matches, frame_keys, match
+from yolo_lightning.evaluation.frame_records import FrameRecords, frame_keys
+from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches, match_as_ultralytics
 from yolo_lightning.utils.files import replacing
 from yolo_lightning.utils.optional_file import OptionalFile

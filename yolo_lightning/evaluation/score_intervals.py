@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.evaluation.average_precision import AT_50, RECALLS
+from yolo_lightning.evaluation.average_precision import AT_50, RankedDetections, average_precision
 from yolo_lightning.evaluation.drift import (
     CHALLENGE_MONTHS,
     balanced_score,
@@ -59,11 +59,11 @@ class BootstrapScores:
 class RankedClass:
     """Detections of one class in descending order of scores, to compute average precision at IoU 0.5 of samples."""
 
-    def __init__(self, frames: Integers, correct: npt.NDArray[np.bool_], annotated: Integers) -> None:
-        """Take `(D,)` frame and correctness of each detection, and `(F,)` number of objects of each frame."""
-        self._frames = frames
-        self._correct = np.flatnonzero(correct)
-        self._annotated = annotated
+    def __init__(self, ranked: RankedDetections, label: int) -> None:
+        own = ranked.of_class(label)
+        self._owners = ranked.owners[own]
+        self._correct = np.flatnonzero(ranked.hits[own] & (1 << AT_50))
+        self._annotated = ranked.annotated[:, label].astype(np.int64)
 
     def average_precision(self, counts: Integers) -> float:
         """Return the average precision if each frame occurs `counts` times, `(F,)`; NaN without objects.
@@ -74,15 +74,12 @@ class RankedClass:
         objects = int(self._annotated @ counts)
         if not objects:
             return float("nan")
-        times = counts[self._frames]
+        times = counts[self._owners]
         before = np.cumsum(times) - times
         hits = times[self._correct]
-        found = np.arange(1, int(hits.sum()) + 1)
         # Rank of each correct detection: those before it, and its own earlier repetitions.
-        ranks = np.repeat(before[self._correct] - (np.cumsum(hits) - hits), hits) + found
-        envelope = np.maximum.accumulate((found / ranks)[::-1])[::-1]
-        first = np.searchsorted(found / objects, RECALLS)
-        return float(np.append(envelope, 0.0)[first].mean())
+        earlier = np.arange(int(hits.sum())) - np.repeat(np.cumsum(hits) - hits, hits)
+        return average_precision(np.repeat(before[self._correct], hits) + earlier, objects)
 
 
 def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: int = 0) -> BootstrapScores:
@@ -98,8 +95,9 @@ def bootstrap(matches: Matches, image_ids: Sequence[str], samples: int, seed: in
     _, clips = np.unique(np.array([clip_of_id(image_id) for image_id in image_ids]), return_inverse=True)
     strata = [np.unique(clips[months == month]) for month in np.unique(months)]
     known = [int(month) for month in np.unique(months[months > 0])]
-    overall = ranked_classes(matches, np.ones(len(months), dtype=np.bool_))
-    monthly = {month: ranked_classes(matches, months == month) for month in known}
+    ranked = RankedDetections.of(matches)
+    overall = ranked_classes(ranked)
+    monthly = {month: ranked_classes(ranked.part(months == month)) for month in known}
     # The months are part of the name of a score, so that a month without objects has no score.
     names = [*BOOTSTRAPPED, *(f"map_50/{month_name(month)}" for month in known)]
     values = {name: np.full(samples, np.nan) for name in names}
@@ -128,18 +126,8 @@ def mean_precision(classes: Sequence[RankedClass], counts: Integers) -> float:
     return float(np.mean(found)) if found else float("nan")
 
 
-def ranked_classes(matches: Matches, frames: npt.NDArray[np.bool_]) -> list[RankedClass]:
-    """Return the detections of each class in the frames of a mask, `(F,)`; equal scores keep the order of frames."""
-    owners = np.repeat(np.arange(len(frames)), matches.counts.numpy())
-    labels, scores = matches.labels.numpy(), matches.scores.numpy()
-    correct = (matches.hits.numpy() >> AT_50) & 1 > 0
-    annotated = matches.annotated.numpy().astype(np.int64) * frames[:, None]
-    classes = []
-    for label in range(annotated.shape[1]):
-        own = np.flatnonzero((labels == label) & frames[owners])
-        own = own[np.argsort(-scores[own], kind="stable")]
-        classes.append(RankedClass(owners[own], correct[own], annotated[:, label]))
-    return classes
+def ranked_classes(ranked: RankedDetections) -> list[RankedClass]:
+    return [RankedClass(ranked, label) for label in range(ranked.annotated.shape[1])]
 
 
 def limits(scores: BootstrapScores, confidence: float = 0.95) -> dict[str, float]:

@@ -16,17 +16,9 @@ import torch
 from torch import Tensor
 
 from yolo_lightning.data.batch import Prediction, Target
-from yolo_lightning.evaluation.matching import (
-    IOU_THRESHOLDS,
-    FrameRecords,
-    Singles,
-    all_scores,
-    flattened,
-    frame_keys,
-    hit_bits,
-    pairs_of_group,
-    take_in_turn,
-)
+from yolo_lightning.evaluation.frame_records import FrameRecords, frame_keys
+from yolo_lightning.evaluation.greedy import pairs_of_group, take_in_turn
+from yolo_lightning.evaluation.matching import IOU_THRESHOLDS, Singles, all_scores, bit_masks, flattened
 
 CONFUSION_SCORE_THRESHOLD = 0.25  # detections with a score above this value enter the confusion matrix
 CONFUSION_IOU_THRESHOLD = 0.45  # IoU above which a detection is assigned to an object in the confusion matrix
@@ -94,7 +86,7 @@ def match_as_ultralytics(
         annotated=torch.from_numpy(annotated.reshape(frames, classes).astype(np.int32)),
         labels=torch.from_numpy(labels.astype(np.uint8)),
         scores=torch.from_numpy(scores),
-        hits=torch.from_numpy(hit_bits(taken)),
+        hits=torch.from_numpy(bit_masks(taken >= 0).view(np.int16)),
         found=torch.from_numpy(found),
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.evaluation.average_precision import AT_50, NO_GROUND_TRUTH
+from yolo_lightning.evaluation.average_precision import AT_50, NO_GROUND_TRUTH, decreasing_envelope
 from yolo_lightning.evaluation.matching import IOU_THRESHOLDS
 from yolo_lightning.evaluation.ultralytics_matching import UltralyticsMatches
 
@@ -92,7 +92,7 @@ def ultralytics_scores(matches: UltralyticsMatches) -> UltralyticsScores:
             recall, precision = correct / annotated[label], correct / np.arange(1, len(correct) + 1)
             # Decreasing envelope of the curve from recall 0 to 1; 0 beyond the last detection.
             recalls = np.concatenate(([0.0], recall, [recall[-1], 1.0]))
-            envelope = np.maximum.accumulate(np.concatenate(([1.0], precision, [0.0, 0.0]))[::-1])[::-1]
+            envelope = decreasing_envelope(np.concatenate(([1.0], precision, [0.0, 0.0])))
             sampled = np.interp(RECALLS, recalls, envelope)
             average_precision[row, threshold] = ((sampled[1:] + sampled[:-1]) / 2 * np.diff(RECALLS)).sum()
             if threshold == AT_50:
