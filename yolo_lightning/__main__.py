@@ -44,9 +44,13 @@ def run_with_torch() -> None:
     The import makes 800,000 objects, which stay. Without garbage collection it takes a fifth less processor time, and
     later collections, of which the first ones would take 0.3 s each, leave frozen objects out.
     """
+    from yolo_lightning.commands.command_line import user_errors
     from yolo_lightning.commands.early_workers import start_early
+    from yolo_lightning.commands.start_supervisor import supervise_early
     from yolo_lightning.supervision.heartbeat import open_from_environment
 
+    with user_errors():
+        supervise_early(sys.argv[1:])
     open_from_environment()  # a supervisor watches from here on: the next import takes seconds and may hang
     start_early(sys.argv[1:])
     gc.disable()

@@ -10,9 +10,8 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
@@ -29,7 +28,6 @@ from yolo_lightning.callbacks.run_config import SaveRunConfig
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.checkpoint_file import steps_trained
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
-from yolo_lightning.checkpoints.remote import is_address
 from yolo_lightning.checkpoints.resume import (
     checkpoint_to_fit,
     checkpoint_to_score,
@@ -37,7 +35,6 @@ from yolo_lightning.checkpoints.resume import (
     epochs_done,
     fetch_from_mirror,
     folder_after_restart,
-    folder_to_fit,
     remembered,
     report_differences,
 )
@@ -46,10 +43,10 @@ from yolo_lightning.commands.command_line import PROGRAM, run_tool, user_errors
 from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, rejected_option
-from yolo_lightning.commands.option_layers import layered
+from yolo_lightning.commands.option_layers import PREFIX, layered
+from yolo_lightning.commands.start_supervisor import MAX_EPOCHS, needs_supervisor, supervise_fit, training_finished
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.dataset_format import LTDV2
-from yolo_lightning.data.loader import worker_count
 from yolo_lightning.model.network_settings import (
     bound_options,
     checkpoint_record,
@@ -60,7 +57,6 @@ from yolo_lightning.model.network_settings import (
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision import (
     SuperviseSettings,
-    become_supervisor,
     end_with_launcher,
     heartbeat,
     is_supervised,
@@ -73,10 +69,10 @@ from yolo_lightning.supervision import (
     run_lock,
 )
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.supervision.job import job
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.distributed import launch_id, machines_of_launch, restarts_are_unsafe
+from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.plain_text import printable
 from yolo_lightning.utils.tensorboard import Curves
@@ -144,7 +140,7 @@ def run_trainer(args: ArgsType) -> None:
         auto_configure_optimizers=False,
         trainer_defaults={
             "default_root_dir": run_folder.DEFAULT_RUN,
-            "max_epochs": 100,
+            "max_epochs": MAX_EPOCHS,
             "use_distributed_sampler": False,
             "enable_model_summary": False,  # `start_lines` instead
         },
@@ -153,7 +149,7 @@ def run_trainer(args: ArgsType) -> None:
             "description": "Train YOLO detectors on LTDv2 or your own images. Further commands: predict PICTURES: "
             f"boxes in images and videos; {'; '.join(map(': '.join, TOOLS.items()))}.",
             "default_env": True,
-            "env_prefix": "YOLO_LIGHTNING",
+            "env_prefix": PREFIX,
         },
     )
 
@@ -249,24 +245,20 @@ class YOLOCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Find run folder and checkpoint. Lightning's method lets checkpoints override command-line options."""
         config = self.config[self.config.subcommand]
-        if is_address(config.trainer.default_root_dir):
-            raise ValueError(
-                f"trainer.default_root_dir must be a local folder, got {config.trainer.default_root_dir}. "
-                "Use --mirror to copy the checkpoints to an address."
-            )
+        base = run_folder.configured_folder(config.trainer.default_root_dir)
+        if needs_supervisor(self._words, options := self._options()):
+            supervise_fit(self._words, options)
         is_fit = self.config.subcommand == "fit"
         check_accelerator(config.trainer.accelerator)
         if is_fit and (config.trainer.max_epochs is None or config.trainer.max_epochs < 1):
             raise ValueError(f"trainer.max_epochs must be >= 1, for the schedules, got {config.trainer.max_epochs}.")
         if config.recalibrate_images != 0 and config.recalibrate_images < 2:
             raise ValueError(f"recalibrate_images must be 0 or >= 2, got {config.recalibrate_images}")
-        folder, checkpoint = self._find_fit() if is_fit else self._find_evaluation()
+        folder, checkpoint = self._find_fit(base) if is_fit else self._find_evaluation(base)
         config = self.config[self.config.subcommand]
         run_folder.prepare(folder)
         config.trainer.default_root_dir = str(folder)
         config.ckpt_path = None if checkpoint is None else str(checkpoint)
-        if is_fit and config.supervision.enabled and not is_supervised() and launch_id() is None:
-            self._become_supervisor(folder)
         rank_zero_info(f"run folder: {folder}" + (f", checkpoint: {checkpoint}" if checkpoint else ""))
         if is_fit and config.supervision.enabled and not is_supervised():
             rank_zero_info("supervision.enabled is ignored: torchrun restarts the processes (--max-restarts)")
@@ -278,10 +270,9 @@ class YOLOCLI(LightningCLI):
             rank_zero_warn("torchrun's restarts may hang: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before starting it")
         heartbeat.enter(Phase.INDEX)
 
-    def _find_fit(self) -> tuple[Path, Path | None]:
+    def _find_fit(self, base: Path) -> tuple[Path, Path | None]:
         """Return the run folder of a fit, and the checkpoint to resume from or None."""
         config = self.config.fit
-        base = Path(config.trainer.default_root_dir)
         resumes = config.resume or config.ckpt_path == "last"
         restarted = folder_after_restart(base)
         if restarted is not None and run_files.has_checkpoint(restarted):
@@ -291,7 +282,7 @@ class YOLOCLI(LightningCLI):
                 fetch_from_mirror(base, config.mirror, exactly=is_supervised())
             checkpoint = checkpoint_to_fit(base, config.ckpt_path, config.resume, exactly=is_supervised())
         # The supervisor has chosen the folder of its training process.
-        folder = restarted or folder_to_fit(base, checkpoint, None if is_supervised() else config.mirror)
+        folder = restarted or run_folder.folder_to_fit(base, checkpoint, None if is_supervised() else config.mirror)
         self._leave_out(quarantined(folder))
         self._use_fallback_level(folder)
         if checkpoint is not None:
@@ -305,10 +296,9 @@ class YOLOCLI(LightningCLI):
             report_differences(remembered(folder, content), self._options())
         return folder, checkpoint
 
-    def _find_evaluation(self) -> tuple[Path, Path | None]:
+    def _find_evaluation(self, base: Path) -> tuple[Path, Path | None]:
         """Return run folder and checkpoint of an evaluation, and apply the settings stored with the weights."""
         config = self.config[self.config.subcommand]
-        base = Path(config.trainer.default_root_dir)
         checkpoint = checkpoint_to_score(base, config.ckpt_path, config.model.weights)
         if checkpoint is not None:
             content = content_of(checkpoint)
@@ -346,22 +336,12 @@ class YOLOCLI(LightningCLI):
         if level.settings:
             rank_zero_info(f"loader: fallback level '{level.name}' after a loader stall")
 
-    def _become_supervisor(self, folder: Path) -> NoReturn:
-        config = self.config[self.config.subcommand]
-        given = self.parser.instantiate_classes(self.config)[self.config.subcommand].supervision
-        on_gpu = config.trainer.accelerator != "cpu" and torch.accelerator.is_available()
-        workers = worker_count(config.data.loader.num_workers)
-        become_supervisor(folder, job(self._words, folder, workers=workers, settings=given, on_gpu=on_gpu))
-
     def _end_if_finished(self, run: Path, content: dict[str, Any]) -> None:
         """Exit if the run to resume has finished all epochs; under a supervisor, training has to record the end."""
         done, wanted = epochs_done(content), self.config[self.config.subcommand].trainer.max_epochs
         if is_supervised() or wanted is None or not 0 < wanted <= done or not run_files.is_finished(run):
             return
-        rank_zero_info(
-            f"{run}: the training is finished, {done} of {wanted} epochs are done. "
-            f"To train longer, set --trainer.max_epochs to {done + 1} or more."
-        )
+        rank_zero_info(training_finished(run, done, wanted))
         raise SystemExit(0)
 
     def _continue_network(self, saved: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ import torch
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.remote import RemoteFolder, to_mirror
 from yolo_lightning.checkpoints.remote import mirror as copy
-from yolo_lightning.checkpoints.resume import checkpoint_to_fit, fetch_from_mirror, folder_to_fit
+from yolo_lightning.checkpoints.resume import checkpoint_to_fit, fetch_from_mirror
+from yolo_lightning.checkpoints.run_folder import folder_to_fit
 
 MIRROR = "memory://mirror"
 RUN = Path("runs/yolo")

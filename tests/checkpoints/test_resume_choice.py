@@ -7,7 +7,8 @@ import pytest
 
 from yolo_lightning.checkpoints import checkpoint_file, resume
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, write_checkpoint
-from yolo_lightning.checkpoints.resume import checkpoint_to_fit, folder_to_fit, remembered, storable
+from yolo_lightning.checkpoints.resume import checkpoint_to_fit, remembered, storable
+from yolo_lightning.checkpoints.run_folder import folder_to_fit
 
 
 def save(run: Path, steps: int) -> Path:

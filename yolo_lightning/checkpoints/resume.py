@@ -12,10 +12,8 @@ from yolo_lightning.checkpoints.averaging import AVERAGED
 from yolo_lightning.checkpoints.checkpoint_file import (
     CONFIGURATION,
     RECALIBRATED,
-    find_damage,
     newest_checkpoint,
     require_whole,
-    training_age,
 )
 from yolo_lightning.checkpoints.remote import RemoteFolder, fetch_run, local_checkpoint
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
@@ -117,7 +115,7 @@ def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None
     """If there is no run, as on a new machine, download the newest run of the mirror; see `checkpoint_to_fit`."""
     if run_files.has_checkpoint(base) if exactly else run_folder.runs(base):
         return
-    names = [name for name in mirrored_runs(base, mirror) if name == base.absolute().name or not exactly]
+    names = [name for name in run_folder.mirrored_runs(base, mirror) if name == base.absolute().name or not exactly]
     for name in names[:1]:
         folder = base.absolute().with_name(name) / run_files.CHECKPOINTS
         try:
@@ -127,17 +125,6 @@ def fetch_from_mirror(base: Path, mirror: str, *, exactly: bool = False) -> None
         warn_of(damaged)
         if path is not None:
             rank_zero_info(f"downloaded {path} from {redacted(mirror)}")
-
-
-def mirrored_runs(base: Path, mirror: str) -> list[str]:
-    """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first."""
-    pattern, remote = run_folder.numbered(base), RemoteFolder(mirror)
-    try:
-        numbers = {name: int(match[1] or 1) for name in remote.names() if (match := pattern.fullmatch(name))}
-        held = [name for name in numbers if remote.folder(name).complete()]
-    except OSError as error:
-        raise ValueError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
-    return sorted(held, key=lambda name: numbers[name], reverse=True)
 
 
 def folder_after_restart(base: Path) -> Path | None:
@@ -162,22 +149,6 @@ def checked(ckpt_path: str | None, base: Path) -> Path | None:
     path = checkpoint_to_evaluate(base) if ckpt_path == "best" else local_checkpoint(ckpt_path)
     require_whole(path)
     return path
-
-
-def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None) -> Path:
-    """Return the run folder of the checkpoint, or a fresh one, without checkpoints here or in the mirror.
-
-    A fresh folder is used for a new run, a checkpoint from elsewhere, and a checkpoint that is not the newest of its
-    run, whose later checkpoints are kept.
-    """
-    own = run_folder.run_of(checkpoint) if checkpoint is not None else None
-    runs = [folder.resolve() for folder in run_folder.runs(base)]
-    if checkpoint is not None and own is not None and own.resolve() in runs:
-        steps = training_age(checkpoint)[0]
-        later = [path for path in checkpoint.parent.glob("*.ckpt") if training_age(path)[0] > steps]
-        if all(find_damage(path) is not None for path in later):
-            return own
-    return run_folder.fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else ())
 
 
 def content_of(checkpoint: Path) -> dict[str, Any]:

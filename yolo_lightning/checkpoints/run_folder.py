@@ -1,14 +1,30 @@
-"""Selection of a run folder: a new one for a new run, the newest one for a resume or an evaluation."""
+"""Selection of a run folder: a new one for a new run, the newest one for a resume or an evaluation.
+
+Imports neither torch nor Lightning: the supervisor of a fit selects the folder.
+"""
 
 import os
 import re
 from collections.abc import Collection
 from pathlib import Path
 
+from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
+from yolo_lightning.checkpoints.remote import RemoteFolder, is_address
+from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.files import DISK_FULL, first_free, replacing
 from yolo_lightning.utils.run_files import CHECKPOINTS, LAUNCH, STARTED, has_checkpoint
 
 DEFAULT_RUN = "runs/yolo"
+
+
+def configured_folder(text: str) -> Path:
+    """Return the value of `trainer.default_root_dir` as a path; raise a `ValueError` for an address."""
+    if is_address(text):
+        raise ValueError(
+            f"trainer.default_root_dir must be a local folder, got {text}. "
+            "Use --mirror to copy the checkpoints to an address."
+        )
+    return Path(text)
 
 
 def prepare(folder: Path) -> None:
@@ -94,3 +110,42 @@ def runs(base: Path) -> list[Path]:
 def run_of(checkpoint: Path) -> Path | None:
     """Return the run folder that contains a checkpoint, or None for a file outside of a run folder."""
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
+
+
+def mirrored_runs(base: Path, mirror: str) -> list[str]:
+    """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first."""
+    pattern, remote = numbered(base), RemoteFolder(mirror)
+    try:
+        numbers = {name: int(match[1] or 1) for name in remote.names() if (match := pattern.fullmatch(name))}
+        held = [name for name in numbers if remote.folder(name).complete()]
+    except OSError as error:
+        raise ValueError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
+    return sorted(held, key=lambda name: numbers[name], reverse=True)
+
+
+def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None) -> Path:
+    """Return the run folder of the checkpoint, or a fresh one, without checkpoints here or in the mirror.
+
+    A fresh folder is used for a new run, a checkpoint from elsewhere, and a checkpoint that is not the newest of its
+    run, whose later checkpoints are kept.
+    """
+    own = run_of(checkpoint) if checkpoint is not None else None
+    if checkpoint is not None and own is not None and own.resolve() in [folder.resolve() for folder in runs(base)]:
+        steps = training_age(checkpoint)[0]
+        later = [path for path in checkpoint.parent.glob("*.ckpt") if training_age(path)[0] > steps]
+        if all(find_damage(path) is not None for path in later):
+            return own
+    return fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else ())
+
+
+def folder_to_resume(base: Path, mirror: str | None = None) -> Path:
+    """Return the newest run folder among `base`, `base-2`, ...; without one, the folder of the newest mirrored run.
+
+    Raises:
+        ValueError: If there is no run to resume.
+    """
+    if found := runs(base):
+        return found[0]
+    if mirror is not None and (names := mirrored_runs(base, mirror)):
+        return base.absolute().with_name(names[0])
+    raise ValueError(f"nothing to resume: no run folder {base} or {base}-<n> contains a checkpoint")

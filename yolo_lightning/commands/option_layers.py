@@ -1,24 +1,97 @@
-"""Precedence of options: command line, environment variables, weights, configuration files, defaults.
+"""Sources of options: command line, environment variables, weights, configuration files, defaults, in this precedence.
 
-jsonargparse gives the file of `--config` precedence over environment variables. This file converts all sources to one
-command line, in which later words override earlier ones.
+Torch and jsonargparse are not imported: the supervisor of a fit reads the few options that it needs from here.
 """
 
 import json
 from argparse import _StoreTrueAction
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ActionConfigFile, ArgumentParser
+import yaml
 
-FILE_OPTION, SHORT_FILE_OPTION = "--config", "-c"
+from yolo_lightning.utils.yaml_file import flatten, read_yaml
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+FILE_OPTION, SHORT_FILE_OPTION = FILE_WORDS = ("--config", "-c")
+PREFIX = "YOLO_LIGHTNING"
+"""Of environment variables, as YOLO_LIGHTNING_FIT__MODEL__LR0."""
+
 TRUE = "true"
+GROUPS = ("trainer", "model", "data", "data.loader", "supervision", "supervision.notify", "supervision.phase_timeouts")
+"""Options whose value may be the path of a file with their parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenOptions:
+    """Options that a user has set, by full name, with values as YAML reads them. No parser has checked them."""
+
+    configured: dict[str, Any] = field(default_factory=dict)  # in configuration files
+    typed: dict[str, Any] = field(default_factory=dict)  # on the command line and in environment variables
+
+    @property
+    def all(self) -> dict[str, Any]:
+        return self.configured | self.typed
+
+
+def given_options(words: Sequence[str], environment: Mapping[str, str]) -> GivenOptions:
+    """Return the options of a command line, from the subcommand on, of its configuration files and of the environment.
+
+    Raises:
+        OSError, ValueError: If a configuration file cannot be read; the message is one for developers.
+    """
+    prefix = f"{PREFIX}_{words[0]}__".upper()
+    variables = {
+        name.removeprefix(prefix).replace("__", ".").lower(): text
+        for name, text in environment.items()
+        if name.startswith(prefix)
+    }
+    files, others = separated(words[1:])
+    first = [variables.pop("config")] if "config" in variables else []
+    configured: dict[str, Any] = {}
+    texts = [word.removeprefix(f"{FILE_OPTION}=").removeprefix(SHORT_FILE_OPTION) for word in files]
+    for text in [*first, *(text for text in texts if text and text != FILE_OPTION)]:
+        tree = read_yaml(Path(text)) if Path(text).is_file() else value_of(text)
+        if not isinstance(tree, dict):
+            raise ValueError(f"{text} is no configuration")
+        configured |= flatten(tree)
+    typed: dict[str, Any] = {}
+    for key, text in [*variables.items(), *named_values(others)]:
+        is_file = key in GROUPS and Path(text).is_file()
+        typed |= flatten({key: read_yaml(Path(text)) if is_file else value_of(text)})
+    return GivenOptions(configured, typed)
+
+
+def named_values(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the options of words such as `--a 1 --b=2 --switch` by name; a switch has the value `true`."""
+    found = []
+    for at, word in enumerate(words):
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            following = words[at + 1 : at + 2]
+            is_switch = not equals and (not following or following[0].startswith("--"))
+            found.append((name, TRUE if is_switch else value if equals else following[0]))
+    return found
+
+
+def value_of(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 def layered(
-    words: Sequence[str], parser: ArgumentParser, environment: Mapping[str, str], bound: Mapping[str, Any]
+    words: Sequence[str], parser: "ArgumentParser", environment: Mapping[str, str], bound: Mapping[str, Any]
 ) -> list[str]:
     """Return the command line with the options of all sources, in ascending precedence.
+
+    jsonargparse gives the file of `--config` precedence over environment variables. Therefore all sources are converted
+    to one command line, in which later words override earlier ones.
 
     Args:
         words: Command line after the subcommand.
@@ -38,7 +111,7 @@ def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
     at = 0
     while at < len(words):
         word = words[at]
-        has_value = word in (FILE_OPTION, SHORT_FILE_OPTION)
+        has_value = word in FILE_WORDS
         is_file = has_value or word.startswith((f"{FILE_OPTION}=", SHORT_FILE_OPTION))
         taken = words[at : at + 1 + has_value]
         (files if is_file else others).extend(taken)
@@ -46,12 +119,12 @@ def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, others
 
 
-def words_of_environment(parser: ArgumentParser, environment: Mapping[str, str]) -> list[str]:
+def words_of_environment(parser: "ArgumentParser", environment: Mapping[str, str]) -> list[str]:
     """Return the options of environment variables such as `YOLO_LIGHTNING_FIT__MODEL__LR0` as words."""
     words = []
     for action in parser._actions:
         value = environment.get(f"{parser.env_prefix}_{action.dest}".replace(".", "__").upper())
-        if value is None or not action.option_strings or isinstance(action, ActionConfigFile):
+        if value is None or not action.option_strings or FILE_OPTION in action.option_strings:
             continue
         if isinstance(action, _StoreTrueAction):  # cannot be set to false on the command line
             words.append(f"--config={json.dumps({action.dest: value.lower() == TRUE})}")

@@ -28,7 +28,7 @@ from yolo_lightning.data.index.neighbours import Neighbours, check_neighbours
 from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.loader import LoaderSettings, describe, worker_count
+from yolo_lightning.data.loader import LoaderSettings, describe
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
 from yolo_lightning.data.sampling.paste_candidates import paste_candidates
 from yolo_lightning.data.sampling.resumable_loader import (
@@ -45,6 +45,7 @@ from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, FrameLimi
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.accelerator import uses_pinned_memory
+from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import epochs_trained, recount
 
 RGB_CHANNELS = 3

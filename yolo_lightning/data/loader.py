@@ -8,10 +8,9 @@ import cv2
 import torch
 
 from yolo_lightning.data.worker_processes import THREADS_VARIABLE, ForkServingContext, SpawningContext
-from yolo_lightning.utils.host import available_cores
+from yolo_lightning.utils.host import worker_count
 
 AUTO: Literal["auto"] = "auto"
-MOST_AUTO_WORKERS = 4
 NumWorkers = int | Literal["auto"]
 
 
@@ -72,11 +71,6 @@ class LoaderSettings:
                 "worker_init_fn": prepare_worker,
             }
         return arguments
-
-
-def worker_count(num_workers: NumWorkers) -> int:
-    """Return the number of worker processes for a value of `data.loader.num_workers`."""
-    return min(MOST_AUTO_WORKERS, available_cores()) if isinstance(num_workers, str) else num_workers
 
 
 def prepare_worker(worker: int) -> None:

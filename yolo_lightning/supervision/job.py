@@ -16,7 +16,7 @@ RUN_FOLDER_OPTION = "--trainer.default_root_dir"
 START_OPTIONS = ("--resume", "--ckpt_path", RUN_FOLDER_OPTION)
 """Options of the first attempt only; a restart begins at the newest checkpoint of its run folder."""
 
-GPU_SMOKE_TEST = "import torch; torch.ones(1, device=torch.accelerator.current_accelerator()).sum().item()"
+GPU_SMOKE_TEST = "import torch; torch.ones(1, device=torch.accelerator.current_accelerator() or 'cpu').sum().item()"
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,8 @@ class Supervisor:
             raise
         finally:
             code, reason = end
-            self.recorder.log(reason)
+            if code != ExitCode.USAGE or self.job.any_command:  # else the fit has printed its error in one line
+                self.recorder.log(reason)
             self.announcer.ended(code, reason)
         return code
 

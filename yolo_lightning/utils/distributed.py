@@ -1,10 +1,13 @@
-"""Distributed runs: torchrun's environment, and collective operations that Lightning's strategies do not have."""
+"""Distributed runs: torchrun's environment, and collective operations that Lightning's strategies do not have.
+
+torch is imported by the collective operations only: the start of a supervised fit reads the environment without torch.
+"""
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-from torch import distributed as dist
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LAUNCH_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Environment variable with the id of the launch; torchrun sets it to the same value in all processes and restarts."""
@@ -47,11 +50,13 @@ def rank_suffix(rank: int) -> str:
     return f"-rank{rank}" if rank else ""
 
 
-def gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
+def gather(tensor: "Tensor", group: Any = None) -> "list[Tensor]":
     """Return the tensors of all ranks in their order, on the device of this rank's tensor; a collective call.
 
     The tensors are pickled: sizes may differ between ranks, and neither NCCL nor Gloo supports every dtype (int16).
     """
+    from torch import distributed as dist
+
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, tensor.cpu(), group)
     return [one.to(tensor.device) for one in gathered]
@@ -62,6 +67,8 @@ def gather_on_first(thing: Any) -> list[Any] | None:
 
     The objects are pickled; one large object is faster than many small ones.
     """
+    from torch import distributed as dist
+
     if not (dist.is_available() and dist.is_initialized()):
         return [thing]
     things = [None] * dist.get_world_size() if dist.get_rank() == 0 else None

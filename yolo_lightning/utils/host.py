@@ -8,6 +8,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`, from `malloc.h`."""
 
 LARGEST_BYTES = 2**31 - 1  # largest value of a `mallopt` parameter, a C `int`
+MOST_AUTO_WORKERS = 4
 USERS_SWITCHES = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
@@ -26,3 +27,8 @@ def keep_freed_memory() -> bool:
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_count(num_workers: int | str) -> int:
+    """Return the number of worker processes for a value of `data.loader.num_workers`, a number or `auto`."""
+    return min(MOST_AUTO_WORKERS, available_cores()) if isinstance(num_workers, str) else num_workers

@@ -1,0 +1,196 @@
+"""The start of a supervised fit: decided without torch from command line, environment and configuration files."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path
+from yolo_lightning.commands import start_supervisor
+from yolo_lightning.commands.option_layers import given_options
+from yolo_lightning.commands.start_supervisor import folder_of, needs_supervisor, supervise_early, supervise_settings
+from yolo_lightning.supervision import Job
+from yolo_lightning.supervision.trainer import MARKER_VARIABLE
+from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
+from yolo_lightning.utils.files import write_json
+
+KEY = "data.loader.num_workers"
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path, Job]]:
+    """Return run folder and job of each supervisor that was started, in an empty folder."""
+    found: list[tuple[Path, Job]] = []
+
+    def record(folder: Path, job: Job) -> None:
+        found.append((folder, job))
+        raise SystemExit
+
+    monkeypatch.setattr(start_supervisor, "become_supervisor", record)
+    monkeypatch.delenv(MARKER_VARIABLE, raising=False)
+    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "on.yaml").write_text("supervision: {enabled: true, attempts: 5}\ndata: {loader: {num_workers: 3}}\n")
+    return found
+
+
+def checkpoint(run: str, steps: int) -> Path:
+    path = Path(run) / "checkpoints" / f"step-{steps:09d}.ckpt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    write_json(checksum_path(path), asdict(Checksum(sha256().hexdigest(), 0, 0, steps)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "value"),
+    [
+        ([], {}, None),
+        (["--config", "first.yaml"], {}, 3),
+        (["--config=first.yaml", "-c", "second.yaml"], {}, 4),
+        (["-csecond.yaml", "--config", "{data: {loader: {num_workers: 7}}}"], {}, 7),
+        ([f"--{KEY}", "5", "--config", "first.yaml"], {}, 5),
+        ([f"--{KEY}=5", f"--{KEY}=auto"], {}, "auto"),
+        (["--config", "first.yaml"], {"YOLO_LIGHTNING_FIT__DATA__LOADER__NUM_WORKERS": "6"}, 6),
+        ([f"--{KEY}=5"], {"YOLO_LIGHTNING_FIT__DATA__LOADER__NUM_WORKERS": "6"}, 5),
+        (["--config", "second.yaml"], {"YOLO_LIGHTNING_FIT__CONFIG": "first.yaml"}, 4),
+        ([], {"YOLO_LIGHTNING_FIT__CONFIG": "first.yaml"}, 3),
+        ([], {"YOLO_LIGHTNING_TEST__CONFIG": "first.yaml"}, None),
+        (["--data.loader", "{num_workers: 8}"], {}, 8),
+        (["--data.loader", "loader.yaml"], {}, 9),
+    ],
+)
+def test_last_source_of_an_option_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], environment: dict[str, str], value: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("first.yaml").write_text(json.dumps({"data": {"loader": {"num_workers": 3}}}))
+    Path("second.yaml").write_text(json.dumps({"data": {"loader": {"num_workers": 4}}, "model": {"lr0": 0.1}}))
+    Path("loader.yaml").write_text("num_workers: 9\n")
+    assert given_options(["fit", *words], environment).all.get(KEY) == value
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["validate", "--config", "on.yaml"],
+        ["fit"],
+        ["fit", "--config", "on.yaml", "--supervision.enabled", "false"],
+        ["fit", "--config", "on.yaml", "--print_config"],
+        ["fit", "--config", "on.yaml", "--help.full"],
+        ["fit", "--config", "missing.yaml", "--supervision.enabled", "true"],
+    ],
+)
+def test_other_command_lines_start_no_supervisor(begun: list[tuple[Path, Job]], words: list[str]) -> None:
+    supervise_early(words)
+    assert begun == []
+
+
+@pytest.mark.parametrize("variable", [MARKER_VARIABLE, LAUNCH_VARIABLE])
+def test_supervised_and_launched_processes_start_no_supervisor(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "token")
+    assert not needs_supervisor(["fit"], {"supervision.enabled": True})
+
+
+def test_supervisor_gets_settings_folder_and_workers(begun: list[tuple[Path, Job]]) -> None:
+    words = ["fit", "--config", "on.yaml", "--supervision.pause_s", "1e-1", "--trainer.accelerator=cpu"]
+    with pytest.raises(SystemExit):
+        supervise_early(words)
+    ((folder, job),) = begun
+    assert (folder, job.workers, job.smoke_test) == (Path("runs/yolo"), 3, ())
+    assert (job.settings.attempts, job.settings.pause_s) == (5, 0.1)
+    assert job.command[3:] == (*words, "--trainer.default_root_dir=runs/yolo")
+    assert Path("runs/yolo/checkpoints").is_dir()
+
+
+def test_run_folders(begun: list[tuple[Path, Job]]) -> None:
+    older, newer = checkpoint("r", 1), checkpoint("r", 2)
+    assert folder_of({"trainer.default_root_dir": "r"}) == (Path("r-2"), None)
+    assert folder_of({"trainer.default_root_dir": "r", "resume": True}) == (Path("r"), None)
+    assert folder_of({"trainer.default_root_dir": "r", "ckpt_path": "last"}) == (Path("r"), None)
+    assert folder_of({"trainer.default_root_dir": "r", "ckpt_path": str(newer)}) == (Path("r"), newer)
+    assert folder_of({"trainer.default_root_dir": "r", "ckpt_path": str(older)}) == (Path("r-2"), older)
+    assert folder_of({"trainer.default_root_dir": "x", "ckpt_path": "s3://bucket/a.ckpt"}) == (Path("x"), None)
+    with pytest.raises(ValueError, match="nothing to resume: no run folder x or x-<n>"):
+        folder_of({"trainer.default_root_dir": "x", "resume": True})
+    with pytest.raises(ValueError, match="must be a local folder, got s3://bucket"):
+        folder_of({"trainer.default_root_dir": "s3://bucket"})
+
+
+def test_best_checkpoint_is_passed_as_a_file(begun: list[tuple[Path, Job]]) -> None:
+    best = checkpoint("runs/yolo", 1).rename("runs/yolo/checkpoints/best.ckpt")
+    checkpoint("runs/yolo", 2)
+    with pytest.raises(SystemExit):
+        supervise_early(["fit", "--config", "on.yaml", "--ckpt_path", "best"])
+    ((folder, job),) = begun
+    assert folder == Path("runs/yolo-2")  # the later checkpoints of runs/yolo are kept
+    assert f"--ckpt_path={best}" in job.command
+
+
+def test_finished_run_is_reported_without_a_supervisor(
+    begun: list[tuple[Path, Job]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint("runs/yolo", 1)
+    Path("runs/yolo/finished.json").write_text('{"epochs": 3}')
+    words = ["fit", "--config", "on.yaml", "--resume", "--trainer.max_epochs"]
+    with pytest.raises(SystemExit) as stopped:
+        supervise_early([*words, "3"])
+    assert stopped.value.code == 0
+    assert "the training is finished, 3 of 3 epochs are done" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        supervise_early([*words, "4"])
+    assert [folder for folder, _ in begun] == [Path("runs/yolo")]
+
+
+def test_wrong_setting_of_the_supervisor_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        supervise_settings({"supervision.attempts": "many"})
+    assert capsys.readouterr().err == "error: supervision.attempts must be an integer, got 'many'.\n"
+
+
+def test_credentials_on_the_command_line_are_refused(begun: list[tuple[Path, Job]]) -> None:
+    with pytest.raises(ValueError, match="must not contain credentials"):
+        supervise_early(["fit", "--config", "on.yaml", "--mirror", "https://user:secret@host/x"])
+    assert begun == []
+
+
+def test_start_loads_neither_torch_nor_lightning(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom yolo_lightning.commands import start_supervisor\n"
+        "start_supervisor.become_supervisor = lambda *_: sys.exit(repr({'torch', 'lightning'} & sys.modules.keys()))\n"
+        "sys.argv = ['x', 'fit', '--supervision.enabled', 'true']\n"
+        "from yolo_lightning.__main__ import main\nmain()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != MARKER_VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == "set()\n"
+
+
+@pytest.mark.whole_run
+def test_wrong_option_of_the_training_process_ends_in_one_line_and_is_not_restarted(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "yolo_lightning", "fit", "--supervision.enabled=true", "--model.lr0=-1"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert [line for line in (done.stdout + done.stderr).splitlines() if "run folder: " not in line] == [
+        "error: model.lr0 must be > 0, got -1.0"
+    ]

@@ -1,0 +1,123 @@
+"""Start of a supervised fit: run folder and settings of the supervisor, found without torch and Lightning.
+
+The process that the user starts becomes the supervisor. Its training process parses and checks the command line.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from yolo_lightning.checkpoints import run_folder
+from yolo_lightning.checkpoints.remote import is_address
+from yolo_lightning.commands.option_layers import given_options
+from yolo_lightning.supervision import SuperviseSettings, become_supervisor, is_supervised
+from yolo_lightning.supervision.job import job
+from yolo_lightning.utils.addresses import refuse_secrets
+from yolo_lightning.utils.distributed import launch_id
+from yolo_lightning.utils.host import worker_count
+from yolo_lightning.utils.json_record import read_json
+from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKPOINTS, FINISHED_FILE
+
+MAX_EPOCHS = 100
+"""Default of `trainer.max_epochs`."""
+
+NO_TRAINING = ("-h", "--help", "--print_config")
+
+
+def supervise_early(words: Sequence[str]) -> None:
+    """Become the supervisor of a fit if its command line requires one; return for all other command lines.
+
+    If a configuration file cannot be read, the parser reports why.
+    """
+    try:
+        options = given_options(words, os.environ).all if words[:1] == ["fit"] else {}
+    except (OSError, ValueError):
+        return
+    if needs_supervisor(words, options):
+        refuse_secrets(words)
+        supervise_fit(words, options)
+
+
+def needs_supervisor(words: Sequence[str], options: Mapping[str, Any]) -> bool:
+    """Return whether the process of a command line must become the supervisor of a fit.
+
+    Args:
+        words: Command line, from the subcommand on.
+        options: Options of the command line by full name.
+    """
+    if is_supervised() or launch_id() is not None or any(word.startswith(NO_TRAINING) for word in words):
+        return False
+    return words[:1] == ["fit"] and options.get("supervision.enabled") is True
+
+
+def supervise_fit(words: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
+    """Select the run folder and become the supervisor of a fit; see `needs_supervisor` for the arguments.
+
+    Raises:
+        SystemExit: With code 0, if the run to resume is finished.
+        ValueError: If there is no run to resume, or the run folder cannot be written.
+    """
+    settings = supervise_settings(options)
+    folder, checkpoint = folder_of(options)
+    if resumes(options) and (line := finished_line(folder, options.get("trainer.max_epochs", MAX_EPOCHS))):
+        print(line, file=sys.stderr)
+        raise SystemExit(0)
+    run_folder.prepare(folder)
+    if checkpoint is not None:
+        words = [*words, f"--ckpt_path={checkpoint}"]
+    workers = options.get("data.loader.num_workers", "auto")
+    on_gpu = options.get("trainer.accelerator", "auto") != "cpu"
+    number = worker_count(workers) if isinstance(workers, int | str) else 0  # the training process refuses other types
+    become_supervisor(folder, job(words, folder, workers=number, settings=settings, on_gpu=on_gpu))
+
+
+def folder_of(options: Mapping[str, Any]) -> tuple[Path, Path | None]:
+    """Return the run folder of a fit, and the checkpoint to resume from if the options name one."""
+    base = run_folder.configured_folder(str(options.get("trainer.default_root_dir", run_folder.DEFAULT_RUN)))
+    mirror, ckpt_path = options.get("mirror"), options.get("ckpt_path")
+    if resumes(options):
+        return run_folder.folder_to_resume(base, mirror), None
+    checkpoint = None if ckpt_path is None or is_address(str(ckpt_path)) else Path(str(ckpt_path))
+    if ckpt_path == "best" and (runs := run_folder.runs(base)):
+        checkpoint = runs[0] / CHECKPOINTS / BEST_CHECKPOINT
+    return run_folder.folder_to_fit(base, checkpoint, mirror), checkpoint
+
+
+def resumes(options: Mapping[str, Any]) -> bool:
+    """Return whether a fit resumes the newest run."""
+    return bool(options.get("resume")) or options.get("ckpt_path") == "last"
+
+
+def finished_line(folder: Path, max_epochs: Any) -> str | None:
+    """Return the line that reports that all epochs of a run are trained, or None if they are not."""
+    try:
+        done = int(read_json(folder / FINISHED_FILE)["epochs"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return training_finished(folder, done, max_epochs) if isinstance(max_epochs, int) and done >= max_epochs else None
+
+
+def training_finished(folder: Path, done: int, max_epochs: int) -> str:
+    return (
+        f"{folder}: the training is finished, {done} of {max_epochs} epochs are done. "
+        f"To train longer, set --trainer.max_epochs to {done + 1} or more."
+    )
+
+
+def supervise_settings(options: Mapping[str, Any]) -> SuperviseSettings:
+    """Return the settings `supervision.*`, checked by a parser."""
+    from yolo_lightning.commands.option_errors import ShortErrorToolParser
+
+    parser = ShortErrorToolParser()
+    parser.add_argument("--supervision", type=SuperviseSettings, default=SuperviseSettings())
+    words = [
+        f"--{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in options.items()
+        if name.startswith("supervision.")
+    ]
+    settings = parser.instantiate_classes(parser.parse_args(words)).supervision
+    assert isinstance(settings, SuperviseSettings)
+    return settings
