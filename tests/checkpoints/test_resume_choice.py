@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from yolo_lightning.checkpoints import checkpoint_file, resume
+from yolo_lightning.checkpoints import checkpoint_file, run_folder
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, write_checkpoint
 from yolo_lightning.checkpoints.resume import checkpoint_to_fit, remembered, storable
 from yolo_lightning.checkpoints.run_folder import folder_to_fit
@@ -49,7 +49,7 @@ def test_resume_reads_the_newest_checkpoint_once_to_check_it(tmp_path: Path, mon
         checked.append(path)
         return find_damage(path)
 
-    for module in (checkpoint_file, resume):
+    for module in (checkpoint_file, run_folder):
         monkeypatch.setattr(module, "find_damage", count)
     assert checkpoint_to_fit(tmp_path / "yolo", None, resume=True) == newest
     assert folder_to_fit(tmp_path / "yolo", newest) == tmp_path / "yolo"
