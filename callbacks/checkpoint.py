@@ -25,7 +25,6 @@ from yolo_lightning.checkpoints.checkpoint_file import (
 )
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.choices import check_range
-from yolo_lightning.utils.files import remove_leftovers
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.stop_signals import request
 
@@ -254,12 +253,6 @@ class LastCheckpoint(Checkpoint):
         self.keep = keep
         self._failure: OSError | None = None
         """Error of the newest checkpoint, or None."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Delete the temporary files of killed processes."""
-        if stage == "fit" and trainer.is_global_zero:
-            for folder in (checkpoint_folder(trainer), Path(trainer.default_root_dir)):
-                remove_leftovers(folder)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

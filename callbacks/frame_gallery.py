@@ -13,7 +13,7 @@ from yolo_lightning.callbacks.prediction_pictures import original_frame
 from yolo_lightning.data.batch import Batch, Prediction, Target
 from yolo_lightning.evaluation.gallery import FrameScore, SizeCounts, above, encode, frame_scores, side_by_side
 from yolo_lightning.utils.choices import check_range
-from yolo_lightning.utils.files import remove_leftovers, replacing, write_json
+from yolo_lightning.utils.files import replacing, write_json
 from yolo_lightning.utils.loop_position import is_last_epoch
 from yolo_lightning.utils.optional_file import OptionalFile
 from yolo_lightning.utils.run_files import FRAMES
@@ -110,7 +110,6 @@ class FrameGallery(Callback):
             "worst": [one for one in self._worst if one.score.image_id not in both or one.score.score < MIDDLE],
         }
         folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
         index = folder / f"{stage}.json"
         index.unlink(missing_ok=True)
         for stale in folder.glob(f"{stage}-*.jpg"):

@@ -13,10 +13,10 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from yolo_lightning.supervision.processes import started_ticks
 from yolo_lightning.supervision.run_status import FitPlan, Scores, Status, write_status
 from yolo_lightning.utils.loop_position import steps_begun
 from yolo_lightning.utils.optional_file import OptionalFile
+from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import STATUS_FILE
 
 BLOCK_STEPS = 16

@@ -21,6 +21,7 @@ from yolo_lightning.callbacks.heartbeat_file import HeartbeatFile
 from yolo_lightning.supervision import heartbeat
 from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
+from yolo_lightning.utils.files import write_json
 
 
 class Beats(HeartbeatWriter):
@@ -215,7 +216,7 @@ fit(Path(sys.argv[1]), HeartbeatFile(), module=Suspended())
 
 @pytest.mark.whole_run
 def test_fault_29_a_suspension_longer_than_any_timeout_does_not_end_the_trainer(tmp_path: Path, forks: Forks) -> None:
-    (tmp_path / "phase_timeouts.json").write_text(AdaptiveTimeouts(PhaseTimeouts(step_s=0.5), {}, factor=0.0).to_json())
+    write_json(tmp_path / "phase_timeouts.json", AdaptiveTimeouts(PhaseTimeouts(step_s=0.5), {}, factor=0.0).as_json())
     (tmp_path / "train.py").write_text(SUSPENDED)
     words = [tmp_path / "train.py", tmp_path, REPOSITORY]
     environment = {heartbeat.HEARTBEAT_VARIABLE: str(tmp_path / "heartbeat")}

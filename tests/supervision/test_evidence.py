@@ -17,7 +17,7 @@ from yolo_lightning.supervision.classify import Evidence, StallClass, classify
 from yolo_lightning.supervision.evidence import Request, allowed_environment, collect, without_secrets
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.kill import kill_tree
-from yolo_lightning.supervision.processes import read_process
+from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import stacks_path
 
 needs_py_spy = pytest.mark.skipif(

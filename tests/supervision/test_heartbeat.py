@@ -23,8 +23,9 @@ from yolo_lightning.supervision.heartbeat import (
     Phase,
     parse,
 )
-from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
-from yolo_lightning.supervision.processes import started_ticks
+from yolo_lightning.supervision.phase_timeouts import LONGEST_S, AdaptiveTimeouts, PhaseTimeouts
+from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import stacks_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -134,6 +135,25 @@ def test_fault_30_missing_or_unreadable_record_is_no_heartbeat(tmp_path: Path) -
     assert HeartbeatReader(tmp_path / "heartbeat").read() is NoHeartbeat.MISSING
     (tmp_path / "folder").mkdir()
     assert HeartbeatReader(tmp_path / "folder").read() is NoHeartbeat.UNREADABLE
+
+
+def test_child_that_inherits_the_writer_does_not_report_for_the_trainer(tmp_path: Path) -> None:
+    writer = HeartbeatWriter(tmp_path / "heartbeat")
+    writer.beat(Phase.STEP, 1, 2, 3)
+    child = os.fork()
+    if child == 0:
+        writer.beat(Phase.SAVE, 4, 5, 6)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert read(writer.path).step == 2
+    writer.close()
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "endless"])
+def test_heartbeat_that_is_no_regular_file_neither_blocks_nor_fills_memory(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat"
+    os.mkfifo(path) if kind == "FIFO" else path.symlink_to("/dev/zero")
+    assert HeartbeatReader(path).read() is NoHeartbeat.UNREADABLE
 
 
 BEATS = """
@@ -266,7 +286,7 @@ def test_only_longer_stays_are_learned_and_excused_ones_are_not() -> None:
 
 @given(
     minimum_s=st.floats(0.001, 1e6),
-    longest=st.dictionaries(st.sampled_from(Phase), st.floats(0, 1e6)),
+    longest=st.dictionaries(st.sampled_from(Phase), st.floats(0, LONGEST_S)),
     factor=st.floats(1, 9),
 )
 def test_timeouts_survive_their_file(
@@ -274,8 +294,18 @@ def test_timeouts_survive_their_file(
 ) -> None:
     path = tmp_path_factory.mktemp("kept") / "phase_timeouts.json"
     timeouts = AdaptiveTimeouts(PhaseTimeouts(step_s=minimum_s), longest, factor)
-    path.write_text(timeouts.to_json())
+    write_json(path, timeouts.as_json())
     assert AdaptiveTimeouts.read(path) == timeouts
+
+
+def test_duration_that_would_disable_the_detection_is_neither_read_nor_learned(tmp_path: Path) -> None:
+    path = tmp_path / "phase_timeouts.json"
+    write_json(path, AdaptiveTimeouts(PhaseTimeouts(), {Phase.STEP: 1e9, Phase.SAVE: 3.0}).as_json())
+    found = AdaptiveTimeouts.read(path)
+    assert found is not None
+    assert found.longest_s == {Phase.SAVE: 3.0}
+    patient = AdaptiveTimeouts(PhaseTimeouts(step_s=1e9), {})
+    assert patient.learn({Phase.STEP: 1e8}, 20.0) is patient
 
 
 @pytest.mark.parametrize(

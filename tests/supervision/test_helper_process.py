@@ -11,8 +11,8 @@ import pytest
 from yolo_lightning.supervision import helper_process as module
 from yolo_lightning.supervision import live_heartbeat, run_disk
 from yolo_lightning.supervision.helper_process import Helper
-from yolo_lightning.supervision.processes import read_process
-from yolo_lightning.supervision.run_disk import DiskHangsError, RunDisk, append_to_file
+from yolo_lightning.supervision.run_disk import DiskHangsError, RunDisk, append_to_log
+from yolo_lightning.utils.process_identity import read_process
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def test_large_calls_pass(helper: Helper) -> None:
 def test_calls_are_made_in_order_and_appended_pieces_are_joined(tmp_path: Path) -> None:
     helper, path = Helper(), tmp_path / "log"
     for number in range(500):
-        helper.append(append_to_file, path, content=f"{number}\n".encode())
-    helper.post(append_to_file, path, b"end\n")
+        helper.append(append_to_log, path, content=f"{number}\n".encode())
+    helper.post(append_to_log, path, b"end\n")
     helper.close(20)
     assert path.read_text() == "".join(f"{number}\n" for number in range(500)) + "end\n"
 
@@ -73,9 +73,9 @@ def test_a_call_that_hangs_delays_nobody_and_starts_no_further_process(
     helper.post(Path.read_text, fifo)
     before, began_s = os.listdir("/proc/self/fd"), time.monotonic()
     for number in range(3000):
-        helper.post(append_to_file, tmp_path / "log", b"x")
-        helper.append(append_to_file, tmp_path / "other", content=bytes(10_000))
-        helper.post(append_to_file, tmp_path / "state", f"{number};".encode(), replaces="state")
+        helper.post(append_to_log, tmp_path / "log", b"x")
+        helper.append(append_to_log, tmp_path / "other", content=bytes(10_000))
+        helper.post(append_to_log, tmp_path / "state", f"{number};".encode(), replaces="state")
     assert not helper.wait(helper.begin(divide, 1, 1), 0.2)
     assert time.monotonic() - began_s < 10
     assert len(os.listdir("/proc/self/fd")) == len(before)

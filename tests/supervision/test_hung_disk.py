@@ -14,8 +14,9 @@ import pytest
 
 from tests.supervision.endpoint import Endpoint
 from tests.supervision.supervised import Supervised, floors
-from yolo_lightning.supervision.processes import all_processes, read_process
+from yolo_lightning.supervision.processes import all_processes
 from yolo_lightning.utils.exit_codes import ExitCode
+from yolo_lightning.utils.process_identity import read_process
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(120)]
 THAWED_AT_THE_LATEST_S = 60

@@ -10,15 +10,8 @@ import pytest
 
 from yolo_lightning.supervision import kill
 from yolo_lightning.supervision.kill import kill_tree, wait_until_gone, where_it_is
-from yolo_lightning.supervision.processes import (
-    Process,
-    is_resource_tracker,
-    is_same,
-    marked,
-    read_process,
-    remaining_thread,
-    tree,
-)
+from yolo_lightning.supervision.processes import is_resource_tracker, marked, remaining_thread, tree
+from yolo_lightning.utils.process_identity import Process, is_same, read_process
 
 MARKER = f"YOLO_LIGHTNING_TEST_MARKER=kill-{os.getpid()}"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(1000)"

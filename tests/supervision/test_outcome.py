@@ -26,10 +26,12 @@ TRACE = ("Traceback (most recent call last):", '  File "a.py", line 3, in main')
         (75, "stalled: no progress", True),
         (0, "", True),
         (-9, "ValueError: long ago", True),
+        (1, "ValueError: handled\nthen a message", True),
+        (3, "ValueError: the program chose its exit code", True),
     ],
 )
 def test_which_ends_are_worth_another_try(code: int, line: str, mended: bool) -> None:
-    assert is_recoverable(code, (*TRACE, line)) == mended
+    assert is_recoverable(code, (*TRACE, *line.split("\n"))) == mended
 
 
 def test_death_of_a_worker_is_worth_it_whatever_it_raised() -> None:
@@ -41,7 +43,12 @@ def test_death_of_a_worker_is_worth_it_whatever_it_raised() -> None:
 
 
 def test_last_error_counts() -> None:
-    assert error_of(("ValueError: first", "RuntimeError: second", "text")) == "RuntimeError: second"
+    assert error_of(("ValueError: first", "RuntimeError: second")) == "RuntimeError: second"
+    assert (
+        error_of(("RuntimeError: message", "\tof several lines", "", "Epoch 0:  5%|#   | 1/20"))
+        == "RuntimeError: message"
+    )
+    assert error_of(("ValueError: handled", "next step")) == ""
     assert error_of(("text: ValueError: no", "")) == ""
 
 

@@ -12,12 +12,12 @@ import pytest
 from yolo_lightning.supervision import kill
 from yolo_lightning.supervision.kill import (
     OURS_IN_SHARED_MEMORY,
-    mark_of,
     mark_process,
     marked_files,
     remove_files_of_dead_processes,
 )
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
+from yolo_lightning.utils.process_identity import own_mark
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -101,7 +101,7 @@ def test_files_of_another_user_stay(marked: Marked, monkeypatch: pytest.MonkeyPa
 
 def test_other_names_and_other_namespaces_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    mark = mark_of(os.getpid())
+    mark = own_mark()
     assert mark is not None
     _, space, pid, ticks = mark.split("-")
     other_start, other_space = f"yolo-{space}-{pid}-{int(ticks, 16) + 1:x}", f"yolo-{int(space, 16) ^ 1:08x}-{pid}-1"
@@ -112,14 +112,16 @@ def test_other_names_and_other_namespaces_are_left_alone(tmp_path: Path, monkeyp
         "yolo-0123456789ab",
         "pymp-12345678",
         f"{other_start}.txt",
+        f"{other_start}-12345678-record",
         "sem.mp-12345678",
     ):
         (tmp_path / name).mkdir()
-    assert [path.name for path in marked_files() if path.parent == tmp_path] == [other_start]
+    found = sorted(path.name for path in marked_files() if path.parent == tmp_path)
+    assert found == [other_start, f"{other_start}-12345678-record"]
 
 
 def test_mark_is_short_and_known_to_the_one_who_kills(monkeypatch: pytest.MonkeyPatch) -> None:
-    mark = mark_of(os.getpid())
+    mark = own_mark()
     assert mark is not None
     assert len(mark) <= 40
     assert kill.MARKED.fullmatch(f"sem.{mark}-abcd_012")
@@ -133,7 +135,7 @@ def test_folder_of_sockets_is_one_in_which_sockets_can_be_made(tmp_path: Path, m
     monkeypatch.delenv(MARKER_VARIABLE, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
     mark = f"yolo-test-{os.getpid()}"  # the folder with the mark of this process may contain sockets of other tests
-    monkeypatch.setattr(kill, "mark_of", lambda _: mark)
+    monkeypatch.setattr(kill, "own_mark", lambda: mark)
     mark_process()
     assert config["tempdir"] == f"/tmp/{mark}"
     assert config["semprefix"] == f"/{mark}"

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.supervision import processes
-from yolo_lightning.supervision.processes import loader_workers, read_process, started_ticks
+from yolo_lightning.supervision.processes import loader_workers
+from yolo_lightning.utils import process_identity
+from yolo_lightning.utils.process_identity import read_process, started_ticks
 
 
 def stat(pid: int, name: str, state: str, parent: int = 1, pages: int = 0, ticks: int = 0) -> str:
@@ -16,7 +18,8 @@ def stat(pid: int, name: str, state: str, parent: int = 1, pages: int = 0, ticks
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(processes, "PROC", tmp_path)
+    for module in (processes, process_identity):
+        monkeypatch.setattr(module, "PROC", tmp_path)
     return tmp_path
 
 

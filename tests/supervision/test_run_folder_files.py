@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from yolo_lightning.checkpoints import checkpoint_file
-from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_lock
+from yolo_lightning.supervision import Job, RunInUseError, SuperviseSettings, run_disk, run_lock
 from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.supervision.phase_timeouts import PhaseTimeouts
+from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_disk import Recorder
 from yolo_lightning.supervision.run_lock import Holder, read_holder
 from yolo_lightning.supervision.trainer import Output
@@ -156,13 +157,26 @@ def test_of_a_progress_bar_the_last_state_is_kept(tmp_path: Path) -> None:
     assert output_of(code, tmp_path / "run.log").lines() == ("3/3", "Error")
 
 
+def test_log_keeps_two_files_of_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_disk, "LOG_BYTES", 10)
+    for number in range(7):
+        run_disk.append_to_log(tmp_path / "run.log", b"line%d" % number)
+    assert [(tmp_path / name).read_bytes() for name in ("run.log.1", "run.log")] == [b"line4line5", b"line6"]
+
+
+@pytest.mark.parametrize("level", [-9, 10**30, "1"])
+def test_impossible_fallback_level_is_not_used(level: object, tmp_path: Path) -> None:
+    (tmp_path / "supervision.json").write_text(json.dumps({"level": level, "restarts": 7}))
+    assert FallbackState.read(tmp_path / "supervision.json") == FallbackState()
+
+
 def test_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     assert output_of("print('line')", tmp_path / "missing" / "run.log").lines() == ("line",)
 
 
 STANDARD_LIBRARY_UTILS = (
-    *("addresses", "exit_codes", "files", "json_record", "plain_text", "regular_files", "run_files", "sensors"),
-    "stop_signals",
+    *("addresses", "exit_codes", "files", "json_record", "plain_text", "process_identity", "regular_files"),
+    *("run_files", "sensors", "stop_signals"),
 )
 
 

@@ -5,8 +5,8 @@ import pytest
 from yolo_lightning.supervision import watch
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
-from yolo_lightning.supervision.processes import Process
 from yolo_lightning.supervision.watch import Health, Watch, excuse_for
+from yolo_lightning.utils.process_identity import Process
 
 POLL_S = 1.0
 

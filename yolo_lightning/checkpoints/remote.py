@@ -20,7 +20,7 @@ from yolo_lightning.checkpoints.checkpoint_file import (
     training_age,
 )
 from yolo_lightning.utils.addresses import redacted, resolved
-from yolo_lightning.utils.files import cache_folder
+from yolo_lightning.utils.files import cache_folder, temporary_prefix
 from yolo_lightning.utils.run_files import BEST_CHECKPOINT, CHECKSUM_SUFFIX, STEP_CHECKPOINTS
 
 SCHEME = "://"
@@ -95,7 +95,7 @@ class RemoteFolder:
     def download(self, name: str, target: Path) -> None:
         """Copy a checkpoint to `target`, which is replaced only by an undamaged file; a damaged one is a ValueError."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=target.parent, prefix=".fetching-") as folder:
+        with TemporaryDirectory(dir=target.parent, prefix=temporary_prefix()) as folder:
             copy = Path(folder) / name
             with self._connected() as store:
                 store.get_file(f"{self._root}/{name}", str(copy))

@@ -12,12 +12,12 @@ from pathlib import Path
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import Call, Helper
 from yolo_lightning.supervision.notify import Notifier, NotifySettings
-from yolo_lightning.supervision.processes import started_ticks
 from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_status import read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.process_identity import started_ticks
 from yolo_lightning.utils.run_files import STATUS_FILE, SUPERVISOR_FILE
 
 ENDS: dict[int, SupervisorState] = {

@@ -10,18 +10,23 @@ from yolo_lightning.supervision.announcer import Announcer
 from yolo_lightning.supervision.classify import WRITES_IN_KERNEL, Diagnosis, StallClass, classify
 from yolo_lightning.supervision.evidence import Request, collect, keep
 from yolo_lightning.supervision.fallback import FallbackLevel
-from yolo_lightning.supervision.heartbeat import Heartbeat, HeartbeatReader, Phase, parse
+from yolo_lightning.supervision.heartbeat import RECORD_BYTES, Heartbeat, HeartbeatReader, Phase, parse
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import SuperviseSettings
-from yolo_lightning.supervision.kill import Killed, kill_tree
+from yolo_lightning.supervision.kill import Killed, kill_tree, reap_orphans
 from yolo_lightning.supervision.outcome import FAULTS, diagnose_exit, signal_name
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.processes import is_same
 from yolo_lightning.supervision.run_disk import PROBE_S, Recorder, RunDisk
 from yolo_lightning.supervision.trainer import RunningTrainer, make_temporary_folder, marker_of, remove_temporary_folder
 from yolo_lightning.supervision.watch import Health, Look, Watch, excuse_for
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.files import write_json
+from yolo_lightning.utils.process_identity import is_same
+from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import PHASE_TIMEOUTS_FILE
+
+WORKS_ON_S = 1.0
+"""A heartbeat this much later than the last output shows that the error in the output has not ended the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class Attempt:
 
     code: int | None  # exit code of the trainer; None if it has not ended
     lines: tuple[str, ...]  # last lines of its output
+    worked_on: bool  # whether it has reported a heartbeat after its last output
     incident: Incident | None  # stall or unexpected exit; None after a stop signal or the end of training
     killed: Killed  # processes that were killed
     finished: bool  # whether the trainer has reported the end of training
@@ -88,8 +94,9 @@ class AttemptRunner:
             finished = self.disk.ask(run_files.is_finished, self.run_folder)
         if incident is None and not self.signals and not finished:
             incident = self._incident_of_exit(trainer)
-        code, lines = trainer.process.returncode, trainer.output.lines()
-        return Attempt(code, lines, incident, killed, finished, self._disk_hung)
+        code, output, last = trainer.process.returncode, trainer.output, incident.heartbeat if incident else None
+        worked_on = last is not None and last.phase_began_s > output.last_s + WORKS_ON_S
+        return Attempt(code, output.lines(), worked_on, incident, killed, finished, self._disk_hung)
 
     def keep_incident(self, incident: Incident, outcome: str) -> None:
         """Write the report of an incident; `outcome` describes the reaction of the supervisor."""
@@ -114,6 +121,7 @@ class AttemptRunner:
             if self.signals:
                 self._stop(trainer)
                 return None
+            reap_orphans(pid)
             look = watch.look()
             if look.heartbeat is not None:
                 self._last_heartbeat = look.heartbeat
@@ -144,7 +152,7 @@ class AttemptRunner:
             return
         self._copied_s = time.monotonic()
         try:
-            content = self._reader.path.read_bytes()
+            content = read_regular(self._reader.path, RECORD_BYTES)
         except OSError:
             return
         if isinstance(parse(content), Heartbeat):
@@ -239,4 +247,4 @@ class AttemptRunner:
 
     def _keep_timeouts(self) -> None:
         path = self.run_folder / PHASE_TIMEOUTS_FILE
-        self.disk.post(keep, path, self.timeouts.to_json(), replaces=str(path))
+        self.disk.post(write_json, path, self.timeouts.as_json(), replaces=str(path))

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from yolo_lightning.supervision.heartbeat import Phase
-from yolo_lightning.supervision.processes import GONE, STOPPED
+from yolo_lightning.supervision.processes import STOPPED
+from yolo_lightning.utils.process_identity import GONE
 
 # Contract: names of functions and variables that classification searches in Python stacks. They belong to torch, to the
 # standard library and to the data room. tests/supervision/test_classify.py checks that each name exists there.

@@ -21,8 +21,9 @@ from yolo_lightning.supervision import processes
 from yolo_lightning.supervision.classify import Evidence, Frame, ProcessEvidence, parse_faulthandler, parse_py_spy
 from yolo_lightning.supervision.heartbeat import Heartbeat, Phase
 from yolo_lightning.supervision.helper_process import bounded
-from yolo_lightning.supervision.processes import PROC, read_process
 from yolo_lightning.utils.addresses import redacted
+from yolo_lightning.utils.process_identity import PROC, read_process
+from yolo_lightning.utils.regular_files import read_regular
 from yolo_lightning.utils.run_files import STACKS_FILE, stacks_path
 from yolo_lightning.utils.sensors import evicted_ms
 
@@ -37,6 +38,7 @@ ENVIRONMENT = re.compile(r"(OMP|MKL|HSA|HIP|ROC|GPU|CUDA|NVIDIA|PYTORCH|TORCH|MI
 SECRET = re.compile(r"token|key|secret|password|credential", re.I)
 PROCESSES_LOOKED_AT = 24
 LINES_KEPT = 50
+MOST_STACKS_BYTES = 16 << 20
 
 Keep = Callable[[Path, str], None]
 """Stores a text as a file of the incident, now or later."""
@@ -60,7 +62,7 @@ def keep(path: Path, text: str) -> None:
     """Write a file of the incident; a failure is ignored, so that the other evidence is still collected."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, errors="backslashreplace")
 
 
 def collect(request: Request, keep: Keep = keep) -> Evidence:
@@ -152,7 +154,7 @@ def stacks_by_signal(request: Request, keep: Keep) -> tuple[Frame, ...]:
             earlier, size = size, path.stat().st_size
             if before < earlier == size:
                 break
-        return path.read_text(errors="replace")[before:]
+        return read_regular(path, MOST_STACKS_BYTES)[before:].decode(errors="replace")
 
     text = bounded(ask, request.part_timeout_s) or ""
     if text:

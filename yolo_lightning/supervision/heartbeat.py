@@ -19,7 +19,8 @@ from pathlib import Path
 from signal import SIGUSR2
 from typing import BinaryIO
 
-from yolo_lightning.supervision.processes import started_ticks
+from yolo_lightning.utils.process_identity import started_ticks
+from yolo_lightning.utils.regular_files import open_regular
 from yolo_lightning.utils.run_files import stacks_path
 
 HEARTBEAT_VARIABLE = "YOLO_LIGHTNING_HEARTBEAT_FILE"
@@ -135,6 +136,8 @@ class HeartbeatWriter:
         self._ids = joined if len(joined) <= IDS_BYTES else joined[: IDS_BYTES + 1].rpartition(b",")[0]
 
     def _write(self) -> None:
+        if os.getpid() != self._process[0]:  # a forked child shares the map, and does not report for its parent
+            return
         signal, before = STACKS_SIGNAL if self._stacks is not None else 0, self._sequence
         SEQUENCE.pack_into(self._map, SEQUENCE_AT, before + 1)
         self._sequence = before + 2
@@ -191,11 +194,11 @@ class HeartbeatReader:
         """Return the heartbeat (of `process` if given), or the reason why there is none."""
         for _ in range(READ_ATTEMPTS):
             try:
-                with self.path.open("rb", buffering=0) as file:
+                with open_regular(self.path) as file:
                     # The kernel copies the bytes of one read in any order. Equal sequences in reads before and after
                     # prove that no write began or ended meanwhile.
                     before = os.pread(file.fileno(), SEQUENCE.size, SEQUENCE_AT)
-                    content = file.read(RECORD_BYTES + 1)
+                    content = os.pread(file.fileno(), RECORD_BYTES + 1, 0)
                     after = os.pread(file.fileno(), SEQUENCE.size, SEQUENCE_AT)
             except FileNotFoundError:
                 return NoHeartbeat.MISSING

@@ -2,20 +2,19 @@
 
 After SIGKILL to a whole process group, which includes multiprocessing's resource tracker, no process unlinks the
 semaphores in /dev/shm and the folder of sockets in the temporary folder. Their usual names (`sem.mp-<random>`,
-`pymp-<random>`) do not contain their owner; `mark_process` chooses names that do. The mark of a process consists of its
-id, its start time, and a checksum of boot and PID namespace, because /dev/shm and temporary folders may be shared with
-containers and machines in which the same id belongs to another process.
+`pymp-<random>`) do not contain their owner; `mark_process` chooses names that do.
 """
 
+import ctypes
 import multiprocessing.process
 import multiprocessing.util
 import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,29 +22,36 @@ from pathlib import Path
 
 from yolo_lightning.supervision.helper_process import bounded
 from yolo_lightning.supervision.processes import (
-    GONE,
     LOOK_TIMEOUT_S,
-    PROC,
-    Process,
     is_resource_tracker,
-    is_same,
     marked,
-    read_process,
     remaining_thread,
     tree,
     wait_channel,
 )
 from yolo_lightning.supervision.trainer import SOCKET_PATH_BYTES, is_supervised
+from yolo_lightning.utils.process_identity import (
+    GONE,
+    MARK,
+    PROC,
+    Process,
+    is_same,
+    own_mark,
+    owner_lives,
+    read_process,
+)
 
 SHARED_MEMORY = Path("/dev/shm")
 SOCKET = "/listener-12345678"
-MARKED = re.compile(r"(?:sem\.)?yolo-(?P<space>[0-9a-f]{8})-(?P<pid>[0-9a-f]+)-(?P<ticks>[0-9a-f]+)(?:-\w{8})?")
+MARKED = re.compile(rf"(?:sem\.)?{MARK}(?:-\w{{8}})?(?:-record)?")
 """Names of semaphores and folders with a mark."""
 
 OURS_IN_SHARED_MEMORY = re.compile(r"(sem\.mp-|sem\.yolo-|torch_|psm_|wnsm_|sem\.loky-).+")
 """Names chosen by multiprocessing, torch and `mark_process`. Other files in /dev/shm are never deleted."""
 
 POLL_S = 0.02
+PR_SET_CHILD_SUBREAPER = 36
+_adopts = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,28 @@ class Killed:
         return bool(self.survivors)
 
 
+def adopt_orphans() -> None:
+    """Make this process the parent of all descendants whose parent ends (Linux only): `kill_tree` then ends them too.
+
+    Otherwise a process that was forked twice and has another session and environment cannot be found. From now on, all
+    children in another session than this process must have been started by the leader of `kill_tree`, or be the leader.
+    """
+    global _adopts
+    if sys.platform.startswith("linux"):
+        _adopts = ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def reap_orphans(leader: int | None, number: int = 0) -> list[int]:
+    """Return the adopted processes after sending them a signal and reading the exit codes of those that have ended."""
+    children = (PROC / f"self/task/{os.getpid()}/children").read_text() if _adopts else ""
+    found = [pid for pid in map(int, children.split()) if pid != leader and os.getsid(pid) != os.getsid(0)]
+    for pid in found:
+        with suppress(PermissionError):
+            os.kill(pid, number)
+        os.waitpid(pid, os.WNOHANG)
+    return found
+
+
 def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
     """End `leader`, its descendants, its session and all processes with `marker`.
 
@@ -70,6 +98,7 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
     tracker is killed last: after the end of all other processes it unlinks their semaphores and ends. `leader` can have
     ended already; `marker` (`NAME=value` in the environment) finds processes that left the session. `wait_s` is the
     time limit in seconds for the processes, for the resource tracker, and for processes that were found last, each.
+    A chain of processes that fork and exit ends because each one is killed as soon as it is adopted.
     """
     members = snapshot(leader, marker)
     pids = [process.pid for process in members]
@@ -81,6 +110,10 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
     end(members)
     late = [process for process in snapshot(leader, marker) if process not in members]
     end(late)
+    end_s, earlier = time.monotonic() + wait_s, list[int]()
+    while (orphans := reap_orphans(leader, signal.SIGKILL)) and time.monotonic() < end_s:
+        time.sleep(POLL_S if orphans == earlier else 0.0)
+        earlier = orphans
     left = wait_until_gone([*members, *late], wait_s)
     dead = tuple(process.pid for process in [*members, *late] if process not in left)
     survivors = {process.pid: where_it_is(process) for process in left}
@@ -90,7 +123,7 @@ def kill_tree(leader: int | None, marker: str, wait_s: float = 5.0) -> Killed:
 def snapshot(leader: int | None, marker: str) -> list[Process]:
     """Return the living processes to end, without this process."""
     found = {process.pid: process for process in marked(marker)}
-    for pid in [*found, *([] if leader is None else [leader])]:
+    for pid in [*found, *reap_orphans(leader), *([] if leader is None else [leader])]:
         found |= {process.pid: process for process in tree(pid)}
     found.pop(os.getpid(), None)
     return list(found.values())
@@ -172,7 +205,7 @@ def mark_process() -> None:
     worker. A supervised trainer needs no such folder, because its supervisor removes all its temporary files. Without
     /proc nothing is changed.
     """
-    mark = mark_of(os.getpid())
+    mark = own_mark()
     if mark is None:
         return
     config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
@@ -188,21 +221,6 @@ def mark_process() -> None:
     config["tempdir"] = str(folder)
 
 
-def mark_of(pid: int) -> str | None:
-    """Return the mark of a living process, at most 40 characters; None without /proc."""
-    process, space = read_process(pid), name_space()
-    return None if process is None or space is None else f"yolo-{space}-{pid:x}-{process.started_ticks:x}"
-
-
-def name_space() -> str | None:
-    """Return a checksum of the boot and the PID namespace in which process ids of this process are valid."""
-    try:
-        boot, space = (PROC / "sys/kernel/random/boot_id").read_text(), os.readlink(PROC / "self/ns/pid")
-        return f"{zlib.crc32((boot + space).encode()):08x}"
-    except OSError:
-        return None
-
-
 def remove_files_of_dead_processes() -> tuple[Path, ...]:
     """Delete this user's semaphores and folders whose mark names a process that has ended; return what was deleted."""
     return remove(marked_files())
@@ -210,16 +228,8 @@ def remove_files_of_dead_processes() -> tuple[Path, ...]:
 
 def marked_files() -> Iterator[Path]:
     """Yield the files and folders whose mark names a process of this boot and PID namespace that has ended."""
-    space = name_space()
     for folder in {SHARED_MEMORY, Path(tempfile.gettempdir()), Path("/tmp")}:
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names:
-            found = MARKED.fullmatch(name)
-            if found is None or found["space"] != space:
-                continue
-            process = read_process(int(found["pid"], 16))
-            if process is None or process.is_gone or process.started_ticks != int(found["ticks"], 16):
-                yield folder / name
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                if (found := MARKED.fullmatch(name)) and owner_lives(found) is False:
+                    yield folder / name

@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from yolo_lightning.supervision.heartbeat import STACKS_SIGNAL
-from yolo_lightning.supervision.processes import STOPPED, read_process
+from yolo_lightning.supervision.processes import STOPPED
+from yolo_lightning.utils.process_identity import read_process
 from yolo_lightning.utils.run_files import STACKS_FILE, incident_folder, incident_names, stacks_path
 
 TICK_S = 0.5

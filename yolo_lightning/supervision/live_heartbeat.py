@@ -22,8 +22,7 @@ COPY_INTERVAL_S = 5.0
 
 def folders(token: str) -> tuple[Path, ...]:
     """Return the possible folders of the heartbeat file of the supervisor with `token`: in memory, or on a disk."""
-    name = f"yolo-{token[:12]}-record"
-    return tuple(base / name for base in (SHARED_MEMORY, Path(tempfile.gettempdir())))
+    return tuple(base / f"{token}-record" for base in (SHARED_MEMORY, Path(tempfile.gettempdir())))
 
 
 def make(token: str) -> Path:

@@ -17,6 +17,9 @@ AT_SAMPLE = re.compile(r"^while reading image (id=\S+)$")
 """Note that the data room adds to an unexpected error."""
 
 ERROR_LINE = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit))(?::|$)")
+AT_EXIT = re.compile(r"resource_tracker|\d%\||^wandb: ")
+"""Output of an interpreter that ends: leaked semaphores, the last state of a progress bar, a logger."""
+
 PERMANENT_ERRORS = frozenset(
     {
         *("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "NameError", "AttributeError"),
@@ -39,8 +42,13 @@ NO_QUOTA = re.compile(r"Disk quota exceeded", re.IGNORECASE)
 
 
 def error_of(log_lines: Sequence[str]) -> str:
-    """Return the last line that names an exception, or an empty string."""
-    return next((line.strip() for line in reversed(log_lines) if ERROR_LINE.match(line)), "")
+    """Return the error at the end of the output, or an empty string: other output follows an error that was handled."""
+    for line in reversed(log_lines):
+        if ERROR_LINE.match(line):
+            return line.strip()
+        if line.strip() and not line[0].isspace() and not AT_EXIT.search(line):
+            return ""
+    return ""
 
 
 def sample_of_error(log_lines: Sequence[str]) -> str:
@@ -55,7 +63,7 @@ def is_recoverable(code: int, log_lines: Sequence[str]) -> bool:
         return False
     if sample_of_error(log_lines) or code <= 0 or code == ExitCode.STALLED:
         return True
-    if any(DEAD_WORKER.search(line) for line in log_lines):
+    if any(DEAD_WORKER.search(line) for line in log_lines) or code != ExitCode.FAILED:  # that of an exception
         return True
     match = ERROR_LINE.match(error_of(log_lines))
     return match is None or match[1].rpartition(".")[2] not in PERMANENT_ERRORS

@@ -1,12 +1,14 @@
 """Time limits of the phases of a training process: configured minimum values, extended by measured durations."""
 
-import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.utils.json_record import converted, read_json
+
+LONGEST_S = 4 * 3600.0
+"""Longest duration that extends a timeout: a damaged file could otherwise disable the detection of stalls."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,14 @@ class AdaptiveTimeouts:
         grown = {
             phase: seconds
             for phase, seconds in longest_s.items()
-            if self.longest_s.get(phase, 0.0) < seconds <= self.seconds(phase) + grace_s
+            if self.longest_s.get(phase, 0.0) < seconds <= min(self.seconds(phase) + grace_s, LONGEST_S)
         }
         return replace(self, longest_s=self.longest_s | grown) if grown else self
 
-    def to_json(self) -> str:
+    def as_json(self) -> dict[str, Any]:
         """Return the content of the file that `read` reads."""
         longest = {phase.name.lower(): seconds for phase, seconds in sorted(self.longest_s.items())}
-        content = {"minimum": asdict(self.minimum), "factor": self.factor, "longest_s": longest}
-        return json.dumps(content, indent=2) + "\n"
+        return {"minimum": asdict(self.minimum), "factor": self.factor, "longest_s": longest}
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -92,7 +93,7 @@ class AdaptiveTimeouts:
         try:
             content = read_json(path)
             longest = converted(content["longest_s"], dict[str, float])
-            by_phase = {Phase[name.upper()]: seconds for name, seconds in longest.items()}
+            by_phase = {Phase[name.upper()]: seconds for name, seconds in longest.items() if seconds <= LONGEST_S}
             return cls(converted(content["minimum"], PhaseTimeouts), by_phase, converted(content["factor"], float))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None

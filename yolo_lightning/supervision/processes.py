@@ -6,68 +6,15 @@ which a process that hangs in the kernel can hold forever: these reads run in a 
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 
 from yolo_lightning.supervision.helper_process import bounded
+from yolo_lightning.utils.process_identity import GONE, PROC, Process, read_process
 
-PROC = Path("/proc")
 LOOK_TIMEOUT_S = 2.0
-GONE = frozenset("ZXx")
-"""States of a process that has ended and whose exit code has not been read."""
-
 STOPPED = frozenset("Tt")
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 WORKER_NAME = "pt_data_worker"
 """Process name of torch's DataLoader workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process or a thread in the process table."""
-
-    pid: int
-    name: str
-    state: str  # R running, S sleeping, D waiting in the kernel, T stopped, t traced, Z zombie
-    parent: int = 0
-    session: int = 0
-    started_ticks: int = 0  # start time in clock ticks since boot; identifies a process together with `pid`
-    threads: int = 1  # that have not ended, the main thread included
-    memory_bytes: int = 0  # resident; shared memory counts in every process that uses it
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the process has ended, even if its parent has not read the exit code.
-
-        After SIGKILL the main thread can be a zombie while another thread still waits in the kernel, for example for a
-        disk. The process then keeps its memory, files and GPU.
-        """
-        return self.state in GONE and self.threads <= 1
-
-
-def read_process(pid: int) -> Process | None:
-    """Return a process, or None if it does not exist."""
-    try:
-        head, _, rest = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")
-        fields = rest.split()  # fields[0] is field 3 of proc(5), the state
-        return Process(
-            pid=pid,
-            name=head.partition("(")[2],
-            state=fields[0],
-            parent=int(fields[1]),
-            session=int(fields[3]),
-            started_ticks=int(fields[19]),
-            threads=int(fields[17]),
-            memory_bytes=int(fields[21]) * os.sysconf("SC_PAGESIZE"),
-        )
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def started_ticks(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot; 0 if unknown."""
-    process = read_process(pid)
-    return 0 if process is None else process.started_ticks
 
 
 def all_processes() -> list[Process]:
@@ -93,12 +40,6 @@ def loader_workers(trainer: int) -> list[Process]:
     Workers are recognised by process name, which can be read without blocking.
     """
     return [process for process in all_processes() if process.parent == trainer and process.name == WORKER_NAME]
-
-
-def is_same(process: Process) -> bool:
-    """Return whether this process still lives; another process with the same id does not count."""
-    now = read_process(process.pid)
-    return now is not None and not now.is_gone and now.started_ticks == process.started_ticks
 
 
 def is_resource_tracker(pid: int) -> bool:

@@ -26,6 +26,10 @@ class FallbackState:
     suspicious_epoch: int = 0  # epoch of the last end with suspects
     quarantined: tuple[str, ...] = ()  # samples to leave out
 
+    def __post_init__(self) -> None:
+        if self.level < 0:
+            raise ValueError(f"level must be >= 0, got {self.level}")
+
     @staticmethod
     def read(path: Path) -> "FallbackState":
         """Return the content of a file, or the initial state if the file is missing or damaged."""

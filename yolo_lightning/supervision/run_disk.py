@@ -4,11 +4,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.plain_text import printable
 
 Result = TypeVar("Result")
 POLL_S = 0.5
@@ -16,6 +18,7 @@ PROBE_S = 5.0
 """A disk that needs longer for a small file counts as hung when a stall is diagnosed."""
 
 ALARM_S = 30.0  # a disk that has not responded for this time is reported, whatever the trainer does
+LOG_BYTES = 50_000_000
 STOP_WAIT_S = 5.0
 """Longest wait for the disk after a stop signal, and at the end of the supervisor."""
 
@@ -86,10 +89,10 @@ class Recorder:
 
     def record(self, content: bytes) -> None:
         self._terminal.append(write_to_descriptor, 1, content=content)
-        self._disk.append(append_to_file, self._log, content=content)
+        self._disk.append(append_to_log, self._log, content=content)
 
     def log(self, text: str) -> None:
-        self.record(f"supervisor: {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n".encode())
+        self.record(f"supervisor: {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {printable(text)}\n".encode())
 
     def serve(self) -> None:
         """Write what is queued; returns at once."""
@@ -108,6 +111,11 @@ def write_to_descriptor(descriptor: int, content: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def append_to_file(path: Path, content: bytes) -> None:
-    with path.open("ab") as file:
+def append_to_log(path: Path, content: bytes) -> None:
+    """Append to a log; a log with `LOG_BYTES` is renamed to `run.log.1` before, which replaces the previous one."""
+    with suppress(OSError):
+        if path.stat().st_size + len(content) > LOG_BYTES:
+            os.replace(path, path.with_name(f"{path.name}.1"))
+    # A FIFO without a reader is an error instead of an endless wait.
+    with open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)) as file:
         file.write(content)

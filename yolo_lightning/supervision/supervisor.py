@@ -17,7 +17,7 @@ from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.helper_process import SUPERVISOR_SIGNALS
 from yolo_lightning.supervision.incident import Incident
 from yolo_lightning.supervision.job import Job
-from yolo_lightning.supervision.kill import kill_tree
+from yolo_lightning.supervision.kill import adopt_orphans, kill_tree, remove_files_of_dead_processes
 from yolo_lightning.supervision.outcome import (
     Space,
     ended_by_full_disk,
@@ -32,8 +32,9 @@ from yolo_lightning.supervision.progress import can_resume, has_progressed, save
 from yolo_lightning.supervision.restart_policy import FallbackState, decide
 from yolo_lightning.supervision.run_disk import STOP_WAIT_S, DiskHangsError, Recorder, RunDisk
 from yolo_lightning.supervision.run_lock import Holder, RunInUseError, run_lock
-from yolo_lightning.supervision.trainer import marker_of, remove_temporary_folder
+from yolo_lightning.supervision.trainer import marker_of
 from yolo_lightning.utils.exit_codes import ExitCode, of_signal
+from yolo_lightning.utils.process_identity import own_mark
 from yolo_lightning.utils.run_files import LOG_FILE, PHASE_TIMEOUTS_FILE, STATE_FILE
 from yolo_lightning.utils.stop_signals import pasteable
 
@@ -50,7 +51,8 @@ class Supervisor:
         self.run_folder, self.job, self.settings = run, job, job.settings
         self.levels = levels_of_words(job.fallbacks) if job.any_command else levels_below(job.workers)
         self._furthest_step = 0
-        self.token = uuid.uuid4().hex
+        # Begins with the mark of this process: `remove_files_of_dead_processes` deletes the folders with this name.
+        self.token = f"{own_mark()}-{uuid.uuid4().hex[:8]}"
         self.state = FallbackState()
         self.signals: list[int] = []
         self._space_pauses = 0
@@ -60,6 +62,7 @@ class Supervisor:
         self.runner: AttemptRunner
 
     def run(self) -> int:
+        adopt_orphans()
         try:
             with run_lock(self.run_folder, self.token) as before:
                 self.disk = RunDisk(self.run_folder, lambda: bool(self.signals), self._report_disk)
@@ -114,10 +117,9 @@ class Supervisor:
         """Remove what an earlier supervisor has left, and read its state and timeouts."""
         if before is not None and before.marker:
             killed = kill_tree(None, marker_of(before.marker), self.settings.kill_wait_s)
-            self.disk.post(remove_temporary_folder, before.marker)
-            live_heartbeat.remove(before.marker)
             if killed.processes:
                 self.recorder.log(f"killed {len(killed.processes)} processes of an earlier supervisor")
+        self.disk.post(remove_files_of_dead_processes)
         kept = self.disk.ask(FallbackState.read, self.run_folder / STATE_FILE)
         self.state = kept.for_new_supervisor(len(self.levels))
         learned = self.disk.ask(AdaptiveTimeouts.read, self.run_folder / PHASE_TIMEOUTS_FILE)
@@ -154,8 +156,9 @@ class Supervisor:
         if not incident.waited_s:
             if (space := self._full_disk(attempt)) is not None:
                 return self._wait_for_space(incident, space, saved, lost)
-            if attempt.code is not None and not is_recoverable(attempt.code, attempt.lines):
-                error = error_of(attempt.lines)
+            lines = () if attempt.worked_on else attempt.lines
+            if attempt.code is not None and not is_recoverable(attempt.code, lines):
+                error = error_of(lines)
                 reason = "failed; a restart cannot correct this error" + (f": {error}" if error else "")
                 self.runner.keep_incident(incident, reason)
                 return ExitCode.USAGE if attempt.code == ExitCode.USAGE else ExitCode.FAILED, reason

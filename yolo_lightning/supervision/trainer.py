@@ -40,10 +40,9 @@ def marker_of(token: str) -> str:
 
 def temporary_folder(token: str) -> Path:
     """Return the folder for the trainer's temporary files; its path is short enough for sockets."""
-    name = f"yolo-{token[:12]}"
-    usual = Path(tempfile.gettempdir()) / name
+    usual = Path(tempfile.gettempdir()) / token
     is_short = len(os.fsencode(f"{usual}{SOCKET_IN_FOLDER}")) <= SOCKET_PATH_BYTES
-    return usual if is_short else Path("/tmp") / name
+    return usual if is_short else Path("/tmp") / token
 
 
 def make_temporary_folder(token: str) -> None:
@@ -93,6 +92,7 @@ class Output:
         os.set_blocking(self._descriptor, False)
         self._record = record
         self._is_open = True
+        self.last_s = 0.0  # time of the last output, monotonic clock
         self._rest = b""
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
 
@@ -109,6 +109,7 @@ class Output:
             if not content:
                 self._is_open = False
                 return
+            self.last_s = time.monotonic()
             *complete, rest = (self._rest + content).split(b"\n")
             self._rest = rest[-BLOCK_BYTES:]
             self._lines.extend(line.decode(errors="replace") for line in complete)

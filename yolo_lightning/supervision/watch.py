@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.processes import STOPPED, read_process, tracer, tree
+from yolo_lightning.supervision.processes import STOPPED, tracer, tree
+from yolo_lightning.utils.process_identity import read_process
 
 GAP_POLLS = 3.0
 GAP_LEAST_S = 2.0

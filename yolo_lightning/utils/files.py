@@ -5,13 +5,22 @@ import fcntl
 import itertools
 import json
 import os
+import re
+import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from yolo_lightning.utils.process_identity import MARK, own_mark, owner_lives
+
 TEMPORARY_PREFIX = ".writing-"
+LONGEST_WRITE_S = 86_400.0
+"""A temporary file of a process of another boot or machine is left over if it has not changed for this time."""
+
+_cleaned: set[Path] = set()
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """No space or quota left, or the file exceeds the size limit of the process or file system."""
 
@@ -28,9 +37,20 @@ def first_free(base: Path, ending: str = "", is_taken: Callable[[Path], bool] = 
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of killed processes; no other process may write into the folder meanwhile."""
+    """Delete the temporary files and folders of killed processes, whose names contain the mark of the process."""
     for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            found = re.search(MARK, path.name)
+            lives = owner_lives(found) if found else None
+            if lives is None:
+                lives = time.time() < path.lstat().st_mtime + LONGEST_WRITE_S
+            if not lives:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def temporary_prefix() -> str:
+    """Return the beginning of the names of this process's temporary files, for `remove_leftovers`."""
+    return f"{TEMPORARY_PREFIX}{own_mark() or os.getpid()}-"
 
 
 @contextmanager
@@ -38,9 +58,13 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield the path of a temporary file beside `path`, to be written in the block.
 
     If the block succeeds, the file is flushed to the disk and renamed to `path`; else it is deleted. Without `durable`
-    the file is not flushed: a power cut can lose it, and a busy disk does not delay the caller.
+    the file is not flushed: a power cut can lose it, and a busy disk does not delay the caller. The first file that a
+    process writes into a folder removes what killed processes have left there.
     """
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}.part")
+    temporary = path.with_name(f"{temporary_prefix()}{path.name}.part")
+    if path.parent not in _cleaned:
+        _cleaned.add(path.parent)
+        remove_leftovers(path.parent)
     try:
         yield temporary
         if durable:

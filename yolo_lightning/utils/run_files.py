@@ -137,7 +137,7 @@ def epochs_trained(run: Path, steps: int, max_epochs: int) -> int | None:
 
 
 def clear_leftovers(run: Path) -> None:
-    """Delete temporary files of a killed trainer. No trainer may be running."""
+    """Delete temporary files of a killed trainer, which can be as large as a checkpoint, before the next attempt."""
     for folder in (run, run / CHECKPOINTS):
         remove_leftovers(folder)
 
@@ -145,6 +145,7 @@ def clear_leftovers(run: Path) -> None:
 def probe(run: Path) -> None:
     """Write a small file to the disk of the run folder. The call blocks while the disk hangs."""
     path = run / PROBE_FILE
+    path.unlink(missing_ok=True)  # can be a FIFO
     try:
         path.write_bytes(b"probe")
         flush(path)

@@ -24,7 +24,7 @@ from yolo_lightning.commands.doctor.probes import (
 )
 from yolo_lightning.conv import VendorFreeBatchNorm2d, trial
 from yolo_lightning.supervision.child_process import Ended, run_child
-from yolo_lightning.supervision.processes import read_process
+from yolo_lightning.utils.process_identity import read_process
 
 ANSWER = '{"outcome": "works", "detail": "fine", "facts": {"device": "cuda"}}'
 

@@ -18,6 +18,7 @@ from yolo_lightning.commands.monitor.run_state import RunVerdict
 from yolo_lightning.supervision.heartbeat import TAIL_AT, Phase
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts, PhaseTimeouts
 from yolo_lightning.supervision.run_status import write_status
+from yolo_lightning.utils.files import write_json
 
 WRITES_RECORD = """
 import sys, time
@@ -64,7 +65,7 @@ def test_living_run_is_read_from_record_and_status(tmp_path: Path) -> None:
 
 def test_stall_is_judged_by_the_timeouts_of_the_supervisor(tmp_path: Path) -> None:
     make_run(tmp_path)
-    (tmp_path / "phase_timeouts.json").write_text(AdaptiveTimeouts(PhaseTimeouts(step_s=0.05), {}).to_json())
+    write_json(tmp_path / "phase_timeouts.json", AdaptiveTimeouts(PhaseTimeouts(step_s=0.05), {}).as_json())
     time.sleep(0.1)
     state = read_run(tmp_path)
     assert (state.judgement.verdict, state.phase_timeout_s) == (RunVerdict.STALLED, 0.05)

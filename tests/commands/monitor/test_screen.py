@@ -19,7 +19,7 @@ from yolo_lightning.commands.monitor.run_state import (
 from yolo_lightning.commands.monitor.screen import buffer_s, screen
 from yolo_lightning.supervision.heartbeat import Phase
 from yolo_lightning.supervision.incident import IncidentReport
-from yolo_lightning.supervision.processes import Process
+from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading
 
 STATE = RunState(

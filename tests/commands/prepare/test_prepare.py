@@ -102,6 +102,7 @@ def test_leftovers_of_a_killed_run_are_deleted(root: Path, pack: Callable[..., P
     leftovers = (root / "packed" / ".writing-1-shard-0123.u8.part", root / "packed" / ".index-0123.abc")
     leftovers[1].mkdir(parents=True)
     leftovers[0].write_bytes(b"half a shard")
+    os.utime(leftovers[0], (0, 0))
     pack()
     assert not any(path.exists() for path in leftovers)
 

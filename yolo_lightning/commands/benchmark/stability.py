@@ -13,7 +13,7 @@ from yolo_lightning.commands.benchmark.baselines import Variant
 from yolo_lightning.commands.benchmark.passes import Autocast, make_module, step_pass, synthetic_batch, variant_module
 from yolo_lightning.conv import Plan
 from yolo_lightning.data.image_size import ImageSize
-from yolo_lightning.supervision.processes import read_process
+from yolo_lightning.utils.process_identity import read_process
 
 VARIANT = Variant.GEMM_NHWC
 """The default convolution and layout."""

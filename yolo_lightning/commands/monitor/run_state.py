@@ -8,9 +8,9 @@ from yolo_lightning.commands.monitor.wording import duration, share
 from yolo_lightning.supervision.heartbeat import Heartbeat, NoHeartbeat, Phase
 from yolo_lightning.supervision.incident import IncidentReport
 from yolo_lightning.supervision.phase_timeouts import AdaptiveTimeouts
-from yolo_lightning.supervision.processes import Process
 from yolo_lightning.supervision.run_status import Status
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+from yolo_lightning.utils.process_identity import Process
 from yolo_lightning.utils.sensors import Capacity, GpuReading
 
 

@@ -29,7 +29,7 @@ from yolo_lightning.data.storage.packing import (
     write_shard,
 )
 from yolo_lightning.data.storage.zip_frames import ZipFrames
-from yolo_lightning.utils.files import DISK_FULL, remove_leftovers, sole_writer
+from yolo_lightning.utils.files import DISK_FULL, sole_writer
 from yolo_lightning.utils.host import available_cores
 
 OFFICIAL_FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
@@ -129,7 +129,6 @@ def prepare(
     try:
         target.mkdir(parents=True, exist_ok=True)
         with sole_writer(target / LOCK):
-            remove_leftovers(target)
             pack_store(target, original, frame_bytes, workers, shard_frames, verify=verify)
     except OSError as error:
         if error.errno in DISK_FULL:
