@@ -46,8 +46,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "yolo11n": {"model.variant": "yolo11n"},
     "yolo12n": {"model.variant": "yolo12n"},
     "yolo26n": {"model.variant": "yolo26n"},
-    "musgd": {"model.optimizer": "MuSGD"},
-    "auto_optimizer": {"model.optimizer": "auto"},
+    "musgd": {"model.recipe.optimizer": "MuSGD"},
+    "auto_optimizer": {"model.recipe.optimizer": "auto"},
     "no_photometric": {"data.augmentation.photometric": 0.0},
     "no_mosaic": {"data.augmentation.mosaic": 0.0},
     "full_mosaic": {"data.augmentation.mosaic": 1.0},
@@ -60,7 +60,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "months_balanced": {"data.sampling.balance": "month"},
     "repeat_rare": {"data.sampling.repeat_threshold": 0.3},
     "repeat_rare_by_month": {"data.sampling.repeat_threshold": 0.3, "data.sampling.repeat_scope": "month"},
-    "class_weights": {"model.class_weight_power": 0.5},
+    "class_weights": {"model.loss.class_weight_power": 0.5},
 }
 """Options of each trained arm, besides those of `settings`."""
 
@@ -75,8 +75,8 @@ class Scoring:
 
 
 SCORED = {
-    "tta": Scoring(options={"model.tta": True}),
-    "tta_fusion": Scoring(options={"model.tta": "fusion"}),
+    "tta": Scoring(options={"model.detections.tta": True}),
+    "tta_fusion": Scoring(options={"model.detections.tta": "fusion"}),
     "recalibrate": Scoring(inputs="evaluation"),
     "recalibrate_training": Scoring(inputs="training"),
     "recalibrate_bn_momentum": Scoring("bn_momentum", inputs="evaluation"),
@@ -181,9 +181,9 @@ def settings(dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
         "trainer.accelerator": "cpu",
         "trainer.num_sanity_val_steps": 0,
         "trainer.callbacks": json.dumps([average, {"class_path": "LastCheckpoint", "init_args": {"keep": 1}}]),
-        "model.conv_backend": "native",
-        "model.nominal_batch": options.batch_size,
-        "model.warmup_epochs": 1,
+        "model.convolution.backend": "native",
+        "model.recipe.nominal_batch": options.batch_size,
+        "model.recipe.warmup_epochs": 1,
         **{f"data.{name}": value for name, value in dataset.options.items()},
         "data.index_root": options.work / "index",
         "data.image_size": options.image_size,

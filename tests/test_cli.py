@@ -27,7 +27,7 @@ from yolo_lightning.utils.run_files import STATE_FILE
 Run = Callable[..., None]
 RUN = Path("runs/yolo")
 ONE_STEP = [
-    "--model.nominal_batch",
+    "--model.recipe.nominal_batch",
     "16",
     "--trainer.max_epochs",
     "1",
@@ -61,7 +61,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, look_alike: Path, ind
     data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["yolo_lightning"])
-        options = [*ONE_STEP, "--model.lr0", "0.02", "--trainer.default_root_dir", str(folder)]
+        options = [*ONE_STEP, "--model.recipe.lr0", "0.02", "--trainer.default_root_dir", str(folder)]
         main(["fit", "--trainer.accelerator", "cpu", *data, *TINY, *options])
     return folder
 
@@ -87,11 +87,18 @@ class TestCheckpointAndFlags:
             "1",
         ]
         trained(
-            "fit", *options, "--model.lr0", "0.5", "--model.weight_decay", "0.25", "--ckpt_path", str(last_checkpoint())
+            "fit",
+            *options,
+            "--model.recipe.lr0",
+            "0.5",
+            "--model.recipe.weight_decay",
+            "0.25",
+            "--ckpt_path",
+            str(last_checkpoint()),
         )
         checkpoint = saved(last_checkpoint())
-        assert checkpoint["hyper_parameters"]["lr0"] == 0.5
-        assert "model.lr0 was 0.02, now 0.5" in caplog.text
+        assert checkpoint["hyper_parameters"]["recipe"]["lr0"] == 0.5
+        assert "model.recipe.lr0 was 0.02, now 0.5" in caplog.text
         assert "trainer.max_epochs was 1, now 2" in caplog.text
         decays = {group["name"]: group["weight_decay"] for group in checkpoint["optimizer_states"][0]["param_groups"]}
         assert decays["weight"] == pytest.approx(0.25)
@@ -208,10 +215,11 @@ class TestCheckpointAndFlags:
         assert "does not exist" in fails(trained, capsys, "fit", "--ckpt_path", "nowhere.ckpt", *ONE_STEP)
 
     def test_evaluation_takes_the_network_from_the_checkpoint(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
-        run("fit", *ONE_STEP, "--model.conv_backend", "gemm", "--model.score_threshold", "0.3")
-        run("validate", "--trainer.limit_val_batches", "1", "--model.max_detections", "7")
+        run("fit", *ONE_STEP, "--model.convolution.backend", "gemm", "--model.detections.score_threshold", "0.3")
+        run("validate", "--trainer.limit_val_batches", "1", "--model.detections.max_detections", "7")
         config = yaml.safe_load((RUN / "config.validate.yaml").read_text())["model"]
-        assert (config["conv_backend"], config["score_threshold"], config["max_detections"]) == ("gemm", 0.3, 7)
+        assert config["convolution"]["backend"] == "gemm"
+        assert (config["detections"]["score_threshold"], config["detections"]["max_detections"]) == (0.3, 7)
         assert "best.ckpt" in caplog.text
 
     def test_evaluation_prefers_the_run_to_the_weights_it_started_from(
@@ -250,7 +258,7 @@ class TestCheckpointAndFlags:
 
 class TestOutputs:
     def test_predict_writes_the_submission_for_every_id(self, trained: Run, look_alike: Path) -> None:
-        trained("predict", "--model.score_threshold", "0")
+        trained("predict", "--model.detections.score_threshold", "0")
         content = json.loads((RUN / "predictions.json").read_text())
         images = json.loads((look_alike / "TestNoLabels.json").read_text())["images"]
         assert list(content) == [str(image["id"]) for image in images]
@@ -273,10 +281,10 @@ class TestOutputs:
     def test_environment_variable_sets_an_option_and_a_flag_beats_it(
         self, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("YOLO_LIGHTNING_FIT__MODEL__LR0", "0.3")
-        monkeypatch.setenv("YOLO_LIGHTNING_FIT__MODEL__MOMENTUM", "0.5")
-        run("fit", *ONE_STEP, "--model.momentum", "0.6")
-        config = yaml.safe_load((RUN / "config.yaml").read_text())["model"]
+        monkeypatch.setenv("YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0", "0.3")
+        monkeypatch.setenv("YOLO_LIGHTNING_FIT__MODEL__RECIPE__MOMENTUM", "0.5")
+        run("fit", *ONE_STEP, "--model.recipe.momentum", "0.6")
+        config = yaml.safe_load((RUN / "config.yaml").read_text())["model"]["recipe"]
         assert (config["lr0"], config["momentum"]) == (0.3, 0.6)
 
 
@@ -345,11 +353,14 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--model.lr0", "-1"], "model.lr0 must be > 0, got -1.0"),
+            (["--model.recipe.lr0", "-1"], "model.recipe.lr0 must be > 0, got -1.0"),
             (["--model.variant", "yolov9n"], "yolov9n"),
-            (["--model.conv_backend", "cudnn"], "cudnn"),
-            (["--model.lrr", "1"], "unknown key model.lrr. Did you mean model.lrf?"),
-            (["--model.confidence", "0.1"], "unknown key model.confidence. Did you mean model.score_threshold?"),
+            (["--model.convolution.backend", "cudnn"], "cudnn"),
+            (["--model.lrr", "1"], "unknown key model.lrr. Did you mean model.recipe.lrf?"),
+            (
+                ["--model.confidence", "0.1"],
+                "unknown key model.confidence. Did you mean model.detections.score_threshold?",
+            ),
             (["--data.loader.workers", "3"], "unknown key data.loader.workers. Did you mean data.loader.num_workers?"),
             (["--model.weights", "nowhere.pt"], "(nothing is downloaded), got nowhere.pt"),
             (["--data.image_size", "100"], "image_size must be a multiple of 32 and >= 32, got 100"),

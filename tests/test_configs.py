@@ -10,7 +10,7 @@ from tests.conftest import REPOSITORY
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
 SMALL = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--trainer.limit_val_batches", "1"),
-    *("--data.batch_size", "4", "--model.nominal_batch", "4", "--data.sampling.frame_interval", "1"),
+    *("--data.batch_size", "4", "--model.recipe.nominal_batch", "4", "--data.sampling.frame_interval", "1"),
     *("--trainer.check_val_every_n_epoch", "1", "--trainer.default_root_dir", "runs/small"),
 ]
 

@@ -131,7 +131,7 @@ def test_run_folder_and_class_names(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["yolov10n", "yolo26n"])
 def test_heads_without_suppression(variant: str, tmp_path: Path) -> None:
-    file = lively_checkpoint(tmp_path, "one_to_one", variant=variant, class_names=NAMES, one_to_one=True)
+    file = lively_checkpoint(tmp_path, "detections", variant=variant, class_names=NAMES, one_to_one=True)
     result = Detector(file, image_size=64, score_threshold=0.2, max_detections=7)(FRAME)
     assert 0 < len(result) <= 7
 

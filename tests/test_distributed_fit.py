@@ -25,7 +25,7 @@ EPOCHS, FRAMES, GLOBAL_BATCH, STEPS = 2, 16, 6, 6
 FIT = [
     *("fit", "--trainer.max_epochs", str(EPOCHS), "--trainer.strategy", "ddp", "--trainer.accelerator", "cpu"),
     *("--trainer.default_root_dir", "run", "--data.loader.num_workers", "0", *TINY),
-    *("--model.nominal_batch", str(GLOBAL_BATCH)),
+    *("--model.recipe.nominal_batch", str(GLOBAL_BATCH)),
 ]
 Fit = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -13,7 +13,9 @@ from yolo_lightning.callbacks import EMA
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.synthetic import draw_dataset
+from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.training.recipe import Recipe
 
 GOLDEN = Path(__file__).with_name("golden_loss.txt")
 STEPS = 20
@@ -45,7 +47,10 @@ def train(root: Path, index_root: Path, run: Path) -> list[float]:
     data = DetectionDataModule(
         str(root), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
     )
-    trainer.fit(YOLOModule(conv_backend="gemm", nominal_batch=8, warmup_epochs=1.0), data)
+    trainer.fit(
+        YOLOModule(convolution=ConvolutionSettings(backend="gemm"), recipe=Recipe(nominal_batch=8, warmup_epochs=1.0)),
+        data,
+    )
     return losses.values
 
 

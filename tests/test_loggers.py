@@ -14,7 +14,7 @@ from yolo_lightning.utils.mlflow_files import FileStoreMLFlowLogger, mlflow_name
 
 RUN = Path("runs/yolo")
 ONE_STEP = [
-    *("--model.nominal_batch", "16", "--trainer.max_epochs", "1", "--trainer.log_every_n_steps", "1"),
+    *("--model.recipe.nominal_batch", "16", "--trainer.max_epochs", "1", "--trainer.log_every_n_steps", "1"),
     *("--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
 ]
 

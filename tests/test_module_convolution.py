@@ -8,16 +8,18 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
+from tests.helpers.networks import module_of
 from tests.test_parity import random_batch
 from yolo_lightning import module as module_file
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.conv.normalization import RecomputedBatchNormSiLU2d
-from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.model.layers import FoldedGraph
+from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.model.layers import ConvolutionSettings, FoldedGraph, trial_settings
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.training.recipe import Recipe
 
 
 @pytest.fixture
@@ -95,9 +97,9 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Pretends that a probe found native convolutions broken; holds what was asked."""
     asked: list[Any] = []
 
-    def choose(device: torch.device, timeout_s: float, settings: TrialSettings, memory_format: str) -> tuple[str, str]:
-        asked.append((device, timeout_s, settings))
-        return "gemm", memory_format
+    def choose(device: torch.device, settings: ConvolutionSettings, precision: str) -> tuple[str, str]:
+        asked.append((device, settings, precision))
+        return "gemm", settings.memory_format
 
     monkeypatch.setattr(module_file.layers, "choose_convolution", choose)
     return asked
@@ -116,27 +118,33 @@ def test_auto_is_the_default_and_native_in_channels_last_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module_file.layers, "probe_native", None)
-    module, watch = YOLOModule(nominal_batch=4, memory_format=memory_format), Watch()
+    module, watch = module_of(nominal_batch=4, memory_format=memory_format), Watch()
     trainer(tmp_path, watch, precision=precision).fit(module, data)
     assert watch.gemm == [False] * 3
-    assert module.hparams["conv_backend"] == "auto"
+    assert module.hparams["convolution"]["backend"] == "auto"
     assert is_channels_last(module) == channels_last
 
 
 def test_auto_takes_the_probe_s_choice_before_anything_computes(
     tmp_path: Path, data: DetectionDataModule, choice: list[Any]
 ) -> None:
-    module, watch = YOLOModule(nominal_batch=4, activation_checkpointing=True, probe_timeout_s=9.0), Watch()
+    module, watch = (
+        YOLOModule(
+            recipe=Recipe(nominal_batch=4),
+            convolution=ConvolutionSettings(activation_checkpointing=True, probe_timeout_s=9.0),
+        ),
+        Watch(),
+    )
     assert not is_gemm(module)
     keys = list(module.state_dict())
     run = trainer(tmp_path, watch, EMA())
     run.fit(module, data)
     assert watch.gemm == [True] * 3
-    ((device, timeout_s, settings),) = choice
-    assert (device, timeout_s) == (torch.device("cpu"), 9.0)
-    assert settings.options["activation_checkpointing"] is True
-    assert settings.options["conv_algorithm_budget_s"] == 9.0 / 4
-    assert module.hparams["conv_backend"] == "auto"
+    assert choice == [(torch.device("cpu"), module.convolution, "32-true")]
+    options = trial_settings(module.convolution).options
+    assert options["activation_checkpointing"] is True
+    assert options["autotune_budget_s"] == 9.0 / 4
+    assert module.hparams["convolution"]["backend"] == "auto"
     assert list(module.state_dict()) == keys
     assert any(isinstance(layer, RecomputedBatchNormSiLU2d) for layer in module.graph.modules())
     run.test(module, data, verbose=False)
@@ -144,7 +152,7 @@ def test_auto_takes_the_probe_s_choice_before_anything_computes(
 
 
 def test_explicit_choice_is_not_probed(tmp_path: Path, data: DetectionDataModule, choice: list[Any]) -> None:
-    module = YOLOModule(conv_backend="native")
+    module = YOLOModule(convolution=ConvolutionSettings(backend="native"))
     trainer(tmp_path).validate(module, data, verbose=False)
     assert choice == []
     assert not is_gemm(module)
@@ -171,7 +179,7 @@ def test_other_processes_take_what_the_first_found(choice: list[Any], monkeypatc
 
 
 def test_synchronised_normalisation_would_drop_activations_and_is_refused() -> None:
-    module = YOLOModule(activation_checkpointing=True)
+    module = YOLOModule(convolution=ConvolutionSettings(activation_checkpointing=True))
     module.trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
     module.on_fit_start()
     module.graph = nn.SyncBatchNorm.convert_sync_batchnorm(module.graph)
@@ -193,9 +201,11 @@ def test_run_continues_under_another_convolution(
 ) -> None:
     torch.manual_seed(0)
     started = trainer(tmp_path, EMA(), limit_val_batches=0)
-    started.fit(YOLOModule(conv_backend=first, nominal_batch=4), data)
+    started.fit(YOLOModule(convolution=ConvolutionSettings(backend=first), recipe=Recipe(nominal_batch=4)), data)
     started.save_checkpoint(tmp_path / "run.ckpt")
-    module = YOLOModule(conv_backend=second, nominal_batch=4, activation_checkpointing=True)
+    module = YOLOModule(
+        convolution=ConvolutionSettings(backend=second, activation_checkpointing=True), recipe=Recipe(nominal_batch=4)
+    )
     trainer(tmp_path, EMA(), max_epochs=2, limit_val_batches=0).fit(module, data, ckpt_path=tmp_path / "run.ckpt")
     assert module._steps == 4
     assert is_gemm(module) == (second == "gemm")
@@ -203,7 +213,7 @@ def test_run_continues_under_another_convolution(
 
 
 def test_only_evaluation_outside_of_a_fit_is_folded(tmp_path: Path, data: DetectionDataModule) -> None:
-    module, watch = YOLOModule(conv_backend="gemm", nominal_batch=4), Watch()
+    module, watch = YOLOModule(convolution=ConvolutionSettings(backend="gemm"), recipe=Recipe(nominal_batch=4)), Watch()
     run = trainer(tmp_path, watch)
     run.fit(module, data)
     keys = watch.keys
@@ -231,12 +241,12 @@ def test_folded_evaluation_scores_the_checkpoint_s_average(
     torch.manual_seed(0)
     file = tmp_path / "run.ckpt"
     started = trainer(tmp_path, EMA(decay=0.5, tau=1.0), SaveAtEachBatch(file), limit_val_batches=0)
-    started.fit(YOLOModule(conv_backend=conv, nominal_batch=4), data)
+    started.fit(YOLOModule(convolution=ConvolutionSettings(backend=conv), recipe=Recipe(nominal_batch=4)), data)
     results = []
     for plain in (False, True):
         if plain:
             monkeypatch.setattr(module_file, "FoldedGraph", lambda graph, **options: None)
-        module = YOLOModule(conv_backend=conv)
+        module = YOLOModule(convolution=ConvolutionSettings(backend=conv))
         (losses,) = trainer(tmp_path, EMA()).validate(module, data, ckpt_path=file, verbose=False)
         results.append(losses)
     saved = torch.load(file, weights_only=True)
@@ -249,7 +259,12 @@ def test_folded_evaluation_scores_the_checkpoint_s_average(
 
 def test_folded_predictions_equal_those_of_the_graph() -> None:
     torch.manual_seed(0)
-    module, batch = YOLOModule(conv_backend="gemm", score_threshold=0.0).eval(), random_batch()
+    module, batch = (
+        YOLOModule(
+            convolution=ConvolutionSettings(backend="gemm"), detections=DetectionSettings(score_threshold=0.0)
+        ).eval(),
+        random_batch(),
+    )
     with torch.no_grad():
         expected = module.predict_step(batch, 0)
         module._folded_graph = FoldedGraph(module.graph)
@@ -267,7 +282,7 @@ def test_folded_copy_of_a_failed_evaluation_does_not_train(tmp_path: Path, data:
         def on_test_batch_start(self, *arguments: Any) -> None:
             raise RuntimeError("on purpose")
 
-    module, watch = YOLOModule(nominal_batch=4), Watch()
+    module, watch = YOLOModule(recipe=Recipe(nominal_batch=4)), Watch()
     with pytest.raises(RuntimeError, match="on purpose"):
         trainer(tmp_path, Fail()).test(module, data, verbose=False)
     before = module.graph.model[0].conv.weight.detach().clone()  # type: ignore[union-attr,index]

@@ -12,12 +12,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tests.callbacks.tiny_detection import sample
+from tests.helpers.networks import module_of
 from yolo_lightning.callbacks import EMA, LastCheckpoint, MetricsFile
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.commands.command_line import is_ours
 from yolo_lightning.data.batch import Batch, TrainingFacts, collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.model.layers import ConvolutionSettings
+from yolo_lightning.model.loss import LossSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.supervision.outcome import is_recoverable
 
@@ -99,7 +102,7 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Callable[..., tup
         torch.manual_seed(0)
         (tmp_path / folder).mkdir(exist_ok=True)
         module, weights = (
-            Faulty(**({"conv_backend": "native", "nominal_batch": 4, "warmup_epochs": 0} | options)),
+            module_of(Faulty, **({"backend": "native", "nominal_batch": 4, "warmup_epochs": 0.0} | options)),
             Weights(),
         )
         module.faults, module.seen = faults, []
@@ -225,7 +228,9 @@ def test_resumed_amid_trouble_equals_uninterrupted(stop: int, fit: Callable[...,
 def test_training_that_does_not_recover_ends_with_an_error_that_no_restart_mends(
     fit: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"2 consecutive non-finite values after 1 rollbacks.* model\.lr0") as caught:
+    with pytest.raises(
+        ValueError, match=r"2 consecutive non-finite values after 1 rollbacks.* model\.recipe\.lr0"
+    ) as caught:
         fit(dict.fromkeys(range(1, 9), loss_is_nan), max_consecutive_nonfinite=2, max_rollbacks=1)
     assert is_ours(caught.value)  # the command line makes exit code 2 of it
     assert not is_recoverable(2, ())
@@ -248,7 +253,7 @@ def test_plain_loader_trains_if_its_batch_size_is_known(loader: dict[str, Any], 
     samples = [sample(number) for number in range(4)]
     plain: Any = DataLoader(samples, collate_fn=collate, **loader)  # type: ignore[arg-type]
     trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, **QUIET)
-    module = YOLOModule(conv_backend="native")
+    module = YOLOModule(convolution=ConvolutionSettings(backend="native"))
     if "batch_size" in loader:
         trainer.fit(module, plain)
         assert module._facts == TrainingFacts(2)
@@ -260,5 +265,8 @@ def test_plain_loader_trains_if_its_batch_size_is_known(loader: dict[str, Any], 
 def test_class_weights_need_the_number_of_boxes(tmp_path: Path) -> None:
     plain: Any = DataLoader([sample(0)], batch_size=1, collate_fn=collate)  # type: ignore[arg-type]
     trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, **QUIET)
-    with pytest.raises(ValueError, match=r"model\.class_weight_power needs a data module"):
-        trainer.fit(YOLOModule(conv_backend="native", class_weight_power=0.5), plain)
+    with pytest.raises(ValueError, match=r"model\.loss\.class_weight_power needs a data module"):
+        trainer.fit(
+            YOLOModule(convolution=ConvolutionSettings(backend="native"), loss=LossSettings(class_weight_power=0.5)),
+            plain,
+        )

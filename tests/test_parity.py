@@ -14,6 +14,7 @@ from ultralytics.utils.nms import non_max_suppression
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.model.postprocess import predictions
@@ -67,7 +68,7 @@ def twin_graphs(convolution: str) -> tuple[torch.nn.Module, DetectionModel]:
 def test_loss_and_gradients_equal_ultralytics(convolution: str, boxes: int) -> None:
     ours, theirs = twin_graphs(convolution)
     ours, theirs, batch = ours.double(), theirs.double(), random_batch(boxes=boxes)
-    total, parts = DetectionLoss(ours, **GAINS)(ours.train()(as_input(batch).double()), batch)
+    total, parts = DetectionLoss(ours)(ours.train()(as_input(batch).double()), batch)
     fields = {"batch_idx": batch.sample_index.float(), "cls": batch.labels.float()[:, None], "bboxes": batch.boxes}
     expected, items = v8DetectionLoss(theirs)(theirs.train()(as_input(batch).double()), fields)
     total.backward()
@@ -85,7 +86,7 @@ def test_loss_and_gradients_equal_ultralytics(convolution: str, boxes: int) -> N
 def test_loss_is_summed_over_the_batch() -> None:
     ours, _ = twin_graphs("native")
     one = random_batch(images=1, boxes=60)  # enough matches: below a sum of 1 the divisor is clamped
-    loss = DetectionLoss(ours, **GAINS)
+    loss = DetectionLoss(ours)
     with torch.no_grad():
         total, parts = loss(ours.eval()(as_input(one)), one)
     assert float(total) == pytest.approx(sum(map(float, parts.values())), rel=1e-5)
@@ -113,7 +114,7 @@ def test_predictions_equal_ultralytics_nms() -> None:
         expected = non_max_suppression(
             theirs.eval()(as_input(batch)), 0.001, 0.7, multi_label=True, max_det=300, max_time_img=1e9
         )
-    found = predictions(raw, batch, score_threshold=0.001, iou_threshold=0.7, max_detections=300)
+    found = predictions(raw, batch, DetectionSettings(score_threshold=0.001, iou_threshold=0.7, max_detections=300))
     assert sum(len(one.labels) for one in found) > 10
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own.boxes, other[:, :4].clamp(0, SIZE))
@@ -130,7 +131,9 @@ def test_slow_nms_loses_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = random_batch(images=6)
     with torch.no_grad():
         found = predictions(
-            ours.eval()(as_input(batch)), batch, score_threshold=0.001, iou_threshold=0.7, max_detections=300
+            ours.eval()(as_input(batch)),
+            batch,
+            DetectionSettings(score_threshold=0.001, iou_threshold=0.7, max_detections=300),
         )
     assert all(len(one.labels) > 0 for one in found)
 

@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 import yolo_lightning
 from tests.conftest import REPOSITORY
 from yolo_lightning.callbacks import MeanAP
+from yolo_lightning.model.layers import ConvolutionSettings
 
 
 @pytest.mark.parametrize("name", yolo_lightning.__all__)
@@ -43,7 +44,7 @@ def data(look_alike: Path, index_root: Path) -> Any:
 def model(data: Any) -> Any:
     from yolo_lightning import YOLOModule
 
-    return YOLOModule(class_names=data.class_names, conv_backend="gemm")
+    return YOLOModule(class_names=data.class_names, convolution=ConvolutionSettings(backend="gemm"))
 
 
 def quiet_trainer(folder: Path, **options: Any) -> Trainer:

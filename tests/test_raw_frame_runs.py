@@ -28,7 +28,7 @@ OF_DATA = [
     *("--data.pixel_range.mode", "fixed", "--data.pixel_range.low", str(FIXED.low)),
     *("--data.pixel_range.high", str(FIXED.high)),
 ]
-SHORT = ["--trainer.max_epochs", "2", "--data.batch_size", "8", "--model.nominal_batch", "8"]
+SHORT = ["--trainer.max_epochs", "2", "--data.batch_size", "8", "--model.recipe.nominal_batch", "8"]
 
 
 class Stop(Callback):

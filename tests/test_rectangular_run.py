@@ -46,7 +46,7 @@ def frames(tmp_path: Path, look_alike: Path) -> Path:
 def trained(run: Callable[..., None], frames: Path) -> Callable[..., None]:
     """Trains an epoch, and returns a function that runs a command of the Trainer without an image size."""
     data = ["--data.root", str(frames), "--data.batch_size", "4"]
-    run("fit", *data, "--data.image_size", str(SIZE), "--trainer.max_epochs", "1", "--model.nominal_batch", "4")
+    run("fit", *data, "--data.image_size", str(SIZE), "--trainer.max_epochs", "1", "--model.recipe.nominal_batch", "4")
 
     def call(subcommand: str, *options: str) -> None:
         data_options = [*data, "--data.loader.num_workers", "0", "--data.index_root", "index"]
@@ -65,7 +65,7 @@ def test_rectangular_size_from_training_to_submission(
         trained(subcommand)
         configuration = yaml.safe_load(Path(f"runs/yolo/config.{subcommand}.yaml").read_text())
         assert configuration["data"]["image_size"] == [256, 320], "taken from the checkpoint"
-    trained("validate", "--model.tta", "true")
+    trained("validate", "--model.detections.tta", "true")
     main(["submission", "check", "runs/yolo/predictions.json", "--template", str(frames / "TestNoLabels.json")])
     check_exports()
     check_detector(frames)

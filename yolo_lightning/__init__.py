@@ -22,18 +22,28 @@ if TYPE_CHECKING:
     from yolo_lightning.data.sampling.seeded_dataset import resumable_loader
     from yolo_lightning.detector import Detector
     from yolo_lightning.evaluation.mean_average_precision import MeanAveragePrecision
+    from yolo_lightning.model.detection_settings import DetectionSettings
+    from yolo_lightning.model.layers import ConvolutionSettings
+    from yolo_lightning.model.loss import LossSettings
     from yolo_lightning.module import YOLOModule
     from yolo_lightning.supervision.heartbeat import heartbeat
+    from yolo_lightning.training.nonfinite import GuardSettings
+    from yolo_lightning.training.recipe import Recipe
 
 __all__ = [
     "AtomicCheckpointIO",
     "CheckpointMirror",
+    "ConvolutionSettings",
     "DetectionDataModule",
+    "DetectionSettings",
     "Detector",
+    "GuardSettings",
     "HeartbeatCallback",
     "LastCheckpoint",
+    "LossSettings",
     "MeanAveragePrecision",
     "RandomState",
+    "Recipe",
     "YOLOModule",
     "find_damage",
     "heartbeat",
@@ -59,12 +69,17 @@ __version__ = "0.1.0"
 _HOMES = {
     "AtomicCheckpointIO": "yolo_lightning.checkpoints.checkpoint_io",
     "CheckpointMirror": "yolo_lightning.callbacks.checkpoint_mirror",
+    "ConvolutionSettings": "yolo_lightning.model.layers",
     "DetectionDataModule": "yolo_lightning.data.datamodule",
+    "DetectionSettings": "yolo_lightning.model.detection_settings",
     "Detector": "yolo_lightning.detector",
+    "GuardSettings": "yolo_lightning.training.nonfinite",
     "HeartbeatCallback": "yolo_lightning.callbacks.heartbeat_callback",
     "LastCheckpoint": "yolo_lightning.callbacks.checkpoint",
+    "LossSettings": "yolo_lightning.model.loss",
     "MeanAveragePrecision": "yolo_lightning.evaluation.mean_average_precision",
     "RandomState": "yolo_lightning.callbacks.random_state",
+    "Recipe": "yolo_lightning.training.recipe",
     "YOLOModule": "yolo_lightning.module",
     "find_damage": "yolo_lightning.checkpoints.checkpoint_file",
     "heartbeat": "yolo_lightning.supervision.heartbeat",

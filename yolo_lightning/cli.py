@@ -353,9 +353,9 @@ class YOLOCLI(LightningCLI):
     def _use_as_defaults(self, saved: dict[str, Any]) -> None:
         """Use the hyperparameters of the checkpoint as defaults of the model."""
         subcommand = self.config.subcommand
-        known = set(self.config[subcommand].model.keys()) - FROM_DATA
-        defaults = {f"model.{name}": value for name, value in saved.items() if name in known}
-        self._parser(subcommand).set_defaults(defaults)
+        stored = flatten({"model": saved})
+        known = self._options().keys() - {f"model.{name}" for name in FROM_DATA}
+        self._parser(subcommand).set_defaults({name: stored[name] for name in known & stored.keys()})
 
     def _use_settings(self, record: dict[str, Any]) -> None:
         """Evaluate with the settings stored with the weights, unless the command line overrides them."""

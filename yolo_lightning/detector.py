@@ -20,14 +20,13 @@ from yolo_lightning.data.input_images import InputImage, RawRanges, find_files, 
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.evaluation.detection_result import DetectionResult
+from yolo_lightning.model.detection_settings import TTA
 from yolo_lightning.model.graph import check_one_to_one, network_input, read_network
-from yolo_lightning.model.layers import Convolution, FoldedGraph, arrange, choose_convolution
+from yolo_lightning.model.layers import Convolution, ConvolutionSettings, FoldedGraph, arrange, choose_convolution
 from yolo_lightning.model.network_settings import read_settings
 from yolo_lightning.model.postprocess import predictions
-from yolo_lightning.model.tta import TTA, check_tta, tta_predictions
+from yolo_lightning.model.tta import tta_predictions
 from yolo_lightning.utils.choices import check_choices, check_range, chosen_device
-
-PROBE_TIMEOUT_S = 60.0
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 """`(H, W)` gray or `(H, W, 3)` RGB of uint8, or `(H, W)` gray of uint16."""
@@ -87,7 +86,7 @@ class Detector:
             suppression, or with `fusion` by weighted boxes fusion; 4.3 times the computation.
         batch_size: Images per batch, >= 1.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
-        conv_backend: As `model.conv_backend` of `YOLOModule`.
+        conv_backend: As `model.convolution.backend` of `YOLOModule`.
         allow_pickle: Open a `.pt` file even if it contains arbitrary pickled code.
 
     Attributes:
@@ -121,7 +120,6 @@ class Detector:
     ) -> None:
         check_choices("conv_backend", [conv_backend], Convolution)
         check_range("batch_size", batch_size, ">= 1")
-        check_tta("tta", tta)
         self.file = weights_file(weights)
         self.settings = read_settings(self.file, allow_pickle=allow_pickle).for_pictures(
             image_size=image_size,
@@ -130,17 +128,16 @@ class Detector:
             max_detections=max_detections,
             class_agnostic=class_agnostic,
             one_to_one=one_to_one,
+            tta=tta,
             pixel_range=pixel_range,
         )
         self.raw_ranges = RawRanges(self.settings.pixel_range)
         assert self.settings.image_size is not None
         self.settings.image_size.check("image_size")
-        check_range("score_threshold", self.settings.score_threshold, ">= 0", "<= 1")
-        check_range("iou_threshold", self.settings.iou_threshold, ">= 0", "<= 1")
-        check_range("max_detections", self.settings.max_detections, ">= 1")
         self.device = chosen_device(device)
+        one_branch = self.settings.detections.one_to_one
         self._graph, self.names = folded_network(
-            self.file, self.device, conv_backend, allow_pickle=allow_pickle, one_to_one=self.settings.one_to_one
+            self.file, self.device, conv_backend, allow_pickle=allow_pickle, one_to_one=one_branch
         )
         self.settings.image_size.check("image_size", stride=self._graph.stride)
         if class_names is not None:
@@ -148,7 +145,6 @@ class Detector:
                 raise ValueError(f"class_names must contain {len(self.names)} names, got {len(class_names)}.")
             self.names = list(class_names)
         self._batch_size = batch_size
-        self._tta = tta
 
     @overload
     def __call__(self, source: Pixels) -> DetectionResult: ...
@@ -189,11 +185,10 @@ class Detector:
         batch = collate([self._sample(picture, gray=gray) for picture in pictures])
         images = network_input(batch.images.to(self.device))
         raw = self._graph(images)
-        names = ("score_threshold", "iou_threshold", "max_detections", "class_agnostic", "one_to_one")
-        options = {name: getattr(self.settings, name) for name in names}
-        if not self._tta:
-            return predictions(raw, batch, **options)
-        return tta_predictions(self._graph, images, raw[0], batch, self._tta, stride=self._graph.stride, **options)
+        chosen = self.settings.detections
+        if not chosen.tta:
+            return predictions(raw, batch, chosen)
+        return tta_predictions(self._graph, images, raw[0], batch, chosen, self._graph.stride)
 
     def _sample(self, picture: InputImage, *, gray: bool) -> Sample:
         pixels = picture.pixels
@@ -244,10 +239,10 @@ def single_image(source: Any, reader: ClipReader) -> Iterator[InputImage]:
 
 
 def arranged_network(file: Path, device: torch.device, convolution: Convolution, *, allow_pickle: bool = False) -> Any:
-    """Return the network of a file on a device, without gradients, with the convolutions of `model.conv_backend`."""
+    """Return the network of a file on a device, without gradients; `convolution` is a `ConvolutionSettings.backend`."""
     graph = read_network(file, allow_pickle=allow_pickle)
     graph.to(device).requires_grad_(False)
-    chosen = choose_convolution(device, PROBE_TIMEOUT_S) if convolution == "auto" else (convolution, "auto")
+    chosen = choose_convolution(device, ConvolutionSettings()) if convolution == "auto" else (convolution, "auto")
     arrange(graph, chosen[0], memory_format=chosen[1])
     return graph
 
@@ -263,7 +258,8 @@ def folded_network(
     """Return the network of a file with folded normalization, and its class names by index.
 
     The file is a checkpoint of this package or an Ultralytics `.pt` file, which is opened with `allow_pickle` even if
-    it contains arbitrary pickled code. `convolution` is as `model.conv_backend`, `one_to_one` as `model.one_to_one`.
+    it contains arbitrary pickled code. `convolution` is a `ConvolutionSettings.backend`,
+    `one_to_one` as in `DetectionSettings`.
     """
     graph = arranged_network(file, device, convolution, allow_pickle=allow_pickle)
     if one_to_one:

@@ -61,8 +61,8 @@ def train_ours(run: Training) -> None:
     settings = {
         "seed_everything": run.seed,
         "supervision.enabled": "false",
-        "model.conv_backend": "auto" if run.arm == BEST else run.arm,
-        "model.nominal_batch": run.nominal_batch,
+        "model.convolution.backend": "auto" if run.arm == BEST else run.arm,
+        "model.recipe.nominal_batch": run.nominal_batch,
         "data.image_size": run.image_size,
         "data.batch_size": run.batch_size,
         "data.augmentation.close_mosaic_epochs": run.close_mosaic,

@@ -70,7 +70,7 @@ def ours(training: Training) -> str:
         "seed_everything": training.seed,
         "trainer.default_root_dir": training.run_folder + "/run",
         "trainer.max_epochs": training.epochs,
-        "model.nominal_batch": training.batch,
+        "model.recipe.nominal_batch": training.batch,
         "data.root": training.data,
         "data.index_root": training.data + "-index",
         "data.image_size": training.image_size,

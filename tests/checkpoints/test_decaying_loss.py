@@ -10,6 +10,7 @@ from lightning.pytorch import Callback
 from tests.parity.training_twins import Frames, Weights, initial_graph, make_trainer, random_batches, state
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.training.recipe import Recipe
 
 pytestmark = pytest.mark.whole_run
 
@@ -32,7 +33,7 @@ def test_resumed_training_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     batches = random_batches(1) * 2  # equal ones: Lightning begins the epoch of a plain loader again
     found = []
     for checkpoint in (None, tmp_path / "third.ckpt"):
-        module = YOLOModule("yolo26n", nominal_batch=12, warmup_epochs=1.0, optimizer="MuSGD", lr0=0.001)
+        module = YOLOModule("yolo26n", recipe=Recipe(nominal_batch=12, warmup_epochs=1.0, optimizer="MuSGD", lr0=0.001))
         module.graph.load_state_dict(initial_graph("yolo26n").state_dict())
         watch = Watch(tmp_path / "third.ckpt")
         make_trainer(tmp_path, 3, watch, EMA()).fit(module, Frames(batches), ckpt_path=checkpoint)

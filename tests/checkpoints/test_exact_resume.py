@@ -19,7 +19,7 @@ Die = Callable[..., int]
 EPOCHS, STEPS_PER_EPOCH = 3, 4
 TRAINING = [
     *("--trainer.max_epochs", str(EPOCHS), "--trainer.log_every_n_steps", "1", "--data.batch_size", "4"),
-    *("--model.conv_backend", "gemm", "--model.nominal_batch", "12", "--model.warmup_epochs", "1"),
+    *("--model.convolution.backend", "gemm", "--model.recipe.nominal_batch", "12", "--model.recipe.warmup_epochs", "1"),
     *("--data.augmentation.close_mosaic_epochs", "1"),
 ]
 """Three steps make an update while an epoch has four: gradients cross its end and most checkpoints."""
@@ -32,8 +32,8 @@ SAMPLING = (
 """Mixup, box paste, repeated frames, epochs that begin within a pass; four steps here too, the last of two frames."""
 
 YOLO26 = (
-    *("--model.variant", "yolo26n", "--model.optimizer", "MuSGD", "--model.lr0", "0.001"),
-    *("--model.one_to_one", "true", "--model.conv_backend", "native"),
+    *("--model.variant", "yolo26n", "--model.recipe.optimizer", "MuSGD", "--model.recipe.lr0", "0.001"),
+    *("--model.detections.one_to_one", "true", "--model.convolution.backend", "native"),
 )
 
 
@@ -128,7 +128,7 @@ def test_killed_yolo26_resumes_its_decaying_loss(run: Callable[..., None], die: 
 
 @pytest.mark.whole_run
 def test_killed_and_resumed_with_rectangular_images(run: Callable[..., None], die: Die, tmp_path: Path) -> None:
-    options = ("--data.image_size", "[64, 96]", "--model.multi_scale", "0.5")
+    options = ("--data.image_size", "[64, 96]", "--model.recipe.multi_scale", "0.5")
     whole = tmp_path / "whole"
     whole.mkdir()
     assert die(whole, "never", options=options) == 0

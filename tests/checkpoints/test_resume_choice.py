@@ -61,7 +61,7 @@ def test_damaged_configuration_is_replaced_by_that_in_the_checkpoint(tmp_path: P
     (tmp_path / "config.yaml").write_bytes(damage)
     content = {"config": {"trainer": {"max_epochs": 3}}, "hyper_parameters": {"lr0": 0.1}}
     with pytest.warns(UserWarning, match="config.yaml .*options are compared with those in the checkpoint") as told:
-        assert remembered(tmp_path, content) == {"trainer.max_epochs": 3, "model.lr0": 0.1}
+        assert remembered(tmp_path, content) == {"trainer.max_epochs": 3, "model.recipe.lr0": 0.1}
     assert len(told) == 1
     with pytest.warns(UserWarning, match="options are compared with none"):
         assert remembered(tmp_path, {}) == {}

@@ -14,7 +14,7 @@ from yolo_lightning.cli import main
 RUN = Path("runs/yolo")
 FOLDER = RUN / "checkpoints"
 AVERAGE = FOLDER / "average.ckpt"
-SHORT = ["--model.nominal_batch", "16"]
+SHORT = ["--model.recipe.nominal_batch", "16"]
 """One batch an epoch."""
 
 
@@ -46,7 +46,7 @@ def test_average_is_taken_by_other_commands_but_not_by_training(
     assert (RUN / "test_scores.json").is_file()
     main(["export", "--checkpoint", str(AVERAGE)])
     assert AVERAGE.with_suffix(".pt").is_file()
-    run("fit", *SHORT, "--trainer.max_epochs", "1", "--model.weights", str(AVERAGE), "--model.lr0", "1e-9")
+    run("fit", *SHORT, "--trainer.max_epochs", "1", "--model.weights", str(AVERAGE), "--model.recipe.lr0", "1e-9")
     torch.testing.assert_close(weight(Path("runs/yolo-2/checkpoints/last.ckpt")), weight(AVERAGE), rtol=0, atol=0.02)
 
     text = fails(lambda: run("fit", *SHORT, "--ckpt_path", str(AVERAGE)), capsys)

@@ -32,8 +32,8 @@ def union(key: str, value: str, *expected: str) -> str:
     ("message", "short"),
     [
         (
-            union("model.optimizer", "sgd", "typing.Literal['SGD', 'AdamW']", "dot import path string: sgd"),
-            "model.optimizer must be SGD, AdamW or a class path, got 'sgd'. Did you mean SGD?",
+            union("model.recipe.optimizer", "sgd", "typing.Literal['SGD', 'AdamW']", "dot import path string: sgd"),
+            "model.recipe.optimizer must be SGD, AdamW or a class path, got 'sgd'. Did you mean SGD?",
         ),
         (
             union("trainer.precision", "fp16", "<class 'int'>", "typing.Literal['16-mixed', 'bf16-mixed']"),
@@ -48,8 +48,8 @@ def union(key: str, value: str, *expected: str) -> str:
             "data.batch_size must be an integer, got 'x'.",
         ),
         (
-            "Parser key \"model.conv_backend\":\n  Expected a typing.Literal['auto', 'gemm']. Got value: cudnn",
-            "model.conv_backend must be auto or gemm, got 'cudnn'.",
+            "Parser key \"model.convolution.backend\":\n  Expected a typing.Literal['auto', 'gemm']. Got value: cudnn",
+            "model.convolution.backend must be auto or gemm, got 'cudnn'.",
         ),
         ("unrecognized arguments: --epochs 3", "unknown key epochs. Did you mean trainer.max_epochs?"),
         ("unrecognized arguments: --nonsense", "unknown key nonsense."),
@@ -83,15 +83,15 @@ def test_message_is_one_line_with_what_is_accepted(message: str, short: str) -> 
 @pytest.mark.parametrize(
     ("key", "nearest"),
     [
-        ("lr0", "model.lr0"),
+        ("lr0", "model.recipe.lr0"),
         ("imgsz", "data.image_size"),
         ("supervision.floors.step_s", "supervision.phase_timeouts.step_s"),
-        ("model.lrr", "model.lrf"),
+        ("model.lrr", "model.recipe.lrf"),
         ("xyz", None),
     ],
 )
 def test_nearest_key(key: str, nearest: str | None) -> None:
-    keys = {"model.lr0", "model.lrf", "data.image_size", "supervision.phase_timeouts.step_s"}
+    keys = {"model.recipe.lr0", "model.recipe.lrf", "data.image_size", "supervision.phase_timeouts.step_s"}
     assert nearest_key(key, keys) == nearest
 
 

@@ -82,8 +82,8 @@ def test_options_of_the_short_help_exist() -> None:
         (["fit", "--epochs", "3"], 2, "unknown key epochs. Did you mean --trainer.max_epochs 3?"),
         (["fit", "--imgsz=320"], 2, "unknown key imgsz. Did you mean --data.image_size 320?"),
         (["fit", "--device", "cuda"], 2, "unknown key device. Did you mean --trainer.accelerator gpu?"),
-        (["test", "--conf", "0.3"], 2, "unknown key conf. Did you mean --model.score_threshold 0.3?"),
-        (["fit", "--model.conv_backend", "gem"], 2, "got 'gem'. Did you mean gemm?"),
+        (["test", "--conf", "0.3"], 2, "unknown key conf. Did you mean --model.detections.score_threshold 0.3?"),
+        (["fit", "--model.convolution.backend", "gem"], 2, "got 'gem'. Did you mean gemm?"),
         (["export", "--chekpoint", "x"], 2, "unknown key chekpoint. Did you mean --checkpoint x?"),
         (["export", "--format", "onx"], 2, "format must be pt, onnx or torchscript, got 'onx'. Did you mean onnx?"),
         (["fit", "--config", "nowhere.yaml"], 2, "the file nowhere.yaml of --config does not exist"),
@@ -104,7 +104,7 @@ def test_answers(capsys: pytest.CaptureFixture[str], words: list[str], code: int
     [
         ("", "must contain keys and values, as 'data: {root: PATH}', got an empty file"),
         ("trainer: {max_epoch: 3}", "unknown key trainer.max_epoch in "),
-        ("model: {conv_backend: v8}", "model.conv_backend must be "),
+        ("model: {conv_backend: v8}", "model.convolution.backend must be "),
         ("trainer: [", "cannot be read"),
     ],
 )

@@ -21,7 +21,7 @@ from yolo_lightning.supervision.heartbeat import Phase
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lively_checkpoint(tmp_path_factory.mktemp("weights"), "score_threshold", score_threshold=0.3)
+    return lively_checkpoint(tmp_path_factory.mktemp("weights"), "detections", score_threshold=0.3)
 
 
 @pytest.fixture

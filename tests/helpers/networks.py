@@ -1,12 +1,37 @@
 """Networks with random weights that find something everywhere."""
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
+from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.model.layers import ConvolutionSettings
+from yolo_lightning.model.loss import LossSettings
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.training.nonfinite import GuardSettings
+from yolo_lightning.training.recipe import Recipe
+
+Module = TypeVar("Module", bound=YOLOModule)
+
+GROUPS: dict[str, Any] = {
+    "recipe": Recipe,
+    "loss": LossSettings,
+    "convolution": ConvolutionSettings,
+    "detections": DetectionSettings,
+    "guard": GuardSettings,
+}
+
+
+def module_of(kind_of_module: type[Module] = YOLOModule, **settings: Any) -> Module:  # type: ignore[assignment]
+    """Return a module with settings by the last part of their keys, such as `lr0` or `backend`."""
+    groups = {}
+    for group, kind in GROUPS.items():
+        names = [field.name for field in fields(kind) if field.name in settings]
+        groups[group] = kind(**{name: settings.pop(name) for name in names})
+    return kind_of_module(**settings, **groups)
 
 
 def enliven(graph: Any) -> None:
@@ -32,10 +57,10 @@ def lively_checkpoint(folder: Path, *remembered: str, **arguments: Any) -> Path:
     Args:
         folder: Exists.
         remembered: Arguments that the checkpoint keeps, besides those that say how to build the network.
-        arguments: Of `YOLOModule`.
+        arguments: Of `module_of`.
     """
     torch.manual_seed(0)
-    module = YOLOModule(**arguments)
+    module = module_of(**arguments)
     enliven(module.graph)
     names = ("variant", "class_names", "class_width", *remembered)
     parameters = {name: module.hparams[name] for name in names}

@@ -1,5 +1,6 @@
 """One small graph per family: layers, operators of a step, gray images, branches of the head, folding."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,9 @@ from tests.helpers.operators import operators, vendor_operators
 from tests.test_parity import GAINS, as_input, random_batch
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
-from yolo_lightning.model.layers import FoldedGraph, has_one_to_one_branch, image_layers, restore
+from yolo_lightning.model.layers import ConvolutionSettings, FoldedGraph, has_one_to_one_branch, image_layers, restore
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.model.postprocess import best_boxes, predictions
 from yolo_lightning.module import YOLOModule
@@ -29,7 +31,7 @@ DUAL = ("yolov10n", "yolo26n")
 
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_no_vendor_operator_in_training_or_evaluation(variant: str) -> None:
-    module, batch = YOLOModule(variant=variant, conv_backend="gemm"), random_batch(images=1)
+    module, batch = YOLOModule(variant=variant, convolution=ConvolutionSettings(backend="gemm")), random_batch(images=1)
     batch = msgspec.structs.replace(batch, images=batch.images[..., :64, :64])
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         total, _ = module.detection_loss(module.train()(batch.images), batch)
@@ -45,7 +47,7 @@ def test_loss_and_gradients_equal_ultralytics_within_a_training(variant: str) ->
     theirs, batch = DetectionModel(f"{variant}.yaml", ch=3, nc=len(CLASS_NAMES), verbose=False), random_batch()
     torch.manual_seed(0)
     ours: Any = build_graph(variant, CLASS_NAMES, "native")
-    loss = DetectionLoss(ours, **GAINS)
+    loss = DetectionLoss(ours)
     theirs.args = SimpleNamespace(**GAINS, epochs=10)
     criterion = theirs.init_criterion()
     for _ in range(3):
@@ -140,10 +142,13 @@ def test_fewer_anchors_than_detections_leave_rows_empty() -> None:
 @pytest.mark.parametrize("variant", DUAL)
 def test_module_evaluates_either_branch(variant: str) -> None:
     batch = msgspec.structs.replace(random_batch())
-    modules = [YOLOModule(variant=variant, one_to_one=one_to_one, score_threshold=0.3) for one_to_one in (False, True)]
+    modules = [
+        YOLOModule(variant=variant, detections=DetectionSettings(one_to_one=one_to_one, score_threshold=0.3))
+        for one_to_one in (False, True)
+    ]
     for module in modules:
         module.graph.load_state_dict(lively(variant).state_dict())
-    modules[0].hparams["iou_threshold"] = 1.0
+    modules[0].detections = replace(modules[0].detections, iou_threshold=1.0)
     found = [predicted(module.eval(), batch) for module in modules]
     for folded in (False, True):
         module = modules[1]
@@ -162,8 +167,8 @@ def predicted(module: YOLOModule, batch: Batch) -> list[Tensor]:
 
 
 def test_one_to_one_is_refused_without_such_a_branch() -> None:
-    with pytest.raises(ValueError, match=r"model\.one_to_one must be false for yolov8n, got true"):
-        YOLOModule(one_to_one=True)
+    with pytest.raises(ValueError, match=r"model\.detections\.one_to_one must be false for yolov8n, got true"):
+        YOLOModule(detections=DetectionSettings(one_to_one=True))
 
 
 def test_size_of_images_must_fit_the_largest_stride() -> None:
@@ -176,6 +181,8 @@ def test_six_anchors_are_not_taken_for_chosen_boxes() -> None:
     decoded = torch.zeros(3, 4 + len(CLASS_NAMES), 6)
     decoded[:, :4] = torch.tensor([20.0, 20.0, 10.0, 10.0])[:, None]
     decoded[:, 5, 2] = 0.9
-    (first, *_) = predictions((decoded,), random_batch(), score_threshold=0.5, iou_threshold=0.7, max_detections=10)
+    (first, *_) = predictions(
+        (decoded,), random_batch(), DetectionSettings(score_threshold=0.5, iou_threshold=0.7, max_detections=10)
+    )
     assert first.labels.tolist() == [1]
     torch.testing.assert_close(first.boxes, torch.tensor([[15.0, 15.0, 25.0, 25.0]]))

@@ -16,12 +16,13 @@ from tests.test_parity import as_input, random_batch
 from yolo_lightning.conv import GemmConv2d, VendorFreeBatchNorm2d
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.graph import build_graph, head_class_width
+from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.model.loss import DetectionLoss
 from yolo_lightning.module import YOLOModule
 
 
 def trace_of_a_step(convolution: str, checkpointing: bool = False) -> Any:
-    module = YOLOModule(conv_backend=convolution, activation_checkpointing=checkpointing)  # type: ignore[arg-type]
+    module = YOLOModule(convolution=ConvolutionSettings(backend=convolution, activation_checkpointing=checkpointing))  # type: ignore[arg-type]
     batch = random_batch()
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         total, _ = DetectionLoss(module.graph)(module.train()(batch.images), batch)
@@ -63,13 +64,16 @@ def test_gray_equals_three_equal_channels() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"conv_backend": "fast"}, r"model\.conv_backend must be one of auto, gemm, native, got 'fast'"),
-        ({"conv_algorithm": "best"}, r"model\.conv_algorithm must be one of auto, table, autotune.* got 'best'"),
+        ({"conv_backend": "fast"}, r"model\.convolution\.backend must be one of auto, gemm, native, got 'fast'"),
         (
-            {"conv_algorithm": "autotune", "conv_algorithm_budget_s": -1.0},
-            r"model\.conv_algorithm_budget_s must be >= 0, got -1\.0",
+            {"conv_algorithm": "best"},
+            r"model\.convolution\.algorithm must be one of auto, table, autotune.* got 'best'",
         ),
-        ({"probe_timeout_s": 0.0}, r"model\.probe_timeout_s must be > 0, got 0\.0"),
+        (
+            {"conv_algorithm": "autotune", "autotune_budget_s": -1.0},
+            r"model\.convolution\.autotune_budget_s must be >= 0, got -1\.0",
+        ),
+        ({"probe_timeout_s": 0.0}, r"model\.convolution\.probe_timeout_s must be > 0, got 0\.0"),
     ],
 )
 def test_bad_choice_is_refused(change: dict[str, Any], message: str) -> None:
@@ -137,7 +141,7 @@ def test_own_checkpoint_serves_as_weights(tmp_path: Path) -> None:
     path = tmp_path / "own.ckpt"
     torch.save({"hyper_parameters": dict(module.hparams), "state_dict": module.state_dict()}, path)
     torch.manual_seed(3)
-    other = YOLOModule(weights=str(path), conv_backend="gemm")
+    other = YOLOModule(weights=str(path), convolution=ConvolutionSettings(backend="gemm"))
     for name, tensor in module.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], tensor)
 

@@ -21,7 +21,15 @@ from yolo_lightning.conv.probe import ProbeResult
 from yolo_lightning.conv.trial import TrialSettings
 from yolo_lightning.conv.trial import arranged as arranged_blocks
 from yolo_lightning.model import layers
-from yolo_lightning.model.layers import FoldedGraph, arrange, blocks, choose_convolution, make_plan, restore
+from yolo_lightning.model.layers import (
+    ConvolutionSettings,
+    FoldedGraph,
+    arrange,
+    blocks,
+    choose_convolution,
+    make_plan,
+    restore,
+)
 
 ARRANGEMENTS = list(itertools.product(("native", "gemm"), (False, True)))
 OURS = [arrangement for arrangement in ARRANGEMENTS if arrangement != ("native", False)]
@@ -153,7 +161,7 @@ def test_an_arrangement_does_not_depend_on_the_one_before(native: Any) -> None:
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=str)
 def test_restored_graph_is_ultralytics_own(native: Any, arrangement: tuple[str, str]) -> None:
-    graph = arranged(native, *arrangement, make_plan("autotune", 0.0))
+    graph = arranged(native, *arrangement, make_plan(ConvolutionSettings(algorithm="autotune", autotune_budget_s=0.0)))
     changed = [name for (name, kind), (_, own) in zip(kinds(graph), kinds(native), strict=False) if kind is not own]
     assert "model.0.conv" in changed
     restore(graph)
@@ -243,7 +251,7 @@ def test_folded_copy_does_not_follow_the_graph(native: Any) -> None:
 
 
 def test_all_convolutions_share_one_plan(native: Any) -> None:
-    plan = make_plan("autotune", 0.0)
+    plan = make_plan(ConvolutionSettings(algorithm="autotune", autotune_budget_s=0.0))
     graph = arranged(native, "gemm", False, plan)
     assert {id(module.plan) for module in graph.modules() if isinstance(module, GemmConv2d)} == {id(plan)}
 
@@ -251,19 +259,15 @@ def test_all_convolutions_share_one_plan(native: Any) -> None:
 def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disable_gpu_kernels()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert make_plan("table", 60.0) is DEFAULT_PLAN
+    assert make_plan(ConvolutionSettings(algorithm="table")) is DEFAULT_PLAN
     assert not fused.KERNELS.enabled
-    assert make_plan("auto", 60.0) is DEFAULT_PLAN
+    assert make_plan(ConvolutionSettings()) is DEFAULT_PLAN
     assert fused.KERNELS.enabled
     assert fused_norm.KERNELS.enabled
     disable_gpu_kernels()
-    plan = make_plan("autotune", 5.0)
+    plan = make_plan(ConvolutionSettings(algorithm="autotune", autotune_budget_s=5.0))
     assert isinstance(plan, AutotunedPlan)
     assert (plan.budget_s, plan.cache_file) == (5.0, tmp_path / "yolo_lightning" / "convolution_plan.json")
-    with pytest.raises(ValueError, match=r"model\.conv_algorithm must be one of auto, table, autotune, got 'fast'"):
-        make_plan("fast", 5.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"model\.conv_algorithm_budget_s must be >= 0, got -1\.0"):
-        make_plan("autotune", -1.0)
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_format": "contiguous"}, {"activation_checkpointing": True}])
@@ -271,7 +275,7 @@ def test_plans_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, options: dict[str, Any]) -> None:
     graph = copy.deepcopy(native)
     arrange(graph, kind, **options)
-    stem, other = arranged_blocks(kind, torch.device("cpu"), layers.trial_settings(options))[:2]
+    stem, other = arranged_blocks(kind, torch.device("cpu"), layers.trial_settings(ConvolutionSettings(**options)))[:2]
     for probed, block in ((stem, graph.model[0]), (other, graph.model[1])):
         for one, same in ((probed.conv, block.conv), (probed.bn, block.bn), (probed.act, block.act)):
             assert type(one) is type(same)
@@ -280,8 +284,8 @@ def test_probed_layers_are_arranged_like_the_graph(native: Any, kind: Any, optio
 
 def test_cpu_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "probe_native", None)
-    assert choose_convolution(torch.device("cpu"), 60.0) == ("native", "channels_last")
-    assert choose_convolution(torch.device("cpu"), 60.0, memory_format="contiguous") == ("native", "contiguous")
+    assert choose_convolution(torch.device("cpu"), ConvolutionSettings()) == ("native", "channels_last")
+    assert choose_convolution(torch.device("cpu"), ConvolutionSettings(memory_format="contiguous"))[1] == "contiguous"
 
 
 @pytest.mark.parametrize(("outcome", "expected"), [("works", "native"), ("hung", "gemm"), ("slower", "gemm")])
@@ -301,8 +305,8 @@ def test_accelerator_is_probed(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(layers, "probe_native", probe)
     caplog.set_level("INFO")
-    settings = layers.trial_settings({}, "16-mixed")
-    assert choose_convolution(torch.device("cuda", 1), 7.0, settings) == (expected, "auto")
+    settings = ConvolutionSettings(probe_timeout_s=7.0)
+    assert choose_convolution(torch.device("cuda", 1), settings, "16-mixed") == (expected, "auto")
     assert asked == [(torch.device("cuda", 1), 7.0, tmp_path / "yolo_lightning" / "convolution_probe.json", "float16")]
     lines = [record.getMessage() for record in caplog.records if "as seen" in record.getMessage()]
-    assert lines == [f"model.conv_backend auto: {expected}; native convolutions: {outcome}, as seen"]
+    assert lines == [f"model.convolution.backend auto: {expected}; native convolutions: {outcome}, as seen"]

@@ -18,10 +18,10 @@ from yolo_lightning.commands.export.command import export
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import (
     LETTERBOX,
     NORMALISATION,
-    OF_MODEL,
     NetworkSettings,
     bound_options,
     input_record,
@@ -35,7 +35,7 @@ RUN = Path("runs/yolo")
 BEST = RUN / "checkpoints" / "best.ckpt"
 FIT = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
-    *("--model.nominal_batch", "16", "--data.image_size", "96", "--model.max_detections", "50"),
+    *("--model.recipe.nominal_batch", "16", "--data.image_size", "96", "--model.detections.max_detections", "50"),
 ]
 INPUT = {
     "image_size": 96,
@@ -48,8 +48,8 @@ INPUT = {
 
 def trained_on(folder: Path, class_names: tuple[str, ...] = ("a", "b"), **recorded: Any) -> Path:
     """A checkpoint of a network that finds something everywhere; it records its input and `recorded`."""
-    arguments = {name: recorded.pop(name) for name in OF_MODEL if name in recorded}
-    file = lively_checkpoint(folder, *OF_MODEL, class_names=class_names, **arguments)
+    arguments = {name: recorded.pop(name) for name in DetectionSettings().recorded() if name in recorded}
+    file = lively_checkpoint(folder, "single_class", "detections", class_names=class_names, **arguments)
     content = torch.load(file, weights_only=True)
     write_checkpoint(content | {"input": INPUT | recorded}, file)
     return file
@@ -59,7 +59,7 @@ def trained_on(folder: Path, class_names: tuple[str, ...] = ("a", "b"), **record
 def configuration(tmp_path: Path) -> Path:
     """A configuration file that names other values than the training's."""
     file = tmp_path / "yolo.yaml"
-    file.write_text("data:\n  image_size: 128\nmodel:\n  max_detections: 300\n  score_threshold: 0.5\n")
+    file.write_text("data:\n  image_size: 128\nmodel:\n  detections: {max_detections: 300, score_threshold: 0.5}\n")
     return file
 
 
@@ -100,10 +100,11 @@ def test_evaluation_takes_the_settings_of_the_training_before_those_of_the_file(
         untyped(subcommand, config=configuration)
         config = resolved(subcommand)
         assert config["data"]["image_size"] == 96
-        assert (config["model"]["max_detections"], config["model"]["score_threshold"]) == (50, 0.001)
+        detections = config["model"]["detections"]
+        assert (detections["max_detections"], detections["score_threshold"]) == (50, 0.001)
         (line,) = [text for text in caplog.messages if text.startswith("taken from the checkpoint")]
         assert "data.image_size 96 (instead of 128)" in line
-        assert "model.score_threshold 0.001 (instead of 0.5)" in line
+        assert "model.detections.score_threshold 0.001 (instead of 0.5)" in line
     caplog.clear()
     untyped("validate", "--data.image_size", "64", config=configuration)
     assert resolved("validate")["data"]["image_size"] == 64
@@ -129,13 +130,16 @@ def test_evaluated_weights_without_a_run_bring_their_settings(
     untyped("validate", "--trainer.limit_val_batches", "1", "--model.weights", "file.pt", config=configuration)
     config = resolved("validate")
     assert config["data"]["image_size"] == 96
-    assert (config["model"]["iou_threshold"], config["model"]["score_threshold"]) == (0.3, 0.001)
+    detections = config["model"]["detections"]
+    assert (detections["iou_threshold"], detections["score_threshold"]) == (0.3, 0.001)
 
 
 @pytest.mark.parametrize("kind", ["ckpt", "pt", "average", "address"])
 def test_every_file_of_weights_records_the_settings(tmp_path: Path, kind: str) -> None:
     file = trained_on(tmp_path, score_threshold=0.1, class_agnostic=True)
-    expected = NetworkSettings(ImageSize(96, 96), 1, ("a", "b"), score_threshold=0.1, class_agnostic=True)
+    expected = NetworkSettings(
+        ImageSize(96, 96), 1, ("a", "b"), detections=DetectionSettings(score_threshold=0.1, class_agnostic=True)
+    )
     match kind:
         case "pt":
             export(checkpoint=str(file), output=str(tmp_path / "file.pt"))
@@ -187,13 +191,13 @@ def test_weights_without_a_recorded_image_size_use_the_usual_one(
 
 def test_pictures_are_not_shown_with_the_threshold_for_scores(caplog: pytest.LogCaptureFixture) -> None:
     scoring = NetworkSettings(ImageSize(96, 96), 1)
-    assert scoring.for_pictures().score_threshold == 0.25
-    assert scoring.for_pictures(score_threshold=0.4).score_threshold == 0.4
+    assert scoring.for_pictures().detections.score_threshold == 0.25
+    assert scoring.for_pictures(score_threshold=0.4).detections.score_threshold == 0.4
     assert not caplog.messages
-    chosen = NetworkSettings(ImageSize(96, 96), 1, score_threshold=0.1)
-    assert chosen.for_pictures().score_threshold == 0.1
+    chosen = NetworkSettings(ImageSize(96, 96), 1, detections=DetectionSettings(score_threshold=0.1))
+    assert chosen.for_pictures().detections.score_threshold == 0.1
     assert chosen.for_pictures(score_threshold=0.0, image_size=64) == NetworkSettings(
-        ImageSize(64, 64), 1, score_threshold=0.0
+        ImageSize(64, 64), 1, detections=DetectionSettings(score_threshold=0.0)
     )
     assert caplog.messages == [
         "changed since the checkpoint: image_size was 96, now 64 (used)",
@@ -219,7 +223,7 @@ def test_input_that_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
 
 
 def test_bound_options_are_those_that_are_recorded() -> None:
-    record = {"image_size": 96, "channels": 3, "variant": "yolov8s", "class_width": None, "lr0": 0.1}
+    record = {"image_size": 96, "channels": 3, "variant": "yolov8s", "class_width": None, "recipe": {"lr0": 0.1}}
     model = {"data.image_size": 96, "model.variant": "yolov8s"}
     assert bound_options(record, is_gray=False) == model | {"data.channels": 3}
     assert bound_options(record, is_gray=True) == model
@@ -244,10 +248,21 @@ def test_range_of_16_bit_frames_is_recorded_and_bound(tmp_path: Path, caplog: py
 
 
 def test_precedence_is_one_line_and_names_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
-    bound = {"data.image_size": 96, "data.channels": 3, "model.iou_threshold": 0.6, "model.score_threshold": 0.1}
-    before = {"data.image_size": 640, "data.channels": None, "model.iou_threshold": 0.7, "model.score_threshold": 0.2}
-    report_precedence(bound, before, bound | {"model.score_threshold": 0.2})
+    bound = {
+        "data.image_size": 96,
+        "data.channels": 3,
+        "model.detections.iou_threshold": 0.6,
+        "model.detections.score_threshold": 0.1,
+    }
+    before = {
+        "data.image_size": 640,
+        "data.channels": None,
+        "model.detections.iou_threshold": 0.7,
+        "model.detections.score_threshold": 0.2,
+    }
+    report_precedence(bound, before, bound | {"model.detections.score_threshold": 0.2})
     assert caplog.messages == [
-        "changed since the checkpoint: model.score_threshold was 0.1, now 0.2 (used)",
-        "taken from the checkpoint: data.image_size 96 (instead of 640), model.iou_threshold 0.6 (instead of 0.7)",
+        "changed since the checkpoint: model.detections.score_threshold was 0.1, now 0.2 (used)",
+        "taken from the checkpoint: data.image_size 96 (instead of 640), "
+        "model.detections.iou_threshold 0.6 (instead of 0.7)",
     ]

@@ -16,6 +16,7 @@ from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.data.loader import LoaderSettings
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import build_graph
 from yolo_lightning.model.layers import FoldedGraph
 from yolo_lightning.model.postprocess import predictions
@@ -118,7 +119,9 @@ def two_frames() -> Batch:
 
 
 def suppressed(decoded: Tensor, batch: Batch) -> list[Prediction]:
-    return predictions((decoded,), batch, score_threshold=0.3, iou_threshold=OVERLAP, max_detections=20)
+    return predictions(
+        (decoded,), batch, DetectionSettings(score_threshold=0.3, iou_threshold=OVERLAP, max_detections=20)
+    )
 
 
 def test_fusion_replaces_the_boxes_of_an_object_by_their_mean() -> None:
@@ -144,12 +147,12 @@ def test_fusion_replaces_the_boxes_of_an_object_by_their_mean() -> None:
 
 def test_fusion_of_equal_views_changes_nothing(network: FoldedGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, shown = two_frames(), images()
-    options = {"score_threshold": 0.3, "iou_threshold": 0.3, "max_detections": 20}
+    settings = DetectionSettings(score_threshold=0.3, iou_threshold=0.3, max_detections=20, tta="fusion")
     monkeypatch.setattr("yolo_lightning.model.tta.VIEWS", (VIEWS[0],) * 3)
     original = network(shown)[0]
     for single, merged in zip(
-        predictions((original,), batch, **options),  # type: ignore[arg-type]
-        tta_predictions(network, shown, original, batch, "fusion", **options),
+        predictions((original,), batch, settings),
+        tta_predictions(network, shown, original, batch, settings),
         strict=True,
     ):
         assert len(single.scores) > 0
@@ -162,16 +165,25 @@ def test_fusion_of_equal_views_changes_nothing(network: FoldedGraph, monkeypatch
 def test_module_augments_in_evaluation(
     stage: str, data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(stage, YOLOModule(tta="fusion" if stage == "test" else True), data, tmp_path, monkeypatch) == 1
+    assert (
+        run(
+            stage,
+            YOLOModule(detections=DetectionSettings(tta="fusion" if stage == "test" else True)),
+            data,
+            tmp_path,
+            monkeypatch,
+        )
+        == 1
+    )
     assert run(stage, YOLOModule(), data, tmp_path, monkeypatch) == 0
 
 
 def test_a_fit_does_not_pay_for_it(data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("fit", YOLOModule(tta=True), data, tmp_path, monkeypatch) == 0
+    assert run("fit", YOLOModule(detections=DetectionSettings(tta=True)), data, tmp_path, monkeypatch) == 0
 
 
 def test_checkpoints_do_not_remember_it() -> None:
-    assert "tta" not in YOLOModule(tta=True).hparams
+    assert "tta" not in YOLOModule(detections=DetectionSettings(tta=True)).hparams["detections"]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import yaml
 from tests.test_parity import random_batch
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.model.graph import build_graph, read_checkpoint
+from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.model.variants import description_of, variants
 from yolo_lightning.module import YOLOModule
 
@@ -56,7 +57,7 @@ def test_scale_of_a_file_follows_from_its_name(own_file: Path) -> None:
 
 def test_checkpoint_of_an_own_graph_needs_its_file_no_more(own_file: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    module = YOLOModule(variant=str(own_file), conv_backend="gemm").eval()
+    module = YOLOModule(variant=str(own_file), convolution=ConvolutionSettings(backend="gemm")).eval()
     path = tmp_path / "own.ckpt"
     torch.save({"hyper_parameters": dict(module.hparams), "state_dict": module.state_dict()}, path)
     own_file.unlink()

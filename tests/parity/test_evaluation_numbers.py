@@ -24,6 +24,8 @@ from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.transforms.letterbox import Labelled, letterbox
 from yolo_lightning.evaluation.record import EvaluationCollection
 from yolo_lightning.evaluation.ultralytics_metrics import ultralytics_scores
+from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.module import YOLOModule
 
@@ -63,10 +65,12 @@ def test_suppression_equals_ultralytics(
     found = predictions(
         (decoded,),
         batch,
-        score_threshold=score_threshold,
-        iou_threshold=iou_threshold,
-        max_detections=max_detections,
-        class_agnostic=class_agnostic,
+        DetectionSettings(
+            score_threshold=score_threshold,
+            iou_threshold=iou_threshold,
+            max_detections=max_detections,
+            class_agnostic=class_agnostic,
+        ),
     )
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own.boxes, other[:, :4].clamp(0, 64), rtol=0, atol=1e-4)
@@ -78,7 +82,7 @@ def test_suppression_equals_ultralytics(
 def test_agnostic_suppression_leaves_fewer_boxes() -> None:
     batch = random_batches(1)[0]
     counts = [
-        sum(len(one.labels) for one in predictions((crowded(0),), batch, **numbers))
+        sum(len(one.labels) for one in predictions((crowded(0),), batch, DetectionSettings(**numbers)))
         for numbers in (
             {"score_threshold": 0.1, "iou_threshold": 0.5, "max_detections": 300, "class_agnostic": agnostic}
             for agnostic in (False, True)
@@ -90,18 +94,13 @@ def test_agnostic_suppression_leaves_fewer_boxes() -> None:
 @pytest.mark.parametrize("agnostic", [False, True])
 def test_module_hands_its_settings_to_the_suppression(agnostic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     module = YOLOModule(
-        conv_backend="native", score_threshold=0.2, iou_threshold=0.3, max_detections=7, class_agnostic=agnostic
+        convolution=ConvolutionSettings(backend="native"),
+        detections=DetectionSettings(score_threshold=0.2, iou_threshold=0.3, max_detections=7, class_agnostic=agnostic),
     )
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr("yolo_lightning.module.predictions", lambda raw, batch, **numbers: seen.update(numbers))
+    seen: list[DetectionSettings] = []
+    monkeypatch.setattr("yolo_lightning.module.predictions", lambda raw, batch, settings: seen.append(settings))
     module._predict(None, random_batches(1)[0])
-    assert seen == {
-        "score_threshold": 0.2,
-        "iou_threshold": 0.3,
-        "max_detections": 7,
-        "class_agnostic": agnostic,
-        "one_to_one": False,
-    }
+    assert seen == [module.detections]
 
 
 FRAME_SHAPE, INPUT = (96, 128), 64
@@ -165,7 +164,9 @@ def scores_of_their_validator(decoded: torch.Tensor, batch: Batch, folder: Path)
 def test_scores_of_boxes_that_overhang_the_frame_are_theirs(seed: int, tmp_path: Path) -> None:
     decoded, batch = overhanging(seed)
     figures, confusion = scores_of_their_validator(decoded, batch, tmp_path)
-    found = predictions((decoded,), batch, score_threshold=0.001, iou_threshold=0.7, max_detections=300)
+    found = predictions(
+        (decoded,), batch, DetectionSettings(score_threshold=0.001, iou_threshold=0.7, max_detections=300)
+    )
     collection = EvaluationCollection(CLASSES)
     collection.update(found, targets(batch))
     collected = collection.compute()

@@ -9,8 +9,10 @@ from torch.utils.data import DataLoader
 
 from tests.parity.training_twins import Batch, Frames, make_trainer, random_batches
 from yolo_lightning.callbacks import EMA
+from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.freezing import Freeze
+from yolo_lightning.training.recipe import Recipe
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,7 @@ def test_bad_part_is_refused_with_the_allowed_ones(freeze: Freeze, message: str)
     ("freeze", "layers"), [(0, set()), (3, {"0", "1", "2"}), ([2, "22.cv3"], {"2", "22"}), ([], set())]
 )
 def test_only_the_named_parts_lose_their_gradients(freeze: Freeze, layers: set[str]) -> None:
-    graph = YOLOModule(conv_backend="native", freeze=freeze).graph
+    graph = YOLOModule(freeze=freeze, convolution=ConvolutionSettings(backend="native")).graph
     frozen = {name for name, one in graph.named_parameters() if not one.requires_grad} - {"model.22.dfl.conv.weight"}
     assert {name.split(".")[1] for name in frozen} == layers
     assert all(name.startswith("model.22.cv3.") for name in frozen if name.startswith("model.22."))
@@ -61,7 +63,11 @@ class FramesToValidate(Frames):
 @pytest.mark.parametrize("conv", ["native", "gemm"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_frozen_layers_stand_still_through_validations(tmp_path: Path, conv: str, checkpointing: bool) -> None:
-    module = YOLOModule(conv_backend=conv, activation_checkpointing=checkpointing, freeze=3, nominal_batch=4)  # type: ignore[arg-type]
+    module = YOLOModule(
+        freeze=3,
+        convolution=ConvolutionSettings(backend=conv, activation_checkpointing=checkpointing),
+        recipe=Recipe(nominal_batch=4),
+    )  # type: ignore[arg-type]
     before = {name: tensor.clone() for name, tensor in module.graph.state_dict().items()}
     norms = Normalisation()
     make_trainer(tmp_path, 2, norms, EMA()).fit(module, FramesToValidate(random_batches(2)))
@@ -79,7 +85,9 @@ def test_gradients_behind_frozen_layers_equal_pytorch_s(checkpointing: bool) -> 
     gradients = []
     for conv, kept in (("native", False), ("gemm", checkpointing)):
         torch.manual_seed(0)
-        module = YOLOModule(conv_backend=conv, activation_checkpointing=kept, freeze=[2, 5]).double()  # type: ignore[arg-type]
+        module = YOLOModule(
+            freeze=[2, 5], convolution=ConvolutionSettings(backend=conv, activation_checkpointing=kept)
+        ).double()  # type: ignore[arg-type]
         batch = random_batches(1)[0]
         total, _ = module.detection_loss(module.train().graph(batch.images.double() / 255), batch)
         total.backward()
@@ -90,7 +98,7 @@ def test_gradients_behind_frozen_layers_equal_pytorch_s(checkpointing: bool) -> 
 
 
 def test_only_frozen_norms_rest_whatever_mode_the_module_is_put_into() -> None:
-    module = YOLOModule(conv_backend="native", freeze=["2.cv1"])
+    module = YOLOModule(freeze=["2.cv1"], convolution=ConvolutionSettings(backend="native"))
     for one in (module, module.eval().train()):
         resting = {name for name, layer in one.graph.named_modules() if not layer.training}
         assert resting == {"model.2.cv1.bn"}

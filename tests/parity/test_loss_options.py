@@ -9,14 +9,14 @@ import pytest
 import torch
 from ultralytics.models.yolo.detect import DetectionTrainer
 
+from tests.helpers.networks import module_of
 from tests.parity.training_twins import random_batches
 from yolo_lightning.model.loss import class_weights
-from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.device_transforms import as_one_class
 
 ONE_STEP = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
-    *("--model.conv_backend", "native", "--model.nominal_batch", "16"),
+    *("--model.convolution.backend", "native", "--model.recipe.nominal_batch", "16"),
 ]
 
 
@@ -38,7 +38,7 @@ def test_nothing_to_weigh(counts: tuple[int, ...], power: float) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"class_weight_power": 1.5}, "model.class_weight_power must be >= 0 and <= 1, got 1.5"),
+        ({"class_weight_power": 1.5}, "model.loss.class_weight_power must be >= 0 and <= 1, got 1.5"),
         (
             {"class_weight_power": 0.5, "single_class": True},
             "must be 0 with model.single_class, got 0.5",
@@ -47,7 +47,7 @@ def test_nothing_to_weigh(counts: tuple[int, ...], power: float) -> None:
 )
 def test_bad_class_weights_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        YOLOModule(**arguments)
+        module_of(**arguments)
 
 
 def test_one_class_keeps_everything_but_the_labels() -> None:

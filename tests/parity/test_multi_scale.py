@@ -14,8 +14,10 @@ from ultralytics.models.yolo.detect import DetectionTrainer
 
 from tests.parity.training_twins import SIZE, Frames, Recorder, make_trainer, random_batches
 from yolo_lightning.data.image_size import STRIDE
+from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.device_transforms import resized, training_size
+from yolo_lightning.training.recipe import Recipe
 
 
 def theirs(images: Tensor, spread: float, size: int) -> Tensor:
@@ -70,7 +72,7 @@ def test_sizes_differ_between_steps_and_between_seeds() -> None:
 
 
 def test_network_is_trained_at_the_size_of_each_step_and_boxes_stay(tmp_path: Path) -> None:
-    module = YOLOModule(conv_backend="native", multi_scale=0.5)
+    module = YOLOModule(convolution=ConvolutionSettings(backend="native"), recipe=Recipe(multi_scale=0.5))
     seen: list[int] = []
     module.graph.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-1]))
     make_trainer(tmp_path, 1, Recorder()).fit(module, Frames(random_batches()))
@@ -80,5 +82,5 @@ def test_network_is_trained_at_the_size_of_each_step_and_boxes_stay(tmp_path: Pa
 
 @pytest.mark.parametrize("spread", [-0.1, 1.0])
 def test_spread_out_of_range_is_refused(spread: float) -> None:
-    with pytest.raises(ValueError, match=f"model.multi_scale must be >= 0 and < 1, got {spread}"):
-        YOLOModule(multi_scale=spread)
+    with pytest.raises(ValueError, match=f"model.recipe.multi_scale must be >= 0 and < 1, got {spread}"):
+        YOLOModule(recipe=Recipe(multi_scale=spread))

@@ -13,7 +13,9 @@ from torch import nn
 from ultralytics.engine.trainer import BaseTrainer
 from ultralytics.optim import MuSGD as UltralyticsMuSGD
 
+from tests.helpers.networks import module_of
 from tests.parity.training_twins import Frames, Recorder, make_trainer, random_batches, train_ours
+from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 from yolo_lightning.training.musgd import MuSGD
 from yolo_lightning.training.optimizers import (
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.whole_run
 ARGUMENTS = ("lr", "momentum", "betas", "weight_decay", "nesterov", "eps", "alpha")
 ONE_STEP = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
-    *("--model.conv_backend", "native", "--model.nominal_batch", "16"),
+    *("--model.convolution.backend", "native", "--model.recipe.nominal_batch", "16"),
 ]
 
 
@@ -126,7 +128,7 @@ def test_automatic_choice_of_a_checkpoint_is_kept() -> None:
 
 
 def test_unknown_name_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.optimizer must be one of SGD, Adam, AdamW.* got 'Lion'"):
+    with pytest.raises(ValueError, match=r"model\.recipe\.optimizer must be one of SGD, Adam, AdamW.* got 'Lion'"):
         optimizer_maker("Lion", Recipe())  # type: ignore[arg-type]
 
 
@@ -142,7 +144,7 @@ def test_fused_optimizer_is_refused_where_clipping_comes_before_unscaling() -> N
         build = optimizer_maker(lambda groups: torch.optim.AdamW(groups, fused=True), recipe)
         return build(parameter_groups(network(), 0.0), scaled=scaled)
 
-    with pytest.raises(ValueError, match=r"set fused to false, or model\.clip_norm to 0"):
+    with pytest.raises(ValueError, match=r"set fused to false, or model\.recipe\.clip_norm to 0"):
         make(Recipe(), scaled=True)
     assert make(Recipe(clip_norm=0), scaled=True)
     assert make(Recipe(), scaled=False)
@@ -158,14 +160,16 @@ def test_schedules_reach_an_optimizer_without_momentum(tmp_path: Path) -> None:
 
 
 def test_class_path_on_the_command_line(run: Callable[..., None]) -> None:
-    run("fit", *ONE_STEP, "--model.optimizer", "torch.optim.NAdam", "--model.optimizer.eps", "1e-5")
+    run("fit", *ONE_STEP, "--model.recipe.optimizer", "torch.optim.NAdam", "--model.recipe.optimizer.eps", "1e-5")
     checkpoint = torch.load("runs/yolo/checkpoints/last.ckpt", weights_only=True)
     groups = {group["name"]: group for group in checkpoint["optimizer_states"][0]["param_groups"]}
     assert (checkpoint["optimizer"], groups["weight"]["eps"]) == ("NAdam", 1e-5)
     assert groups["weight"]["weight_decay"] == pytest.approx(5e-4)
     assert groups["bias"]["weight_decay"] == 0
-    assert not {"optimizer", "freeze", "multi_scale", "class_weight_power"} & checkpoint["hyper_parameters"].keys()
-    config = yaml.safe_load(Path("runs/yolo/config.yaml").read_text())["model"]["optimizer"]
+    stored = checkpoint["hyper_parameters"]
+    assert not {"weights", "freeze"} & stored.keys()
+    assert "optimizer" not in stored["recipe"]
+    config = yaml.safe_load(Path("runs/yolo/config.yaml").read_text())["model"]["recipe"]["optimizer"]
     assert config["class_path"] == "torch.optim.NAdam"
     run("fit", *ONE_STEP, "--resume", "--trainer.max_epochs", "2", "--config", "runs/yolo/config.yaml")
     assert torch.load("runs/yolo/checkpoints/last.ckpt", weights_only=True)["optimizer"] == "NAdam"
@@ -174,10 +178,10 @@ def test_class_path_on_the_command_line(run: Callable[..., None]) -> None:
 def test_name_on_the_command_line_and_resume_with_another_one_is_refused(
     run: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("fit", *ONE_STEP, "--model.optimizer", "AdamW")
+    run("fit", *ONE_STEP, "--model.recipe.optimizer", "AdamW")
     with pytest.raises(SystemExit):
         run("fit", *ONE_STEP, "--resume", "--trainer.max_epochs", "2")
-    assert "model.optimizer must be AdamW, as in the checkpoint, got SGD" in capsys.readouterr().err
+    assert "model.recipe.optimizer must be AdamW, as in the checkpoint, got SGD" in capsys.readouterr().err
 
 
 def test_checkpoint_that_names_no_optimizer_is_not_refused() -> None:
@@ -192,13 +196,13 @@ def test_module_with_a_class_path_can_be_copied() -> None:
         def __call__(self, groups: Any) -> torch.optim.Optimizer:
             return torch.optim.Adagrad(groups)
 
-    deepcopy(YOLOModule(conv_backend="native", optimizer=Uncopyable()))  # type: ignore[arg-type]
+    deepcopy(YOLOModule(convolution=ConvolutionSettings(backend="native"), recipe=Recipe(optimizer=Uncopyable())))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, optimizer: str) -> None:
     options: dict[str, Any] = {
-        "conv_backend": "native",
+        "backend": "native",
         "optimizer": optimizer,
         "lr0": 1e-3,
         "multi_scale": 0.5,
@@ -214,7 +218,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, optimizer: str)
 
     def train(recorder: Recorder, resume: Path | None) -> Recorder:
         torch.manual_seed(0)
-        module = YOLOModule(**(options | {"nominal_batch": 12}))
+        module = module_of(**(options | {"nominal_batch": 12}))
         make_trainer(tmp_path, 2, recorder).fit(module, Frames(batches), ckpt_path=resume)
         return recorder
 

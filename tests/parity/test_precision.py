@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 
+from tests.helpers.networks import module_of
 from tests.parity.training_twins import (
     Frames,
     Recorder,
@@ -30,8 +31,8 @@ def scaling() -> MixedPrecision:
 
 
 def train(folder: Path, *callbacks: Callback, resume: Path | None = None, **options: Any) -> YOLOModule:
-    arguments = {"conv_backend": "native", "nominal_batch": 4, "warmup_epochs": 0.0, "clip_norm": CLIP_NORM}
-    module = YOLOModule(**(arguments | options.pop("model", {})))
+    arguments = {"backend": "native", "nominal_batch": 4, "warmup_epochs": 0.0, "clip_norm": CLIP_NORM}
+    module = module_of(**(arguments | options.pop("model", {})))
     module.graph.load_state_dict(initial_graph().state_dict())
     trainer = make_trainer(folder, options.pop("epochs", 1), *callbacks, **options)
     trainer.fit(module, Frames(random_batches(2)), ckpt_path=resume)

@@ -24,7 +24,7 @@ from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.evaluation.record import EvaluationRecord
 from yolo_lightning.evaluation.ultralytics_matching import CONFUSION_SCORE_THRESHOLD
-from yolo_lightning.model.layers import restore
+from yolo_lightning.model.layers import ConvolutionSettings, restore
 from yolo_lightning.module import YOLOModule
 
 HEIGHT, WIDTH = 160, 192
@@ -118,7 +118,7 @@ def test_scores_are_those_of_ultralytics_val(real_frames: Path, index_root: Path
         loader=LoaderSettings(num_workers=0),
     )
     torch.manual_seed(0)
-    module = YOLOModule(conv_backend="native")
+    module = YOLOModule(convolution=ConvolutionSettings(backend="native"))
     trainer = tiny_trainer(tmp_path, MeanAP())
     data.trainer = trainer
     data.setup("validate")

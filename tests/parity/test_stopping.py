@@ -18,15 +18,16 @@ from tests.conftest import REPOSITORY, TINY
 from tests.parity.training_twins import Frames, make_trainer, random_batches
 from yolo_lightning.callbacks import EpochCheckpoint
 from yolo_lightning.checkpoints.checkpoint_file import find_damage
+from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 
 OVERLAYS = REPOSITORY / "configs" / "training"
 CHECKPOINTS = Path("runs/small/checkpoints")
 SMALL = [
-    *("--data.batch_size", "8", "--model.conv_backend", "native", "--trainer.default_root_dir", "runs/small"),
+    *("--data.batch_size", "8", "--model.convolution.backend", "native", "--trainer.default_root_dir", "runs/small"),
     *("--trainer.check_val_every_n_epoch", "1", "--trainer.limit_val_batches", "1"),
 ]
-UNREACHABLE = ["--model.lr0", "1e-9", "--model.warmup_bias_lr", "0"]
+UNREACHABLE = ["--model.recipe.lr0", "1e-9", "--model.recipe.warmup_bias_lr", "0"]
 """The score stays what it is."""
 
 
@@ -113,7 +114,7 @@ def test_epoch_checkpoints_keep_to_their_interval_and_survive_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, trainer = (
-        YOLOModule(conv_backend="native"),
+        YOLOModule(convolution=ConvolutionSettings(backend="native")),
         make_trainer(tmp_path, 3, EpochCheckpoint(2), enable_checkpointing=True),
     )
     trainer.fit(module, Frames(random_batches(1)))

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 from ultralytics.models.yolo.detect import DetectionTrainer
 from ultralytics.nn.tasks import DetectionModel
 
+from tests.helpers.networks import module_of
 from yolo_lightning.callbacks import EMA
 from yolo_lightning.data.batch import Batch, TrainingFacts
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.module import YOLOModule
 
 SIZE, BATCH_SIZE, STEPS_PER_EPOCH = 64, 4, 5
 Weights = dict[str, Tensor]
@@ -185,7 +185,7 @@ def train_ours(
     folder: Path, epochs: int = 2, batches: list[Batch] | None = None, **arguments: Any
 ) -> tuple[Weights, Weights, list[Step]]:
     """The same by a `YOLOModule` under Lightning."""
-    module = YOLOModule(**({"conv_backend": "native", "nominal_batch": BATCH_SIZE} | arguments))
+    module = module_of(**({"backend": "native", "nominal_batch": BATCH_SIZE} | arguments))
     module.graph.load_state_dict(initial_graph(module.hparams["variant"]).state_dict())
     recorder = Recorder()
     trainer = make_trainer(folder, epochs, recorder, EMA())

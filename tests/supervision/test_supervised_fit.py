@@ -57,7 +57,7 @@ def test_killed_trainer_is_started_again_and_finishes(look_alike: Path, index_ro
         *("fit", "--supervision.enabled", "true", "--supervision.pause_s", "0", "--trainer.accelerator", "cpu", *TINY),
         *("--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"),
         *("--trainer.max_epochs", "4", "--data.batch_size", "4", "--trainer.default_root_dir", "run"),
-        *("--trainer.limit_val_batches", "1", "--model.conv_backend", "native"),
+        *("--trainer.limit_val_batches", "1", "--model.convolution.backend", "native"),
     ]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "yolo_lightning", *words]

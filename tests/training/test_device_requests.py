@@ -18,7 +18,10 @@ from yolo_lightning.conv.kernels.verified import assume_available
 from yolo_lightning.data.batch import Batch, TrainingFacts
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.model import layers
+from yolo_lightning.model.layers import ConvolutionSettings
+from yolo_lightning.model.loss import LossSettings
 from yolo_lightning.module import YOLOModule
+from yolo_lightning.training.recipe import Recipe
 
 IMAGES, SIZE, BOXES = 8, 640, 8
 GIB = 1 << 30
@@ -78,10 +81,11 @@ def second_step(backend: str, activation_checkpointing: bool) -> tuple[Requests,
     device = MetaDevice(IMAGES, number=BOXES)
     recorder = RecordSteps(device)
     module = YOLOModule(
-        conv_backend="native" if backend == "native" else "gemm",
-        activation_checkpointing=activation_checkpointing,
-        nominal_batch=IMAGES,
-        class_weight_power=0.5,
+        convolution=ConvolutionSettings(
+            backend="native" if backend == "native" else "gemm", activation_checkpointing=activation_checkpointing
+        ),
+        recipe=Recipe(nominal_batch=IMAGES),
+        loss=LossSettings(class_weight_power=0.5),
     )
     trainer = Trainer(
         strategy=SingleDeviceStrategy(device=META, accelerator=MetaAccelerator()),

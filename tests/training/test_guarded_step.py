@@ -262,7 +262,7 @@ def test_resumed_step_begins_halved_and_has_used_its_halving_up() -> None:
 
 
 def test_negative_number_of_halvings_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.max_oom_splits must be >= 0, got -1"):
+    with pytest.raises(ValueError, match=r"model\.guard\.max_oom_splits must be >= 0, got -1"):
         Rig(-1)
 
 

@@ -72,11 +72,11 @@ def test_never_rolls_back_more_often_than_allowed(events: list[tuple[str, bool]]
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_consecutive": 0}, "model.max_consecutive_nonfinite must be >= 1, got 0"),
-        ({"max_rollbacks": -1}, "model.max_rollbacks must be >= 0, got -1"),
-        ({"lr_factor": 0.0}, "model.rollback_lr_factor must be > 0 and <= 1, got 0.0"),
-        ({"lr_factor": 1.5}, "model.rollback_lr_factor must be .*, got 1.5"),
-        ({"lr_factor": math.nan}, "model.rollback_lr_factor must be .*, got nan"),
+        ({"max_consecutive": 0}, "model.guard.max_consecutive_nonfinite must be >= 1, got 0"),
+        ({"max_rollbacks": -1}, "model.guard.max_rollbacks must be >= 0, got -1"),
+        ({"lr_factor": 0.0}, "model.guard.rollback_lr_factor must be > 0 and <= 1, got 0.0"),
+        ({"lr_factor": 1.5}, "model.guard.rollback_lr_factor must be .*, got 1.5"),
+        ({"lr_factor": math.nan}, "model.guard.rollback_lr_factor must be .*, got nan"),
     ],
 )
 def test_limits_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
@@ -116,5 +116,7 @@ def test_learning_rate_falls_with_each_rollback_also_after_a_restart() -> None:
 def test_giving_up_names_images_and_what_to_do() -> None:
     guard = NonFiniteGuard(1, 1)
     guard.check_loss(False, ("a",), 1, {})
-    with pytest.raises(ValueError, match=r"images b: 1 consecutive non-finite values after 1 rollbacks.*model\.lr0"):
+    with pytest.raises(
+        ValueError, match=r"images b: 1 consecutive non-finite values after 1 rollbacks.*model\.recipe\.lr0"
+    ):
         guard.check_loss(False, ("b",), 2, {})

@@ -20,6 +20,7 @@ from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.utils import run_files
 from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.distributed import launch_id, restarts
+from yolo_lightning.utils.old_layout import current_layout
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
@@ -175,7 +176,7 @@ def remembered(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
         except (OSError, ValueError) as error:
             instead = "those in the checkpoint" if configured else "none"
             rank_zero_warn(f"{path} cannot be read ({str(error).splitlines()[0]}); options are compared with {instead}")
-    return flatten(configured) | flatten({"model": content.get("hyper_parameters", {})})
+    return current_layout(flatten(configured)) | flatten({"model": content.get("hyper_parameters", {})})
 
 
 def storable(config: Any, prefix: str = "") -> Any:

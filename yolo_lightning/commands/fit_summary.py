@@ -42,7 +42,7 @@ def start_lines(trainer: Trainer, model: YOLOModule, start: str) -> list[str]:
         f"{options['variant']}, {total / 1e6:.1f} M parameters"
         + (f" ({trained / 1e6:.1f} M trained)" if trained / total < 0.999 else ""),  # the loss' own 16 are constant
         f"{len(options['class_names'])} classes",
-        f"convolutions {options['conv_backend']}",
+        f"convolutions {model.convolution.backend}",
         start,
     ]
     device = trainer.strategy.root_device

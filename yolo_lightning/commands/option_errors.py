@@ -10,33 +10,12 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser
 
 from yolo_lightning.utils.exit_codes import ExitCode
-
-RENAMED_KEYS = {
-    "data.frames": "data.storage",
-    "data.keep_decoded_mib": "data.image_cache_mib",
-    "data.loader.start_method": "data.loader.multiprocessing_context",
-    "data.loader.workers": "data.loader.num_workers",
-    "data.source": "data.format",
-    "data.train_subset": "data.train_fraction",
-    "data.valid_subset": "data.valid_fraction",
-    "model.activations": "model.activation_checkpointing",
-    "model.augment": "model.tta",
-    "model.confidence": "model.score_threshold",
-    "model.conv": "model.conv_backend",
-    "model.conv_plan": "model.conv_algorithm",
-    "model.conv_plan_budget_s": "model.conv_algorithm_budget_s",
-    "model.max_halvings": "model.max_oom_splits",
-    "model.nonfinite_in_a_row": "model.max_consecutive_nonfinite",
-    "model.overlap": "model.iou_threshold",
-    "supervise": "supervision.enabled",
-    "supervision.floors": "supervision.phase_timeouts",
-}
-"""New names of renamed configuration keys."""
+from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key
 
 SYNONYMS = {
     "batch": ("batch_size", "data.batch_size"),
     "close_mosaic": ("data.augmentation.close_mosaic_epochs",),
-    "conf": ("score_threshold", "model.score_threshold"),
+    "conf": ("score_threshold", "model.detections.score_threshold"),
     "confidences": ("score_thresholds",),
     "data": ("data.format",),
     "device": ("trainer.accelerator",),
@@ -48,15 +27,21 @@ SYNONYMS = {
     "hsv_s": ("data.augmentation.hsv_saturation",),
     "hsv_v": ("data.augmentation.hsv_value",),
     "imgsz": ("image_size", "data.image_size"),
-    "iou": ("iou_threshold", "model.iou_threshold"),
+    "iou": ("iou_threshold", "model.detections.iou_threshold"),
     "copy_paste": ("data.augmentation.paste.probability",),
-    "max_det": ("max_detections", "model.max_detections"),
+    "max_det": ("max_detections", "model.detections.max_detections"),
     "model": ("weights", "model.variant"),
     "name": ("trainer.default_root_dir",),
     "overlaps": ("iou_thresholds",),
     "project": ("output", "trainer.default_root_dir"),
     "save_dir": ("output", "trainer.default_root_dir"),
     "seed": ("seed_everything",),
+    "conv": ("conv_backend",),
+    "conv_plan": ("conv_algorithm",),
+    "conv_plan_budget_s": ("conv_algorithm_budget_s",),
+    "confidence": ("score_threshold",),
+    "overlap": ("iou_threshold",),
+    "augment": ("tta",),
     "trust": ("allow_pickle",),
 }
 """Keys for words of Ultralytics and of earlier commands; the first key that the parser accepts is suggested."""
@@ -144,8 +129,7 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
         commands: Further commands, as suggestions for an unknown command.
     """
     if found := UNKNOWN_KEY.search(message):
-        key = found["typed"] or found["configured"]
-        return f"unknown key {key}{suggestion(nearest_key(key, keys))}"
+        return unknown_key(found["typed"] or found["configured"], keys)
     if found := UNKNOWN_COMMAND.search(message):
         return unknown_command(found["typed"], [*re.findall(r"[\w-]+", found["known"]), *commands])
     if message.startswith(NO_MAPPING):
@@ -154,6 +138,8 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
             f"a file of --config must contain keys and values, as 'data: {{root: PATH}}', got {got or 'an empty file'}"
         )
     if found := WRONG_GROUP.search(message):
+        if renamed := new_key(found["key"]):
+            return f"{found['key']} is now {renamed}"
         group = sorted(name for name in keys if name.startswith(f"{found['key']}."))
         return f"{found['key']} must be set by its keys {', '.join(group)}, got {found['value']!r}."
     if found := PROBLEM_OF_CLASS.search(message):
@@ -223,12 +209,28 @@ def accepted_values(message: str) -> list[str]:
     return list(dict.fromkeys(accepted))
 
 
+def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str = "", hyphens: str = "") -> str:
+    """Return the error for a key that is none of `keys`: its new name if it is an old one, or the nearest key.
+
+    Args:
+        key: Key as written, without hyphens.
+        keys: Accepted keys.
+        source: Where the key was found, such as ` in FILE`.
+        value: Value to add to the suggestion.
+        hyphens: Prefix of keys in the suggestion.
+    """
+    renamed = new_key(key)
+    if renamed and any(name.partition(".")[0] == renamed.partition(".")[0] for name in keys):
+        return f"{key}{source} is now {renamed}"
+    meant = nearest_key(key, keys)
+    return f"unknown key {key}{source}{suggestion(None if meant is None else f'{hyphens}{meant} {value}'.strip())}"
+
+
 def nearest_key(key: str, keys: Collection[str]) -> str | None:
     """Return the accepted key that most likely was meant: a new name, a synonym, the same last part, a similar text."""
-    renamed = [new + key.removeprefix(old) for old, new in RENAMED_KEYS.items() if f"{key}.".startswith(f"{old}.")]
     short = [new for old, new in RENAMED_KEYS.items() if last_part(old) == key]  # a command has no `model.` or `data.`
     same_last_part = sorted(name for name in keys if last_part(name) == key)
-    candidates = [*renamed, *map(last_part, short), *short, *SYNONYMS.get(key, ()), *same_last_part]
+    candidates = [*map(last_part, short), *short, *SYNONYMS.get(key, ()), *same_last_part]
     return next((name for name in candidates if name in keys), None) or most_similar(key, keys)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from yolo_lightning.utils.old_layout import RENAMED_KEYS
 from yolo_lightning.utils.yaml_file import flatten, read_yaml
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 FILE_OPTION, SHORT_FILE_OPTION = FILE_WORDS = ("--config", "-c")
 PREFIX = "YOLO_LIGHTNING"
-"""Of environment variables, as YOLO_LIGHTNING_FIT__MODEL__LR0."""
+"""Of environment variables, as YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0."""
 
 TRUE = "true"
 GROUPS = ("trainer", "model", "data", "data.loader", "supervision", "supervision.notify", "supervision.phase_timeouts")
@@ -120,10 +121,21 @@ def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def words_of_environment(parser: "ArgumentParser", environment: Mapping[str, str]) -> list[str]:
-    """Return the options of environment variables such as `YOLO_LIGHTNING_FIT__MODEL__LR0` as words."""
+    """Return the options of environment variables such as `YOLO_LIGHTNING_FIT__MODEL__RECIPE__LR0` as words.
+
+    Raises:
+        ValueError: If a variable has the name of a key of the old layout.
+    """
+    accepted = {variable_name(parser, action.dest): action for action in parser._actions}
+    for old, new in RENAMED_KEYS.items():
+        variable = variable_name(parser, old)
+        if variable in environment and variable not in accepted:
+            raise ValueError(
+                f"{old} is now {new}: rename the environment variable {variable} to {variable_name(parser, new)}"
+            )
     words = []
-    for action in parser._actions:
-        value = environment.get(f"{parser.env_prefix}_{action.dest}".replace(".", "__").upper())
+    for variable, action in accepted.items():
+        value = environment.get(variable)
         if value is None or not action.option_strings or FILE_OPTION in action.option_strings:
             continue
         if isinstance(action, _StoreTrueAction):  # cannot be set to false on the command line
@@ -131,3 +143,7 @@ def words_of_environment(parser: "ArgumentParser", environment: Mapping[str, str
         else:
             words.append(f"--{action.dest}={value}")
     return words
+
+
+def variable_name(parser: "ArgumentParser", key: str) -> str:
+    return f"{parser.env_prefix}_{key}".replace(".", "__").upper()

@@ -13,9 +13,8 @@ from yolo_lightning.commands import SUBCOMMANDS, TOOLS
 from yolo_lightning.commands.command_line import PROGRAM
 from yolo_lightning.commands.option_errors import (
     VALUE_SYNONYMS,
-    nearest_key,
-    suggestion,
     unknown_command,
+    unknown_key,
     wrong_choice,
 )
 from yolo_lightning.commands.option_layers import FILE_OPTION, SHORT_FILE_OPTION
@@ -36,10 +35,10 @@ COMMON_OPTIONS = {
     "data.augmentation.close_mosaic_epochs": ("close_mosaic", "last epochs without mosaic"),
     "model.variant": ("model", "yolov8n to yolov8x, yolo11n, yolo26n, ..., or a .yaml"),
     "model.weights": ("model, pretrained", "file with initial weights, .pt or .ckpt"),
-    "model.optimizer": ("optimizer", "SGD, Adam, AdamW, ..."),
-    "model.lr0": ("lr0", "learning rate after the warm-up"),
+    "model.recipe.optimizer": ("optimizer", "SGD, Adam, AdamW, ..."),
+    "model.recipe.lr0": ("lr0", "learning rate after the warm-up"),
     "model.freeze": ("freeze", "layers that are not trained"),
-    "model.conv_backend": ("", "gemm needs no vendor convolution library"),
+    "model.convolution.backend": ("", "gemm needs no vendor convolution library"),
     "trainer.max_epochs": ("epochs", "epochs to train"),
     "trainer.accelerator": ("device", "auto, cpu or gpu"),
     "trainer.devices": ("device", "number of devices, or their indices"),
@@ -61,8 +60,8 @@ START_OPTIONS = {
 EVALUATION_OPTIONS = {
     "config": ("cfg", "configuration file; later options override it"),
     "ckpt_path": ("model", "checkpoint; default: the best of the newest run"),
-    "model.score_threshold": ("conf", "minimum score of a detection"),
-    "model.iou_threshold": ("iou", "IoU limit of non-maximum suppression"),
+    "model.detections.score_threshold": ("conf", "minimum score of a detection"),
+    "model.detections.iou_threshold": ("iou", "IoU limit of non-maximum suppression"),
 }
 WRITTEN = {"None": "null", "True": "true", "False": "false"}
 """Python's constants as they are written on the command line."""
@@ -119,8 +118,7 @@ def check_words(words: Sequence[str], options: Mapping[str, OptionSource]) -> No
         key = typed.removeprefix("--")
         given = value if equals else next((one for one in words[at + 1 : at + 2] if not one.startswith("--")), "")
         if not accepts(options, key):
-            meant = nearest_key(key, options.keys())
-            fail(f"unknown key {key}{suggestion(None if meant is None else f'--{meant} {translated(given)}'.strip())}")
+            fail(unknown_key(key, options.keys(), value=translated(given), hyphens="--"))
         check_value(key, given, options)
 
 
@@ -152,7 +150,7 @@ def check_tree(tree: Mapping[Any, Any], options: Mapping[str, OptionSource], fil
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if not accepts(options, key):
-            fail(f"unknown key {key} in {file}{suggestion(nearest_key(key, options.keys()))}")
+            fail(unknown_key(key, options.keys(), source=f" in {file}"))
         if isinstance(value, dict):
             if key in options and options[key].is_group:
                 check_tree(value, options, file, f"{key}.")

@@ -74,7 +74,7 @@ def recalibrate(
         inputs: `evaluation` letterboxes the frames as in validation; `training` augments them, without mosaic, as in
             the last epochs of a fit; `auto` uses `evaluation`, and `training` if that is not better on both halves.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
-        conv_backend: As `model.conv_backend`.
+        conv_backend: As `model.convolution.backend`.
         output: File to write, with the suffix .ckpt; null: `recalibrated.ckpt` beside the checkpoint.
         json: JSON file to write, with the scores.
     """
@@ -138,7 +138,7 @@ def apply(
         The recalibrated checkpoint, which is not written, so that no file exists before its scores; the scores.
     """
     known = read_settings(file)
-    usual, names = folded_network(file, device, conv_backend, one_to_one=known.one_to_one)
+    usual, names = folded_network(file, device, conv_backend, one_to_one=known.detections.one_to_one)
     data.image_size.check("data.image_size", stride=usual.stride)
     if not known.single_class and names != list(data.class_names):
         classes = list(data.class_names)
@@ -149,7 +149,7 @@ def apply(
     for kind in tried:
         content, graph = recalibrated(file, data, images, kind, device, conv_backend)
         before = before or judged(usual, data, known, len(names), device)
-        network = FoldedGraph(graph, one_to_one=known.one_to_one, with_loss=False)
+        network = FoldedGraph(graph, one_to_one=known.detections.one_to_one, with_loss=False)
         found = Comparison(before, judged(network, data, known, len(names), device))
         if found.is_better:
             break
@@ -169,7 +169,7 @@ def recalibrate_best(best: Path, data: DetectionDataModule, images: int, model: 
         One line about the outcome.
     """
     target = best.with_name(RECALIBRATED_CHECKPOINT)
-    checkpoint, found = apply(best, data, images, "auto", model.device, model.hparams["conv_backend"])
+    checkpoint, found = apply(best, data, images, "auto", model.device, model.convolution.backend)
     content = checkpoint[RECALIBRATED]
     scores = f"balanced {score_text(found.before[0].balanced)} -> {score_text(found.after[0].balanced)}"
     line = f"recalibrated with {content['images']:,} frames, inputs as in {content['inputs']}: {scores}, "
@@ -257,19 +257,17 @@ def judged(
             data,
             device,
             beating(advance),
-            score_threshold=known.score_threshold,
+            score_threshold=known.detections.score_threshold,
             limit=CANDIDATES,
             single_class=known.single_class,
             tta=False,
             stride=network.stride,
         )
     heartbeat.enter(Phase.METRICS)
-    options = {name: getattr(known, name) for name in ("score_threshold", "iou_threshold", "max_detections")}
-    options |= {"class_agnostic": known.class_agnostic, "one_to_one": known.one_to_one}
-    matched = [match(suppressed(part, classes, **options), part.targets, classes) for part in parts]
+    matched = [match(suppressed(part, classes, known.detections), part.targets, classes) for part in parts]
     half = in_first_half(parts, data.index("valid"))
     halves = [half, ~half] if half.any() and not half.all() else []
-    setting = Setting(known.score_threshold, known.iou_threshold)
+    setting = Setting(known.detections.score_threshold, known.detections.iou_threshold)
     return [score_setting(Matches.join(matched), setting, part) for part in (np.ones_like(half), *halves)]
 
 

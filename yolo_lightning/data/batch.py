@@ -100,7 +100,7 @@ class TrainingFacts:
     """Facts about the training data that the model needs; returned by `training_facts()` of a data module."""
 
     batch_size: int  # Images per batch and rank
-    seed: int = 0  # Seed of the run; the input sizes of `model.multi_scale` derive from it
+    seed: int = 0  # Seed of the run; the input sizes of `model.recipe.multi_scale` derive from it
     # Number of training boxes of each class, index 0 first; None if unknown
     class_counts: tuple[int, ...] | None = None
     image_size: ImageSize | None = None  # Size of the training images; None if unknown

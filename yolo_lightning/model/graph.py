@@ -115,8 +115,8 @@ def check_one_to_one(graph: Any, variant: str) -> None:
     """Raise a ValueError if the graph has no one-to-one branch."""
     if not has_one_to_one_branch(graph):
         raise ValueError(
-            f"model.one_to_one must be false for {variant}, got true: its head has no one-to-one branch; yolov10 and "
-            "yolo26 have one"
+            f"model.detections.one_to_one must be false for {variant}, got true: its head has no one-to-one branch; "
+            "yolov10 and yolo26 have one"
         )
 
 

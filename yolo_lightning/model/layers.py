@@ -6,6 +6,7 @@ applied in this order.
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,38 @@ Convolution = Literal["auto", "gemm", "native"]
 ConvAlgorithm = Literal["auto", "table", "autotune"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 
+
+@dataclass(frozen=True)
+class ConvolutionSettings:
+    """Implementation of the layers.
+
+    Attributes:
+        backend: Convolution implementation. `gemm` needs no vendor library; `native` is PyTorch's own. On a CPU,
+            `auto` is native in channels_last. On a GPU, `auto` is native if a test in a child process shows that it
+            works and is not slower, else gemm.
+        algorithm: Algorithm choice of `gemm`. `table` uses a fixed table; `auto` also uses, on a GPU, kernels that
+            are compiled and verified at first use; `autotune` measures the candidates of `auto` at first use.
+        memory_format: Memory format of weights and activations; `auto` selects the faster one for `backend`.
+        activation_checkpointing: Store fewer activations for the backward pass and recompute the others: less memory,
+            more time.
+        probe_timeout_s: Seconds without progress after which the test of `backend: auto` counts as hung, > 0.
+        autotune_budget_s: Time limit in seconds for the measurements of `autotune`, per process, >= 0.
+    """
+
+    backend: Convolution = "auto"
+    algorithm: ConvAlgorithm = "auto"
+    memory_format: MemoryFormat = "auto"
+    activation_checkpointing: bool = False
+    probe_timeout_s: float = 60.0
+    autotune_budget_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, kind in (("backend", Convolution), ("algorithm", ConvAlgorithm), ("memory_format", MemoryFormat)):
+            check_choices(f"model.convolution.{name}", [getattr(self, name)], kind)
+        check_range("model.convolution.probe_timeout_s", self.probe_timeout_s, "> 0")
+        check_range("model.convolution.autotune_budget_s", self.autotune_budget_s, ">= 0")
+
+
 BLOCK_PARTS = (nn.Conv2d, nn.BatchNorm2d, nn.Module)
 IMAGE_CHANNELS = 3
 
@@ -58,8 +91,6 @@ def arrange(
         memory_format: Memory format of weights and activations. `auto` is channels_last for `gemm`, whose algorithms
             are faster with it, and contiguous for `native`.
     """
-    check_choices("model.conv_backend", [convolution], Convolution)
-    check_choices("model.memory_format", [memory_format], MemoryFormat)
     restore(graph)
     if convolution == "gemm":
         swap_convs(graph, plan=plan)
@@ -181,70 +212,57 @@ def _keep_branches() -> None:
     """Replace Ultralytics' `fuse` of a head, which removes a branch."""
 
 
-def trial_settings(options: dict[str, Any], precision: str = "32-true") -> TrialSettings:
-    """Return the settings of a trial that computes layers as training does.
+def trial_settings(settings: ConvolutionSettings, precision: str = "32-true") -> TrialSettings:
+    """Return the settings of a trial that computes layers as training does; `precision` is that of the Trainer.
 
-    `options` are those arguments of `YOLOModule` that `arrange_trial` accepts, `precision` is that of the Trainer.
+    The trial may spend a quarter of its time limit on measurements of `autotune`, which later trials need not repeat.
     """
     autocast = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}.get(precision)
+    budget_s = min(settings.autotune_budget_s, settings.probe_timeout_s / 4)
+    options = asdict(replace(settings, autotune_budget_s=budget_s))
+    del options["backend"], options["probe_timeout_s"]  # on which the layers do not depend
     return TrialSettings(f"{__name__}:{arrange_trial.__name__}", options, autocast)
 
 
-def arrange_trial(
-    trial: nn.Module,
-    convolution: Literal["gemm", "native"],
-    *,
-    activation_checkpointing: bool = False,
-    memory_format: MemoryFormat = "auto",
-    conv_algorithm: ConvAlgorithm = "auto",
-    conv_algorithm_budget_s: float = 60.0,
-) -> None:
-    """Arrange `conv.trial.ProbedLayers` as `YOLOModule` arranges its graph; see there for the options."""
-    plan = make_plan(conv_algorithm, conv_algorithm_budget_s) if convolution == "gemm" else DEFAULT_PLAN
-    arrange(trial, convolution, activation_checkpointing, plan, memory_format)
+def arrange_trial(trial: nn.Module, convolution: Literal["gemm", "native"], **options: Any) -> None:
+    """Arrange `conv.trial.ProbedLayers` as `YOLOModule` arranges its graph; `options` are `ConvolutionSettings`."""
+    settings = ConvolutionSettings(**options)
+    plan = make_plan(settings) if convolution == "gemm" else DEFAULT_PLAN
+    arrange(trial, convolution, settings.activation_checkpointing, plan, settings.memory_format)
 
 
 def choose_convolution(
-    device: torch.device,
-    timeout_s: float,
-    settings: TrialSettings | None = None,
-    memory_format: MemoryFormat = "auto",
+    device: torch.device, settings: ConvolutionSettings, precision: str = "32-true"
 ) -> tuple[Literal["gemm", "native"], MemoryFormat]:
-    """Return the convolution implementation and the memory format that `auto` selects on a device, and log them.
+    """Return the convolution implementation and the memory format of `backend: auto` on a device, and log them.
 
     On a CPU these are PyTorch's convolutions in channels_last, without a test. On other devices, native convolutions
-    are tested.
-
-    Args:
-        device: The device of the layers.
-        timeout_s: Seconds without progress after which the test counts as hung.
-        settings: Describe the layers of the training, for the test; None for the defaults of `arrange_trial`.
-        memory_format: That of the user. A value other than `auto` is returned unchanged.
+    are tested on layers of `settings` in the `precision` of the Trainer. A memory format other than `auto` is kept.
     """
     if device.type == "cpu":
-        chosen_format: MemoryFormat = "channels_last" if memory_format == "auto" else memory_format
-        rank_zero_info(f"model.conv_backend auto: native, {chosen_format}, on a CPU")
-        return "native", chosen_format
+        memory_format: MemoryFormat = "channels_last" if settings.memory_format == "auto" else settings.memory_format
+        rank_zero_info(f"model.convolution.backend auto: native, {memory_format}, on a CPU")
+        return "native", memory_format
+    timeout_s = settings.probe_timeout_s
     rank_zero_info(
-        f"model.conv_backend auto: testing native convolutions on {device}, at most {timeout_s:g} s without progress"
+        f"model.convolution.backend auto: testing native convolutions on {device}, at most {timeout_s:g} s without "
+        "progress"
     )
     cache_file = cache_folder() / "convolution_probe.json"
-    result = probe_native(device, timeout_s, cache_file, settings=settings or trial_settings({}))
+    result = probe_native(device, timeout_s, cache_file, settings=trial_settings(settings, precision))
     convolution: Literal["gemm", "native"] = "native" if result.works else "gemm"
-    rank_zero_info(f"model.conv_backend auto: {convolution}; {result}")
-    return convolution, memory_format
+    rank_zero_info(f"model.convolution.backend auto: {convolution}; {result}")
+    return convolution, settings.memory_format
 
 
-def make_plan(algorithm: ConvAlgorithm, budget_s: float) -> Plan:
+def make_plan(settings: ConvolutionSettings) -> Plan:
     """Return the plan for all `gemm` convolutions of a graph; its results are stored in the user's cache folder.
 
     On a GPU, `auto` and `autotune` use the verified kernels of this package where they can be built. On a CPU, `auto`
-    is the table. `budget_s` is the time limit in seconds for the measurements of `autotune`, >= 0.
+    is the table.
     """
-    check_choices("model.conv_algorithm", [algorithm], ConvAlgorithm)
-    if algorithm in ("auto", "autotune"):
+    if settings.algorithm in ("auto", "autotune"):
         enable_gpu_kernels(cache_folder() / "kernels")
-    if algorithm != "autotune":
+    if settings.algorithm != "autotune":
         return DEFAULT_PLAN
-    check_range("model.conv_algorithm_budget_s", budget_s, ">= 0")
-    return AutotunedPlan(budget_s, cache_folder() / "convolution_plan.json")
+    return AutotunedPlan(settings.autotune_budget_s, cache_folder() / "convolution_plan.json")

@@ -1,5 +1,6 @@
 """Detection loss, computed by Ultralytics' criteria."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,27 @@ from ultralytics.utils.loss import E2ELoss, v8DetectionLoss
 
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.model.layers import has_one_to_one_branch
+from yolo_lightning.utils.choices import check_range
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """Weights of the parts of the loss.
+
+    Attributes:
+        box_gain: Gain of the box loss.
+        cls_gain: Gain of the class loss.
+        dfl_gain: Gain of the distribution focal loss.
+        class_weight_power: Weight the class loss by (1 / boxes of the class)^power, mean 1; 0 to 1, 0 disables it.
+    """
+
+    box_gain: float = 7.5
+    cls_gain: float = 0.5
+    dfl_gain: float = 1.5
+    class_weight_power: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("model.loss.class_weight_power", self.class_weight_power, ">= 0", "<= 1")
 
 
 class DetectionLoss:
@@ -23,11 +45,12 @@ class DetectionLoss:
     Ultralytics' criterion stores tensors on one device and is not a module; it is created at the first call and again
     after the graph has moved.
 
-    `box`, `cls` and `dfl` are the gains of the three losses; the attribute `args` of `graph` is set to them.
+    The attribute `args` of `graph` is set to the gains of the three losses.
     """
 
-    def __init__(self, graph: Any, box: float = 7.5, cls: float = 0.5, dfl: float = 1.5) -> None:
-        graph.args = SimpleNamespace(box=box, cls=cls, dfl=dfl, epochs=1)
+    def __init__(self, graph: Any, settings: LossSettings | None = None) -> None:
+        gains = settings or LossSettings()
+        graph.args = SimpleNamespace(box=gains.box_gain, cls=gains.cls_gain, dfl=gains.dfl_gain, epochs=1)
         self.class_weights: Tensor | None = None  # `(classes,)`, factor of the class loss per class; None is 1
         # Sum of the scores that the last call assigned to anchors; the loss is divided by it, or by 1 if it is smaller.
         # 0-d, or `(2,)` for a head with two branches, one-to-many first.

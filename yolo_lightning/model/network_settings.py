@@ -16,7 +16,9 @@ from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.image_size import STRIDE, ImageSize
 from yolo_lightning.data.index.neighbours import check_neighbours
 from yolo_lightning.data.transforms.pixel_range import PixelRange
+from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, DetectionSettings
 from yolo_lightning.model.graph import ultralytics_description
+from yolo_lightning.utils.old_layout import current_hyperparameters
 
 LETTERBOX = "centred in a square, padded with 114"
 RECTANGULAR_LETTERBOX = "centred in a rectangle, padded with 114"
@@ -24,14 +26,10 @@ NORMALISATION = "uint8 / 255"
 USUAL_IMAGE_SIZE = ImageSize(640, 640)
 """Pixels; used for weights that do not record their image size."""
 
-SCORING_THRESHOLD = 0.001
-"""Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
 SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
 OF_DATA = ("image_size", "channels", "neighbours")
 PIXEL_RANGE = "pixel_range"
-OF_MODEL = ("single_class", "score_threshold", "iou_threshold", "max_detections", "class_agnostic", "one_to_one")
-OF_GRAPH = ("variant", "class_width")
-"""Hyperparameters in a checkpoint that must be equal for the weights to fit."""
+OF_MODEL = ("variant", "class_width", "single_class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +40,7 @@ class NetworkSettings:
     channels: int | None = None  # 1 for gray frames, 3 for RGB; None if unknown
     class_names: tuple[str, ...] = ()  # index 0 first; empty if unknown
     single_class: bool = False  # whether all classes of the data count as one
-    score_threshold: float = SCORING_THRESHOLD  # detections with a score above this are kept, 0 to 1
-    iou_threshold: float = 0.7  # IoU above which the box with the lower score is suppressed, 0 to 1
-    max_detections: int = 300  # kept per frame
-    class_agnostic: bool = False  # whether boxes of different classes suppress each other
-    one_to_one: bool = False  # whether the boxes are those of the one-to-one branch, without suppression
+    detections: DetectionSettings = field(default_factory=DetectionSettings)
     letterbox: str = LETTERBOX  # how a frame is placed in the input
     normalisation: str = NORMALISATION  # how pixels are converted to the input
     # Offsets of the gray frames of a clip that are the channels of the input; empty if a frame is the input
@@ -68,6 +62,7 @@ class NetworkSettings:
             known["image_size"] = ImageSize.of("image_size of the weights", known["image_size"])
         names = tuple(map(str, known.get("class_names", ())))
         known |= {"class_names": names, "neighbours": check_neighbours(known.get("neighbours"))}
+        known["detections"] = DetectionSettings.of_weights(known.get("detections", {}))
         return cls(**known | {PIXEL_RANGE: PixelRange.of(recorded.get(PIXEL_RANGE))})
 
     @property
@@ -78,29 +73,51 @@ class NetworkSettings:
     def plain(self) -> dict[str, Any]:
         size = None if self.image_size is None else self.image_size.plain()
         lists = {"class_names": list(self.class_names), "neighbours": list(self.neighbours)}
-        return asdict(self) | {"image_size": size, **lists}
+        return asdict(self) | {"image_size": size, "detections": self.detections.recorded(), **lists}
 
-    def for_pictures(self, *, image_size: int | Sequence[int] | None = None, **given: Any) -> Self:
+    def for_pictures(
+        self,
+        *,
+        image_size: int | Sequence[int] | None = None,
+        pixel_range: PixelRange | None = None,
+        **detections: Any,
+    ) -> Self:
         """Return the settings for drawn detections: given values replace recorded ones, and differences are logged.
 
         A recorded score threshold for evaluation would draw hundreds of weak boxes and is replaced by
         `SHOWN_THRESHOLD`. An unknown image size becomes `USUAL_IMAGE_SIZE`. None keeps the recorded value.
+
+        Args:
+            image_size: Size of the input.
+            pixel_range: Mapping of 16-bit images.
+            detections: Fields of `DetectionSettings`.
+
+        Raises:
+            ValueError: If a value is out of range.
         """
-        wanted = {name: value for name, value in given.items() if value is not None}
-        if image_size is not None:
-            wanted["image_size"] = ImageSize.of("image_size", image_size)
-        recorded = {name: getattr(self, name) for name in wanted}
-        if self.score_threshold <= SCORING_THRESHOLD:
+        wanted = {name: value for name, value in detections.items() if value is not None}
+        recorded = self.detections.recorded() | {"image_size": self.image_size, PIXEL_RANGE: self.pixel_range}
+        if self.detections.score_threshold <= SCORING_THRESHOLD:
             wanted.setdefault("score_threshold", SHOWN_THRESHOLD)
-            recorded.pop("score_threshold", None)
-        report_changes(recorded, wanted)
-        if self.pixel_range.mode is not None and PIXEL_RANGE not in wanted:
+            del recorded["score_threshold"]
+        try:
+            chosen = replace(self.detections, **wanted)
+        except ValueError as error:  # the option of a command or of `Detector` has no prefix
+            raise ValueError(str(error).removeprefix("model.detections.")) from error
+        size = self.image_size if image_size is None else ImageSize.of("image_size", image_size)
+        report_changes(recorded, wanted | {"image_size": size, PIXEL_RANGE: pixel_range})
+        if self.pixel_range.mode is not None and pixel_range is None:
             rank_zero_info(f"taken from the checkpoint: pixel_range {self.pixel_range} for 16-bit images")
-        size: ImageSize | None = wanted.pop("image_size", self.image_size)
         if size is None:
             rank_zero_info(f"the weights do not record their image size: {USUAL_IMAGE_SIZE} is used")
             size = USUAL_IMAGE_SIZE
-        return replace(self, **wanted, image_size=size, letterbox=letterbox_in(size))
+        return replace(
+            self,
+            detections=chosen,
+            pixel_range=pixel_range or self.pixel_range,
+            image_size=size,
+            letterbox=letterbox_in(size),
+        )
 
 
 def report_changes(recorded: Mapping[str, Any], used: Mapping[str, Any], source: str = "the checkpoint") -> None:
@@ -143,7 +160,7 @@ def read_record(file: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     """
     if file.suffix == ".ckpt":
         return checkpoint_record(load_checkpoint(file, "meta"))
-    record = ultralytics_description(file, allow_pickle=allow_pickle)
+    record = current_hyperparameters(ultralytics_description(file, allow_pickle=allow_pickle))
     size = record.pop("image_size")
     try:
         sides = ImageSize.of("imgsz", size)
@@ -165,12 +182,15 @@ def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]
 
     `is_gray` is whether all frames of the dataset are gray, which a network for RGB also accepts.
     """
-    names = {f"data.{name}": name for name in OF_DATA} | {f"model.{name}": name for name in (*OF_GRAPH, *OF_MODEL)}
+    names = {f"data.{name}": name for name in OF_DATA} | {f"model.{name}": name for name in OF_MODEL}
     if is_gray:
         del names["data.channels"]
     recorded = asdict(PixelRange.of(record.get(PIXEL_RANGE)))
-    ranges = {f"data.{PIXEL_RANGE}.{name}": value for name, value in recorded.items() if value is not None}
-    return {option: record[name] for option, name in names.items() if record.get(name) is not None} | ranges
+    bound = {option: record[name] for option, name in names.items() if record.get(name) is not None}
+    bound |= {f"data.{PIXEL_RANGE}.{name}": value for name, value in recorded.items() if value is not None}
+    detections = record.get("detections", {})
+    known = [name for name in DetectionSettings().recorded() if detections.get(name) is not None]
+    return bound | {f"model.detections.{name}": detections[name] for name in known}
 
 
 def report_precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from ultralytics.utils.nms import non_max_suppression
 
 from yolo_lightning.data.batch import Batch, Prediction
 from yolo_lightning.data.boxes import clip_to_frame, input_to_frame
+from yolo_lightning.model.detection_settings import DetectionSettings
 
 NO_TIME_LIMIT_S = 1e9
 """Ultralytics returns no boxes for the images left when a time limit is reached, which would falsify the scores."""
@@ -19,12 +20,7 @@ CHOSEN_COLUMNS = 6
 def predictions(
     raw: Any,
     batch: Batch,
-    *,
-    score_threshold: float,
-    iou_threshold: float,
-    max_detections: int,
-    class_agnostic: bool = False,
-    one_to_one: bool = False,
+    settings: DetectionSettings,
 ) -> list[Prediction]:
     """Return the predictions of each readable frame of a batch, in its order.
 
@@ -32,22 +28,22 @@ def predictions(
 
     The first element of `raw`, the output of the graph in evaluation mode, is `(B, 4 + classes, anchors)`: xywh in
     pixels of the letterboxed input and class scores from 0 to 1. With `one_to_one` these are boxes of a one-to-one
-    branch, of which the best are chosen without suppression. `NetworkSettings` describes the other values.
+    branch, of which the best are chosen without suppression. The setting `tta` is not used here.
     """
     decoded: Tensor = raw[0].detach().float().cpu()
-    if one_to_one:
-        decoded = best_boxes(decoded, max_detections, class_agnostic=class_agnostic)
+    if settings.one_to_one:
+        decoded = best_boxes(decoded, settings.max_detections, class_agnostic=settings.class_agnostic)
     elif decoded.shape[-1] == CHOSEN_COLUMNS:
         decoded = torch.nn.functional.pad(decoded, (0, 1))
     kept = non_max_suppression(
         decoded,
-        conf_thres=score_threshold,
-        iou_thres=iou_threshold,
+        conf_thres=settings.score_threshold,
+        iou_thres=settings.iou_threshold,
         multi_label=True,
-        agnostic=class_agnostic,
-        max_det=max_detections,
+        agnostic=settings.class_agnostic,
+        max_det=settings.max_detections,
         max_time_img=NO_TIME_LIMIT_S,
-        end2end=one_to_one,
+        end2end=settings.one_to_one,
     )
     result = []
     for position in batch.readable_positions():

@@ -1,8 +1,8 @@
 """Test-time augmentation: the detections of six scaled and mirrored views of each image."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,18 +13,10 @@ from yolo_lightning.data.batch import Batch, Prediction
 from yolo_lightning.data.box_fusion import FUSION_IOU, fuse_group
 from yolo_lightning.data.boxes import clip_to_frame
 from yolo_lightning.data.image_size import STRIDE
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.postprocess import predictions
 
-TTA = bool | Literal["fusion"]
-"""False: none. True: one suppression of the candidates of all views. fusion: weighted boxes fusion of the views."""
-
 PADDING_LEVEL = 114 / 255  # gray level of the letterbox padding
-
-
-def check_tta(name: str, value: Any) -> None:
-    """Raise a ValueError unless a value is one of `TTA`."""
-    if value not in (False, True, "fusion"):
-        raise ValueError(f"{name} must be false, true or fusion, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +36,29 @@ def tta_predictions(
     images: Tensor,
     original: Tensor,
     batch: Batch,
-    tta: TTA,
-    *,
+    settings: DetectionSettings,
     stride: int = STRIDE,
-    one_to_one: bool = False,
-    **options: Any,
 ) -> list[Prediction]:
     """Return the predictions of each readable frame of a batch from all views.
+
+    The candidates of all views together need a suppression, also those of a one-to-one branch: every view detects the
+    same objects.
 
     Args:
         network: See `tta_candidates`; also `images`, `original` and `stride`.
         images: The images of the batch.
         original: Candidates of the unchanged images.
         batch: The batch.
-        tta: True or `fusion`.
+        settings: Settings of the detections, whose `tta` is true or `fusion`.
         stride: See `graph_stride`.
-        one_to_one: Whether the candidates need no suppression, see `predictions`. The candidates of all views together
-            do: every view detects the same objects.
-        options: Further options of `predictions`.
     """
-    if tta is True:
-        return predictions((tta_candidates(network, images, original, stride),), batch, **options)
+    if settings.tta is True:
+        together = tta_candidates(network, images, original, stride)
+        return predictions((together,), batch, replace(settings, one_to_one=False))
     views = [original, *(view_candidates(network, images, view, stride) for view in VIEWS[1:])]
-    found = [predictions((view,), batch, one_to_one=one_to_one, **options) for view in views]
+    found = [predictions((view,), batch, settings) for view in views]
     shapes = [batch.frame_shapes[position] for position in batch.readable_positions()]
-    limit = options["max_detections"]
+    limit = settings.max_detections
     return [fused(own, shape, limit) for own, shape in zip(zip(*found, strict=True), shapes, strict=True)]
 
 

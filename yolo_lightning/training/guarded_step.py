@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from yolo_lightning.data.batch import Batch, in_parts
 from yolo_lightning.utils.accelerator import free_cached_memory, is_out_of_memory
-from yolo_lightning.utils.choices import check_range
 
 Compute = Callable[[Batch], tuple[Tensor, dict[str, Tensor], Tensor]]
 """Forward pass and loss of a batch: the total summed over its images, its named parts per image, and the sum of target
@@ -51,7 +50,6 @@ class GuardedStep:
     """
 
     def __init__(self, compute: Compute, backward: Callable[[Tensor], None], max_oom_splits: int = 1) -> None:
-        check_range("model.max_oom_splits", max_oom_splits, ">= 0")
         self.compute, self.backward, self.max_oom_splits = compute, backward, max_oom_splits
         self.images_at_once: int | None = None  # largest number of images per pass; None for the whole batch
         self.halvings = 0  # of `images_at_once`

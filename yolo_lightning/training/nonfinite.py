@@ -28,26 +28,42 @@ class Tally:
     rollbacks: int = 0  # to a checkpoint
 
 
-class NonFiniteGuard:
-    """Counts non-finite losses and gradients, logs the images, and stops a training that does not recover.
+@dataclass(frozen=True)
+class GuardSettings:
+    """Reactions to non-finite values and to a lack of memory.
 
-    Args:
-        max_consecutive: Consecutive non-finite losses, or gradients, at which a checkpoint is restored, >= 1.
-        max_rollbacks: Rollbacks after which the next one is an error instead, >= 0.
-        lr_factor: Factor of the learning rates per rollback, > 0 and <= 1.
+    Attributes:
+        max_consecutive_nonfinite: Restore the newest finite checkpoint after this many consecutive non-finite losses or
+            gradients, >= 1.
+        max_rollbacks: Number of restored checkpoints after which the next rollback ends the training, >= 0.
+        rollback_lr_factor: Factor of all learning rates after each rollback, > 0 and <= 1.
+        max_oom_splits: Number of times that an out-of-memory error halves the number of images computed at once, >= 0;
+            the gradients of the parts are summed. 0 makes the error fatal. Not supported with several ranks.
     """
 
-    def __init__(self, max_consecutive: int = 5, max_rollbacks: int = 3, lr_factor: float = 0.5) -> None:
-        check_range("model.max_consecutive_nonfinite", max_consecutive, ">= 1")
-        check_range("model.max_rollbacks", max_rollbacks, ">= 0")
-        check_range("model.rollback_lr_factor", lr_factor, "> 0", "<= 1")
-        self.max_consecutive, self.max_rollbacks, self.lr_factor = max_consecutive, max_rollbacks, lr_factor
+    max_consecutive_nonfinite: int = 5
+    max_rollbacks: int = 3
+    rollback_lr_factor: float = 0.5
+    max_oom_splits: int = 1
+
+    def __post_init__(self) -> None:
+        check_range("model.guard.max_consecutive_nonfinite", self.max_consecutive_nonfinite, ">= 1")
+        check_range("model.guard.max_rollbacks", self.max_rollbacks, ">= 0")
+        check_range("model.guard.rollback_lr_factor", self.rollback_lr_factor, "> 0", "<= 1")
+        check_range("model.guard.max_oom_splits", self.max_oom_splits, ">= 0")
+
+
+class NonFiniteGuard:
+    """Counts non-finite losses and gradients, logs the images, and stops a training that does not recover."""
+
+    def __init__(self, settings: GuardSettings) -> None:
+        self.settings = settings
         self.tally = Tally()
         self._images: list[str] = []
 
     @property
     def learning_rate_factor(self) -> float:
-        return self.lr_factor**self.tally.rollbacks
+        return self.settings.rollback_lr_factor**self.tally.rollbacks
 
     def state_dict(self) -> dict[str, int]:
         return asdict(self.tally)
@@ -77,11 +93,11 @@ class NonFiniteGuard:
     def _skip(self, problem: str, image_ids: Sequence[str], consecutive: int) -> bool:
         tally, message = self.tally, f"{problem}; images {', '.join(image_ids[:NAMED_IMAGES])}"
         tally.skipped += 1
-        is_too_many = consecutive >= self.max_consecutive
-        if is_too_many and tally.rollbacks >= self.max_rollbacks:
+        is_too_many = consecutive >= self.settings.max_consecutive_nonfinite
+        if is_too_many and tally.rollbacks >= self.settings.max_rollbacks:
             raise ValueError(
-                f"{message}: {self.max_consecutive} consecutive non-finite values after {tally.rollbacks} rollbacks "
-                "(model.max_rollbacks); lower model.lr0 or check these images"
+                f"{message}: {consecutive} consecutive non-finite values after {tally.rollbacks} rollbacks "
+                "(model.guard.max_rollbacks); lower model.recipe.lr0 or check these images"
             )
         rank_zero_warn(f"{message}: skipped, {tally.skipped} since training began")
         if is_too_many:

@@ -4,19 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
-from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 from torch.optim import Optimizer
 
 from yolo_lightning.training.musgd import MuSGD
-from yolo_lightning.training.recipe import Group, OptimizerSettings, Recipe
-
-OptimizerName = Literal["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "MuSGD"]
-OptimizerChoice = Literal["auto"] | OptimizerName | OptimizerCallable
-"""A name, with Ultralytics' arguments, or a function of parameter groups, which jsonargparse makes of a class path."""
+from yolo_lightning.training.recipe import OPTIMIZERS, Group, OptimizerName, OptimizerSettings, Recipe
 
 AUTO_MOMENTUM = 0.9  # with which `auto` builds an optimizer; a warm-up ends at the momentum of the recipe nevertheless
 LONG_TRAINING = 10_000  # updates; a longer training has MuSGD under `auto`, a shorter one AdamW
@@ -81,13 +76,11 @@ def muon_groups(graph: Any, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def automatic(
-    recipe: Recipe, *, classes: int, updates: float, epochs: int, saved: str | None = None
-) -> tuple[OptimizerName, Recipe]:
-    """Return the optimizer and the recipe of `auto`, as in Ultralytics.
+def automatic(recipe: Recipe, *, classes: int, updates: float, epochs: int, saved: str | None = None) -> Recipe:
+    """Return the recipe with the optimizer that `auto` selects, as in Ultralytics.
 
     Args:
-        recipe: The configured recipe, whose `lr0` and `warmup_bias_lr` are replaced.
+        recipe: The configured recipe, whose `optimizer`, `lr0` and `warmup_bias_lr` are replaced.
         classes: Number of classes.
         updates: Updates of the whole training, at the nominal batch or the batch size, whichever is larger.
         epochs: Epochs of the whole training.
@@ -95,50 +88,45 @@ def automatic(
     """
     name: OptimizerName = "MuSGD" if saved == "MuSGD" or (saved is None and updates > LONG_TRAINING) else "AdamW"
     warms_up = min(recipe.warmup_epochs, epochs - 1) > 0
-    return name, replace(
+    return replace(
         recipe,
+        optimizer=name,
         lr0=0.01 if name == "MuSGD" else round(0.002 * 5 / (4 + classes), 6),
         momentum=recipe.momentum if warms_up and name == "MuSGD" else AUTO_MOMENTUM,
         warmup_bias_lr=0.0,
     )
 
 
-def optimizer_maker(choice: OptimizerChoice, recipe: Recipe) -> Callable[..., Optimizer]:
-    """Return a function `make(groups, *, scaled)` that builds the optimizer over groups of `parameter_groups`.
+def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]], *, scaled: bool = False) -> Optimizer:
+    """Return the optimizer over groups of `parameter_groups`.
 
-    `scaled` is whether a gradient scaler is used (precision 16-mixed). The result is a plain function, so that a deep
-    copy of the module that stores it, such as the one of EMA, does not copy the parser behind a class path.
+    `scaled` is whether a gradient scaler is used (precision 16-mixed).
     """
+    choice = recipe.optimizer
     build, from_recipe = (choice, FROM_RECIPE) if callable(choice) else (_named(choice, recipe), {})
-
-    def make(groups: list[dict[str, Any]], *, scaled: bool) -> Optimizer:
-        try:
-            optimizer = build(groups)
-        except ValueError as error:
-            names = ", ".join((*get_args(OptimizerName), "auto"))
+    try:
+        optimizer = build(groups)
+    except ValueError as error:
+        raise ValueError(
+            f"model.recipe.optimizer must accept the parameters of the network, as {', '.join(OPTIMIZERS)} do: {error}"
+        ) from error
+    name = type(optimizer).__name__
+    for argument, option in from_recipe.items():
+        parameter = signature(type(optimizer)).parameters.get(argument)
+        given = optimizer.defaults.get(argument)
+        if parameter is not None and parameter.default is not Parameter.empty and given != parameter.default:
             raise ValueError(
-                f"model.optimizer must accept the parameters of the network, as {names} do: {error}"
-            ) from error
-        name = type(optimizer).__name__
-        for argument, option in from_recipe.items():
-            parameter = signature(type(optimizer)).parameters.get(argument)
-            given = optimizer.defaults.get(argument)
-            if parameter is not None and parameter.default is not Parameter.empty and given != parameter.default:
-                raise ValueError(f"model.optimizer: {name} got {argument} {given}; set model.{option} instead")
-        if scaled and recipe.clip_norm and getattr(optimizer, "_step_supports_amp_scaling", False):
-            raise ValueError(
-                f"model.optimizer: {name} with fused true unscales gradients after they have been clipped; with "
-                "trainer.precision 16-mixed set fused to false, or model.clip_norm to 0"
+                f"model.recipe.optimizer: {name} got {argument} {given}; set model.recipe.{option} instead"
             )
-        return optimizer
+    if scaled and recipe.clip_norm and getattr(optimizer, "_step_supports_amp_scaling", False):
+        raise ValueError(
+            f"model.recipe.optimizer: {name} with fused true unscales gradients after they have been clipped; with "
+            "trainer.precision 16-mixed set fused to false, or model.recipe.clip_norm to 0"
+        )
+    return optimizer
 
-    return make
 
-
-def _named(name: str, recipe: Recipe) -> OptimizerCallable:
-    if name not in get_args(OptimizerName):
-        names = ", ".join((*get_args(OptimizerName), "auto"))
-        raise ValueError(f"model.optimizer must be one of {names}, or the path of an optimizer class, got {name!r}")
+def _named(name: str, recipe: Recipe) -> Callable[[list[dict[str, Any]]], Optimizer]:
     arguments: dict[str, Any] = {"betas": (recipe.momentum, SECOND_BETA)}
     if name in ("SGD", "MuSGD", "RMSprop"):
         arguments = {"momentum": recipe.momentum}
@@ -165,6 +153,6 @@ def check_same_optimizer(saved: str | None, optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     if saved not in (None, name):
         raise ValueError(
-            f"model.optimizer must be {saved}, as in the checkpoint, got {name}; to train with another optimizer start "
-            "a new run from the weights with --model.weights"
+            f"model.recipe.optimizer must be {saved}, as in the checkpoint, got {name}; to train with another "
+            "optimizer start a new run from the weights with --model.weights"
         )

@@ -7,11 +7,17 @@ not averaged, into one update, until the nominal batch size is reached.
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Self
+from typing import Literal, Self, get_args
 
 import numpy as np
+from lightning.pytorch.cli import OptimizerCallable
 
 from yolo_lightning.utils.choices import check_range
+
+OptimizerName = Literal["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "MuSGD"]
+OptimizerChoice = Literal["auto"] | OptimizerName | OptimizerCallable
+"""A name, with Ultralytics' arguments, or a function of parameter groups, which jsonargparse makes of a class path."""
+OPTIMIZERS = (*get_args(OptimizerName), "auto")
 
 
 class Group(StrEnum):
@@ -28,8 +34,28 @@ CLASS_HEAD_FACTOR = 3.0
 
 @dataclass(frozen=True)
 class Recipe:
-    """Hyperparameters of the recipe, documented at `YOLOModule`; the defaults are YOLOv8's."""
+    """Optimization; the defaults are YOLOv8's.
 
+    Attributes:
+        optimizer: SGD (Nesterov), Adam, AdamW, Adamax, NAdam, RAdam, RMSprop or MuSGD, with Ultralytics' arguments; or
+            the path of an optimizer class with its arguments. Learning rate, decay and momentum are set by
+            `model.recipe`. `auto` selects as Ultralytics: MuSGD for more than 10,000 optimizer steps, else AdamW, and
+            their `lr0`.
+        lr0: Learning rate after warm-up, > 0.
+        lrf: Final learning rate as a fraction of `lr0`, 0 to 1.
+        momentum: Momentum after warm-up, 0 to 1; for Adam's family the first beta, without warm-up.
+        weight_decay: L2 decay of convolution weights at the nominal batch, >= 0.
+        warmup_epochs: Length of the warm-up, epochs, >= 0.
+        warmup_momentum: Momentum at the start of the warm-up, 0 to 1.
+        warmup_bias_lr: Learning rate of biases at the start of the warm-up, >= 0.
+        cosine: Decay the learning rate along a half cosine instead of a line.
+        nominal_batch: Number of images whose gradients are summed into one optimizer step, >= 1.
+        clip_norm: Largest L2 norm of the summed gradients, >= 0; 0 disables clipping.
+        multi_scale: Multi-scale training, >= 0 and < 1. In every step, the longer side of the input is drawn between
+            `(1 - multi_scale)` and `(1 + multi_scale)` times the image size and rounded to the stride. 0 disables it.
+    """
+
+    optimizer: OptimizerChoice = "SGD"
     lr0: float = 0.01
     lrf: float = 0.01
     momentum: float = 0.937
@@ -40,14 +66,26 @@ class Recipe:
     cosine: bool = False
     nominal_batch: int = 64
     clip_norm: float = 10.0
+    multi_scale: float = 0.0
 
     def __post_init__(self) -> None:
-        check_range("model.lr0", self.lr0, "> 0")
+        if not callable(self.optimizer) and self.optimizer not in OPTIMIZERS:
+            names = ", ".join(OPTIMIZERS)
+            raise ValueError(
+                f"model.recipe.optimizer must be one of {names}, or the path of an optimizer class, "
+                f"got {self.optimizer!r}"
+            )
+        check_range("model.recipe.lr0", self.lr0, "> 0")
         for name in ("lrf", "momentum", "warmup_momentum"):
-            check_range(f"model.{name}", getattr(self, name), ">= 0", "<= 1")
+            check_range(f"model.recipe.{name}", getattr(self, name), ">= 0", "<= 1")
         for name in ("weight_decay", "warmup_epochs", "warmup_bias_lr", "clip_norm"):
-            check_range(f"model.{name}", getattr(self, name), ">= 0")
-        check_range("model.nominal_batch", self.nominal_batch, ">= 1")
+            check_range(f"model.recipe.{name}", getattr(self, name), ">= 0")
+        check_range("model.recipe.nominal_batch", self.nominal_batch, ">= 1")
+        check_range("model.recipe.multi_scale", self.multi_scale, ">= 0", "< 1")
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return the recipe itself, so that copies of the module do not copy the parser behind a class path."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)

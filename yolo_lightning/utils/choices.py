@@ -1,10 +1,12 @@
 """Checks of option values, and the choice of a device."""
 
 import operator
-from collections.abc import Iterable
-from typing import Any, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_args
 
 import torch
+
+Group = TypeVar("Group")
 
 COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
@@ -14,6 +16,11 @@ def check_choices(name: str, values: Iterable[str], choices: Any) -> None:
     for value in values:
         if value not in get_args(choices):
             raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def group_of(kind: type[Group], value: Group | Mapping[str, Any]) -> Group:
+    """Return a group of settings, which a checkpoint stores as a dictionary."""
+    return value if isinstance(value, kind) else kind(**value)  # type: ignore[arg-type]
 
 
 def check_range(name: str, value: float, *limits: str) -> None:

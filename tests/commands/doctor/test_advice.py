@@ -41,12 +41,12 @@ def with_facts(found: list[ProbeOutcome], **facts: object) -> list[ProbeOutcome]
     ],
 )
 def test_convolution(outcome: Outcome, own: Outcome, value: str) -> None:
-    assert options(AMD, results(convolution=outcome, own_convolution=own))["model.conv_backend"] == value
+    assert options(AMD, results(convolution=outcome, own_convolution=own))["model.convolution.backend"] == value
     assert value in get_args(Convolution)
 
 
 def test_convolution_on_a_cpu() -> None:
-    assert options(PLAIN, results("cpu"))["model.conv_backend"] == "auto"
+    assert options(PLAIN, results("cpu"))["model.convolution.backend"] == "auto"
 
 
 def test_precision_depends_on_the_card_and_the_probes() -> None:

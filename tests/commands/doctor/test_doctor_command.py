@@ -100,4 +100,4 @@ def test_json_contains_all_parts(
     assert content["machine"]["gpus"][0]["architecture"] == "gfx1010"
     assert {"torch build", "vendor convolution"} <= {one["check"] for one in content["findings"]}
     assert content["probes"][-1]["outcome"] == "hangs"
-    assert content["recommended"]["options"][1]["key"] == "model.conv_backend"
+    assert content["recommended"]["options"][1]["key"] == "model.convolution.backend"

@@ -12,5 +12,5 @@ IMAGE_SIZE = 64
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a network with random weights whose boxes and scores differ from place to place."""
     return lively_checkpoint(
-        tmp_path_factory.mktemp("trained"), class_names=CLASSES, conv_backend="gemm", activation_checkpointing=True
+        tmp_path_factory.mktemp("trained"), class_names=CLASSES, backend="gemm", activation_checkpointing=True
     )

@@ -98,7 +98,7 @@ def test_torchscript_equals_the_network(trained: Path, tmp_path: Path, channels:
         ({"nms": True, "format": "onnx", "class_agnostic": True}, "class_agnostic must be false with nms, got true"),
         ({"channels": 1}, "channels must be 3 for format pt, got 1"),
         ({"image_size": 100}, "image_size must be a multiple of 32 and >= 32, got 100"),
-        ({"score_threshold": 2.0}, "score_threshold must be between 0 and 1, got 2.0"),
+        ({"score_threshold": 2.0}, "score_threshold must be >= 0 and <= 1, got 2.0"),
         ({"max_detections": 0}, "max_detections must be >= 1, got 0"),
     ],
 )

@@ -21,6 +21,7 @@ from yolo_lightning.commands.export.export_network import (
     sample_images,
 )
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.module import YOLOModule
 
@@ -36,7 +37,7 @@ SIZE = 64
 
 @pytest.fixture
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return lively_checkpoint(tmp_path, variant=request.param, class_names=CLASS_NAMES, conv_backend="gemm")
+    return lively_checkpoint(tmp_path, variant=request.param, class_names=CLASS_NAMES, backend="gemm")
 
 
 def decoded(checkpoint: Path, images: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ def test_one_to_one_file_chooses_boxes_as_ultralytics(checkpoint: Path) -> None:
     assert about["end2end"] == "True"
     graph = plain_network(checkpoint)
     graph.end2end, graph.model[-1].max_det = True, 20
-    settings = NetworkSettings(one_to_one=True, max_detections=20)
+    settings = NetworkSettings(detections=DetectionSettings(one_to_one=True, max_detections=20))
     network = InferenceNetwork(plain_network(checkpoint), 3, settings)
     for images in (sample_images(3, 3, SIZE), torch.rand(1, 3, 32, 32)):  # 32 pixels: 21 anchors
         with torch.no_grad():
@@ -98,7 +99,9 @@ def test_one_to_one_file_chooses_boxes_as_ultralytics(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("checkpoint", ["yolo26n"], indirect=True)
 def test_file_with_other_boxes_is_noticed(checkpoint: Path) -> None:
-    network = InferenceNetwork(plain_network(checkpoint), 3, NetworkSettings(one_to_one=True, max_detections=20))
+    network = InferenceNetwork(
+        plain_network(checkpoint), 3, NetworkSettings(detections=DetectionSettings(one_to_one=True, max_detections=20))
+    )
     with torch.no_grad():
         expected = network(sample_images(2, 3, SIZE))
     for column, change in ((0, 1.0), (4, 0.01), (5, 1.0)):

@@ -12,8 +12,9 @@ from tests.helpers.networks import lively_checkpoint
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.commands.export.command import export
 from yolo_lightning.commands.export.export_network import InferenceNetwork, plain_network, sample_images
-from yolo_lightning.commands.export.onnx_file import Suppression, compare, suppress, suppression_model
+from yolo_lightning.commands.export.onnx_file import compare, suppress, suppression_model
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import input_record, read_settings
 
 pytestmark = pytest.mark.whole_run
@@ -68,7 +69,7 @@ def test_suppression_inside_keeps_what_pytorch_keeps(trained: Path, tmp_path: Pa
     images = sample_images(5, 1, IMAGE_SIZE)
     with torch.no_grad():
         decoded = plain_network(trained)(images.expand(-1, 3, -1, -1))[0]
-    expected = suppress(decoded, Suppression(0.3, 0.4, 7))
+    expected = suppress(decoded, DetectionSettings(0.3, 0.4, 7))
     assert expected.any(), "the case shows nothing"
     assert torch.allclose(run(path, images), expected, atol=1e-3)
 
@@ -80,7 +81,7 @@ def test_onnx_and_pytorch_suppress_alike(score_threshold: float, kept: int) -> N
     decoded = torch.rand(3, 7, 40, generator=generator)
     decoded[:, :4] *= 20
     decoded[1, 4:] = 0  # an image without anything
-    settings = Suppression(score_threshold, 0.3, kept)
+    settings = DetectionSettings(score_threshold, 0.3, kept)
     session = onnxruntime.InferenceSession(suppression_model(3, settings).SerializeToString())
     (found,) = session.run(None, {"decoded": decoded.numpy()})
     assert found.shape == (3, kept, 6)
@@ -93,7 +94,7 @@ def test_suppression_agrees_with_evaluation(trained: Path) -> None:
     with torch.no_grad():
         decoded = plain_network(trained)(sample_images(2, 3, IMAGE_SIZE))[0]
     expected = non_max_suppression(decoded.clone(), conf_thres=0.3, iou_thres=0.5, multi_label=True, max_det=20)
-    for rows, reference in zip(suppress(decoded, Suppression(0.3, 0.5, 20)), expected, strict=True):
+    for rows, reference in zip(suppress(decoded, DetectionSettings(0.3, 0.5, 20)), expected, strict=True):
         assert len(reference) > 5, "the case shows nothing"
         assert torch.allclose(rows[: len(reference)], reference, atol=1e-4)
         assert not rows[len(reference) :].any()
@@ -109,7 +110,7 @@ def test_file_that_disagrees_is_refused(decoding_file: Path, trained: Path) -> N
 
 def test_network_of_neighbouring_frames_has_a_channel_per_frame(tmp_path: Path) -> None:
     offsets = (-2, -1, 0, 1, 2)
-    file = lively_checkpoint(tmp_path, "input_channels", class_names=("a", "b"), input_channels=5, conv_backend="gemm")
+    file = lively_checkpoint(tmp_path, "input_channels", class_names=("a", "b"), input_channels=5, backend="gemm")
     write_checkpoint(
         torch.load(file, weights_only=True) | {"input": input_record(5, ImageSize(IMAGE_SIZE, IMAGE_SIZE), offsets)},
         file,

@@ -158,7 +158,7 @@ def test_settings_of_the_training_are_the_default(album: Path, weights: Path, tm
         "class_agnostic": True,
     }
     content = torch.load(weights, weights_only=True)
-    content["hyper_parameters"] |= {name: typed[name] for name in typed if name != "image_size"}
+    content["hyper_parameters"]["detections"] = {name: typed[name] for name in typed if name != "image_size"}
     write_checkpoint(content | {"input": {"image_size": SIDE, "channels": 3}}, tmp_path / "trained.ckpt")
     found = []
     for file, options in (("trained.ckpt", {}), (weights, typed), (weights, typed | {"class_agnostic": False})):

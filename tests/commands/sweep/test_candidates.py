@@ -8,6 +8,7 @@ from torch import Tensor
 from yolo_lightning.commands.sweep.candidates import keep_candidates, rebuilt, suppressed
 from yolo_lightning.data.batch import Batch, Prediction, Sample, collate
 from yolo_lightning.data.boxes import Letterbox
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.postprocess import predictions
 
 CLASSES, ANCHORS, SIDE = 3, 60, 96
@@ -48,8 +49,8 @@ def test_suppression_equals_that_of_the_whole_output(iou_threshold: float, class
     batch, output = batch_of(4), decoded(4)
     options = {"iou_threshold": iou_threshold, "max_detections": 12, "class_agnostic": class_agnostic}
     kept = keep_candidates(output, batch, score_threshold=0.05, limit=10_000)
-    found = suppressed(kept, CLASSES, score_threshold=0.05, **options)
-    assert_same(found, predictions((output,), batch, score_threshold=0.05, **options))  # type: ignore[arg-type]
+    found = suppressed(kept, CLASSES, DetectionSettings(score_threshold=0.05, **options))
+    assert_same(found, predictions((output,), batch, DetectionSettings(score_threshold=0.05, **options)))  # type: ignore[arg-type]
     assert [one.image_id for one in found] == ["0", "2", "3"]
 
 
@@ -76,7 +77,9 @@ def test_what_is_rebuilt_holds_each_candidate_where_it_belongs() -> None:
 
 def test_frames_without_any_candidate_are_predicted_empty() -> None:
     kept = keep_candidates(torch.zeros(1, 4 + CLASSES, ANCHORS), batch_of(1), score_threshold=0.0, limit=10)
-    (found,) = suppressed(kept, CLASSES, score_threshold=0.0, iou_threshold=0.5, max_detections=5, class_agnostic=False)
+    (found,) = suppressed(
+        kept, CLASSES, DetectionSettings(score_threshold=0.0, iou_threshold=0.5, max_detections=5, class_agnostic=False)
+    )
     assert found.boxes.shape == (0, 4)
 
 

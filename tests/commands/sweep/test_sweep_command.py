@@ -20,7 +20,7 @@ SETTING = {"score_threshold": 0.002, "iou_threshold": 0.6, "max_detections": 40}
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network with detections in all frames."""
-    return lively_checkpoint(tmp_path_factory.mktemp("weights"), *SETTING, **SETTING)
+    return lively_checkpoint(tmp_path_factory.mktemp("weights"), "detections", **SETTING)
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +78,19 @@ def test_scores_are_those_of_validate(
     assert sorted(places) == [(0.002, 0.4), (0.002, 0.6), (0.3, 0.4), (0.3, 0.6)]
     text = capsys.readouterr().out
     best = found["best"]
-    thresholds = f"--model.score_threshold {best['score_threshold']:g} --model.iou_threshold {best['iou_threshold']:g}"
+    names = ("score_threshold", "iou_threshold")
+    thresholds = " ".join(f"--model.detections.{name} {best[name]:g}" for name in names)
     assert f"--ckpt_path {weights} {thresholds}" in text
     one = found["settings"][-1]
     run(
         *("test", "--ckpt_path", str(weights), "--trainer.default_root_dir", str(weights.parent / "run")),
-        *("--model.score_threshold", str(one["score_threshold"]), "--model.iou_threshold", str(one["iou_threshold"])),
-        *("--model.tta", str(tta).lower(), "--data.root", str(root)),
+        *(
+            "--model.detections.score_threshold",
+            str(one["score_threshold"]),
+            "--model.detections.iou_threshold",
+            str(one["iou_threshold"]),
+        ),
+        *("--model.detections.tta", str(tta).lower(), "--data.root", str(root)),
     )
     scores = json.loads((weights.parent / "run" / "test_scores.json").read_text())
     assert 0 < scores["test/map_50"] < 1

@@ -79,7 +79,9 @@ def test_a_choice_is_scored_on_frames_that_had_no_part_in_it() -> None:
 
 
 def test_options_are_words_of_the_command_line() -> None:
-    assert Setting(0.003, 0.5).options() == "--model.score_threshold 0.003 --model.iou_threshold 0.5"
+    assert (
+        Setting(0.003, 0.5).options() == "--model.detections.score_threshold 0.003 --model.detections.iou_threshold 0.5"
+    )
 
 
 @pytest.mark.parametrize("score_threshold", [0.25, 0.5])

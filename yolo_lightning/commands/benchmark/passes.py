@@ -17,6 +17,7 @@ from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.module import YOLOModule
 
 Autocast = Callable[[], torch.autocast]
@@ -143,7 +144,7 @@ def make_module(seed: int, **options: Any) -> YOLOModule:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return YOLOModule("yolov8n", conv_backend="native", **options).train()
+        return YOLOModule("yolov8n", **options, convolution=ConvolutionSettings(backend="native")).train()
 
 
 def variant_module(plain: YOLOModule, variant: Variant, plan: Plan, device: torch.device) -> YOLOModule:

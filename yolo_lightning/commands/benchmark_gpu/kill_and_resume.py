@@ -102,7 +102,7 @@ def configuration(data: Path, sizes: dict[str, int], device: str, interval_steps
             "enable_model_summary": False,
             "callbacks": [{"class_path": "LastCheckpoint", "init_args": {"interval_steps": interval_steps}}],
         },
-        "model": {"conv_backend": "gemm", "conv_algorithm": "table", "warmup_epochs": 1.0},
+        "model": {"convolution": {"backend": "gemm", "algorithm": "table"}, "recipe": {"warmup_epochs": 1.0}},
         "data": {
             "root": str(data),
             "image_size": sizes["image_size"],

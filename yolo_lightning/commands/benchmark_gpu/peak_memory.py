@@ -18,6 +18,7 @@ from yolo_lightning.commands.benchmark_gpu.devices import (
 from yolo_lightning.commands.benchmark_gpu.stage_process import StageContext
 from yolo_lightning.commands.benchmark_gpu.trainer_steps import TrainerSteps
 from yolo_lightning.commands.benchmark_gpu.variant_speed import FULL, ORDER, QUICK, excluded
+from yolo_lightning.training.nonfinite import GuardSettings
 
 LIMIT_BYTES = 6 * 2**30
 MOST_IMAGES, QUICK_MOST_IMAGES = 128, 4
@@ -42,7 +43,7 @@ def measure(context: StageContext) -> dict[str, Any]:
             batch_size=images,
             image_size=image_size,
             folder=context.out / "work",
-            max_oom_splits=splits,
+            guard=GuardSettings(max_oom_splits=splits),
         )
         if simulated:
             work.module.graph.register_forward_pre_hook(_refuse_large_batches)

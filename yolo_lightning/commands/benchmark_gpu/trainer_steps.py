@@ -15,6 +15,7 @@ from yolo_lightning.commands.benchmark.comparison import synchronize
 from yolo_lightning.commands.benchmark.passes import make_module, synthetic_batch
 from yolo_lightning.conv import Plan
 from yolo_lightning.data.batch import Batch, TrainingFacts
+from yolo_lightning.training.recipe import Recipe
 from yolo_lightning.utils.tensorboard import Curves
 
 BATCHES = 4
@@ -49,7 +50,7 @@ class TrainerSteps:
         **options: Any,
     ) -> None:
         self.device, self.variant = device, variant
-        self.module = make_module(0, warmup_epochs=0.0, nominal_batch=NOMINAL_BATCH, **options)
+        self.module = make_module(0, recipe=Recipe(warmup_epochs=0.0, nominal_batch=NOMINAL_BATCH), **options)
         convert(self.module.graph, variant, plan)
         self._data = RepeatedBatches(batch_size, image_size, device)
         self._clock = StepClock(device)

@@ -131,7 +131,7 @@ def recommended_options(machine: MachineFacts, results: Sequence[ProbeOutcome]) 
         gpu = None
     options = [
         Option("trainer.precision", *_precision(machine, gpu, by_probe.get(Probe.MATMUL_BFLOAT16))),
-        Option("model.conv_backend", *_convolution(gpu, by_probe)),
+        Option("model.convolution.backend", *_convolution(gpu, by_probe)),
         Option("data.loader.num_workers", *_workers(machine, by_probe.get(Probe.LOADER))),
     ]
     if options[-1].value:

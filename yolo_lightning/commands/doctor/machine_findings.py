@@ -278,7 +278,7 @@ def system_findings(machine: MachineFacts) -> Iterator[Finding]:
     found = f"{gib(memory.free_bytes)} of {gib(memory.total_bytes)} free"
     if memory.free_bytes < SCORING_BYTES:
         found += f": scoring LTDv2's validation frames needs {gib(SCORING_BYTES)}"
-        yield Finding("memory", found, Severity.WARNING, "lower model.max_detections, or free memory")
+        yield Finding("memory", found, Severity.WARNING, "lower model.detections.max_detections, or free memory")
     else:
         yield Finding("memory", found)
     numa_balancing = {None: "not supported by this kernel", True: "on", False: "off"}[kernel.numa_balancing]

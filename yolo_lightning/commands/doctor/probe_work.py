@@ -134,15 +134,9 @@ def layer(probe: Probe, device: str, timeout_s: float) -> Answer:
 
 def default_settings(timeout_s: float) -> Any:
     """Return the settings of a trial for the default options of the model, with a budget within the time limit."""
-    from inspect import signature
+    from yolo_lightning.model.layers import ConvolutionSettings, trial_settings
 
-    from yolo_lightning.model.layers import trial_settings
-    from yolo_lightning.module import TRIAL_OPTIONS, YOLOModule
-
-    defaults = signature(YOLOModule).parameters
-    options = {name: defaults[name].default for name in TRIAL_OPTIONS}
-    budget_s = min(options["conv_algorithm_budget_s"], timeout_s / 4)
-    return trial_settings(options | {"conv_algorithm_budget_s": budget_s})
+    return trial_settings(ConvolutionSettings(probe_timeout_s=timeout_s))
 
 
 def judge_error(error: float, tolerance: float) -> Answer:
@@ -152,7 +146,7 @@ def judge_error(error: float, tolerance: float) -> Answer:
 
 
 def convolution(probe: Probe, device: str, timeout_s: float) -> Answer:
-    """Test the vendor's convolutions as `model.conv_backend: auto` does: correct, and not slower than ours."""
+    """Test the vendor's convolutions as `model.convolution.backend: auto` does: correct, and not slower than ours."""
     import torch
 
     from yolo_lightning.conv.probe import probe_native

@@ -50,9 +50,9 @@ MEANING = {
     Probe.MATMUL_FLOAT32: ("float32 products", Severity.BAD, NO_TRAINING),
     Probe.MATMUL_FLOAT16: ("float16 products", Severity.NOTE, FLOAT32),
     Probe.MATMUL_BFLOAT16: ("bfloat16 products", Severity.NOTE, FLOAT32),
-    Probe.OWN_CONVOLUTION: ("own convolution", Severity.WARNING, "model.conv_backend: native does not need it"),
-    Probe.BATCH_NORM: ("vendor BatchNorm", Severity.WARNING, "model.conv_backend: gemm does not need it"),
-    Probe.CONVOLUTION: ("vendor convolution", Severity.WARNING, "model.conv_backend: gemm does not need it"),
+    Probe.OWN_CONVOLUTION: ("own convolution", Severity.WARNING, "model.convolution.backend: native does not need it"),
+    Probe.BATCH_NORM: ("vendor BatchNorm", Severity.WARNING, "model.convolution.backend: gemm does not need it"),
+    Probe.CONVOLUTION: ("vendor convolution", Severity.WARNING, "model.convolution.backend: gemm does not need it"),
 }
 """Title of each probe, and severity and advice if it fails; for convolutions, if the other implementation works."""
 

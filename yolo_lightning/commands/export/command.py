@@ -17,7 +17,7 @@ from yolo_lightning.commands.export.export_network import (
     write_torchscript_file,
     write_ultralytics_file,
 )
-from yolo_lightning.commands.export.onnx_file import Suppression, require_packages, write_onnx_file
+from yolo_lightning.commands.export.onnx_file import require_packages, write_onnx_file
 from yolo_lightning.model.graph import check_one_to_one
 from yolo_lightning.model.layers import graph_stride
 from yolo_lightning.model.network_settings import read_settings
@@ -88,16 +88,16 @@ def export(
     size = settings.image_size
     assert size is not None
     size.check("image_size")
-    suppression = Suppression.of(settings)
-    if nms and settings.one_to_one:
+    if nms and settings.detections.one_to_one:
         raise ValueError("nms must be false with one_to_one, got true: the file already contains the choice of boxes.")
-    if nms and settings.class_agnostic:
+    if nms and settings.detections.class_agnostic:
         raise ValueError(
             "class_agnostic must be false with nms, got true (from the command line or from the weights): ONNX applies "
             "NMS per class. Use --class_agnostic false, or omit --nms."
         )
     if not nms and score_threshold is None:
-        settings = replace(settings, score_threshold=recorded.score_threshold)
+        detections = replace(settings.detections, score_threshold=recorded.detections.score_threshold)
+        settings = replace(settings, detections=detections)
     if format == "onnx":
         require_packages()
     beside = Path(file.name) if checkpoint and is_address(checkpoint) else file
@@ -107,14 +107,14 @@ def export(
     say = Console(highlight=False).print
     graph = plain_network(file)
     size.check("image_size", stride=graph_stride(graph))
-    if settings.one_to_one:
+    if settings.detections.one_to_one:
         check_one_to_one(graph, str(file))
     target.parent.mkdir(parents=True, exist_ok=True)
     if format == "pt":
         write_ultralytics_file(graph, target, settings)
     elif format == "onnx":
         network = InferenceNetwork(graph, settings.input_channels, settings)
-        for found in write_onnx_file(network, target, settings, suppression if nms else None):
+        for found in write_onnx_file(network, target, settings, nms=nms):
             same = "" if found.detections is None else f", {found.detections:.0%} of the detections equal"
             say(f"batch {found.batch}: maximum difference {found.boxes:.1e} px, {found.scores:.1e} in score{same}")
     else:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from yolo_lightning.data.image_size import ImageSize
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import OWN_SETTINGS, read_checkpoint
 from yolo_lightning.model.layers import graph_stride, image_layers, keep_branch, restore
 from yolo_lightning.model.network_settings import NetworkSettings
@@ -48,11 +49,9 @@ class InferenceNetwork(nn.Module):
 
     def __init__(self, graph: Any, channels: int = 3, settings: NetworkSettings | None = None) -> None:
         super().__init__()
-        self.one_to_one = settings is not None and settings.one_to_one
-        self.max_detections = 0 if settings is None else settings.max_detections
-        self.class_agnostic = settings is not None and settings.class_agnostic
+        self.detections = DetectionSettings() if settings is None else settings.detections
         self.stride = graph_stride(graph)
-        keep_branch(graph, one_to_one=self.one_to_one)
+        keep_branch(graph, one_to_one=self.detections.one_to_one)
         graph.fuse(verbose=False)
         head = graph.model[-1]
         head.export, head.dynamic, head.format = True, True, "onnx"
@@ -68,8 +67,8 @@ class InferenceNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         decoded: Tensor = self.detector(images)
-        if self.one_to_one:
-            return best_boxes(decoded, self.max_detections, class_agnostic=self.class_agnostic)
+        if self.detections.one_to_one:
+            return best_boxes(decoded, self.detections.max_detections, class_agnostic=self.detections.class_agnostic)
         return decoded
 
 
@@ -101,7 +100,7 @@ def metadata(settings: NetworkSettings, network: InferenceNetwork, *, nms: bool)
         "names": dict(enumerate(settings.class_names)),
         "channels": network.channels,
         "args": {"batch": 1, "dynamic": True, "nms": nms},
-        "end2end": settings.one_to_one,
+        "end2end": settings.detections.one_to_one,
         OWN_SETTINGS: settings.plain(),
     }
 
@@ -112,7 +111,7 @@ def largest_gaps(network: InferenceNetwork, found: Tensor, expected: Tensor) -> 
     Chosen boxes with nearly equal scores can be in another order, or the last of them can be missing: every other box
     in `expected` is compared with the most similar box in `found`.
     """
-    if not network.one_to_one:
+    if not network.detections.one_to_one:
         gap = (found - expected).abs()
         return float(gap[:, :4].max()), float(gap[:, 4:].max())
     boxes = scores = 0.0

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
 from yolo_lightning.commands.export.export_network import InferenceNetwork, largest_gaps, metadata, sample_images
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.network_settings import NetworkSettings
 from yolo_lightning.utils.files import replacing
 
@@ -25,28 +26,7 @@ BOX_TOLERANCE, SCORE_TOLERANCE = 0.05, 1e-3
 COLUMNS = 6  # x1, y1, x2, y2 in input pixels, score, class
 
 
-@dataclass(frozen=True, slots=True)
-class Suppression:
-    """Settings of non-maximum suppression."""
-
-    score_threshold: float = 0.25  # Minimum score of a detection, exclusive, 0 to 1
-    iou_threshold: float = 0.7  # IoU above which the lower-scoring box of a class is removed, 0 to 1
-    max_detections: int = 300  # Maximum detections per image, >= 1
-
-    @classmethod
-    def of(cls, settings: NetworkSettings) -> Self:
-        """Return the suppression of a network's settings; raise a `ValueError` if a value is out of range."""
-        return cls(settings.score_threshold, settings.iou_threshold, settings.max_detections)
-
-    def __post_init__(self) -> None:
-        for name in ("score_threshold", "iou_threshold"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}.")
-        if self.max_detections < 1:
-            raise ValueError(f"max_detections must be >= 1, got {self.max_detections}.")
-
-
-def suppress(decoded: Tensor, settings: Suppression) -> Tensor:
+def suppress(decoded: Tensor, settings: DetectionSettings) -> Tensor:
     """Return the detections of a batch; as in evaluation, an anchor can be detected as several classes.
 
     `decoded` is `(B, 4 + classes, anchors)`, xywh in input pixels and class scores. The result is `(B, max_detections,
@@ -64,7 +44,7 @@ def suppress(decoded: Tensor, settings: Suppression) -> Tensor:
     return rows
 
 
-def suppression_model(classes: int, settings: Suppression) -> Any:
+def suppression_model(classes: int, settings: DetectionSettings) -> Any:
     """Return `suppress` as an ONNX model with the input `decoded` and the output `detections`."""
     from onnxscript import FLOAT, script
     from onnxscript import opset20 as op
@@ -126,13 +106,11 @@ def require_packages() -> None:
         raise ValueError(f"format onnx requires {', '.join(missing)}: pip install 'yolo-lightning[export]'")
 
 
-def write_onnx_file(
-    network: InferenceNetwork, path: Path, settings: NetworkSettings, suppression: Suppression | None
-) -> list[Difference]:
+def write_onnx_file(network: InferenceNetwork, path: Path, settings: NetworkSettings, *, nms: bool) -> list[Difference]:
     """Write a network as ONNX if the outputs of onnxruntime and PyTorch agree; return the difference per batch size.
 
     The input `images` is `(B, channels, H, W)` float32 in [0, 1] for any B and any multiples H and W of the stride.
-    The output is `output0`, as that of the network, or with suppression `detections`, `(B, max_detections, 6)` as
+    The output is `output0`, as that of the network, or with `nms` `detections`, `(B, max_detections, 6)` as
     returned by `suppress`. The comparison uses the image size of the settings.
     """
     require_packages()
@@ -141,14 +119,14 @@ def write_onnx_file(
     assert settings.image_size is not None
     image_size = settings.image_size
     model = decoding_model(network, image_size)
-    if suppression is not None:
-        tail = suppression_model(network.classes, suppression)
+    if nms:
+        tail = suppression_model(network.classes, settings.detections)
         tail.ir_version = model.ir_version
         model = onnx.compose.merge_models(model, tail, io_map=[(DECODED, "decoded")], outputs=[DETECTIONS, DECODED])
-    about = metadata(settings, network, nms=suppression is not None)
+    about = metadata(settings, network, nms=nms)
     onnx.helper.set_model_props(model, {key: str(value) for key, value in about.items()})
-    differences = compare(model, network, image_size, suppression)
-    if suppression is not None:  # the decoded output is needed for the comparison only
+    differences = compare(model, network, image_size, settings.detections if nms else None)
+    if nms:  # the decoded output is needed for the comparison only
         model.graph.output.remove(*(one for one in model.graph.output if one.name == DECODED))
     onnx.checker.check_model(model, full_check=True)
     with replacing(path) as temporary:
@@ -183,7 +161,7 @@ def decoding_model(network: InferenceNetwork, image_size: Sequence[int]) -> Any:
 
 
 def compare(
-    model: Any, network: InferenceNetwork, image_size: int | Sequence[int], suppression: Suppression | None
+    model: Any, network: InferenceNetwork, image_size: int | Sequence[int], suppression: DetectionSettings | None
 ) -> list[Difference]:
     """Run the model in onnxruntime and the network in PyTorch; raise a `RuntimeError` if the outputs disagree."""
     import onnxruntime

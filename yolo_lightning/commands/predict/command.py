@@ -15,8 +15,8 @@ from yolo_lightning.data.input_images import InputImage, absolute, find_files, i
 from yolo_lightning.data.storage.frames import BitDepthError, FrameError
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.detector import Detector
+from yolo_lightning.model.detection_settings import TTA
 from yolo_lightning.model.layers import Convolution
-from yolo_lightning.model.tta import TTA
 from yolo_lightning.utils.choices import check_choices
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import first_free
@@ -68,7 +68,7 @@ def predict(
             suppression, or with `fusion` by weighted boxes fusion; 4.3 times the computation.
         batch_size: Images per batch.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
-        conv_backend: As `model.conv_backend` of `fit`.
+        conv_backend: As `model.convolution.backend` of `fit`.
 
     Raises:
         ValueError: If an option is invalid, no file is found, or none of the files can be read.

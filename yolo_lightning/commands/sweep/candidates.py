@@ -22,6 +22,7 @@ from yolo_lightning.data.formats.frame_checks import quarantined_positions
 from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.graph import network_input
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_candidates
@@ -105,13 +106,13 @@ def keep_candidates(decoded: Tensor, batch: Batch, *, score_threshold: float, li
     )
 
 
-def suppressed(candidates: Candidates, classes: int, **options: Any) -> list[Prediction]:
-    """Return the predictions after the NMS of `test`; options as in `postprocess.predictions`.
+def suppressed(candidates: Candidates, classes: int, settings: DetectionSettings) -> list[Prediction]:
+    """Return the predictions after the NMS of `test`.
 
     A box is suppressed only by boxes with higher scores. A higher score threshold therefore only removes the end of
     each frame's list, and one NMS at the lowest threshold is valid for all higher ones.
     """
-    return predictions((rebuilt(candidates, classes),), candidates.frames, **options)
+    return predictions((rebuilt(candidates, classes),), candidates.frames, settings)
 
 
 def rebuilt(candidates: Candidates, classes: int) -> Tensor:

@@ -36,8 +36,9 @@ from yolo_lightning.detector import folded_network
 from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.matching import Matches, match
 from yolo_lightning.evaluation.score_table import number_table, score_text
+from yolo_lightning.model.detection_settings import DetectionSettings
 from yolo_lightning.model.layers import Convolution
-from yolo_lightning.model.network_settings import NetworkSettings, bound_options, read_record, read_settings
+from yolo_lightning.model.network_settings import bound_options, read_record, read_settings
 from yolo_lightning.utils.choices import chosen_device
 
 SCORE_THRESHOLDS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
@@ -82,21 +83,22 @@ def sweep(
         run: Run folder; the best checkpoint of its newest run is used.
         checkpoint: Path or address of a checkpoint, instead of the best one of `run`.
         score_thresholds: Values to try, 0 to 1; the checkpoint's value is added. Boxes below the lowest are dropped.
-        iou_thresholds: Values to try, 0 to 1; the checkpoint's value is added. Not used with `model.one_to_one`, which
-            has no NMS, unless `tta` is true.
+        iou_thresholds: Values to try, 0 to 1; the checkpoint's value is added. Not used with
+            `model.detections.one_to_one`, which has no NMS, unless `tta` is true.
         candidates: Boxes with the highest scores kept per frame before NMS, >= 100; 22 bytes each.
-        tta: Test-time augmentation, as `model.tta`.
+        tta: Test-time augmentation, as `model.detections.tta`.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` uses a GPU if there is one.
-        conv_backend: As `model.conv_backend`.
+        conv_backend: As `model.convolution.backend`.
         json: JSON file to write, with all settings, both halves and the operating points.
     """
     check_options(score_thresholds, iou_thresholds, candidates)
     file = checkpoint_file(run, checkpoint)
-    known = read_settings(file)
+    recorded = read_settings(file)
+    known = recorded.detections
     place = chosen_device(device)
     network, names = folded_network(file, place, conv_backend, one_to_one=known.one_to_one)
     data.image_size.check("data.image_size", stride=network.stride)
-    if not known.single_class and names != list(data.class_names):
+    if not recorded.single_class and names != list(data.class_names):
         classes = list(data.class_names)
         raise ValueError(f"The classes of the data must be {names}, as in checkpoint {file}, got {classes}.")
     thresholds = sorted({*score_thresholds, known.score_threshold})
@@ -109,7 +111,7 @@ def sweep(
             advance,
             score_threshold=thresholds[0],
             limit=candidates,
-            single_class=known.single_class,
+            single_class=recorded.single_class,
             tta=tta,
             stride=network.stride,
         )
@@ -117,8 +119,8 @@ def sweep(
     # Without suppression every IoU threshold gives the same boxes.
     limits = [known.iou_threshold] if known.one_to_one else sorted({*iou_thresholds, known.iou_threshold})
     found = score_all(parts, data, known, len(names), thresholds, limits)
-    options = best(found.scored).setting.options() + (" --model.tta true" if tta else "")
-    if data.image_size != (known.image_size or data.image_size):
+    options = best(found.scored).setting.options() + (" --model.detections.tta true" if tta else "")
+    if data.image_size != (recorded.image_size or data.image_size):
         options += f" --data.image_size {quote(str(data.image_size))}"
     show(found, names)
     print(f"best: --ckpt_path {file} {options}")
@@ -155,7 +157,7 @@ def data_options_of(file: Path, options: Namespace) -> dict[str, Any]:
 def score_all(
     parts: Sequence[Candidates],
     data: DetectionDataModule,
-    known: NetworkSettings,
+    known: DetectionSettings,
     classes: int,
     score_thresholds: Sequence[float],
     iou_thresholds: Sequence[float],
@@ -163,23 +165,16 @@ def score_all(
     """Run NMS once per IoU threshold and score all pairs of thresholds.
 
     `score_thresholds` is ascending; the candidates have scores above its first value. Both sequences of thresholds
-    contain the value in `known`, the settings stored in the checkpoint.
+    contain the value in `known`, the settings recorded in the checkpoint.
     """
     half = in_first_half(parts, data.index("valid"))
+    lowest = replace(known, score_threshold=score_thresholds[0])
     matches = {}
     with counter("suppressed", len(half) * len(iou_thresholds)) as advance:
         for iou_threshold in iou_thresholds:
             matched = []
             for part in parts:
-                found = suppressed(
-                    part,
-                    classes,
-                    score_threshold=score_thresholds[0],
-                    iou_threshold=iou_threshold,
-                    max_detections=known.max_detections,
-                    class_agnostic=known.class_agnostic,
-                    one_to_one=known.one_to_one,
-                )
+                found = suppressed(part, classes, replace(lowest, iou_threshold=iou_threshold))
                 matched.append(match(found, part.targets, classes))
                 advance(len(part.targets))
             matches[iou_threshold] = Matches.join(matched)

@@ -21,13 +21,14 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Values of `model.score_threshold` and `model.iou_threshold`, 0 to 1."""
+    """Values of `model.detections.score_threshold` and `model.detections.iou_threshold`, 0 to 1."""
 
     score_threshold: float
     iou_threshold: float
 
     def options(self) -> str:
-        return f"--model.score_threshold {self.score_threshold:g} --model.iou_threshold {self.iou_threshold:g}"
+        thresholds = {"score_threshold": self.score_threshold, "iou_threshold": self.iou_threshold}
+        return " ".join(f"--model.detections.{name} {value:g}" for name, value in thresholds.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,65 @@
+"""Settings of the detections: which boxes of the network's output are kept."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self
+
+from yolo_lightning.utils.choices import check_range
+
+TTA = bool | Literal["fusion"]
+"""False: none. True: one suppression of the candidates of all views. fusion: weighted boxes fusion of the views."""
+
+SCORING_THRESHOLD = 0.001
+"""Average precision needs nearly all boxes: a score threshold up to this one is meant for evaluation."""
+
+
+@dataclass(frozen=True)
+class DetectionSettings:
+    """Choice of the boxes.
+
+    Attributes:
+        score_threshold: Detections with a score above this are kept, 0 to 1.
+        iou_threshold: IoU above which the box of the same class with the lower score is suppressed, 0 to 1.
+        max_detections: Detections kept per frame, >= 1.
+        class_agnostic: Whether boxes of different classes suppress each other.
+        one_to_one: Evaluate the one-to-one branch of the head (yolov10, yolo26), which needs no suppression, instead of
+            the one-to-many branch. Training uses both.
+        tta: Test-time augmentation in `validate`, `test` and `predict`: six scaled and mirrored copies of each frame
+            and one joint suppression, at 4.3 times the cost. With `fusion`, the detections of the copies are merged by
+            weighted boxes fusion. The validations of a fit do not use it.
+    """
+
+    score_threshold: float = SCORING_THRESHOLD
+    iou_threshold: float = 0.7
+    max_detections: int = 300
+    class_agnostic: bool = False
+    one_to_one: bool = False
+    tta: TTA = False
+
+    def __post_init__(self) -> None:
+        check_range("model.detections.score_threshold", self.score_threshold, ">= 0", "<= 1")
+        check_range("model.detections.iou_threshold", self.iou_threshold, ">= 0", "<= 1")
+        check_range("model.detections.max_detections", self.max_detections, ">= 1")
+        if self.tta not in (False, True, "fusion"):
+            raise ValueError(f"model.detections.tta must be false, true or fusion, got {self.tta!r}")
+
+    @classmethod
+    def of_weights(cls, recorded: Any) -> Self:
+        """Return the settings that a file of weights records; missing ones have their defaults, other keys are ignored.
+
+        Raises:
+            ValueError: If the record is no dictionary or a value cannot be used.
+        """
+        if not isinstance(recorded, Mapping):
+            raise ValueError(f"detections of the weights must be a dictionary, got {recorded!r}")
+        names = {field.name for field in fields(cls)} & recorded.keys()
+        try:
+            return cls(**{name: recorded[name] for name in names if recorded[name] is not None})
+        except TypeError as error:
+            raise ValueError(f"detections of the weights cannot be used: {error}") from error
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that belong to the weights: all except `tta`, which a command chooses."""
+        settings = asdict(self)
+        del settings["tta"]
+        return settings
