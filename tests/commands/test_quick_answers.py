@@ -104,7 +104,7 @@ def test_answers(capsys: pytest.CaptureFixture[str], words: list[str], code: int
     [
         ("", "must contain keys and values, as 'data: {root: PATH}', got an empty file"),
         ("trainer: {max_epoch: 3}", "unknown key trainer.max_epoch in "),
-        ("model: {conv_backend: v8}", "model.convolution.backend must be "),
+        ("model: {convolution: {backend: v8}}", "model.convolution.backend must be "),
         ("trainer: [", "cannot be read"),
     ],
 )

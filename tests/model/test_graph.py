@@ -11,6 +11,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from ultralytics.nn.tasks import DetectionModel
 
+from tests.helpers.networks import module_of
 from tests.helpers.operators import operators, vendor_operators
 from tests.test_parity import as_input, random_batch
 from yolo_lightning.conv import GemmConv2d, VendorFreeBatchNorm2d
@@ -64,13 +65,13 @@ def test_gray_equals_three_equal_channels() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"conv_backend": "fast"}, r"model\.convolution\.backend must be one of auto, gemm, native, got 'fast'"),
+        ({"backend": "fast"}, r"model\.convolution\.backend must be one of auto, gemm, native, got 'fast'"),
         (
-            {"conv_algorithm": "best"},
+            {"algorithm": "best"},
             r"model\.convolution\.algorithm must be one of auto, table, autotune.* got 'best'",
         ),
         (
-            {"conv_algorithm": "autotune", "autotune_budget_s": -1.0},
+            {"algorithm": "autotune", "autotune_budget_s": -1.0},
             r"model\.convolution\.autotune_budget_s must be >= 0, got -1\.0",
         ),
         ({"probe_timeout_s": 0.0}, r"model\.convolution\.probe_timeout_s must be > 0, got 0\.0"),
@@ -78,7 +79,7 @@ def test_gray_equals_three_equal_channels() -> None:
 )
 def test_bad_choice_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        YOLOModule(**change)
+        module_of(**change)
 
 
 @pytest.mark.parametrize("variant", ["yolov8n", "yolov8s"])

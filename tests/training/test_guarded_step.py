@@ -261,11 +261,6 @@ def test_resumed_step_begins_halved_and_has_used_its_halving_up() -> None:
     assert again.seen == [3]
 
 
-def test_negative_number_of_halvings_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.guard\.max_oom_splits must be >= 0, got -1"):
-        Rig(-1)
-
-
 @pytest.mark.parametrize(
     ("images_at_once", "sizes"), [(1, [1] * 6), (4, [3, 3]), (5, [3, 3]), (2, [2, 2, 2]), (6, [6])]
 )

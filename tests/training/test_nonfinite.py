@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yolo_lightning.training.nonfinite import NonFiniteGuard
+from yolo_lightning.training.nonfinite import GuardSettings, NonFiniteGuard
 
 pytestmark = pytest.mark.filterwarnings("ignore:step")
 
@@ -16,7 +16,9 @@ EVENTS = st.lists(st.tuples(st.sampled_from((LOSS, GRADIENT)), st.booleans()), m
 
 
 def limited_guard() -> NonFiniteGuard:
-    return NonFiniteGuard(max_consecutive=3, max_rollbacks=MAX_ROLLBACKS, lr_factor=0.5)
+    return NonFiniteGuard(
+        GuardSettings(max_consecutive_nonfinite=3, max_rollbacks=MAX_ROLLBACKS, rollback_lr_factor=0.5)
+    )
 
 
 def rollbacks(events: list[tuple[str, bool]], guard: NonFiniteGuard | None = None) -> list[bool]:
@@ -54,12 +56,12 @@ def test_gives_up_when_rollbacks_did_not_help() -> None:
 
 
 def test_no_rollback_allowed_gives_up_at_once() -> None:
-    assert rollbacks([(LOSS, False)], NonFiniteGuard(1, 0)) == []
+    assert rollbacks([(LOSS, False)], NonFiniteGuard(GuardSettings(1, 0))) == []
 
 
 @given(EVENTS)
 def test_what_is_not_finite_is_counted_once(events: list[tuple[str, bool]]) -> None:
-    guard = NonFiniteGuard(max_consecutive=3, max_rollbacks=100)
+    guard = NonFiniteGuard(GuardSettings(max_consecutive_nonfinite=3, max_rollbacks=100))
     rollbacks(events, guard)
     assert guard.tally.skipped == sum(not is_finite for _, is_finite in events)
 
@@ -72,16 +74,17 @@ def test_never_rolls_back_more_often_than_allowed(events: list[tuple[str, bool]]
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_consecutive": 0}, "model.guard.max_consecutive_nonfinite must be >= 1, got 0"),
+        ({"max_consecutive_nonfinite": 0}, "model.guard.max_consecutive_nonfinite must be >= 1, got 0"),
         ({"max_rollbacks": -1}, "model.guard.max_rollbacks must be >= 0, got -1"),
-        ({"lr_factor": 0.0}, "model.guard.rollback_lr_factor must be > 0 and <= 1, got 0.0"),
-        ({"lr_factor": 1.5}, "model.guard.rollback_lr_factor must be .*, got 1.5"),
-        ({"lr_factor": math.nan}, "model.guard.rollback_lr_factor must be .*, got nan"),
+        ({"rollback_lr_factor": 0.0}, "model.guard.rollback_lr_factor must be > 0 and <= 1, got 0.0"),
+        ({"rollback_lr_factor": 1.5}, "model.guard.rollback_lr_factor must be .*, got 1.5"),
+        ({"max_oom_splits": -1}, "model.guard.max_oom_splits must be >= 0, got -1"),
+        ({"rollback_lr_factor": math.nan}, "model.guard.rollback_lr_factor must be .*, got nan"),
     ],
 )
 def test_limits_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        NonFiniteGuard(**values)  # type: ignore[arg-type]
+        GuardSettings(**values)  # type: ignore[arg-type]
 
 
 def test_log_names_images_values_and_count() -> None:
@@ -114,7 +117,7 @@ def test_learning_rate_falls_with_each_rollback_also_after_a_restart() -> None:
 
 
 def test_giving_up_names_images_and_what_to_do() -> None:
-    guard = NonFiniteGuard(1, 1)
+    guard = NonFiniteGuard(GuardSettings(1, 1))
     guard.check_loss(False, ("a",), 1, {})
     with pytest.raises(
         ValueError, match=r"images b: 1 consecutive non-finite values after 1 rollbacks.*model\.recipe\.lr0"

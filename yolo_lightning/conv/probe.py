@@ -34,7 +34,8 @@ GRACE_S = 5.0
 LONGEST_TRIAL = 4
 """Time limit of a trial that makes progress, as a multiple of the time limit without progress.
 
-With the default of `model.convolution.probe_timeout_s` the trial ends before the supervisor's phase timeout of the set-up, 300 s.
+With the default of `model.convolution.probe_timeout_s` the trial ends before the supervisor's phase timeout of the
+set-up, 300 s.
 """
 POLL_S = 1.0
 COMPILER_CACHES = {

@@ -29,6 +29,8 @@ USUAL_IMAGE_SIZE = ImageSize(640, 640)
 SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
 OF_DATA = ("image_size", "channels", "neighbours")
 PIXEL_RANGE = "pixel_range"
+OF_PREPROCESSING = ("image_size", "channels", PIXEL_RANGE)
+"""Settings besides those of the detections that a command can replace."""
 OF_MODEL = ("variant", "class_width", "single_class")
 
 
@@ -79,6 +81,7 @@ class NetworkSettings:
         self,
         *,
         image_size: int | Sequence[int] | None = None,
+        channels: int | None = None,
         pixel_range: PixelRange | None = None,
         **detections: Any,
     ) -> Self:
@@ -89,6 +92,7 @@ class NetworkSettings:
 
         Args:
             image_size: Size of the input.
+            channels: 1 for gray frames, 3 for RGB.
             pixel_range: Mapping of 16-bit images.
             detections: Fields of `DetectionSettings`.
 
@@ -96,7 +100,7 @@ class NetworkSettings:
             ValueError: If a value is out of range.
         """
         wanted = {name: value for name, value in detections.items() if value is not None}
-        recorded = self.detections.recorded() | {"image_size": self.image_size, PIXEL_RANGE: self.pixel_range}
+        recorded = self.detections.recorded() | {name: getattr(self, name) for name in OF_PREPROCESSING}
         if self.detections.score_threshold <= SCORING_THRESHOLD:
             wanted.setdefault("score_threshold", SHOWN_THRESHOLD)
             del recorded["score_threshold"]
@@ -105,7 +109,7 @@ class NetworkSettings:
         except ValueError as error:  # the option of a command or of `Detector` has no prefix
             raise ValueError(str(error).removeprefix("model.detections.")) from error
         size = self.image_size if image_size is None else ImageSize.of("image_size", image_size)
-        report_changes(recorded, wanted | {"image_size": size, PIXEL_RANGE: pixel_range})
+        report_changes(recorded, wanted | {"image_size": size, "channels": channels, PIXEL_RANGE: pixel_range})
         if self.pixel_range.mode is not None and pixel_range is None:
             rank_zero_info(f"taken from the checkpoint: pixel_range {self.pixel_range} for 16-bit images")
         if size is None:
@@ -114,6 +118,7 @@ class NetworkSettings:
         return replace(
             self,
             detections=chosen,
+            channels=channels or self.channels,
             pixel_range=pixel_range or self.pixel_range,
             image_size=size,
             letterbox=letterbox_in(size),

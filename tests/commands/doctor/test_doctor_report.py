@@ -33,7 +33,7 @@ def test_report_fits_the_terminal(columns: int) -> None:
         "[Radeon RX 5600 XT]",
         "vendor convolution",
         "hangs",
-        "conv_backend: gemm",
+        "backend: gemm",
         "unset HSA_OVERRIDE_GFX_VERSION",
     ):
         assert word in text

@@ -1,0 +1,80 @@
+"""Keys of the old layout: every new name is an option, and stored settings are converted."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from yolo_lightning.checkpoints.resume import remembered
+from yolo_lightning.checkpoints.torch_archive import load_checkpoint
+from yolo_lightning.commands.option_errors import unknown_key
+from yolo_lightning.model.detection_settings import DetectionSettings
+from yolo_lightning.model.network_settings import NetworkSettings
+from yolo_lightning.utils.old_layout import RENAMED_KEYS, current_hyperparameters, current_layout, new_key
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("model.lr0", "model.recipe.lr0"),
+        ("model.conv", "model.convolution.backend"),
+        ("model.optimizer.class_path", "model.recipe.optimizer.class_path"),
+        ("supervision.floors.step_s", "supervision.phase_timeouts.step_s"),
+        ("model.recipe.lr0", None),
+        ("model.variant", None),
+        ("model.lr00", None),
+    ],
+)
+def test_new_key(old: str, new: str | None) -> None:
+    assert new_key(old) == new
+
+
+def test_no_new_key_is_an_old_one() -> None:
+    assert [old for old, new in RENAMED_KEYS.items() if new_key(new)] == []
+
+
+def test_error_names_the_new_key_only_where_it_exists() -> None:
+    keys = {"model.recipe.lr0", "data.root"}
+    assert unknown_key("model.lr0", keys) == "model.lr0 is now model.recipe.lr0"
+    assert unknown_key("lr0", keys, value="0.005", hyphens="--") == (
+        "unknown key lr0. Did you mean --model.recipe.lr0 0.005?"
+    )
+    assert unknown_key("model.lr0", {"data.root"}) == "unknown key model.lr0."
+
+
+OLD = {
+    "variant": "yolov8n",
+    "class_names": ["a"],
+    "lr0": 0.1,
+    "conv_backend": "gemm",
+    "score_threshold": 0.2,
+    "_instantiator": "lightning.pytorch.cli.instantiate_module",
+}
+CURRENT = {
+    "variant": "yolov8n",
+    "class_names": ["a"],
+    "recipe": {"lr0": 0.1},
+    "convolution": {"backend": "gemm"},
+    "detections": {"score_threshold": 0.2},
+}
+
+
+def test_hyperparameters_become_nested() -> None:
+    assert current_hyperparameters(OLD) == CURRENT == current_hyperparameters(CURRENT)
+
+
+def test_old_checkpoint_is_read_in_the_layout_of_today(tmp_path: Path) -> None:
+    file = tmp_path / "old.ckpt"
+    torch.save({"hyper_parameters": OLD, "config": {"model": {"momentum": 0.5}}}, file)
+    content = load_checkpoint(file, "meta")
+    assert content["hyper_parameters"] == CURRENT
+    assert NetworkSettings.of(content["hyper_parameters"]).detections == DetectionSettings(score_threshold=0.2)
+    options = remembered(tmp_path, content)
+    assert (options["model.recipe.lr0"], options["model.recipe.momentum"]) == (0.1, 0.5)
+
+
+def test_options_of_an_old_run_folder_are_compared_by_their_new_names(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: {lr0: 0.3, optimizer: {class_path: torch.optim.Adagrad}}\n")
+    expected = {"model.recipe.lr0": 0.3, "model.recipe.optimizer.class_path": "torch.optim.Adagrad"}
+    assert remembered(tmp_path, {}) == expected
+    assert current_layout(expected) == expected
