@@ -18,9 +18,9 @@ from yolo_lightning.utils.run_files import PREDICTIONS, PREDICTIONS_ARCHIVE
 class SubmissionWriter(Callback):
     """Collects the predictions and writes `predictions.json` to the run folder; for LTDv2 also its zip.
 
-    The data module must have `predict_image_ids`, `predict_original_ids`, `is_ltdv2` and `category_ids`. For LTDv2 the
-    file is in the format of the challenge, with a key for every image; otherwise it is COCO's list of results, with the
-    ids of images and categories in the files of the dataset.
+    The data module must have `predict_image_ids`, `predict_original_ids`, `has_submission` and `category_ids`. For
+    LTDv2 the file is in the format of the challenge, with a key for every image; otherwise it is COCO's list of
+    results, with the ids of images and categories in the files of the dataset.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class SubmissionWriter(Callback):
         path = Path(trainer.default_root_dir) / PREDICTIONS
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         images = f"{len(data.predict_image_ids):,} images"
-        if data.is_ltdv2:
+        if data.has_submission:
             content = build_submission(predictions, data.predict_image_ids)
             for target in (path, path.with_name(PREDICTIONS_ARCHIVE)):
                 write_submission(content.items(), target)

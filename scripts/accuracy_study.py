@@ -55,7 +55,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "random_partners": {"trainer.callbacks+": "accuracy_study.RandomPartners"},
     "mixup": {"data.augmentation.mixup": 0.1},
     "paste": {"data.augmentation.paste.probability": 0.5},
-    "neighbours": {"data.neighbours": [-1, 0, 1]},
+    "neighbours": {"data.input.neighbours": [-1, 0, 1]},
     "rectangular": {},  # see `rectangle`
     "months_balanced": {"data.sampling.balance": "month"},
     "repeat_rare": {"data.sampling.repeat_threshold": 0.3},
@@ -185,7 +185,7 @@ def settings(dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
         "model.recipe.nominal_batch": options.batch_size,
         "model.recipe.warmup_epochs": 1,
         **{f"data.{name}": value for name, value in dataset.options.items()},
-        "data.index_root": options.work / "index",
+        "data.storage.index_root": options.work / "index",
         "data.image_size": options.image_size,
         "data.batch_size": options.batch_size,
         "data.loader.num_workers": 0,

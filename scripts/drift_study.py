@@ -49,8 +49,8 @@ SETTINGS = {
     "model.recipe.warmup_epochs": "1",
     "data.augmentation.mosaic": "0.5",
     "data.augmentation.close_mosaic_epochs": "2",
-    "data.train_file": TRAIN_FILE,
-    "data.valid_file": TEST_FILE,
+    "data.files.train": TRAIN_FILE,
+    "data.files.valid": TEST_FILE,
     "data.loader.num_workers": "0",
 }
 SUMMARY = ("map_50", "cov", "balanced", "seen", "unseen")
@@ -173,7 +173,7 @@ def train(arm: Arm, data: Path, options: argparse.Namespace) -> None:
         "trainer.check_val_every_n_epoch": options.epochs,
         "model.recipe.nominal_batch": options.batch_size,
         "data.root": data,
-        "data.index_root": options.work / "index",
+        "data.storage.index_root": options.work / "index",
         "data.image_size": options.image_size,
         "data.batch_size": options.batch_size,
         "data.sampling.balance": "month" if arm.balanced else "none",

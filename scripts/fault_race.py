@@ -110,6 +110,7 @@ def draw(work: Path, training: Any) -> Path:
 
     from yolo_lightning.data.datamodule import DetectionDataModule
     from yolo_lightning.data.loader import LoaderSettings
+    from yolo_lightning.data.storage.storage import StorageSettings
     from yolo_lightning.data.synthetic import draw_dataset
 
     frames = STEPS_PER_EPOCH * training.batch
@@ -119,7 +120,9 @@ def draw(work: Path, training: Any) -> Path:
     # Without this font, the dataset check of Ultralytics downloads it.
     shutil.copyfile(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", settings / "Arial.ttf")
     module = DetectionDataModule(
-        root=training.data, index_root=training.data + "-index", loader=LoaderSettings(num_workers=0)
+        root=training.data,
+        storage=StorageSettings(index_root=training.data + "-index"),
+        loader=LoaderSettings(num_workers=0),
     )
     return convert(module, work / "yolo-format")
 

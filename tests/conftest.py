@@ -125,7 +125,14 @@ def run(tmp_path: Path, look_alike: Path, index_root: Path, monkeypatch: pytest.
 
     def call(subcommand: str, *options: str, config: Path | None = None) -> None:
         first = ["--config", str(config)] if config else []
-        data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
+        data = [
+            "--data.root",
+            str(look_alike),
+            "--data.storage.index_root",
+            str(index_root),
+            "--data.loader.num_workers",
+            "0",
+        ]
         alone = ["--supervision.enabled", "false"] if subcommand == "fit" else []
         main([subcommand, *first, "--trainer.accelerator", "cpu", *data, *TINY, *alone, *options])
 

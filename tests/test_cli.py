@@ -58,7 +58,14 @@ def saved(path: Path) -> dict:
 def finished_run(tmp_path_factory: pytest.TempPathFactory, look_alike: Path, index_root: Path) -> Path:
     """A run folder with a checkpoint, made in one step."""
     folder = tmp_path_factory.mktemp("finished") / RUN
-    data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
+    data = [
+        "--data.root",
+        str(look_alike),
+        "--data.storage.index_root",
+        str(index_root),
+        "--data.loader.num_workers",
+        "0",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["yolo_lightning"])
         options = [*ONE_STEP, "--model.recipe.lr0", "0.02", "--trainer.default_root_dir", str(folder)]
@@ -128,10 +135,10 @@ class TestCheckpointAndFlags:
             trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
         texts = [str(one.message) for one in warned]
         assert "quarantined after repeated failures: index=0" in texts
-        assert any(text.startswith("train: left out because of data.quarantine: 2") for text in texts)
-        assert "data.quarantine was [], now ['index=0']" in caplog.text
-        assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["quarantine"] == ["index=0"]
-        assert saved_config["data"]["quarantine"] == []
+        assert any(text.startswith("train: left out because of data.limits.quarantine: 2") for text in texts)
+        assert "data.limits.quarantine was [], now ['index=0']" in caplog.text
+        assert yaml.safe_load((RUN / "config.yaml").read_text())["data"]["limits"]["quarantine"] == ["index=0"]
+        assert saved_config["data"]["limits"]["quarantine"] == []
 
     def test_the_configuration_of_a_resumed_run_serves_any_subcommand(self, trained: Run) -> None:
         trained("fit", "--resume", "--trainer.max_epochs", "2", *ONE_STEP[4:])
@@ -337,7 +344,7 @@ allow_pickle: true
     ) -> None:
         (tmp_path / "base.yaml").write_text("data: {batch_size: 2, image_size: 96}\n")
         data = resolved("fit", CONFIG=str(tmp_path / "base.yaml"), DATA__MAX_BAD_FRAMES="9")["data"]
-        assert (data["batch_size"], data["image_size"], data["max_bad_frames"]) == (4, 96, 9)
+        assert (data["batch_size"], data["image_size"], data["limits"]["max_bad_frames"]) == (4, 96, 9)
 
     def test_bad_value_of_a_variable_is_named(
         self, resolved: Callable[..., dict], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -374,7 +381,7 @@ class TestBadInput:
             (["--data.loader.num_workers", "-1"], "data.loader.num_workers must be >= 0, got -1"),
             (["--data.augmentation.mosaic", "2"], "data.augmentation.mosaic must be from 0 to 1, got 2.0"),
             (["--data.root", "nowhere"], "nowhere does not exist"),
-            (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
+            (["--data.files.train", "nowhere.json"], "nowhere.json does not exist"),
             (["--trainer.default_root_dir", "/proc/nowhere"], "cannot be written"),
             (["--trainer.max_epochs", "-1"], "max_epochs must be >= 1, for the schedules, got -1"),
             (["--trainer.max_epochs", "-5"], "trainer.max_epochs must be >= 1, for the schedules, got -5."),
@@ -405,11 +412,11 @@ class TestBadInput:
         for frame in frames[:2]:
             frame.write_bytes(frame.read_bytes()[:-200])
         torn = ["--data.root", str(root), "--trainer.max_epochs", "1", "--data.augmentation.mosaic", "0"]
-        text = fails(run, capsys, "fit", *torn, "--data.max_bad_frames", "1")
-        assert "frames cannot be used, more than data.max_bad_frames 1" in text
+        text = fails(run, capsys, "fit", *torn, "--data.limits.max_bad_frames", "1")
+        assert "frames cannot be used, more than data.limits.max_bad_frames 1" in text
         assert frames[0].name in text
         with pytest.warns(UserWarning, match="left out . of at most 2 bad frames"):
-            run("fit", *torn, "--data.max_bad_frames", "2")
+            run("fit", *torn, "--data.limits.max_bad_frames", "2")
         assert saved(last_checkpoint())["steps"] == 1
 
 

@@ -43,7 +43,7 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Fit:
         timeout_s: float = 170.0,
         **environment: str,
     ) -> Fit:
-        data = ["--data.root", str(look_alike), "--data.index_root", str(index_root)]
+        data = ["--data.root", str(look_alike), "--data.storage.index_root", str(index_root)]
         size = ["--data.batch_size", str(GLOBAL_BATCH // processes)]
         words = [*launcher, *program.split(), *FIT, *data, *size, *options]
         settings = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "RECORD": str(tmp_path / "record")}
@@ -181,7 +181,7 @@ def agents(tmp_path: Path, look_alike: Path, index_root: Path) -> Agents:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     (tmp_path / "record").mkdir()
-    data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.batch_size", "3"]
+    data = ["--data.root", str(look_alike), "--data.storage.index_root", str(index_root), "--data.batch_size", "3"]
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
 
     def start(*options: str, **second: str) -> list[subprocess.Popen[str]]:
@@ -243,7 +243,15 @@ def test_answers_of_two_processes_are_those_of_one(
     """Trained by Lightning's own launcher; four processes where one has two frames."""
     assert fit([sys.executable], "--trainer.devices", "2").returncode == 0
     assert_each_once(tmp_path / "record")
-    data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.batch_size", "1", *TINY]
+    data = [
+        "--data.root",
+        str(look_alike),
+        "--data.storage.index_root",
+        str(index_root),
+        "--data.batch_size",
+        "1",
+        *TINY,
+    ]
     answers = {}
     for processes, subcommands in ((1, ("test", "predict")), (2, ("test",)), (4, ("test", "predict"))):
         for subcommand in subcommands:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
+from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import EMA
-from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.model.layers import ConvolutionSettings
@@ -44,7 +44,7 @@ def train(root: Path, index_root: Path, run: Path) -> list[float]:
         default_root_dir=run,
         callbacks=[losses, EMA()],
     )
-    data = DetectionDataModule(
+    data = data_module(
         str(root), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
     )
     trainer.fit(

@@ -163,7 +163,7 @@ def test_data_yaml_and_lists_are_regular_files(tmp_path: Path) -> None:
         YoloSplit(read_description(tmp_path), "train")
     (tmp_path / "list.txt").unlink()
     (tmp_path / "list.txt").write_text("/etc/secret.jpg\n")
-    with pytest.raises(ValueError, match=r"outside of the dataset folder .*set data\.allow_outside_root true"):
+    with pytest.raises(ValueError, match=r"outside of the dataset folder .*set data\.limits\.allow_outside_root true"):
         YoloSplit(read_description(tmp_path), "train")
 
 

@@ -85,7 +85,7 @@ def test_typo_is_told_in_a_few_lines(tmp_path: Path, forks: Forks) -> None:
 @pytest.mark.whole_run
 def test_no_command_uses_the_network(tmp_path: Path, look_alike: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
-    common = ["--data.root", str(look_alike), "--data.index_root", "index", "--data.image_size", "64"]
+    common = ["--data.root", str(look_alike), "--data.storage.index_root", "index", "--data.image_size", "64"]
     common += ["--trainer.accelerator", "cpu", "--data.loader.num_workers", "1"]
     fit = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.num_sanity_val_steps", "0"]
     for arguments in (["fit", *fit], ["predict"]):

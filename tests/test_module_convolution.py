@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
+from tests.helpers.data_module import data_module
 from tests.helpers.networks import module_of
 from tests.test_parity import random_batch
 from yolo_lightning import module as module_file
@@ -24,7 +25,7 @@ from yolo_lightning.training.recipe import Recipe
 
 @pytest.fixture
 def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
-    return DetectionDataModule(
+    return data_module(
         str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
     )
 
@@ -296,7 +297,7 @@ def test_size_that_the_graph_does_not_accept_is_refused_before_the_training(
     look_alike: Path, index_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(YOLOModule, "_network_input", lambda *_: pytest.fail("the training has started"))
-    data = DetectionDataModule(
+    data = data_module(
         str(look_alike), index_root=str(index_root), image_size=[64, 96], loader=LoaderSettings(num_workers=0)
     )
     with pytest.raises(ValueError, match=r"data\.image_size must be two multiples of 64 and >= 64, got \[64, 96\]"):

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tests.callbacks.tiny_detection import sample
+from tests.helpers.data_module import data_module
 from tests.helpers.networks import module_of
 from yolo_lightning.callbacks import EMA, LastCheckpoint, MetricsFile
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.commands.command_line import is_ours
 from yolo_lightning.data.batch import Batch, TrainingFacts, collate
-from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model.layers import ConvolutionSettings
 from yolo_lightning.model.loss import LossSettings
@@ -92,7 +92,7 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Callable[..., tup
     def run(
         faults: dict[int, Fault], *callbacks: Callback, resume: bool = False, folder: str = "run", **options: Any
     ) -> tuple[Faulty, Weights]:
-        data = DetectionDataModule(
+        data = data_module(
             str(look_alike),
             index_root=str(index_root),
             image_size=64,

@@ -1,4 +1,4 @@
-"""`data.neighbours` from training to predictions, by the command line."""
+"""`data.input.neighbours` from training to predictions, by the command line."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(data: Path, offsets: str) -> tuple[str, ...]:
-    return ("--data.root", str(data), "--data.neighbours", offsets)
+    return ("--data.root", str(data), "--data.input.neighbours", offsets)
 
 
 def test_network_of_neighbouring_frames_is_trained_scored_and_applied(
@@ -56,17 +56,19 @@ def test_network_of_neighbouring_frames_is_trained_scored_and_applied(
         run("validate", *options(data, "[-1, 0]"))
     assert ended.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert "data.neighbours must be [-2, -1, 0, 1], as in the checkpoint, whose network has 4 input channels" in line
+    assert (
+        "data.input.neighbours must be [-2, -1, 0, 1], as in the checkpoint, whose network has 4 input channels" in line
+    )
 
     checkpoint[INPUT] = input_record(4, ImageSize(64, 64), (-1, 0, 1, 2))
     write_checkpoint(checkpoint, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match=r"data\.neighbours is \[-2, -1, 0, 1\] in .* and \[-1, 0, 1, 2\] in "):
+    with pytest.raises(ValueError, match=r"data\.input\.neighbours is \[-2, -1, 0, 1\] in .* and \[-1, 0, 1, 2\] in "):
         average_checkpoints([BEST, tmp_path / "other.ckpt"])
 
 
 @pytest.mark.timeout(600)
 def test_killed_and_resumed_equals_uninterrupted(run: Run, die: Die, data: Path, tmp_path: Path) -> None:
-    chosen = (*options(data, "[-1, 0, 1]"), "--data.image_cache_mib", "1")
+    chosen = (*options(data, "[-1, 0, 1]"), "--data.storage.image_cache_mib", "1")
     whole = tmp_path / "whole"
     whole.mkdir()
     assert die(whole, "never", options=chosen) == 0

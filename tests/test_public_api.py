@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 
 import yolo_lightning
 from tests.conftest import REPOSITORY
+from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import MeanAP
 from yolo_lightning.model.layers import ConvolutionSettings
 
@@ -33,11 +34,10 @@ def test_import_loads_neither_torch_nor_lightning() -> None:
 
 @pytest.fixture
 def data(look_alike: Path, index_root: Path) -> Any:
-    from yolo_lightning import DetectionDataModule
     from yolo_lightning.data.loader import LoaderSettings
 
     loader = LoaderSettings(num_workers=0)
-    return DetectionDataModule(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)
+    return data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)
 
 
 @pytest.fixture

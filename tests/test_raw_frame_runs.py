@@ -25,8 +25,8 @@ from yolo_lightning.model.network_settings import input_record, read_settings
 FRAMES = {"train_frames": 24, "valid_frames": 8, "test_frames": 4, "width": 96, "height": 64}
 FIXED = PixelRange("fixed", RAW_LOW, RAW_LOW + 255 * RAW_PER_LEVEL)
 OF_DATA = [
-    *("--data.pixel_range.mode", "fixed", "--data.pixel_range.low", str(FIXED.low)),
-    *("--data.pixel_range.high", str(FIXED.high)),
+    *("--data.input.pixel_range.mode", "fixed", "--data.input.pixel_range.low", str(FIXED.low)),
+    *("--data.input.pixel_range.high", str(FIXED.high)),
 ]
 SHORT = ["--trainer.max_epochs", "2", "--data.batch_size", "8", "--model.recipe.nominal_batch", "8"]
 
@@ -41,7 +41,14 @@ class Stop(Callback):
 
 
 def run(command: str, root: Path, folder: Path, *options: str) -> None:
-    data = ["--data.root", str(root), "--data.index_root", str(root / "index"), "--data.loader.num_workers", "0"]
+    data = [
+        "--data.root",
+        str(root),
+        "--data.storage.index_root",
+        str(root / "index"),
+        "--data.loader.num_workers",
+        "0",
+    ]
     supervision = ["--supervision.enabled", "false"] if command == "fit" else []
     output = ["--trainer.default_root_dir", str(folder), *supervision]
     cli.main([command, "--trainer.accelerator", "cpu", *data, *TINY, *output, *options])
@@ -77,7 +84,8 @@ def test_a_run_on_16_bit_frames_equals_a_run_on_the_mapped_frames(
     caplog.clear()
     run("test", raw, tmp_path / "raw")
     assert (
-        "taken from the checkpoint: data.pixel_range.mode fixed (instead of None), data.pixel_range.low" in caplog.text
+        "taken from the checkpoint: data.input.pixel_range.mode fixed (instead of None), data.input.pixel_range.low"
+        in caplog.text
     )
     run("test", gray, tmp_path / "gray")
     scores = [(tmp_path / name / "test_scores.json").read_text() for name in ("raw", "gray")]
@@ -88,7 +96,7 @@ def test_a_run_on_16_bit_frames_equals_a_run_on_the_mapped_frames(
 @pytest.mark.whole_run
 def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = draw_dataset(tmp_path / "data", **FRAMES, bits=16)
-    options = [*SHORT, "--data.pixel_range.mode", "clip"]
+    options = [*SHORT, "--data.input.pixel_range.mode", "clip"]
     run("fit", root, tmp_path / "whole", *options)
     combine = cli.with_default_callbacks
     with monkeypatch.context() as patch:

@@ -49,7 +49,7 @@ def trained(run: Callable[..., None], frames: Path) -> Callable[..., None]:
     run("fit", *data, "--data.image_size", str(SIZE), "--trainer.max_epochs", "1", "--model.recipe.nominal_batch", "4")
 
     def call(subcommand: str, *options: str) -> None:
-        data_options = [*data, "--data.loader.num_workers", "0", "--data.index_root", "index"]
+        data_options = [*data, "--data.loader.num_workers", "0", "--data.storage.index_root", "index"]
         main([subcommand, "--trainer.accelerator", "cpu", *data_options, *options])
 
     return call
@@ -122,7 +122,7 @@ def check_detector(frames: Path) -> None:
 
 def check_tools(frames: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`sweep`, `recalibrate`, `contact_sheet` and `report` use the size of the checkpoint or of the options."""
-    common = ["--data.root", str(frames), "--data.loader.num_workers", "0", "--data.index_root", "index"]
+    common = ["--data.root", str(frames), "--data.loader.num_workers", "0", "--data.storage.index_root", "index"]
     common += ["--data.batch_size", "4"]
     capsys.readouterr()
     main(["sweep", *common, "--device", "cpu", "--score_thresholds", "[0.01]", "--iou_thresholds", "[0.7]"])

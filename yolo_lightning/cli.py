@@ -46,7 +46,7 @@ from yolo_lightning.commands.option_errors import ShortErrors, rejected_option
 from yolo_lightning.commands.option_layers import PREFIX, layered
 from yolo_lightning.commands.start_supervisor import MAX_EPOCHS, needs_supervisor, supervise_fit, training_finished
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.formats.dataset_format import LTDV2
+from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.model.network_settings import (
     bound_options,
     checkpoint_record,
@@ -320,10 +320,10 @@ class YOLOCLI(LightningCLI):
     def _leave_out(self, suspects: Sequence[str]) -> None:
         """Add samples to the quarantine of the data module."""
         data = self.config[self.config.subcommand].data
-        added = [suspect for suspect in suspects if suspect not in data.quarantine]
+        added = [suspect for suspect in suspects if suspect not in data.limits.quarantine]
         if added:
             rank_zero_warn(f"quarantined after repeated failures: {', '.join(added)}")
-            data.quarantine = (*data.quarantine, *added)
+            data.limits.quarantine = (*data.limits.quarantine, *added)
 
     def _use_fallback_level(self, folder: Path) -> None:
         """Apply the fallback level of a torchrun launch, which no supervisor restarts with other options."""
@@ -366,7 +366,7 @@ class YOLOCLI(LightningCLI):
         report_precedence(self._bound, configured, self._options())
 
     def _bound_by(self, record: dict[str, Any]) -> dict[str, Any]:
-        return bound_options(record, is_gray=self.config[self.config.subcommand].data.format == LTDV2)
+        return bound_options(record, is_gray=format_class(self.config[self.config.subcommand].data.format).is_gray)
 
     def _options(self) -> dict[str, Any]:
         """Return all options of the subcommand as plain Python values by full name."""

@@ -49,8 +49,8 @@ class Detector:
     cv2.COLOR_BGR2RGB)`. Gray images with 16 bits, in files and in arrays of uint16, are mapped to 8 bits by
     `pixel_range`; in mode `clip`, the files of a folder form a clip, and arrays are refused.
 
-    If the network was trained with `data.neighbours`, the neighbouring frames of a video, and of an image file with a
-    numbered name, are read too. An array is `(H, W, C)`, the gray frames at the C offsets, or `(H, W)`, a frame
+    If the network was trained with `data.input.neighbours`, the neighbouring frames of a video, and of an image file
+    with a numbered name, are read too. An array is `(H, W, C)`, the gray frames at the C offsets, or `(H, W)`, a frame
     without neighbours, which is used in place of them.
 
     Examples:

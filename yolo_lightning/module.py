@@ -83,8 +83,8 @@ class YOLOModule(LightningModule):
         variant: Detection graph of Ultralytics by name, for example yolov8n to yolov8x, yolov8n-p2, yolov9t, yolov10n,
             yolo11n, yolo12n, yolo26n (all: docs/training.md), or the path of a `.yaml` file in Ultralytics' format.
         class_names: Names of the classes, index 0 first. The command line takes them from the data.
-        input_channels: Channels of the images: 3 for RGB and gray images, the number of `data.neighbours` if there are
-            any. The command line takes it from the data.
+        input_channels: Channels of the images: 3 for RGB and gray images, the number of `data.input.neighbours` if
+            there are any. The command line takes it from the data.
         weights: Ultralytics `.pt` or own `.ckpt` file with initial weights; null for random weights.
         allow_pickle: Open a `.pt` file of `weights` even if it refers to code of neither PyTorch nor Ultralytics.
         class_width: Channels of the hidden class layers; null for the default for these classes or weights.
@@ -338,7 +338,7 @@ class YOLOModule(LightningModule):
         if channels != own:
             recorded = checkpoint.get(INPUT, {}).get("neighbours", [])
             raise ValueError(
-                f"data.neighbours must be {recorded}, as in the checkpoint, whose network has {channels} input "
+                f"data.input.neighbours must be {recorded}, as in the checkpoint, whose network has {channels} input "
                 f"channels, got a network with {own}"
             )
         self._saved_optimizer = checkpoint.get("optimizer")

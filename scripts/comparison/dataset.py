@@ -3,16 +3,19 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from yolo_lightning.data.boxes import corners_to_centres
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.formats.dataset_format import COCO, LTDV2
+from yolo_lightning.data.formats.coco import CocoFormat
+from yolo_lightning.data.formats.dataset_format import Files
+from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.input_settings import InputSettings
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.storage.frames import ImageFiles
+from yolo_lightning.data.storage.folder_frames import ImageFiles
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "valid"}
 """Splits of this project by the names of Ultralytics."""
@@ -26,32 +29,43 @@ class Dataset:
 
     options: dict[str, str]  # options of `DetectionDataModule` by name
     config: Path  # configuration file of this project for this kind of data
+    files: Mapping[str, str] = field(default_factory=dict)  # fields of `Files`
 
     @classmethod
     def find(cls, root: Path | None, data: Path | None, train_file: str = "", valid_file: str = "") -> "Dataset":
         """Return the dataset that the command line names; raise ValueError if the options are ambiguous."""
         if root is not None and data is None:
-            return cls({"format": LTDV2, "root": str(root)}, LTDV2_CONFIG)
+            return cls({"format": LTDv2Format.accepted, "root": str(root)}, LTDV2_CONFIG)
         if data is None or root is not None:
             raise ValueError(f"exactly one of --root and --data must be given, got {root} and {data}")
         if data.suffix in (".yaml", ".yml") or (data / "data.yaml").is_file():
             return cls({"format": str(data)}, OTHER_CONFIG)
         if train_file and (data / train_file).is_file():
-            files = {"train_file": train_file, "valid_file": valid_file}
-            return cls({"format": COCO, "root": str(data), **files}, OTHER_CONFIG)
+            return cls(
+                {"format": CocoFormat.accepted, "root": str(data)},
+                OTHER_CONFIG,
+                {"train": train_file, "valid": valid_file},
+            )
         folder = f" or a folder that contains {train_file}" if train_file else ""
         raise ValueError(f"--data must be a data.yaml{folder}, got {data}")
 
     def words(self) -> list[str]:
         """Return the options for the command line of `fit`."""
-        return [word for name, value in self.options.items() for word in (f"--data.{name}", value)]
+        files = {f"files.{name}": value for name, value in self.files.items()}
+        return [word for name, value in (self.options | files).items() for word in (f"--data.{name}", value)]
 
     def module(
         self, batch_size: int, image_size: int | list[int], neighbours: Sequence[int] = ()
     ) -> DetectionDataModule:
         """Return a data module without workers, for scoring."""
-        settings = {"batch_size": batch_size, "image_size": image_size, "neighbours": tuple(neighbours)}
-        return DetectionDataModule(loader=LoaderSettings(num_workers=0), **settings, **self.options)  # type: ignore[arg-type]
+        return DetectionDataModule(
+            **self.options,  # type: ignore[arg-type]
+            batch_size=batch_size,
+            image_size=image_size,
+            files=Files(**self.files),  # type: ignore[arg-type]
+            input=InputSettings(neighbours=tuple(neighbours)),
+            loader=LoaderSettings(num_workers=0),
+        )
 
 
 def convert(module: DetectionDataModule, target: Path) -> Path:

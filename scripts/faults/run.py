@@ -274,7 +274,7 @@ def configuration(case: Case, root: Path, folder: Path) -> dict[str, Any]:
     long_s = {one.name: LONG_S * busyness() for one in fields(PhaseTimeouts)}
     short_s = {name: value * (busyness() if name in PROCESS_STARTS else 1) for name, value in case.timeouts_s.items()}
     tree["supervision"] |= {**case.supervision, "phase_timeouts": long_s | short_s}
-    tree["data"] |= {"root": str(root / "data"), "index_root": str(root / "index")}
+    tree["data"] |= {"root": str(root / "data"), "storage": {"index_root": str(root / "index")}}
     tree["data"]["loader"]["num_workers"] = case.workers
     arguments = {"faults": list(case.inside), "folder": str(folder)}
     tree["trainer"]["callbacks"].append({"class_path": "faults.injector.Injector", "init_args": arguments})

@@ -133,7 +133,7 @@ def pictures() -> list[bytes]:
 
 def image(folder: Path) -> Target:
     from yolo_lightning.data.formats.yolo import image_shape
-    from yolo_lightning.data.storage.frames import ImageFiles
+    from yolo_lightning.data.storage.folder_frames import ImageFiles
 
     file, files = folder / "a.jpg", (ImageFiles(folder), ImageFiles(folder, 3))
 
@@ -150,7 +150,8 @@ def raw_image(folder: Path) -> Target:
     import numpy as np
 
     from yolo_lightning.data.input_images import RawRanges, read_pictures
-    from yolo_lightning.data.storage.frames import FrameError, ImageFiles
+    from yolo_lightning.data.storage.folder_frames import ImageFiles
+    from yolo_lightning.data.storage.frames import FrameError
     from yolo_lightning.data.storage.image_header import FrameLimits
     from yolo_lightning.data.transforms.pixel_range import PixelRange
 
@@ -200,9 +201,10 @@ def packed(folder: Path) -> Target:
     from yolo_lightning.data.storage.frames import FrameError
     from yolo_lightning.data.storage.packed_frames import PackedFrames
     from yolo_lightning.data.storage.packing import complete_shards, describe, write_index, write_shard
+    from yolo_lightning.data.storage.storage import StorageSettings
 
     (folder / "frames.zip").write_bytes(archive(zipfile.ZIP_STORED))
-    original, store = open_original(folder, "zip", folder / "index"), folder / "packed"
+    original, store = open_original(folder, StorageSettings(index_root=str(folder / "index"))), folder / "packed"
     names = [f"frames/20200502/clip_1_1142/image_{number:04d}.jpg" for number in range(3)]
     store.mkdir()
     shard, damaged = write_shard(store, original, describe(original), names)
@@ -229,28 +231,6 @@ def packed(folder: Path) -> Target:
 
     file = folder / "change"
     return Target(file, [bytes([number]) + valid[path] for number, path in enumerate(paths)], read)
-
-
-def litdata(folder: Path) -> Target:
-    from yolo_lightning.data.storage.choose_storage import open_original
-    from yolo_lightning.data.storage.frames import FrameError
-    from yolo_lightning.data.storage.litdata_frames import LitdataFrames, write_litdata
-
-    (folder / "frames.zip").write_bytes(archive(zipfile.ZIP_STORED))
-    names = [f"frames/20200502/clip_1_1142/image_{number:04d}.jpg" for number in range(3)]
-    store = folder / "store"
-    write_litdata(open_original(folder, "zip", folder / "index"), names, str(store), 1)
-    file = store / "names.npy"
-
-    def read() -> None:
-        frames = LitdataFrames(str(store), folder / "cache")
-        for name in names:
-            try:
-                frames.read(name)
-            except FrameError as error:
-                check_text(str(error))
-
-    return Target(file, [file.read_bytes()], read)
 
 
 def submission() -> bytes:
@@ -484,7 +464,6 @@ READERS = (
     FileReader("image (16 bits)", raw_image),
     FileReader("frames.zip", zip_frames),
     FileReader("packed store", packed),
-    FileReader("litdata store", litdata, "litdata"),
     FileReader("submission (JSON)", submission_json),
     FileReader("submission (zip)", submission_zip),
     FileReader("ground truth", truth),

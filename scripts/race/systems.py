@@ -72,7 +72,7 @@ def ours(training: Training) -> str:
         "trainer.max_epochs": training.epochs,
         "model.recipe.nominal_batch": training.batch,
         "data.root": training.data,
-        "data.index_root": training.data + "-index",
+        "data.storage.index_root": training.data + "-index",
         "data.image_size": training.image_size,
         "data.batch_size": training.batch,
         "data.loader.num_workers": training.workers,

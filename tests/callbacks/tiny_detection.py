@@ -74,7 +74,7 @@ class Frames(LightningDataModule):
         self.predict_image_ids = list(image_ids)
         self.predict_original_ids = [int(one) if one.isdecimal() else one for one in image_ids]
         self.category_ids = category_ids
-        self.is_ltdv2 = category_ids == CATEGORY_IDS
+        self.has_submission = category_ids == CATEGORY_IDS
 
     def test_dataloader(self) -> Any:
         return DataLoader(self.batches, batch_size=None)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ SAMPLING = (
     *("--data.sampling.repeat_threshold", "1", "--data.sampling.balance", "month"),
     *("--data.sampling.repeat_scope", "month", "--data.augmentation.mixup", "0.5"),
     *("--data.augmentation.paste.probability", "0.7", "--data.augmentation.paste.position", "row"),
-    *("--data.sampling.epoch_frames", "14", "--data.train_fraction", "0.5"),
+    *("--data.sampling.epoch_frames", "14", "--data.split.train_fraction", "0.5"),
 )
 """Mixup, box paste, repeated frames, epochs that begin within a pass; four steps here too, the last of two frames."""
 
@@ -51,7 +51,7 @@ def die(forks: Forks, look_alike: Path, index_root: Path) -> Die:
     def call(folder: Path, where: str, *, workers: int = 0, options: tuple[str, ...] = ()) -> int:
         words = [where, "1", "fit", *TRAINING]
         words += ["--trainer.accelerator", "cpu", "--data.image_size", "64", "--trainer.num_sanity_val_steps", "0"]
-        words += ["--data.root", str(look_alike), "--data.index_root", str(index_root), *options]
+        words += ["--data.root", str(look_alike), "--data.storage.index_root", str(index_root), *options]
         return forks.start(HELPER, *words, "--data.loader.num_workers", str(workers), folder=folder).wait()
 
     return call

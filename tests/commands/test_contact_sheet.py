@@ -10,15 +10,16 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.conftest import REPOSITORY
+from tests.helpers.annotations import open_ltdv2
+from tests.helpers.data_module import data_module
 from yolo_lightning.commands import contact_sheet as tool
 from yolo_lightning.commands.contact_sheet import contact_sheet, draw_sample, sample_rows, spread_frames
 from yolo_lightning.commands.data_options import call_with_data
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
 from yolo_lightning.evaluation.plots import false_colour
 
@@ -28,14 +29,14 @@ Make = Callable[..., DetectionDataModule]
 @pytest.fixture
 def make(look_alike: Path, index_root: Path) -> Make:
     def build(**changed: Any) -> DetectionDataModule:
-        return DetectionDataModule(str(look_alike), index_root=str(index_root), **{"image_size": 96} | changed)
+        return data_module(str(look_alike), index_root=str(index_root), **{"image_size": 96} | changed)
 
     return build
 
 
 @pytest.fixture
 def frames(look_alike: Path, index_root: Path) -> LabelledFrames:
-    return LabelledFrames(open_index(look_alike / "Train.json", index_root), FolderFrames(look_alike))
+    return LabelledFrames(open_ltdv2(look_alike / "Train.json", index_root), FolderFrames(look_alike))
 
 
 def test_picture_has_four_rows_of_samples(make: Make, tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_neighbouring_frames_are_drawn_in_false_colour(
 ) -> None:
     output = tmp_path / "sheet.png"
     contact_sheet(data=make(neighbours=(-2, -1, 0, 1), augmentation=Augmentation(mosaic=0)), output=output, samples=1)
-    note = "false colour of data.neighbours [-2, -1, 0, 1]: red is the frame at -2, green 0, blue 1"
+    note = "false colour of data.input.neighbours [-2, -1, 0, 1]: red is the frame at -2, green 0, blue 1"
     assert capsys.readouterr().out.splitlines()[-1] == note
     frames = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 3, 5)
     assert np.array_equal(false_colour(frames), frames[..., [0, 2, 4]])

@@ -27,7 +27,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def recalibrate(look_alike: Path, index_root: Path, tmp_path: Path, weights: Path) -> Callable[..., dict[str, Any]]:
     def call(*words: str) -> dict[str, Any]:
-        data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
+        data = [
+            "--data.root",
+            str(look_alike),
+            "--data.storage.index_root",
+            str(index_root),
+            "--data.loader.num_workers",
+            "0",
+        ]
         more = ["--data.image_size", "64", "--device", "cpu", "--data.batch_size", "4", "--checkpoint", str(weights)]
         files = ["--json", str(tmp_path / "found.json"), "--output", str(tmp_path / "recalibrated.ckpt")]
         main(["recalibrate", *data, *more, *files, *words])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from yolo_lightning.data.index.split_index import open_index
+from tests.helpers.annotations import open_ltdv2
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.folder_frames import FolderFrames
 
 CATEGORIES = [
     {"id": number, "name": name}
@@ -86,7 +86,7 @@ def split(
     def build(boxes: Sequence[Sequence[Sequence[float]]]) -> LabelledFrames:
         content = coco(boxes)
         draw_frames(content)
-        return LabelledFrames(open_index(write_json(content), tmp_path / "index"), FolderFrames(tmp_path))
+        return LabelledFrames(open_ltdv2(write_json(content), tmp_path / "index"), FolderFrames(tmp_path))
 
     return build
 

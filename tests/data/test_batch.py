@@ -11,14 +11,13 @@ import pytest
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
-from tests.helpers.annotations import assert_boxes_of_the_json
+from tests.helpers.annotations import assert_boxes_of_the_json, open_ltdv2
 from tests.helpers.meta_device import META, MetaDevice
 from yolo_lightning.data.batch import Batch, Prediction, Sample, Target, collate, targets
 from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset
-from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.labelled_frames import LabelledFrames
-from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.folder_frames import FolderFrames
 
 HEIGHT, WIDTH = 32, 64
 
@@ -109,7 +108,7 @@ def test_targets_of_evaluation_samples_are_the_boxes_of_the_json(
 ) -> None:
     content = json.loads((look_alike / "Valid.json").read_text())
     dataset = EvaluationDataset(
-        LabelledFrames(open_index(look_alike / "Valid.json", index_root), FolderFrames(look_alike)), image_size
+        LabelledFrames(open_ltdv2(look_alike / "Valid.json", index_root), FolderFrames(look_alike)), image_size
     )
     found = targets(collate([dataset[position] for position in range(len(dataset))]))
     assert [target.image_id for target in found] == [str(image["id"]) for image in content["images"]]

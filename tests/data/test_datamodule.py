@@ -19,15 +19,18 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
+from tests.helpers.annotations import open_ltdv2
+from tests.helpers.data_module import data_module
 from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
-from yolo_lightning.data.index.split_index import SplitIndex, default_index_root, open_index
+from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings, prepare_worker
 from yolo_lightning.data.sampling.resumable_loader import limited
 from yolo_lightning.data.sampling.sampling_rules import Sampling
-from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.folder_frames import FolderFrames
+from yolo_lightning.data.storage.storage import StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
 Split = Callable[..., LabelledFrames]
@@ -52,7 +55,7 @@ def make(look_alike: Path, index_root: Path) -> Make:
 
     def build(stage: str = "fit", trainer: Trainer | None = None, **options: Any) -> DetectionDataModule:
         values = {"root": str(look_alike), "index_root": str(index_root), "image_size": 64, "batch_size": 4}
-        datamodule = DetectionDataModule(**{**values, "loader": SERIAL, **options})
+        datamodule = data_module(**{**values, "loader": SERIAL, **options})
         datamodule.trainer = trainer or make_trainer()
         datamodule.setup(stage)
         return datamodule
@@ -67,28 +70,28 @@ def clip_names(index: SplitIndex) -> set[str]:
 @pytest.mark.parametrize("image_size", [0, -32, 16, 33, 650])
 def test_image_size_off_the_stride_is_refused(image_size: int) -> None:
     with pytest.raises(ValueError, match=rf"data\.image_size must be a multiple of 32 and >= 32, got {image_size}"):
-        DetectionDataModule("nowhere", image_size=image_size)
+        data_module("nowhere", image_size=image_size)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_batch_size_below_one_is_refused(batch_size: int) -> None:
     with pytest.raises(ValueError, match=rf"data\.batch_size must be >= 1, got {batch_size}"):
-        DetectionDataModule("nowhere", batch_size=batch_size)
+        data_module("nowhere", batch_size=batch_size)
 
 
 def test_negative_memory_for_frames_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.image_cache_mib must be >= 0, got -1"):
-        DetectionDataModule("nowhere", image_cache_mib=-1)
+    with pytest.raises(ValueError, match=r"data\.storage\.image_cache_mib must be >= 0, got -1"):
+        data_module("nowhere", image_cache_mib=-1)
 
 
 def test_negative_number_of_bad_frames_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.max_bad_frames must be >= 0, got -1"):
-        DetectionDataModule("nowhere", max_bad_frames=-1)
+    with pytest.raises(ValueError, match=r"data\.limits\.max_bad_frames must be >= 0, got -1"):
+        data_module("nowhere", max_bad_frames=-1)
 
 
 def test_negative_seed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"data\.seed must be >= 0, got -1"):
-        DetectionDataModule("nowhere", seed=-1)
+        data_module("nowhere", seed=-1)
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_workers", -1), ("prefetch_factor", 0), ("timeout_s", -1.0)])
@@ -107,9 +110,7 @@ def test_missing_root_is_refused_before_training(make: Make) -> None:
         make(root="nowhere")
 
 
-@pytest.mark.parametrize(
-    ("option", "stage"), [("train_file", "fit"), ("valid_file", "validate"), ("test_file", "test")]
-)
+@pytest.mark.parametrize(("option", "stage"), [("train", "fit"), ("valid", "validate"), ("test", "test")])
 def test_missing_annotation_file_is_refused_before_training(make: Make, option: str, stage: str) -> None:
     with pytest.raises(ValueError, match=r"annotation file .*Absent\.json does not exist"):
         make(stage, **{option: "Absent.json"})
@@ -143,7 +144,7 @@ def test_second_setup_keeps_what_is_open(make: Make) -> None:
 def test_predict_image_ids_are_those_of_the_file_in_order(make: Make) -> None:
     datamodule = make("predict")
     batches: list[Batch] = list(datamodule.predict_dataloader())
-    assert datamodule.is_ltdv2
+    assert datamodule.has_submission
     assert len(datamodule.predict_image_ids) == 4
     assert [image_id for batch in batches for image_id in batch.image_ids] == datamodule.predict_image_ids
     assert datamodule.predict_original_ids == [int(image_id) for image_id in datamodule.predict_image_ids]
@@ -161,29 +162,27 @@ def test_training_epoch_holds_every_frame_once(make: Make) -> None:
 @pytest.mark.parametrize("name", ["train_fraction", "valid_fraction"])
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.01, float("nan")])
 def test_subset_out_of_range_is_refused(name: str, share: float) -> None:
-    with pytest.raises(ValueError, match=rf"data\.{name} must be > 0 and <= 1, got {share}"):
-        DetectionDataModule("nowhere", **{name: share})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"data\.split\.{name} must be > 0 and <= 1, got {share}"):
+        data_module("nowhere", **{name: share})
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
 def test_share_to_hold_out_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match=rf"data\.valid_share must be > 0 and < 1, or null, got {share}"):
-        DetectionDataModule("nowhere", valid_file=None, valid_share=share)
+    with pytest.raises(ValueError, match=rf"data\.split\.valid_share must be > 0 and < 1, or null, got {share}"):
+        data_module("nowhere", valid=None, valid_share=share)
 
 
-@pytest.mark.parametrize(("valid_file", "valid_share"), [("Valid.json", 0.1), (None, None)])
-def test_exactly_one_source_of_validation_frames_is_asked_for(
-    valid_file: str | None, valid_share: float | None
-) -> None:
-    with pytest.raises(ValueError, match=f"exactly one of .*valid_file {valid_file} and .*valid_share {valid_share}"):
-        DetectionDataModule("nowhere", valid_file=valid_file, valid_share=valid_share)
+@pytest.mark.parametrize(("valid", "valid_share"), [("Valid.json", 0.1), (None, None)])
+def test_exactly_one_source_of_validation_frames_is_asked_for(valid: str | None, valid_share: float | None) -> None:
+    with pytest.raises(ValueError, match=f"exactly one of .*valid {valid} and .*valid_share {valid_share}"):
+        data_module("nowhere", valid=valid, valid_share=valid_share)
 
 
 def test_without_validation_file_clips_are_held_out(make: Make) -> None:
-    datamodule = make(valid_file=None, valid_share=0.3)
+    datamodule = make(valid=None, valid_share=0.3)
     training, held_out = clip_names(datamodule.index("train")), clip_names(datamodule.index("valid"))
     assert (len(training), len(held_out), len(training | held_out)) == (8, 8, 16)
-    assert make("validate", valid_file=None, valid_share=0.3).index("valid") == datamodule.index("valid")
+    assert make("validate", valid=None, valid_share=0.3).index("valid") == datamodule.index("valid")
 
 
 def test_subset_is_all_that_is_read(make: Make, look_alike: Path, tmp_path: Path) -> None:
@@ -193,7 +192,7 @@ def test_subset_is_all_that_is_read(make: Make, look_alike: Path, tmp_path: Path
         shutil.copy(look_alike / name, tmp_path / name)
     for name in ("Train.json", "Valid.json"):
         shutil.copy(look_alike / name, tmp_path / name)
-    only = {"train_fraction": 0.5, "valid_file": "Train.json", "valid_fraction": 0.5, "max_bad_frames": 0}
+    only = {"train_fraction": 0.5, "valid": "Train.json", "valid_fraction": 0.5, "max_bad_frames": 0}
     datamodule = make(
         root=str(tmp_path), index_root=str(tmp_path / "index"), augmentation=Augmentation(mosaic=1), **only
     )
@@ -254,7 +253,9 @@ def test_log_says_what_is_used_of_each_split(make: Make, caplog: pytest.LogCaptu
 def test_checkpoint_of_another_subset_is_refused(make: Make) -> None:
     state = make(train_fraction=0.5).state_dict()
     make(train_fraction=0.5).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"other training data.*data\.train_fraction and data\.valid_share"):
+    with pytest.raises(
+        ValueError, match=r"other training data.*data\.split\.train_fraction and data\.split\.valid_share"
+    ):
         make().load_state_dict(state)
 
 
@@ -268,9 +269,9 @@ def test_other_sampling_is_refused_within_an_epoch(make: Make) -> None:
 def test_frames_are_read_from_the_named_storage(make: Make, look_alike: Path, tmp_path: Path) -> None:
     shutil.copytree(look_alike, tmp_path / "data")
     with pytest.raises(ValueError, match=r"frames\.zip"):
-        make(root=str(tmp_path / "data"), storage="zip")
+        make(root=str(tmp_path / "data"), kind="zip")
     with pytest.raises(ValueError, match="elsewhere"):
-        make(root=str(tmp_path / "data"), storage="packed", store=str(tmp_path / "elsewhere"))
+        make(root=str(tmp_path / "data"), kind="packed", store=str(tmp_path / "elsewhere"))
 
 
 def test_validation_goes_through_the_file_in_order(make: Make) -> None:
@@ -407,7 +408,7 @@ print(json.dumps(seen))
 
 @pytest.fixture(scope="module")
 def photometric_dataset(look_alike: Path, index_root: Path) -> TrainingDataset:
-    frames = LabelledFrames(open_index(look_alike / "Train.json", index_root), FolderFrames(look_alike))
+    frames = LabelledFrames(open_ltdv2(look_alike / "Train.json", index_root), FolderFrames(look_alike))
     return TrainingDataset(frames, 64, Augmentation(photometric=1), 10, seed=0)
 
 
@@ -456,13 +457,15 @@ def test_too_many_bad_frames_end_the_run(make: Make) -> None:
         datamodule.on_before_batch_transfer(with_bad_frames(batch, range(2)), 0)
     with pytest.warns(UserWarning, match="left out 3 of at most 3"):
         datamodule.on_before_batch_transfer(with_bad_frames(batch, range(1, 3)), 0)
-    with pytest.raises(ValueError, match=r"4 frames cannot be used, more than data\.max_bad_frames 3: .*/image_3\.jpg"):
+    with pytest.raises(
+        ValueError, match=r"4 frames cannot be used, more than data\.limits\.max_bad_frames 3: .*/image_3\.jpg"
+    ):
         datamodule.on_before_batch_transfer(with_bad_frames(batch, range(4)), 0)
 
 
 def test_frame_torn_while_training_is_named_by_its_batch(split: Split, tmp_path: Path, make: Make) -> None:
     frames = split([[[1, 2, 30, 20]]] * 4)
-    datamodule = make(root=str(tmp_path), index_root=str(tmp_path / "index"), valid_file="Train.json", max_bad_frames=0)
+    datamodule = make(root=str(tmp_path), index_root=str(tmp_path / "index"), valid="Train.json", max_bad_frames=0)
     (tmp_path / frames.index.file_name(2)).write_bytes(b"")
     batch: Batch = next(iter(datamodule.val_dataloader()))
     assert batch.readable == (True, True, False, True)
@@ -479,8 +482,8 @@ def test_limit_counts_batches_or_is_a_share(limit: float | int | None, batches: 
 
 def test_index_goes_to_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_index_root() == tmp_path / "yolo_lightning" / "index"
-    assert DetectionDataModule("nowhere").index_root == tmp_path / "yolo_lightning" / "index"
+    assert StorageSettings().index_folder == tmp_path / "yolo_lightning" / "index"
+    assert data_module("nowhere").storage.index_folder == tmp_path / "yolo_lightning" / "index"
 
 
 def test_loader_settings_are_frozen() -> None:

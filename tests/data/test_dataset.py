@@ -14,7 +14,7 @@ from yolo_lightning.data.boxes import Letterbox
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
-from yolo_lightning.data.storage.frames import Storage
+from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.letterbox import PADDING
 

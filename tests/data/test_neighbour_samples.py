@@ -13,12 +13,13 @@ import torch
 from lightning.pytorch import Trainer
 
 from tests.helpers.archives import write_zip
+from tests.helpers.data_module import data_module
 from yolo_lightning.commands.prepare.command import prepare
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 from yolo_lightning.data.transforms.photometric import random_photometry
@@ -40,8 +41,8 @@ def root(index_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def module(root: Path, index_root: Path, **changed: Any) -> DetectionDataModule:
-    options: dict[str, Any] = {"image_size": 96, "neighbours": OFFSETS, "storage": "folder", "batch_size": 4}
-    return DetectionDataModule(str(root), index_root=str(index_root), **options | changed)
+    options: dict[str, Any] = {"image_size": 96, "neighbours": OFFSETS, "kind": "folder", "batch_size": 4}
+    return data_module(str(root), index_root=str(index_root), **options | changed)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_channels_are_the_frames_of_the_clip(frames: LabelledFrames) -> None:
 
 @pytest.mark.parametrize("storage", ["zip", "packed"])
 def test_storages_give_the_same_samples(storage: str, root: Path, index_root: Path, frames: LabelledFrames) -> None:
-    other = module(root, index_root, storage=storage).open("train")
+    other = module(root, index_root, kind=storage).open("train")
     assert type(other.storage) is not type(frames.storage)
     assert_equal(samples(other), samples(frames))
     evaluated = (EvaluationDataset(one, 96) for one in (frames, other))
@@ -127,7 +128,7 @@ def test_bad_neighbour_is_replaced_and_named(root: Path, index_root: Path, tmp_p
     unreadable = EvaluationDataset(frames, 96)[after]
     assert (unreadable.readable, unreadable.image.shape, set(unreadable.image.ravel())) == (False, (96, 96, 3), {114})
     frames.quarantined = frozenset({own})
-    assert "data.quarantine" in EvaluationDataset(frames, 96)[own].bad_frames[0]
+    assert "data.limits.quarantine" in EvaluationDataset(frames, 96)[own].bad_frames[0]
 
 
 @pytest.mark.parametrize("offsets", [(-1, 0), (-2, -1, 0, 1, 2)])
@@ -175,5 +176,7 @@ def test_workers_prepare_the_same_batches(root: Path, index_root: Path, tmp_path
 
 
 def test_formats_without_clips_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^data\.neighbours must be \[\] with data\.format coco, whose images do not"):
-        DetectionDataModule(str(tmp_path), format="coco", neighbours=OFFSETS)
+    with pytest.raises(
+        ValueError, match=r"^data\.input\.neighbours must be \[\] with data\.format coco, whose images do not"
+    ):
+        data_module(str(tmp_path), format="coco", neighbours=OFFSETS)

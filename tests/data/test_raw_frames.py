@@ -1,4 +1,4 @@
-"""16-bit frames: every storage returns the same values, every reader maps them by `data.pixel_range`."""
+"""16-bit frames: every storage returns the same values, every reader maps them by `data.input.pixel_range`."""
 
 import json
 import pickle
@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from tests.helpers.archives import write_zip
+from tests.helpers.data_module import data_module
 from yolo_lightning.commands.prepare.command import prepare
 from yolo_lightning.data.batch import Sample
 from yolo_lightning.data.datamodule import DetectionDataModule
@@ -22,9 +23,11 @@ from yolo_lightning.data.index.clip_ranges import clip_ranges
 from yolo_lightning.data.input_images import RawRanges, from_array, read_pictures
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.choose_storage import open_frames, open_original
-from yolo_lightning.data.storage.frames import BitDepthError, FrameError, ImageFiles, decode_frame
+from yolo_lightning.data.storage.folder_frames import ImageFiles
+from yolo_lightning.data.storage.frames import BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packing import damaged_frames, describe, write_index, write_shard
+from yolo_lightning.data.storage.storage import StorageSettings
 from yolo_lightning.data.synthetic.camera import RAW_LOW, RAW_PER_LEVEL
 from yolo_lightning.data.synthetic.drawn_dataset import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
@@ -42,7 +45,7 @@ def raw_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = sorted((root / "frames").rglob("*.png"))
     names = [str(file.relative_to(root)) for file in files]
     write_zip(root / "frames.zip", {name: file.read_bytes() for name, file in zip(names, files, strict=True)})
-    original, store = open_original(root, "folder", root / "index", RAW), root / "packed"
+    original, store = open_original(root, StorageSettings(kind="folder"), RAW), root / "packed"
     store.mkdir()
     shards = [write_shard(store, original, describe(original), part)[0] for part in (names[:9], names[9:])]
     write_index(store, [shard for shard in shards if shard is not None], {}, describe(original))
@@ -53,7 +56,7 @@ def raw_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def data(root: Path, pixel_range: PixelRange = FIXED, **options: Any) -> DetectionDataModule:
     values = {"image_size": 64, "batch_size": 4, "loader": LoaderSettings(num_workers=0), **options}
-    module = DetectionDataModule(str(root), index_root=str(root / "index"), pixel_range=pixel_range, **values)
+    module = data_module(str(root), index_root=str(root / "index"), pixel_range=pixel_range, **values)
     module.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     return module
 
@@ -63,14 +66,16 @@ def test_png_and_tiff_are_read_exactly(extension: str) -> None:
     image = np.random.default_rng(0).integers(0, 2**16, (24, 32), dtype=np.uint16)
     content = cv2.imencode(extension, image)[1].tobytes()
     assert np.array_equal(decode_frame(content, "a", limits=RAW), image)
-    with pytest.raises(FrameError, match=r"^a: the header claims 32 x 24 pixels, more than data\.max_image_pixels 767"):
+    with pytest.raises(
+        FrameError, match=r"^a: the header claims 32 x 24 pixels, more than data\.limits\.max_image_pixels 767"
+    ):
         decode_frame(content, "a", limits=FrameLimits(767, bits=16))
 
 
 @pytest.mark.parametrize(
     ("extension", "dtype", "channels", "message"),
     [
-        (".png", np.uint8, 1, r"a: the pixels are uint8.* set data\.pixel_range\.mode null"),
+        (".png", np.uint8, 1, r"a: the pixels are uint8.* set data\.input\.pixel_range\.mode null"),
         (".tif", np.float32, 1, r"a: the pixels are float32.* only 8-bit images and 16-bit gray images .*: convert"),
         (".png", np.uint16, 3, r"a: images with 16 bits must be gray, got 3 channels"),
     ],
@@ -86,7 +91,7 @@ def test_every_storage_returns_the_values_of_the_files(raw_set: Path) -> None:
     names = [str(file.relative_to(raw_set)) for file in (raw_set / "frames").rglob("*.png")]
     for kind in ("folder", "zip", "packed"):
         storage = pickle.loads(
-            pickle.dumps(open_frames(raw_set, kind, index_root=raw_set / "index", limits=RAW))  # type: ignore[arg-type]
+            pickle.dumps(open_frames(raw_set, StorageSettings(kind, index_root=str(raw_set / "index")), RAW))  # type: ignore[arg-type]
         )
         for name in names:
             frame = storage.read(name)
@@ -139,7 +144,7 @@ def test_ranges_of_clips_are_percentiles_of_their_frames_and_are_stored(
         assert len(own) <= 8
         assert frames.clip_ranges[number].tolist() == np.percentile(own, (1, 98), method="inverted_cdf").tolist()
     monkeypatch.setattr(ImageFiles, "read", lambda *_: pytest.fail("decoded again"))
-    again = clip_ranges(frames.index, frames.storage, module.pixel_range, raw_set / "index")
+    again = clip_ranges(frames.index, frames.storage, module.input.pixel_range, raw_set / "index")
     assert np.array_equal(again, frames.clip_ranges)
 
 
@@ -158,10 +163,10 @@ def test_clip_without_a_readable_frame_has_no_range(raw_set: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"channels": 3}, r"^data\.channels must be 1 or null"),
+        ({"channels": 3}, r"^data\.input\.channels must be 1 or null"),
         (
             {"format": "coco", "pixel_range": PixelRange("clip")},
-            r"^data\.pixel_range\.mode must be fixed or frame unless",
+            r"^data\.input\.pixel_range\.mode must be fixed or frame unless",
         ),
     ],
 )
@@ -172,15 +177,17 @@ def test_impossible_options_are_refused(raw_set: Path, options: dict[str, Any], 
 
 def test_bit_depth_of_store_and_option_must_agree(raw_set: Path, look_alike: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"packed frames of 16 bits must have frames of 8 bits .*: set data\.pixel_range"
+        ValueError, match=r"packed frames of 16 bits must have frames of 8 bits .*: set data\.input\.pixel_range"
     ):
         data(raw_set, PixelRange()).setup("validate")
     with pytest.raises(
-        ValueError, match=r"sampled frames are not 8-bit images: .* set data\.pixel_range\.mode \(predict"
+        ValueError, match=r"sampled frames are not 8-bit images: .* set data\.input\.pixel_range\.mode \(predict"
     ):
-        data(raw_set, PixelRange(), storage="folder").setup("validate")
-    with pytest.raises(ValueError, match=r"sampled frames are not 16-bit images: .* set data\.pixel_range\.mode null"):
-        data(look_alike, storage="folder").setup("validate")
+        data(raw_set, PixelRange(), kind="folder").setup("validate")
+    with pytest.raises(
+        ValueError, match=r"sampled frames are not 16-bit images: .* set data\.input\.pixel_range\.mode null"
+    ):
+        data(look_alike, kind="folder").setup("validate")
 
 
 def test_coco_and_yolo_datasets_are_mapped(raw_set: Path, yolo_set: Callable[..., Path]) -> None:
@@ -193,7 +200,7 @@ def test_coco_and_yolo_datasets_are_mapped(raw_set: Path, yolo_set: Callable[...
     )
     for path in (file.parent / "images").rglob("*.tif"):
         path.write_bytes(cv2.imencode(".tif", image)[1].tobytes())
-    module = DetectionDataModule(format=str(file), pixel_range=FIXED, index_root=str(file.parent / "index"))
+    module = data_module(format=str(file), pixel_range=FIXED, index_root=str(file.parent / "index"))
     frames = module.open("train")
     assert np.array_equal(frames.read(0)[0].image, Span(RAW_LOW, RAW_LOW + 255 * RAW_PER_LEVEL).levels(image))
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from tests.helpers.annotations import assert_boxes_of_the_json
+from tests.helpers.annotations import assert_boxes_of_the_json, open_ltdv2
+from tests.helpers.data_module import data_module
 from yolo_lightning.data.batch import Batch, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.frame_checks import BadFrames, check_frames
-from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.folder_frames import FolderFrames
 
 FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
 BATCH_SIZE = 8
@@ -28,7 +28,7 @@ def read(path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def datamodule(real_frames: Path, index_root: Path) -> DetectionDataModule:
-    datamodule = DetectionDataModule(
+    datamodule = data_module(
         str(real_frames),
         index_root=str(index_root),
         image_size=320,
@@ -44,7 +44,7 @@ def datamodule(real_frames: Path, index_root: Path) -> DetectionDataModule:
 @pytest.mark.parametrize("name", FILES)
 def test_every_annotation_file_opens(real_frames: Path, index_root: Path, name: str) -> None:
     content = read(real_frames / name)
-    index = open_index(real_frames / name, index_root)
+    index = open_ltdv2(real_frames / name, index_root)
     assert index.image_ids() == [str(image["id"]) for image in content["images"]]
     assert index.counts.kept + index.counts.dropped == len(content.get("annotations", []))
     assert index.counts.kept == sum(len(index.labels(position)) for position in range(len(index)))
@@ -53,12 +53,12 @@ def test_every_annotation_file_opens(real_frames: Path, index_root: Path, name: 
 @pytest.mark.parametrize("name", FILES)
 def test_no_frame_is_missing_or_of_another_size(real_frames: Path, index_root: Path, name: str) -> None:
     bad_frames = BadFrames(0)
-    check_frames(open_index(real_frames / name, index_root), FolderFrames(real_frames), bad_frames)
+    check_frames(open_ltdv2(real_frames / name, index_root), FolderFrames(real_frames), bad_frames)
     assert bad_frames.names == set()
 
 
 def test_frames_decode_to_pictures(real_frames: Path, index_root: Path) -> None:
-    index, source = open_index(real_frames / "Valid.json", index_root), FolderFrames(real_frames)
+    index, source = open_ltdv2(real_frames / "Valid.json", index_root), FolderFrames(real_frames)
     for position in range(0, len(index), len(index) // 5):
         frame = source.read(index.file_name(position))
         assert (frame.shape, frame.dtype) == (index.shape(position), np.uint8)

@@ -1,11 +1,14 @@
-"""Compares targets with the annotations that they come from."""
+"""Packed indexes of annotation files, and a comparison of targets with their annotations."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from yolo_lightning.data.batch import Target
+from yolo_lightning.data.formats.ltdv2 import read_annotations
+from yolo_lightning.data.index.split_index import SplitIndex, open_index
 
 
 def assert_boxes_of_the_json(found: Sequence[Target], annotations: list[dict[str, Any]]) -> None:
@@ -18,3 +21,8 @@ def assert_boxes_of_the_json(found: Sequence[Target], annotations: list[dict[str
         assert target.labels.tolist() == [entry["category_id"] - 1 for entry in own]
         compared += len(own)
     assert compared > 0
+
+
+def open_ltdv2(annotation_file: Path, index_root: Path) -> SplitIndex:
+    """Open the packed index of an annotation file of LTDv2."""
+    return open_index(annotation_file, index_root, read_annotations)

@@ -13,7 +13,8 @@ import cv2
 import numpy as np
 
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
-from yolo_lightning.data.storage.frames import Storage, decode_frame
+from yolo_lightning.data.storage.frames import decode_frame
+from yolo_lightning.data.storage.storage import Storage
 
 LOCAL, CENTRAL, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 ENCRYPTED = 1

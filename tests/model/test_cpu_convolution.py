@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch import Trainer
 from yolo_lightning.model.cpu_convolution import PATHS, choose_path, fastest, make_network, measure, run_pass, use_path
 
+from tests.helpers.data_module import data_module
 from yolo_lightning.conv import GemmConv2d
 from yolo_lightning.conv.kernels import compiled
-from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.model import cpu_convolution
 from yolo_lightning.model.layers import ConvolutionSettings
@@ -128,7 +128,7 @@ class Run:
     """One epoch of a training on four drawn frames."""
 
     def __init__(self, look_alike: Path, index_root: Path, folder: Path) -> None:
-        self.data = DetectionDataModule(
+        self.data = data_module(
             str(look_alike),
             index_root=str(index_root),
             image_size=64,

@@ -75,7 +75,14 @@ def untyped(tmp_path: Path, look_alike: Path, index_root: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
 
     def call(subcommand: str, *options: str, config: Path | None = None) -> None:
-        data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
+        data = [
+            "--data.root",
+            str(look_alike),
+            "--data.storage.index_root",
+            str(index_root),
+            "--data.loader.num_workers",
+            "0",
+        ]
         small = [
             "--trainer.accelerator",
             "cpu",
@@ -211,7 +218,7 @@ def test_rectangle_is_recorded_as_two_numbers() -> None:
     settings = NetworkSettings.of(record)
     assert settings.image_size == ImageSize(96, 128)
     assert settings.plain()["image_size"] == [96, 128]
-    assert bound_options(record, is_gray=True) == {"data.image_size": [96, 128], "data.neighbours": []}
+    assert bound_options(record, is_gray=True) == {"data.image_size": [96, 128], "data.input.neighbours": []}
     assert settings.for_pictures(image_size=64).letterbox == LETTERBOX
     with pytest.raises(ValueError, match=r"image_size of the weights must be one integer .* got \[1, 2, 3\]"):
         NetworkSettings.of(record | {"image_size": [1, 2, 3]})
@@ -225,7 +232,7 @@ def test_input_that_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
 def test_bound_options_are_those_that_are_recorded() -> None:
     record = {"image_size": 96, "channels": 3, "variant": "yolov8s", "class_width": None, "recipe": {"lr0": 0.1}}
     model = {"data.image_size": 96, "model.variant": "yolov8s"}
-    assert bound_options(record, is_gray=False) == model | {"data.channels": 3}
+    assert bound_options(record, is_gray=False) == model | {"data.input.channels": 3}
     assert bound_options(record, is_gray=True) == model
 
 
@@ -233,7 +240,9 @@ def test_range_of_16_bit_frames_is_recorded_and_bound(tmp_path: Path, caplog: py
     recorded = input_record(1, ImageSize(96, 96), pixel_range=PixelRange("fixed", 7000, 9040))
     assert "pixel_range" not in input_record(1, ImageSize(96, 96))
     bound = bound_options(recorded, is_gray=True)
-    assert {name.removeprefix("data.pixel_range."): value for name, value in bound.items() if "range" in name} == {
+    assert {
+        name.removeprefix("data.input.pixel_range."): value for name, value in bound.items() if "range" in name
+    } == {
         "mode": "fixed",
         "low": 7000,
         "high": 9040,
@@ -250,13 +259,13 @@ def test_range_of_16_bit_frames_is_recorded_and_bound(tmp_path: Path, caplog: py
 def test_precedence_is_one_line_and_names_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
     bound = {
         "data.image_size": 96,
-        "data.channels": 3,
+        "data.input.channels": 3,
         "model.detections.iou_threshold": 0.6,
         "model.detections.score_threshold": 0.1,
     }
     before = {
         "data.image_size": 640,
-        "data.channels": None,
+        "data.input.channels": None,
         "model.detections.iou_threshold": 0.7,
         "model.detections.score_threshold": 0.2,
     }

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from tests.helpers.data_module import data_module
 from tests.helpers.networks import enliven
 from yolo_lightning.data.batch import Batch, Prediction, Sample, collate
 from yolo_lightning.data.boxes import Letterbox
@@ -188,7 +189,7 @@ def test_checkpoints_do_not_remember_it() -> None:
 
 @pytest.fixture
 def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
-    return DetectionDataModule(
+    return data_module(
         str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=LoaderSettings(num_workers=0)
     )
 

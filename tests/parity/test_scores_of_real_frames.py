@@ -15,11 +15,11 @@ from ultralytics.models.yolo.detect import DetectionValidator
 from ultralytics.utils.metrics import DetMetrics
 
 from tests.callbacks.tiny_training import tiny_trainer
+from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import MeanAP
 from yolo_lightning.callbacks.results_file import SCORES
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.boxes import clip_boxes, corners_to_centres
-from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.evaluation.record import EvaluationRecord
@@ -110,7 +110,7 @@ def their_scores(module: YOLOModule, description: Path, folder: Path, **options:
 @pytest.mark.whole_run
 def test_scores_are_those_of_ultralytics_val(real_frames: Path, index_root: Path, tmp_path: Path) -> None:
     description = write_tiles(real_frames, tmp_path / "tiles")
-    data = DetectionDataModule(
+    data = data_module(
         format=str(description),
         index_root=str(index_root),
         image_size=WIDTH,

@@ -158,7 +158,14 @@ def test_supervised_run_that_stops_early_is_not_started_again(
     }[how]
     words = [
         *("fit", "--config", str(REPOSITORY / "configs" / "demo.yaml"), "--supervision.enabled", "true"),
-        *("--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"),
+        *(
+            "--data.root",
+            str(look_alike),
+            "--data.storage.index_root",
+            str(index_root),
+            "--data.loader.num_workers",
+            "0",
+        ),
         *(*TINY, *SMALL, "--trainer.max_epochs", "1000", *options),
     ]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}

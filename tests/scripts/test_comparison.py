@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import REPOSITORY
-from yolo_lightning.data.datamodule import DetectionDataModule
+from tests.helpers.data_module import data_module
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def test_kind_of_dataset_selects_format_and_configuration(tmp_path: Path) -> Non
     ltdv2, yolo, coco = find(root=tmp_path), find(data=tmp_path / "a.yaml"), find(data=coco_folder(tmp_path / "coco"))
     assert [one.options["format"] for one in (ltdv2, yolo, coco)] == ["ltdv2", str(tmp_path / "a.yaml"), "coco"]
     assert [Path(one.config).name for one in (ltdv2, yolo, coco)] == ["ltdv2.yaml", "yolo.yaml", "yolo.yaml"]
-    assert "--data.valid_file" in coco.words()
+    assert "--data.files.valid" in coco.words()
     assert all((REPOSITORY / one.config).is_file() for one in (ltdv2, yolo))
 
 
@@ -55,9 +55,9 @@ def test_converted_dataset_has_the_same_images_boxes_and_classes(
     look_alike: Path, index_root: Path, tmp_path: Path
 ) -> None:
     dataset = script("comparison.dataset")
-    ours = DetectionDataModule(str(look_alike), index_root=str(index_root))
+    ours = data_module(str(look_alike), index_root=str(index_root))
     file = dataset.convert(ours, tmp_path / "yolo")
-    theirs = DetectionDataModule(format=str(file), index_root=str(index_root))
+    theirs = data_module(format=str(file), index_root=str(index_root))
     assert theirs.class_names == ours.class_names
     for split in ("train", "valid"):
         mine, other = ours.open(split), theirs.open(split)  # type: ignore[arg-type]
@@ -73,16 +73,16 @@ def test_converted_dataset_has_the_same_images_boxes_and_classes(
 def test_other_data_replace_an_earlier_conversion(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
     dataset = script("comparison.dataset")
     for share, expected in ((1.0, 16), (1.0, 16), (0.5, 8)):
-        module = DetectionDataModule(str(look_alike), index_root=str(index_root), train_fraction=share)
+        module = data_module(str(look_alike), index_root=str(index_root), train_fraction=share)
         file = dataset.convert(module, tmp_path / "yolo")
         assert len(list((file.parent / "images" / "train").iterdir())) == expected == len(module.open("train"))
 
 
 def test_short_list_is_spread_over_the_training_split(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
     dataset = script("comparison.dataset")
-    module = DetectionDataModule(str(look_alike), index_root=str(index_root))
+    module = data_module(str(look_alike), index_root=str(index_root))
     file = dataset.short_list(dataset.convert(module, tmp_path / "yolo"), module.class_names, 4)
-    short = DetectionDataModule(format=str(file), index_root=str(index_root))
+    short = data_module(format=str(file), index_root=str(index_root))
     names = [Path(name).stem for name in short.open("train").index.file_names()]
     assert names == ["000000", "000004", "000008", "000012"]
 

@@ -44,7 +44,14 @@ def test_folder_that_somebody_trains_in_is_refused(
     look_alike: Path, index_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    data = ["--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
+    data = [
+        "--data.root",
+        str(look_alike),
+        "--data.storage.index_root",
+        str(index_root),
+        "--data.loader.num_workers",
+        "0",
+    ]
     with run_lock(folder), pytest.raises(SystemExit) as stopped:
         main(["fit", "--trainer.accelerator", "cpu", *data, *TINY, "--trainer.default_root_dir", str(folder)])
     assert stopped.value.code == 2
@@ -55,7 +62,14 @@ def test_folder_that_somebody_trains_in_is_refused(
 def test_killed_trainer_is_started_again_and_finishes(look_alike: Path, index_root: Path, tmp_path: Path) -> None:
     words = [
         *("fit", "--supervision.enabled", "true", "--supervision.pause_s", "0", "--trainer.accelerator", "cpu", *TINY),
-        *("--data.root", str(look_alike), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"),
+        *(
+            "--data.root",
+            str(look_alike),
+            "--data.storage.index_root",
+            str(index_root),
+            "--data.loader.num_workers",
+            "0",
+        ),
         *("--trainer.max_epochs", "4", "--data.batch_size", "4", "--trainer.default_root_dir", "run"),
         *("--trainer.limit_val_batches", "1", "--model.convolution.backend", "native"),
     ]

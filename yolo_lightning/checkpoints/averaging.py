@@ -146,7 +146,7 @@ def check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newest
             raise ValueError(f"model.{name} is {own.get(name)} in {file} and {theirs.get(name)} in {other}")
     offsets = [one.get(INPUT, {}).get("neighbours", []) for one in (checkpoint, newest)]
     if offsets[0] != offsets[1]:
-        raise ValueError(f"data.neighbours is {offsets[0]} in {file} and {offsets[1]} in {other}")
+        raise ValueError(f"data.input.neighbours is {offsets[0]} in {file} and {offsets[1]} in {other}")
     try:
         check_same_tensors(checkpoint["state_dict"], newest["state_dict"])
     except ValueError as error:

@@ -48,7 +48,8 @@ def contact_sheet(
     `data.augmentation.paste`, a further row shows frames with pasted objects, without mosaic, and boxes of pasted
     objects are dashed. With `data.augmentation.mixup`, a further row shows mixtures. The samples of the other rows are
     identical to those of a training run with the same seed.
-    With `data.neighbours`, the first, middle and last of the frames are drawn in false colour, as red, green and blue.
+    With `data.input.neighbours`, the first, middle and last of the frames are drawn in false colour, as red, green and
+    blue.
 
     Args:
         data: Dataset and augmentation.
@@ -72,7 +73,7 @@ def contact_sheet(
     chosen = spread_frames(frames, samples)
     shown = busiest(frames, chosen) if frame is None else frame
     rows = sample_rows(data, frames, chosen, shown, epoch)
-    note = neighbours_note(data.neighbours)
+    note = neighbours_note(data.input.offsets)
     draw_rows(rows, data.class_names, output, note, has_pasted=data.augmentation.paste.probability > 0)
     last = frames.index.file_name(shown)
     print(f"{output}: {len(chosen)} of {len(frames):,} training frames; the last row shows {last}")
@@ -85,7 +86,9 @@ def neighbours_note(offsets: Sequence[int]) -> str:
     if not offsets:
         return ""
     red, green, blue = (offsets[place] for place in (0, len(offsets) // 2, -1))
-    return f"false colour of data.neighbours {list(offsets)}: red is the frame at {red}, green {green}, blue {blue}"
+    return (
+        f"false colour of data.input.neighbours {list(offsets)}: red is the frame at {red}, green {green}, blue {blue}"
+    )
 
 
 def spread_frames(frames: LabelledFrames, count: int) -> list[int]:

@@ -30,7 +30,7 @@ COMMON_OPTIONS = {
     "data.image_size": ("imgsz", "network input, pixels: side of a square, or [height, width]"),
     "data.batch_size": ("batch", "images per batch and process"),
     "data.loader.num_workers": ("workers", "loader processes, or auto"),
-    "data.train_fraction": ("fraction", "share of the training set"),
+    "data.split.train_fraction": ("fraction", "share of the training set"),
     "data.augmentation.mosaic": ("mosaic", "share of samples that are mosaics of four images"),
     "data.augmentation.close_mosaic_epochs": ("close_mosaic", "last epochs without mosaic"),
     "model.variant": ("model", "yolov8n to yolov8x, yolo11n, yolo26n, ..., or a .yaml"),

@@ -25,7 +25,6 @@ from yolo_lightning.commands.sweep.sweep_scores import Setting, SettingScores, s
 from yolo_lightning.data.batch import collate
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
-from yolo_lightning.data.formats.frame_checks import quarantined_positions
 from yolo_lightning.data.sampling.resumable_loader import SampleKey
 from yolo_lightning.detector import arranged_network, folded_network
 from yolo_lightning.evaluation.matching import Matches, match
@@ -227,7 +226,7 @@ def training_inputs(
     cannot be read and an incomplete last batch are left out.
     """
     frames = data.open("train")
-    frames.quarantined = quarantined_positions(data.quarantine, frames.index, "train")
+    frames.quarantined = data.limits.quarantined(frames.index, "train")
     chosen = np.random.default_rng(data.seed).permutation(len(frames))[:images].tolist()
     dataset: Any = EvaluationDataset(frames, data.image_size)
     keys: list[Any] = chosen

@@ -104,7 +104,7 @@ class TrainingFacts:
     # Number of training boxes of each class, index 0 first; None if unknown
     class_counts: tuple[int, ...] | None = None
     image_size: ImageSize | None = None  # Size of the training images; None if unknown
-    neighbours: tuple[int, ...] = ()  # Offsets of the frames in the channels, see `data.neighbours`; recorded
+    neighbours: tuple[int, ...] = ()  # Offsets of the frames in the channels, see `data.input.neighbours`; recorded
     pixel_range: PixelRange = field(default_factory=PixelRange)  # Mapping of 16-bit frames to 8 bits
 
     @classmethod

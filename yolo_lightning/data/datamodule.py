@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,20 +13,22 @@ from torch.utils.data import DataLoader
 
 from yolo_lightning.data.batch import Batch, Sample, TrainingFacts, collate
 from yolo_lightning.data.dataset import EvaluationDataset, TrainingDataset
-from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, LTDv2Format, choose_format
+from yolo_lightning.data.formats.choose_format import open_format
+from yolo_lightning.data.formats.dataset_format import DatasetSettings, Files
 from yolo_lightning.data.formats.frame_checks import (
     BadFrames,
+    Limits,
     check_frames,
     check_labels,
-    check_quarantine,
     needed_channels,
-    quarantined_positions,
 )
+from yolo_lightning.data.formats.ltdv2 import LTDv2Format
 from yolo_lightning.data.image_size import ImageSize
 from yolo_lightning.data.index.clip_ranges import clip_ranges
-from yolo_lightning.data.index.neighbours import Neighbours, check_neighbours
-from yolo_lightning.data.index.split_index import SplitIndex, default_index_root
+from yolo_lightning.data.index.neighbours import Neighbours
+from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Shares, Split, describe_split
+from yolo_lightning.data.input_settings import InputSettings
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings, describe
 from yolo_lightning.data.sampling.mosaic_partners import frames_to_cache
@@ -39,11 +41,9 @@ from yolo_lightning.data.sampling.resumable_loader import (
     limited,
 )
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
-from yolo_lightning.data.storage.choose_storage import StorageKind
 from yolo_lightning.data.storage.frames import Channels
-from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, FrameLimits
+from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
-from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.utils.accelerator import uses_pinned_memory
 from yolo_lightning.utils.host import worker_count
 from yolo_lightning.utils.loop_position import epochs_trained, recount
@@ -88,47 +88,17 @@ class DetectionDataModule(LightningDataModule):
         root: Dataset folder with frames and JSON files. If `format` is a `data.yaml`, replaces its `path`.
         format: `ltdv2` for LTDv2's official files, `coco` for COCO JSON, or the path of a `data.yaml` for images and
             label files in Ultralytics' layout.
-        train_file: JSON file of the training split, relative to `root`.
-        valid_file: JSON file of the validation split, relative to `root`; null uses `valid_share` instead.
-        test_file: Labelled JSON file for `test`, relative to `root`; null uses Valid.json of LTDv2, otherwise the
-            validation split.
-        predict_file: JSON file of the frames for `predict`, relative to `root`; null uses TestNoLabels.json of LTDv2,
-            otherwise the split of `test`.
-        image_folders: Image folders of a COCO dataset, relative to `root`; empty searches the usual folders.
-        channels: 1 for gray frames, 3 for RGB; null uses 1 for LTDv2, the value of a `data.yaml`, otherwise 3 unless
-            all of some sampled images are gray.
-        neighbours: Offsets of the frames of the same clip whose gray levels are the channels of an image, ascending
-            and with 0 among them, such as `[-1, 0, 1]` for the previous, this and the next frame; `[]` or null: the
-            frame itself. At the ends of a clip the edge frame is repeated. LTDv2 only.
-        pixel_range: Mapping of frames with 16 bits to the 8 bits of the network; see docs/datasets.md.
-        storage: Storage of LTDv2's frames: `packed`, `folder` (`frames`), `zip` (`frames.zip`), `auto` for the first of
-            these that exists, or `litdata` for a store that may be in a bucket.
-        store: Folder of the packed store, null for `packed` under `root`; or folder or URL of the litdata store.
-        train_fraction: Fraction of each month's clips to train on, > 0 and <= 1. The subset consists of whole clips, at
-            least one per month, is the same for every seed and is contained in every larger subset. Frames outside the
-            subset need not be on the disk.
-        valid_fraction: Fraction of each month's clips to validate on. `test` and `predict` always use the whole file.
-        valid_share: Fraction of each month's clips of `train_file` that is used for validation instead of training,
-            > 0 and < 1. Requires `valid_file: null`; replaces the `val` of a `data.yaml`. For datasets without clips
-            (COCO, YOLO), fractions refer to images.
-        index_root: Folder of the packed index; null uses `yolo_lightning` in the user's cache folder.
-        image_size: Size of the network input, pixels, multiples of 32: the side of a square, or `[height, width]`.
         batch_size: Frames per batch and process.
-        max_bad_frames: Number of missing or damaged frames that are left out with a warning; one more ends the run. A
-            frame counts once, however often it is sampled.
-        allow_unlabelled: Whether a split without any box may be used for training, validation or test.
-        max_image_pixels: Maximum width x height of a frame according to its header, 1 to 178956970. A larger frame is
-            not decoded and counts as a bad frame.
-        allow_outside_root: Whether annotation files and image lists may name files outside of the dataset folder
-            (absolute paths, `..`). Otherwise such a frame is not read.
-        quarantine: Frames that are not read and not counted by `max_bad_frames`: `id=<image id>`, or `index=<position>`
-            in the training split, from 0. `fit` adds frames at which its supervisor saw training fail repeatedly.
+        image_size: Size of the network input, pixels, multiples of 32: the side of a square, or `[height, width]`.
         seed: Seed of order and augmentation. The command line sets it from `seed_everything`.
-        loader: Worker processes.
-        image_cache_mib: Largest memory per loader process for decoded training frames, MiB; see docs/loader.md. It
-            changes the speed only.
-        augmentation: Strength of the training augmentation.
+        files: Names of the annotation files and image folders.
+        split: Fractions of the clips that are used.
+        storage: Location of the frames and of the packed index.
+        limits: Frames that must not be used, and number of frames that may be unusable.
+        input: Channels of the images.
         sampling: Frames of each training epoch.
+        loader: Worker processes.
+        augmentation: Strength of the training augmentation.
 
     Raises:
         ValueError: If a value is out of range. Errors in the data are raised by `setup`, before training starts.
@@ -137,86 +107,39 @@ class DetectionDataModule(LightningDataModule):
     def __init__(
         self,
         root: str | None = None,
-        format: str = LTDV2,
-        train_file: str = TRAIN_FILE,
-        valid_file: str | None = VALID_FILE,
-        test_file: str | None = None,
-        predict_file: str | None = None,
-        image_folders: tuple[str, ...] = (),
-        channels: Channels | None = None,
-        neighbours: tuple[int, ...] | None = (),
-        pixel_range: PixelRange = PixelRange(),  # noqa: B008 - frozen
-        storage: StorageKind = "auto",
-        store: str | None = None,
-        train_fraction: float = 1.0,
-        valid_fraction: float = 1.0,
-        valid_share: float | None = None,
-        index_root: str | None = None,
-        image_size: int | Sequence[int] = 640,
+        format: str = LTDv2Format.accepted,
         batch_size: int = 16,
-        max_bad_frames: int = 100,
-        max_image_pixels: int = MAX_IMAGE_PIXELS,
-        allow_outside_root: bool = False,
-        allow_unlabelled: bool = False,
-        quarantine: tuple[str, ...] = (),
+        image_size: int | Sequence[int] = 640,
         seed: int = 0,
-        loader: LoaderSettings = LoaderSettings(),  # noqa: B008 - frozen
-        image_cache_mib: int = 256,
-        augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen
-        sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+        files: Files = Files(),  # noqa: B008 - frozen, as all groups
+        split: Shares = Shares(),  # noqa: B008
+        storage: StorageSettings = StorageSettings(),  # noqa: B008
+        limits: Limits = Limits(),  # noqa: B008
+        input: InputSettings = InputSettings(),  # noqa: B008
+        sampling: Sampling = Sampling(),  # noqa: B008
+        loader: LoaderSettings = LoaderSettings(),  # noqa: B008
+        augmentation: Augmentation = Augmentation(),  # noqa: B008
     ) -> None:
         super().__init__()
         self.image_size = ImageSize.of("data.image_size", image_size).check("data.image_size")
-        limits = {"batch_size": (batch_size, 1), "image_cache_mib": (image_cache_mib, 0), "seed": (seed, 0)}
-        for name, (value, least) in limits.items():
+        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
             if value < least:
                 raise ValueError(f"data.{name} must be >= {least}, got {value}")
-        if channels not in (None, *get_args(Channels)):
-            raise ValueError(f"data.channels must be 1, 3 or null, got {channels}")
-        self.index_root = Path(index_root).expanduser() if index_root else default_index_root()
-        self.dataset_format = choose_format(
-            format,
-            None if root is None else Path(root).expanduser(),
-            {"train": train_file, "valid": valid_file, "test": test_file, "predict": predict_file},
-            tuple(image_folders),
-            Shares(train_fraction, valid_fraction, valid_share),
-            storage,
-            store,
-            self.index_root,
-            FrameLimits(max_image_pixels, allow_outside_root, pixel_range.bits),
-        )
+        folder = None if root is None else Path(root).expanduser()
+        self.dataset_format = open_format(DatasetSettings(folder, format, files, split, storage, limits, input))
         self.root = self.dataset_format.root
-        if format == LTDV2 and channels == 3:
-            raise ValueError("data.channels must be 1 or null for LTDv2, whose frames are gray, got 3")
-        self.neighbours = check_neighbours(neighbours)
-        if format != LTDV2 and self.neighbours:
-            raise ValueError(
-                f"data.neighbours must be [] with data.format {format}, whose images do not form clips, got "
-                f"{list(self.neighbours)}"
-            )
-        self.channels: Channels | None = channels or self.dataset_format.channels
-        self.pixel_range = pixel_range
-        if pixel_range.mode is not None:
-            if self.channels == 3:
-                raise ValueError(
-                    "data.channels must be 1 or null with data.pixel_range.mode (16-bit gray frames), got 3"
-                )
+        self.input = input
+        self.channels: Channels | None = input.channels or self.dataset_format.channels
+        if input.pixel_range.mode is not None:
             self.channels = 1
-        if pixel_range.mode == "clip" and not self.is_ltdv2:
-            raise ValueError(
-                "data.pixel_range.mode must be fixed or frame unless data.format is ltdv2, because clips are unknown, "
-                f"got clip with data.format {format}"
-            )
         self.batch_size = batch_size
         self.seed = seed
+        self.storage = storage
+        self.limits = limits
         self.loader = loader
-        self.image_cache_mib = image_cache_mib
         self.augmentation = augmentation
         self.sampling = sampling
-        self.allow_unlabelled = allow_unlabelled
-        check_quarantine(quarantine)
-        self.quarantine = tuple(quarantine)
-        self.bad_frames = BadFrames(max_bad_frames)
+        self.bad_frames = BadFrames(limits.max_bad_frames)
         self._splits: dict[Split, LabelledFrames] = {}
         self._order: SampledOrder
 
@@ -234,13 +157,13 @@ class DetectionDataModule(LightningDataModule):
             rank_zero_info(f"{split}: frames from {frames.storage}")
             if frames.neighbours is not None:
                 rank_zero_info(f"{split}: {frames.neighbours.describe()}")
-            frames.quarantined = quarantined_positions(self.quarantine, index, split)
+            frames.quarantined = self.limits.quarantined(index, split)
             self.bad_frames.quarantined |= {index.file_name(place) for place in frames.quarantined}
             if frames.quarantined:
                 names = [f"{index.image_id(place)} ({index.file_name(place)})" for place in sorted(frames.quarantined)]
-                rank_zero_warn(f"{split}: left out because of data.quarantine: {', '.join(names)}")
+                rank_zero_warn(f"{split}: left out because of data.limits.quarantine: {', '.join(names)}")
             check_frames(index, frames.storage, self.bad_frames)
-            if split != "predict" and not self.allow_unlabelled:
+            if split != "predict" and not self.limits.allow_unlabelled:
                 check_labels(index, frames.quarantined, self.dataset_format.origin(split))
             self._splits[split] = frames
             rank_zero_info(
@@ -263,16 +186,17 @@ class DetectionDataModule(LightningDataModule):
                 )
 
     def open(self, split: Split, storage: StorageKind | None = None) -> LabelledFrames:
-        """Return a split with its frames, unchecked; `storage` None uses `data.storage`."""
+        """Return a split with its frames, unchecked; `storage` None uses `data.storage.kind`."""
         opened = self.dataset_format.open_storage(split, self.channels or 3, storage)
         index = self.dataset_format.open_index(split)
         if self.channels is None:
             self.channels = needed_channels(index, opened)
             opened = self.dataset_format.open_storage(split, self.channels, storage)
-        neighbours = Neighbours.find(index, opened, self.neighbours) if self.neighbours else None
-        by_clip = self.pixel_range.mode == "clip"
-        ranges = clip_ranges(index, opened, self.pixel_range, self.index_root) if by_clip else None
-        return LabelledFrames(index, opened, self.channels, neighbours, self.pixel_range, ranges)
+        offsets, pixel_range = self.input.offsets, self.input.pixel_range
+        neighbours = Neighbours.find(index, opened, offsets) if offsets else None
+        by_clip = pixel_range.mode == "clip"
+        ranges = clip_ranges(index, opened, pixel_range, self.storage.index_folder) if by_clip else None
+        return LabelledFrames(index, opened, self.channels, neighbours, pixel_range, ranges)
 
     @property
     def input_channels(self) -> int:
@@ -280,7 +204,7 @@ class DetectionDataModule(LightningDataModule):
 
         A network for RGB also accepts gray frames without neighbours.
         """
-        return len(self.neighbours) or RGB_CHANNELS
+        return len(self.input.offsets) or RGB_CHANNELS
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -293,9 +217,9 @@ class DetectionDataModule(LightningDataModule):
         return self.dataset_format.category_ids
 
     @property
-    def is_ltdv2(self) -> bool:
-        """Whether the dataset is LTDv2, for which `predict` writes a challenge submission."""
-        return isinstance(self.dataset_format, LTDv2Format)
+    def has_submission(self) -> bool:
+        """Whether `predict` writes a submission of LTDv2's challenge instead of COCO's results."""
+        return self.dataset_format.has_submission
 
     def index(self, split: Split) -> SplitIndex:
         """Return the index of a split that `setup` has opened."""
@@ -317,7 +241,9 @@ class DetectionDataModule(LightningDataModule):
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
         counts_of = tuple(counts.tolist())
-        return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, self.neighbours, self.pixel_range)
+        return TrainingFacts(
+            self.batch_size, self.seed, counts_of, self.image_size, self.input.offsets, self.input.pixel_range
+        )
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""
@@ -325,7 +251,7 @@ class DetectionDataModule(LightningDataModule):
         processes = max(1, worker_count(self.loader.num_workers)) * self.trainer.world_size
         has_mixup = self.augmentation.mixup > 0
         wanted = frames_to_cache(self._order.length, processes, self.batch_size, has_mixup=has_mixup)
-        frames = self._splits["train"].cached(self.image_cache_mib, wanted)
+        frames = self._splits["train"].cached(self.storage.image_cache_mib, wanted)
         keys = EpochBatchSampler(
             self._order, self.batch_size, self.trainer.global_rank, self.trainer.world_size, has_mixup=has_mixup
         )
@@ -357,7 +283,8 @@ class DetectionDataModule(LightningDataModule):
             raise ValueError(
                 f"the checkpoint was made on other training data (fingerprint {saved}, now "
                 f"{self.index('train').fingerprint}): resume with the same {self.dataset_format.name('train')}, "
-                "data.train_fraction and data.valid_share, or start a new run from its weights with --model.weights"
+                "data.split.train_fraction and data.split.valid_share, or start a new run from its weights with "
+                "--model.weights"
             )
 
     def val_dataloader(self) -> ValidationLoader:
@@ -380,7 +307,7 @@ class DetectionDataModule(LightningDataModule):
         return batch
 
     def _evaluation_loader(self, split: Split, kind: type[DataLoader[Sample]] = DataLoader) -> DataLoader[Sample]:
-        frames = self._splits[split].cached_in_order(self.image_cache_mib)
+        frames = self._splits[split].cached_in_order(self.storage.image_cache_mib)
         return kind(
             EvaluationDataset(frames, self.image_size),
             batch_sampler=FileOrderBatches(len(frames), self._batches()),

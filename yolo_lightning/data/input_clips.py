@@ -1,4 +1,4 @@
-"""Input images with their neighbouring frames as channels, for networks trained with `data.neighbours`."""
+"""Input images with their neighbouring frames as channels, for networks trained with `data.input.neighbours`."""
 
 import os
 from collections import deque
@@ -17,7 +17,7 @@ from yolo_lightning.data.transforms.augmentation_settings import Image
 
 
 class ClipReader:
-    """Reader of image files and videos; with `offsets` (`data.neighbours`), also of the neighbouring frames.
+    """Reader of image files and videos; with `offsets` (`data.input.neighbours`), also of the neighbouring frames.
 
     A video is one clip. The clip of an image file consists of the files in its folder whose names differ in the last
     number only, in the order of this number, whether they are inputs or not. `ranges` map images with 16 bits.

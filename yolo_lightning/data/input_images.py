@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from yolo_lightning.data.formats.ltdv2 import positions_in_clip
 from yolo_lightning.data.index.clip_ranges import evenly_spread, range_of
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, ImageFiles, decode_frame
+from yolo_lightning.data.storage.folder_frames import ImageFiles
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, BitDepthError, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.transforms.pixel_range import PixelRange, Span
 from yolo_lightning.utils.regular_files import read_regular, regular_files
@@ -34,7 +35,7 @@ class InputImage:
     source: Path | None  # Image or video file; None for an array
     frame: int | None  # Frame number in the video, from 0; None for an image
     pixels: npt.NDArray[np.uint8]  # `(H, W, 3)` uint8, RGB
-    # `(H, W, C)` uint8, gray frames at the offsets of `data.neighbours`; None if they are unknown
+    # `(H, W, C)` uint8, gray frames at the offsets of `data.input.neighbours`; None if they are unknown
     channels: npt.NDArray[np.uint8] | None = None
 
     def is_gray(self) -> bool:
@@ -77,8 +78,8 @@ class RawRanges:
 def from_array(pixels: npt.NDArray[Any], offsets: tuple[int, ...] = (), ranges: RawRanges | None = None) -> InputImage:
     """Return the image of an array: `(H, W)` uint8, gray, or `(H, W, 3)` uint8, RGB (OpenCV reads BGR).
 
-    With `offsets` (`data.neighbours`), three dimensions are `(H, W, C)`: the gray frames at the offsets. With `ranges`,
-    gray frames may be uint16 and are mapped to 8 bits, each by its own values.
+    With `offsets` (`data.input.neighbours`), three dimensions are `(H, W, C)`: the gray frames at the offsets. With
+    `ranges`, gray frames may be uint16 and are mapped to 8 bits, each by its own values.
 
     Raises:
         ValueError: If shape or dtype differ.

@@ -10,9 +10,9 @@ import numpy as np
 from yolo_lightning.data.index.clip_ranges import Ranges
 from yolo_lightning.data.index.neighbours import Neighbours
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.storage.frames import Channels, Frame, FrameError, ImageFiles, Storage
+from yolo_lightning.data.storage.frames import Channels, Frame, FrameError
 from yolo_lightning.data.storage.image_cache import ImageCache
-from yolo_lightning.data.storage.zip_frames import ZipFrames
+from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Image
 from yolo_lightning.data.transforms.letterbox import PADDING, Labelled
 from yolo_lightning.data.transforms.pixel_range import Drift, PixelRange, Span
@@ -55,11 +55,10 @@ class LabelledFrames:
         `window` samples, because frames of a packed store need no decoding and share the memory of the page cache.
         """
         copied, budget = copy(self), budget_mib * MIB
-        is_encoded = isinstance(self.storage, ImageFiles | ZipFrames)
         count, read_per_sample = len(self), 1
         if self.neighbours is not None:
             count, read_per_sample = count + len(self.neighbours.unlisted), len(self.neighbours.offsets)
-        keeps_all = is_encoded and self._frame_bytes() * count <= budget
+        keeps_all = self.storage.is_encoded and self._frame_bytes() * count <= budget
         wanted = count if keeps_all else min(window * read_per_sample, count)
         copied.cache = ImageCache(budget, wanted, keep_partners=keeps_all)
         return copied
@@ -111,7 +110,7 @@ class LabelledFrames:
         """Return the gray levels of the frame at a place of `Neighbours`, which must have the size of frame `index`."""
         name = self.index.file_name(place) if self.neighbours is None else self.neighbours.file_name(place)
         if place in self.quarantined:
-            raise FrameError(f"{name}: image {self.index.image_id(place)} is in data.quarantine")
+            raise FrameError(f"{name}: image {self.index.image_id(place)} is in data.limits.quarantine")
         frame = self.cache.get(place)
         if frame is None:
             frame = self.storage.read(name)

@@ -30,7 +30,7 @@ def check_channels(found: int, input_channels: int) -> None:
     """Raise a ValueError if images with `found` channels do not fit a network; gray images fit one for RGB."""
     if found != input_channels and (found, input_channels) != (1, INPUT_CHANNELS):
         raise ValueError(
-            f"data.neighbours must have {input_channels} offsets, one per input channel of the network "
+            f"data.input.neighbours must have {input_channels} offsets, one per input channel of the network "
             f"(model.input_channels), got images with {found} channel{'s' * (found > 1)}"
         )
 

@@ -14,7 +14,7 @@ from yolo_lightning.checkpoints.checkpoint_file import INPUT
 from yolo_lightning.checkpoints.resume import report_differences
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.data.image_size import STRIDE, ImageSize
-from yolo_lightning.data.index.neighbours import check_neighbours
+from yolo_lightning.data.input_settings import check_neighbours
 from yolo_lightning.data.transforms.pixel_range import PixelRange
 from yolo_lightning.model.detection_settings import SCORING_THRESHOLD, DetectionSettings
 from yolo_lightning.model.graph import ultralytics_description
@@ -27,7 +27,12 @@ USUAL_IMAGE_SIZE = ImageSize(640, 640)
 """Pixels; used for weights that do not record their image size."""
 
 SHOWN_THRESHOLD = 0.25  # score threshold for drawn detections if the recorded threshold is meant for evaluation
-OF_DATA = ("image_size", "channels", "neighbours")
+OF_DATA = {
+    "image_size": "data.image_size",
+    "channels": "data.input.channels",
+    "neighbours": "data.input.neighbours",
+}
+"""Options of the data by their name in a record."""
 PIXEL_RANGE = "pixel_range"
 OF_PREPROCESSING = ("image_size", "channels", PIXEL_RANGE)
 """Settings besides those of the detections that a command can replace."""
@@ -187,12 +192,12 @@ def bound_options(record: Mapping[str, Any], *, is_gray: bool) -> dict[str, Any]
 
     `is_gray` is whether all frames of the dataset are gray, which a network for RGB also accepts.
     """
-    names = {f"data.{name}": name for name in OF_DATA} | {f"model.{name}": name for name in OF_MODEL}
+    names = {option: name for name, option in OF_DATA.items()} | {f"model.{name}": name for name in OF_MODEL}
     if is_gray:
-        del names["data.channels"]
+        del names["data.input.channels"]
     recorded = asdict(PixelRange.of(record.get(PIXEL_RANGE)))
     bound = {option: record[name] for option, name in names.items() if record.get(name) is not None}
-    bound |= {f"data.{PIXEL_RANGE}.{name}": value for name, value in recorded.items() if value is not None}
+    bound |= {f"data.input.{PIXEL_RANGE}.{name}": value for name, value in recorded.items() if value is not None}
     detections = record.get("detections", {})
     known = [name for name in DetectionSettings().recorded() if detections.get(name) is not None]
     return bound | {f"model.detections.{name}": detections[name] for name in known}
@@ -205,7 +210,7 @@ def report_precedence(bound: Mapping[str, Any], before: Mapping[str, Any], used:
         f"{name} {value} (instead of {before[name]})"
         for name, value in bound.items()
         if used.get(name) == value != before.get(name)
-        and (before.get(name) is not None or name.startswith(f"data.{PIXEL_RANGE}."))  # null: 8-bit frames
+        and (before.get(name) is not None or name.startswith(f"data.input.{PIXEL_RANGE}."))  # null: 8-bit frames
     ]
     if replaced:
         rank_zero_info(f"taken from the checkpoint: {', '.join(replaced)}")

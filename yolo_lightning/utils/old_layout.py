@@ -17,7 +17,13 @@ MODEL_GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Groups of `model`, and the keys that moved into them without another name."""
 
-DATA_GROUPS: dict[str, tuple[str, ...]] = {}
+DATA_GROUPS: dict[str, tuple[str, ...]] = {
+    "files": ("image_folders",),
+    "split": ("train_fraction", "valid_fraction", "valid_share"),
+    "storage": ("store", "index_root", "image_cache_mib"),
+    "limits": ("max_bad_frames", "max_image_pixels", "allow_outside_root", "allow_unlabelled", "quarantine"),
+    "input": ("channels", "neighbours", "pixel_range"),
+}
 """Groups of `data`, and the keys that moved into them without another name."""
 
 RENAMED_KEYS: dict[str, str] = {
@@ -35,13 +41,18 @@ RENAMED_KEYS: dict[str, str] = {
     "model.nonfinite_in_a_row": "model.guard.max_consecutive_nonfinite",
     "model.overlap": "model.detections.iou_threshold",
     **{f"data.{name}": f"data.{group}.{name}" for group, names in DATA_GROUPS.items() for name in names},
-    "data.frames": "data.storage",
-    "data.keep_decoded_mib": "data.image_cache_mib",
+    "data.train_file": "data.files.train",
+    "data.valid_file": "data.files.valid",
+    "data.test_file": "data.files.test",
+    "data.predict_file": "data.files.predict",
+    "data.storage": "data.storage.kind",
+    "data.frames": "data.storage.kind",
+    "data.keep_decoded_mib": "data.storage.image_cache_mib",
     "data.loader.start_method": "data.loader.multiprocessing_context",
     "data.loader.workers": "data.loader.num_workers",
     "data.source": "data.format",
-    "data.train_subset": "data.train_fraction",
-    "data.valid_subset": "data.valid_fraction",
+    "data.train_subset": "data.split.train_fraction",
+    "data.valid_subset": "data.split.valid_fraction",
     "supervise": "supervision.enabled",
     "supervision.floors": "supervision.phase_timeouts",
 }

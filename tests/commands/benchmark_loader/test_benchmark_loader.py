@@ -10,6 +10,7 @@ import cv2
 import pytest
 import torch
 
+from tests.helpers.data_module import data_module
 from yolo_lightning.commands.benchmark.comparison import Spread
 from yolo_lightning.commands.benchmark_loader.command import (
     WorkerStart,
@@ -32,7 +33,7 @@ from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling
 @pytest.fixture
 def data(look_alike: Path, index_root: Path) -> DetectionDataModule:
     loader = LoaderSettings(multiprocessing_context="forkserver")
-    return DetectionDataModule(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)
+    return data_module(str(look_alike), index_root=str(index_root), image_size=64, batch_size=4, loader=loader)
 
 
 @pytest.mark.whole_run
@@ -133,7 +134,7 @@ def test_option_out_of_range_is_rejected(data: DetectionDataModule, changed: dic
 
 def test_data_without_frames_are_rejected(tmp_path: Path, look_alike: Path, index_root: Path) -> None:
     (tmp_path / "Train.json").write_bytes((look_alike / "Train.json").read_bytes())
-    data = DetectionDataModule(str(tmp_path), index_root=str(index_root))
+    data = data_module(str(tmp_path), index_root=str(index_root))
     with pytest.raises(ValueError, match=r"packed: .*folder: .*zip: "):
         training_datasets(data)
 

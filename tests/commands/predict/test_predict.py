@@ -97,7 +97,7 @@ def test_pictures_of_16_bits_are_refused_with_range_and_remedy(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert f"error: 7 of 7 files are not 8-bit images: {tmp_path / f'0.{extension}'} is uint16, all have" in said
-    assert "values 7000 to 9006; set data.pixel_range.mode (predict: --pixel_range.mode, " in said
+    assert "values 7000 to 9006; set data.input.pixel_range.mode (predict: --pixel_range.mode, " in said
 
 
 def test_results_do_not_depend_on_the_batch(album: Path, weights: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import yaml
 
 from tests.helpers.archives import drawn_frames, pixels, write_annotations, write_zip
 from yolo_lightning.commands.prepare.command import LOCK, prepare
-from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames, read_manifest
 from yolo_lightning.utils.exit_codes import INTERRUPTED
 
@@ -238,7 +238,7 @@ def test_store_that_cannot_be_written_is_named(root: Path, pack: Callable[..., P
     [
         ({"workers": 0}, "workers must be >= 1, got 0"),
         ({"shard_frames": 0}, "shard_frames must be >= 1, got 0"),
-        ({"storage": "tar"}, "storage must be one of auto, folder, zip, got 'tar'"),
+        ({"storage": "tar"}, r"storage\.kind must be one of auto, packed, folder, zip, got 'tar'"),
         ({"storage": "zip"}, r"frames\.zip does not exist"),
         ({"annotations": ["Other.json"]}, r"Other\.json does not exist"),
         ({"annotations": []}, "contains none of Train.json, Valid.json, TestNoLabels.json"),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.helpers.annotations import open_ltdv2
 from yolo_lightning.commands.prepare.summary import MonthlyCounts, monthly_counts, save_picture, table
-from yolo_lightning.data.index.split_index import SplitIndex, open_index
+from yolo_lightning.data.index.split_index import SplitIndex
 
 Coco = Callable[..., dict[str, Any]]
 WriteJson = Callable[..., Path]
@@ -34,7 +35,7 @@ def index(coco: Coco, write_json: WriteJson, tmp_path: Path) -> SplitIndex:
         image["id"] = moved[image["id"]]
     for annotation in content["annotations"]:
         annotation["image_id"] = moved[annotation["image_id"]]
-    return open_index(write_json(content), tmp_path / "index")
+    return open_ltdv2(write_json(content), tmp_path / "index")
 
 
 def full_size() -> MonthlyCounts:
@@ -61,7 +62,7 @@ def test_counts_are_those_of_each_month(index: SplitIndex) -> None:
 
 
 def test_counts_of_drawn_frames_add_up_to_the_split(look_alike: Path, index_root: Path) -> None:
-    index = open_index(look_alike / "Train.json", index_root)
+    index = open_ltdv2(look_alike / "Train.json", index_root)
     counts = monthly_counts(index)
     assert counts.frames.sum() == len(index)
     assert counts.boxes.sum() == len(index.all_labels())

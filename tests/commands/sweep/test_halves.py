@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.helpers.data_module import data_module
 from yolo_lightning.commands.sweep.candidates import first_half
-from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.synthetic import draw_dataset
 
 
 def index_of(root: Path, folder: Path, share: float = 1.0) -> SplitIndex:
-    return DetectionDataModule(str(root), valid_fraction=share, index_root=str(folder)).open("valid").index
+    return data_module(str(root), valid_fraction=share, index_root=str(folder)).open("valid").index
 
 
 def test_clips_stay_whole_and_each_month_is_in_both_halves(tmp_path: Path) -> None:

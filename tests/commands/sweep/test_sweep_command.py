@@ -50,7 +50,14 @@ def sweep(
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> dict[str, Any]:
-        data = ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
+        data = [
+            "--data.root",
+            str(root),
+            "--data.storage.index_root",
+            str(index_root),
+            "--data.loader.num_workers",
+            "0",
+        ]
         size = ["--data.image_size", "64", "--device", "cpu", "--candidates", "100000"]
         main(["sweep", *data, *size, "--json", "sweep.json", *words])
         result: dict[str, Any] = json.loads(Path("sweep.json").read_text())
@@ -156,7 +163,7 @@ def test_frames_are_shown_in_the_size_of_the_training(
     content = torch.load(weights, weights_only=True) | {"input": {"image_size": 64, "channels": 1}}
     write_checkpoint(content, tmp_path / "trained.ckpt")
     (tmp_path / "data.yaml").write_text("data:\n  image_size: 128\n")
-    words = ["--data.root", str(root), "--data.index_root", str(index_root), "--data.loader.num_workers", "0"]
+    words = ["--data.root", str(root), "--data.storage.index_root", str(index_root), "--data.loader.num_workers", "0"]
     words = ["sweep", "--config", "data.yaml", *words, "--device", "cpu", "--checkpoint", "trained.ckpt"]
     found = {}
     for name, typed in (("recorded", []), ("64", ["--data.image_size", "64"]), ("96", ["--data.image_size", "96"])):

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,14 @@ import pytest
 from lightning.pytorch import Trainer
 
 from tests.helpers.archives import drawn_frames, write_annotations, write_zip
+from tests.helpers.data_module import data_module
 from yolo_lightning.commands.prepare.command import prepare
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.input_images import read_pictures
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.data.storage.choose_storage import open_frames
-from yolo_lightning.data.storage.frames import BitDepthError, FolderFrames, FrameError, decode_frame
+from yolo_lightning.data.storage.frames import BitDepthError, FrameError, decode_frame
+from yolo_lightning.data.storage.storage import StorageSettings
 
 HEIGHT, WIDTH = 24, 32
 LOWEST, HIGHEST = 7000, 9040
@@ -58,7 +59,7 @@ def put(root: Path, frames: dict[str, bytes]) -> None:
 @pytest.mark.parametrize("case", ENCODED)
 def test_file_range_and_remedy_are_named(case: str, channels: Any, capfd: pytest.CaptureFixture[str]) -> None:
     extension, image, words = ENCODED[case]
-    remedy = r"set data\.pixel_range\.mode" if "uint16" in words else "only 8-bit .*: convert"
+    remedy = r"set data\.input\.pixel_range\.mode" if "uint16" in words else "only 8-bit .*: convert"
     with pytest.raises(BitDepthError, match=rf"^a/b\.png: the pixels are {words}; {remedy}") as raised:
         decode_frame(encode(extension, image), "a/b.png", channels)
     assert isinstance(raised.value, FrameError)
@@ -88,7 +89,7 @@ def ltdv2(tmp_path: Path) -> Path:
 
 def set_up(stage: str, root: Path | None, **options: Any) -> DetectionDataModule:
     values = {"image_size": 32, "batch_size": 2, "loader": LoaderSettings(num_workers=0), **options}
-    datamodule = DetectionDataModule(None if root is None else str(root), **values)
+    datamodule = data_module(None if root is None else str(root), **values)
     datamodule.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     datamodule.setup(stage)
     return datamodule
@@ -100,9 +101,9 @@ def test_ltdv2_of_16_bits_is_refused_before_it_starts(ltdv2: Path, storage: Any,
     write_zip(ltdv2 / "frames.zip", dict.fromkeys(NAMES, raw_frame()))
     with pytest.raises(
         ValueError,
-        match=r"^6 of 6 sampled frames .*image_0000\.jpg is uint16, .* values 7000 to 9040.*data\.pixel_range\.mode",
+        match=r"^6 of 6 sampled frames .*image_0000\.jpg is uint16, .* values 7000 to 9040.*data\.input\.pixel_range",
     ) as raised:
-        set_up(stage, ltdv2, storage=storage, index_root=str(ltdv2 / "index"))
+        set_up(stage, ltdv2, kind=storage, index_root=str(ltdv2 / "index"))
     assert "\n" not in str(raised.value)
 
 
@@ -151,13 +152,10 @@ def pack(root: Path, **options: Any) -> None:
     prepare(str(root), index_root=str(root / "index"), workers=1, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"bucket": "bucket"}])
-def test_prepare_refuses_frames_of_16_bits(ltdv2: Path, options: dict[str, str]) -> None:
-    options = {name: str(ltdv2 / value) for name, value in options.items()}
+def test_prepare_refuses_frames_of_16_bits(ltdv2: Path) -> None:
     with pytest.raises(ValueError, match=r"^6 of 6 sampled frames .* is uint16.* values 7000 to 9040"):
-        pack(ltdv2, **options)
+        pack(ltdv2)
     assert not list(ltdv2.glob("packed/*.u8"))
-    assert not (ltdv2 / "bucket").exists()
 
 
 def test_prepare_names_a_single_frame_of_16_bits(ltdv2: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +166,7 @@ def test_prepare_names_a_single_frame_of_16_bits(ltdv2: Path, capfd: pytest.Capt
         f"left out 1 damaged frames: {NAMES[4]}: the pixels are uint16, values 7000 to 9040" in capfd.readouterr().out
     )
     with pytest.raises(FrameError, match=rf"^{NAMES[4]}: the pixels are uint16, values 7000 to 9040"):
-        open_frames(ltdv2, "packed", index_root=ltdv2 / "index").read(NAMES[4])
+        open_frames(ltdv2, StorageSettings(kind="packed")).read(NAMES[4])
 
 
 def test_store_that_an_earlier_version_packed_from_16_bits_is_refused(ltdv2: Path) -> None:
@@ -179,23 +177,7 @@ def test_store_that_an_earlier_version_packed_from_16_bits_is_refused(ltdv2: Pat
         ValueError,
         match=r"packed.* was packed from .* not 8-bit images: .*0000\.jpg: the pixels are uint16",
     ):
-        open_frames(ltdv2, "packed", index_root=ltdv2 / "index")
-
-
-def test_litdata_frames_of_16_bits_raise(ltdv2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the encoded file is stored, so that reading decides."""
-    pytest.importorskip("litdata")
-    from yolo_lightning.data.index.index_folder import NameTable, encode
-    from yolo_lightning.data.storage import litdata_frames
-
-    record = litdata_frames.record_of(FolderFrames(ltdv2), NAMES[0])
-    source = litdata_frames.LitdataFrames.__new__(litdata_frames.LitdataFrames)
-    source.store, source.cache = "bucket", ltdv2
-    source._names = NameTable(np.array([encode(NAMES[0])]))
-    source._lock = threading.Lock()
-    monkeypatch.setattr(source, "_dataset", lambda: [record])
-    with pytest.raises(BitDepthError, match=rf"^{NAMES[0]}: the pixels are uint16, values 7000 to 9040"):
-        source.read(NAMES[0])
+        open_frames(ltdv2, StorageSettings(kind="packed"))
 
 
 def test_pictures_of_16_bits_raise(tmp_path: Path) -> None:

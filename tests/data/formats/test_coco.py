@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.annotations import open_ltdv2
 from yolo_lightning.data.formats.annotations import Annotations
 from yolo_lightning.data.formats.coco import image_folder, read_coco
 from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES
@@ -145,7 +146,7 @@ def test_folder_that_holds_most_of_the_images_is_taken(tmp_path: Path) -> None:
 
 def test_images_in_none_of_the_places_are_named_with_all_places(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"found none of its images, such as '1\.jpg', in .*; set data\.image_folders"
+        ValueError, match=r"found none of its images, such as '1\.jpg', in .*; set data\.files\.image_folders"
     ) as raised:
         image_folder(tmp_path / "annotations" / "instances_val.json", tmp_path, (), ["1.jpg"])
     for place in ("val", "images/val", "images", "annotations"):
@@ -156,7 +157,7 @@ def test_file_read_as_coco_has_an_index_of_its_own(
     coco: Callable[..., dict[str, Any]], write_json: WriteJson, tmp_path: Path
 ) -> None:
     path = write_json(coco([[[1, 2, 3, 4]]]))
-    assert open_index(path, tmp_path / "index").class_names == CLASS_NAMES
+    assert open_ltdv2(path, tmp_path / "index").class_names == CLASS_NAMES
     as_coco = open_index(path, tmp_path / "index", read_coco)
     assert as_coco.class_names == ("background", *CLASS_NAMES)
     assert as_coco.labels(0).tolist() == [1]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from lightning.pytorch import Trainer
 
+from tests.helpers.data_module import data_module
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.index.splits import Split
@@ -30,7 +31,7 @@ def make(tmp_path: Path) -> Make:
 
     def build(format: Path | str, stage: str = "fit", **options: Any) -> DetectionDataModule:
         values = {"index_root": str(tmp_path / "index"), "image_size": 64, "batch_size": 2, **options}
-        datamodule = DetectionDataModule(format=str(format), loader=LoaderSettings(num_workers=0), **values)
+        datamodule = data_module(format=str(format), loader=LoaderSettings(num_workers=0), **values)
         datamodule.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=3)
         datamodule.setup(stage)
         return datamodule
@@ -61,7 +62,7 @@ def coco_set(tmp_path: Path) -> Callable[..., Path]:
 
 
 UNLABELLED = "TestNoLabels.json"
-FILES = {"train_file": "train.json", "valid_file": "val.json"}
+FILES = {"train": "train.json", "valid": "val.json"}
 
 
 def gray(file: Path) -> None:
@@ -132,7 +133,7 @@ def test_channels_are_what_the_user_says_else_the_file(
 
 def test_coco_gives_classes_splits_and_batches(coco_set: Callable[..., Path], make: Make) -> None:
     data = make("coco", root=str(coco_set()), **FILES)
-    assert (data.class_names, data.category_ids, data.is_ltdv2) == (("dog", "cat"), (1, 3), False)
+    assert (data.class_names, data.category_ids, data.has_submission) == (("dog", "cat"), (1, 3), False)
     assert (len(data.index("train")), len(data.index("valid"))) == (6, 3)
     batch = next(iter(data.val_dataloader()))
     assert (batch.images.shape, batch.labels.tolist(), batch.image_ids) == ((2, 3, 64, 64), [1, 1], ("0", "1"))
@@ -141,13 +142,13 @@ def test_coco_gives_classes_splits_and_batches(coco_set: Callable[..., Path], ma
 
 
 def test_coco_without_validation_file_scores_what_it_held_out(coco_set: Callable[..., Path], make: Make) -> None:
-    options = {"root": str(coco_set()), "train_file": "train.json", "valid_file": None, "valid_share": 0.34}
+    options = {"root": str(coco_set()), "train": "train.json", "valid": None, "valid_share": 0.34}
     data = make("coco", **options)
     valid = data.index("valid").image_ids()
     assert (len(data.index("train")), len(valid)) == (4, 2)
     for stage in ("test", "predict"):
         assert make("coco", stage, **options).index(STAGES[stage]).image_ids() == valid
-    assert len(make("coco", "test", **options, test_file="train.json").index("test")) == 6
+    assert len(make("coco", "test", **options, test="train.json").index("test")) == 6
 
 
 def test_coco_splits_must_have_the_same_categories(coco_set: Callable[..., Path], make: Make) -> None:
@@ -187,18 +188,21 @@ def test_sampling_by_classes_needs_no_clips(yolo_set: YoloSet, make: Make) -> No
     ("options", "message"),
     [
         (
-            {"train_file": "a.json"},
-            r"data\.train_file must not be set with data\.format .*, which names the splits, got a\.json",
+            {"train": "a.json"},
+            r"data\.files\.train must not be set with data\.format .*, which names the splits, got a\.json",
         ),
-        ({"predict_file": "a.json"}, r"data\.predict_file must not be set .* got a\.json"),
-        ({"storage": "zip"}, r"data\.storage must be one of auto, folder, .* got data\.storage zip"),
-        ({"store": "packed"}, r"data\.store must be null, .* got data\.storage auto and data\.store packed"),
+        ({"predict": "a.json"}, r"data\.files\.predict must not be set .* got a\.json"),
+        ({"kind": "zip"}, r"data\.storage\.kind must be one of auto, folder, .* got data\.storage\.kind zip"),
+        (
+            {"store": "packed"},
+            r"data\.storage\.store must be null, .* got data\.storage\.kind auto and data\.storage\.store packed",
+        ),
         (
             {"image_folders": ("images",)},
-            r"data\.image_folders must be \[\] unless data\.format is coco, got \['images'\]",
+            r"data\.files\.image_folders must be \[\] unless data\.format is coco, got \['images'\]",
         ),
-        ({"channels": 2}, r"data\.channels must be 1, 3 or null, got 2"),
-        ({"valid_share": 1.0}, r"data\.valid_share must be > 0 and < 1"),
+        ({"channels": 2}, r"data\.input\.channels must be 1, 3 or null, got 2"),
+        ({"valid_share": 1.0}, r"data\.split\.valid_share must be > 0 and < 1"),
     ],
 )
 def test_option_that_does_not_apply_is_refused(
@@ -215,21 +219,21 @@ def test_option_that_does_not_apply_is_refused(
         ({"format": "coco"}, r"data\.root must be the dataset folder, got null"),
         ({"format": "voc"}, r"data\.format must be one of ltdv2, coco, or the path of a data\.yaml, got 'voc'"),
         ({"format": "absent.yaml"}, r"absent\.yaml does not exist"),
-        ({"root": ".", "channels": 3}, "data.channels must be 1 or null for LTDv2"),
+        ({"root": ".", "channels": 3}, "data.input.channels must be 1 or null with data.format ltdv2"),
         (
             {"root": ".", "format": "coco", "valid_share": 0.1},
-            "exactly one of data.valid_file and data.valid_share must be null",
+            "exactly one of data.files.valid and data.split.valid_share must be null",
         ),
     ],
 )
 def test_dataset_that_is_none_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DetectionDataModule(**values)
+        data_module(**values)
 
 
 def test_split_that_is_not_named_is_refused_when_it_is_needed(yolo_set: YoloSet, make: Make) -> None:
     file = yolo_set(IMAGES, val=None)
-    with pytest.raises(ValueError, match=r"must have the key 'val' \(or set data\.valid_share to hold out"):
+    with pytest.raises(ValueError, match=r"must have the key 'val' \(or set data\.split\.valid_share to hold out"):
         make(file)
 
 
@@ -245,11 +249,12 @@ def test_labels_that_are_nowhere_are_missed_before_training(yolo_set: YoloSet, m
 @pytest.mark.parametrize("source", ["ltdv2", "coco"])
 @pytest.mark.parametrize(
     ("stage", "option"),
-    [("fit", "train_file"), ("fit", "valid_file"), ("validate", "valid_file"), ("test", "test_file")],
+    [("fit", "train"), ("fit", "valid"), ("validate", "valid"), ("test", "test")],
 )
 def test_file_without_a_box_is_refused(look_alike: Path, make: Make, source: str, stage: str, option: str) -> None:
-    options = {"root": str(look_alike), "train_file": "Train.json", "valid_file": "Valid.json", option: UNLABELLED}
-    message = rf"^data\.{option} {UNLABELLED}: none of the 4 used frames has a box.* data\.allow_unlabelled true"
+    options = {"root": str(look_alike), "train": "Train.json", "valid": "Valid.json", option: UNLABELLED}
+    said = r"none of the 4 used frames has a box.* data\.limits\.allow_unlabelled true"
+    message = rf"^data\.files\.{option} {UNLABELLED}: {said}"
     with pytest.raises(ValueError, match=message):
         make(source, stage, **options)
     make(source, stage, **options, allow_unlabelled=True)
@@ -268,7 +273,7 @@ def test_ids_of_a_prediction_are_those_of_the_file(
     for image, annotation, identifier in zip(content["images"], content["annotations"], ids, strict=True):
         image["id"] = annotation["image_id"] = identifier
     (root / "val.json").write_text(json.dumps(content))
-    options = FILES if share == 1 else {"train_file": "val.json", "valid_file": None, "valid_share": share}
+    options = FILES if share == 1 else {"train": "val.json", "valid": None, "valid_share": share}
     data = make("coco", "predict", root=str(root), **options)
     found = data.predict_original_ids
     assert [str(one) for one in found] == data.predict_image_ids
@@ -284,11 +289,11 @@ def test_ids_of_a_yolo_dataset_are_text(yolo_set: YoloSet, make: Make) -> None:
 
 @pytest.mark.parametrize("source", ["ltdv2", "coco"])
 def test_file_without_a_box_is_predicted(look_alike: Path, make: Make, source: str) -> None:
-    options = {"root": str(look_alike), "predict_file": UNLABELLED, "valid_file": "Valid.json"}
+    options = {"root": str(look_alike), "predict": UNLABELLED, "valid": "Valid.json"}
     assert len(make(source, "predict", **options).index("predict")) == 4
 
 
-@pytest.mark.filterwarnings("ignore:.*data.quarantine")
+@pytest.mark.filterwarnings("ignore:.*data.limits.quarantine")
 def test_boxes_of_the_frames_in_use_count(yolo_set: YoloSet, make: Make) -> None:
     file = yolo_set(IMAGES | dict.fromkeys([f"train/{number}.png" for number in range(2, 6)]))
     labelled = ["id=images/train/0", "id=images/train/1"]
@@ -305,7 +310,7 @@ def test_boxes_outside_of_the_subset_do_not_count(coco_set: Callable[..., Path],
     (root / "train.json").write_text(json.dumps(content))
     assert content["annotations"], "the case shows nothing"
     make("coco", root=str(root), **FILES)
-    with pytest.raises(ValueError, match=r"^data\.train_file train\.json: none of the 3 used frames has a box"):
+    with pytest.raises(ValueError, match=r"^data\.files\.train train\.json: none of the 3 used frames has a box"):
         make("coco", root=str(root), **FILES, train_fraction=0.5)
 
 
@@ -313,7 +318,7 @@ def test_damaged_images_count_as_bad_frames(yolo_set: YoloSet, make: Make) -> No
     file = yolo_set(IMAGES)
     (file.parent / "images" / "train" / "3.png").write_bytes(b"torn")
     with pytest.raises(
-        ValueError, match=r"1 frames cannot be used, more than data\.max_bad_frames 0: images/train/3\.png"
+        ValueError, match=r"1 frames cannot be used, more than data\.limits\.max_bad_frames 0: images/train/3\.png"
     ):
         make(file, max_bad_frames=0)
     with pytest.warns(UserWarning, match=r"left out 1 of at most 1 bad frames: images/train/3\.png"):
@@ -347,9 +352,9 @@ def test_real_frames_are_the_same_from_all_three(real_frames: Path, make: Make, 
     )
     content["categories"] = [category for category in content["categories"] if category["id"]]
     (tmp_path / "coco.json").write_text(json.dumps(content))
-    only = {"train_file": "coco.json", "valid_file": "coco.json"}
+    only = {"train": "coco.json", "valid": "coco.json"}
     sources = [
-        make("ltdv2", root=str(tmp_path), train_file="Valid.json").open("train"),
+        make("ltdv2", root=str(tmp_path), train="Valid.json").open("train"),
         make(tmp_path / "data.yaml").open("train"),
         make("coco", root=str(tmp_path), **only).open("train"),
     ]

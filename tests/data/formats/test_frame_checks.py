@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_lightning.data.formats.frame_checks import BadFrames, check_frames
+from yolo_lightning.data.formats.frame_checks import BadFrames, Limits, check_frames
 from yolo_lightning.data.labelled_frames import LabelledFrames
 
 Split = Callable[..., LabelledFrames]
@@ -51,7 +51,7 @@ def test_missing_and_torn_frames_are_named_and_tolerated_up_to_the_limit(damaged
 
 def test_one_more_than_the_limit_raises_and_names_them(damaged: LabelledFrames) -> None:
     with pytest.raises(
-        ValueError, match=r"2 frames cannot be used, more than data\.max_bad_frames 1: .*0001\.jpg.*0003\.jpg"
+        ValueError, match=r"2 frames cannot be used, more than data\.limits\.max_bad_frames 1: .*0001\.jpg.*0003\.jpg"
     ):
         check_frames(damaged.index, damaged.storage, BadFrames(1))
 
@@ -89,7 +89,7 @@ def test_frames_add_up_over_calls() -> None:
     with pytest.warns(UserWarning, match="left out 1 of at most 1 bad frames"):
         bad_frames.add([problem(1)])
     with pytest.raises(
-        ValueError, match=r"2 frames cannot be used, more than data\.max_bad_frames 1: frames/image_0002\.jpg"
+        ValueError, match=r"2 frames cannot be used, more than data\.limits\.max_bad_frames 1: frames/image_0002\.jpg"
     ):
         bad_frames.add([problem(2)])
 
@@ -105,5 +105,5 @@ def test_many_bad_frames_are_named_in_part() -> None:
 
 
 def test_negative_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.max_bad_frames must be >= 0, got -1"):
-        BadFrames(-1)
+    with pytest.raises(ValueError, match=r"data\.limits\.max_bad_frames must be >= 0, got -1"):
+        Limits(max_bad_frames=-1)

@@ -26,7 +26,15 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     monkeypatch.setattr(sys, "argv", ["yolo_lightning"])
 
     def run(subcommand: str, *options: str) -> None:
-        small = ["--data.index_root", "index", "--data.loader.num_workers", "0", "--data.batch_size", "2", *TINY]
+        small = [
+            "--data.storage.index_root",
+            "index",
+            "--data.loader.num_workers",
+            "0",
+            "--data.batch_size",
+            "2",
+            *TINY,
+        ]
         config = ["--config", str(REPOSITORY / "configs" / "yolo.yaml"), "--trainer.accelerator", "cpu"]
         main([subcommand, *config, *small, *options])
 

@@ -9,13 +9,14 @@ import numpy.typing as npt
 import pytest
 from lightning.pytorch import Trainer
 
+from tests.helpers.data_module import data_module
 from yolo_lightning.data.batch import Batch
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import TrainingDataset
-from yolo_lightning.data.formats.frame_checks import quarantined_positions
+from yolo_lightning.data.formats.frame_checks import Limits
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.storage.frames import Storage
+from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
 Split = Callable[..., LabelledFrames]
@@ -47,7 +48,7 @@ def frames(split: Split) -> LabelledFrames:
 @pytest.fixture
 def make(look_alike: Path, index_root: Path) -> Make:
     def build(**options: Any) -> DetectionDataModule:
-        data = DetectionDataModule(
+        data = data_module(
             str(look_alike),
             index_root=str(index_root),
             image_size=64,
@@ -64,9 +65,9 @@ def make(look_alike: Path, index_root: Path) -> Make:
 
 def test_frames_are_found_by_id_and_in_training_by_place(frames: LabelledFrames) -> None:
     suspects = (f"id={frames.index.image_id(4)}", "index=1", "index=99", "id=nobody")
-    assert quarantined_positions(suspects, frames.index, "train") == {1, 4}
-    assert quarantined_positions(suspects, frames.index, "valid") == {4}
-    assert quarantined_positions((), frames.index, "train") == frozenset()
+    assert Limits(quarantine=suspects).quarantined(frames.index, "train") == {1, 4}
+    assert Limits(quarantine=suspects).quarantined(frames.index, "valid") == {4}
+    assert Limits(quarantine=()).quarantined(frames.index, "train") == frozenset()
 
 
 def test_quarantined_frame_is_never_read_not_even_into_a_mosaic(frames: LabelledFrames) -> None:
@@ -85,7 +86,7 @@ def test_quarantined_frame_is_never_read_not_even_into_a_mosaic(frames: Labelled
 
 def test_order_of_the_others_stays(make: Make) -> None:
     image_id = make().index("train").image_id(3)
-    with pytest.warns(UserWarning, match="train: left out because of data.quarantine"):
+    with pytest.warns(UserWarning, match="train: left out because of data.limits.quarantine"):
         batches: list[Batch] = list(make(quarantine=(f"id={image_id}",)).train_dataloader())
     expected: list[Batch] = list(make().train_dataloader())
     assert [batch.image_ids for batch in batches] == [batch.image_ids for batch in expected]
@@ -103,7 +104,7 @@ def test_quarantined_frames_count_neither_as_missing_nor_against_the_limit(
     (message,) = [str(one.message) for one in recwarn]
     index = data.index("train")
     listed = ", ".join(f"{index.image_id(place)} ({index.file_name(place)})" for place in (0, 5))
-    assert message == f"train: left out because of data.quarantine: {listed}"
+    assert message == f"train: left out because of data.limits.quarantine: {listed}"
 
 
 def test_quarantined_validation_frame_is_not_scored(make: Make) -> None:
@@ -131,5 +132,5 @@ def test_frames_are_not_looked_at_before_training_either(make: Make, monkeypatch
 
 @pytest.mark.parametrize("suspect", ["", "7", "id=", "index=-1", "index=x", "key=(0, 7)"])
 def test_entry_that_names_no_frame_is_refused(suspect: str) -> None:
-    with pytest.raises(ValueError, match=r"entries of data\.quarantine must be id=<image id> or index=.* got"):
-        DetectionDataModule("nowhere", quarantine=(suspect,))
+    with pytest.raises(ValueError, match=r"entries of data\.limits\.quarantine must be id=<image id> or index=.* got"):
+        data_module("nowhere", quarantine=(suspect,))

@@ -85,7 +85,7 @@ def test_list_of_images(yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch) -> N
 def test_frames_are_theirs_in_another_order_of_channels(yolo_set: YoloSet) -> None:
     from ultralytics.utils.patches import imread
 
-    from yolo_lightning.data.storage.frames import ImageFiles
+    from yolo_lightning.data.storage.folder_frames import ImageFiles
 
     file = yolo_set(dict.fromkeys(LABELS))
     for name in LABELS:

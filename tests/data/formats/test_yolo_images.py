@@ -13,7 +13,8 @@ from yolo_lightning.data.formats import yolo
 from yolo_lightning.data.formats.yolo import ORIENTATION, YoloSplit, image_shape
 from yolo_lightning.data.formats.yolo_description import read_description
 from yolo_lightning.data.input_images import find_files, read_pictures
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, ImageFiles, decode_frame
+from yolo_lightning.data.storage.folder_frames import ImageFiles
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, decode_frame
 
 FORMATS = {
     **{"jpg": "JPEG", "jpeg": "JPEG", "mpo": "MPO", "png": "PNG", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF"},

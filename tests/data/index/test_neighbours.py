@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.annotations import open_ltdv2
 from tests.helpers.archives import drawn_frames, write_annotations, write_zip
 from yolo_lightning.commands.prepare.command import prepare
-from yolo_lightning.data.index.neighbours import LARGEST_OFFSET, MOST_NEIGHBOURS, Neighbours, check_neighbours, numbered
-from yolo_lightning.data.index.split_index import SplitIndex, open_index
-from yolo_lightning.data.storage.frames import FolderFrames, Storage
+from yolo_lightning.data.index.neighbours import Neighbours, numbered
+from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.input_settings import LARGEST_OFFSET, MOST_NEIGHBOURS, check_neighbours
+from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import PackedFrames
+from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
 FIRST, SECOND = "frames/20200502/clip_1_1142", "frames/20200502/clip_10_1142"
@@ -40,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(root: Path) -> SplitIndex:
-    return open_index(root / "Train.json", root / "index")
+    return open_ltdv2(root / "Train.json", root / "index")
 
 
 def open_storage(kind: str, root: Path) -> Storage:
@@ -50,12 +53,6 @@ def open_storage(kind: str, root: Path) -> Storage:
     if kind == "packed":
         prepare(str(root), index_root=str(root / "index"), workers=1, whole_clips=True)
         return PackedFrames(root / "packed")
-    if kind == "litdata":
-        pytest.importorskip("litdata")
-        from yolo_lightning.data.storage.litdata_frames import LitdataFrames
-
-        prepare(str(root), bucket=str(root / "bucket"), index_root=str(root / "index"), workers=1, whole_clips=True)
-        return LitdataFrames(str(root / "bucket"), root / "cache")
     return FolderFrames(root)
 
 
@@ -67,7 +64,7 @@ def short(neighbours: Neighbours, position: int) -> list[int]:
     return [numbered(name)[1] for name in names(neighbours, position)]
 
 
-@pytest.mark.parametrize("kind", ["folder", "zip", "packed", "litdata"])
+@pytest.mark.parametrize("kind", ["folder", "zip", "packed"])
 def test_frames_of_the_storage_are_neighbours_too(kind: str, root: Path, index: SplitIndex) -> None:
     neighbours = Neighbours.find(index, open_storage(kind, root), (-2, 0, 1))
     assert [short(neighbours, position) for position in range(5)] == [
@@ -114,7 +111,7 @@ def test_table_agrees_with_a_slow_search(
     content = coco([()] * 60)
     for image in content["images"]:
         image["file_name"] = f"frames/clip_{generator.integers(5)}/image_{generator.integers(10**6)}.jpg"
-    index = open_index(write_json(content), tmp_path / "index")
+    index = open_ltdv2(write_json(content), tmp_path / "index")
     (tmp_path / "frames").mkdir()
     offsets = (-3, -1, 0, 4)
     neighbours = Neighbours.find(index, FolderFrames(tmp_path), offsets)
@@ -144,7 +141,9 @@ def test_storage_without_the_clips_has_no_further_frames(root: Path, index: Spli
     ],
 )
 def test_other_offsets_are_refused(offsets: list[Any]) -> None:
-    with pytest.raises(ValueError, match=r"^data\.neighbours must be \[\] or at most 16 different offsets .* got \["):
+    with pytest.raises(
+        ValueError, match=r"^data\.input\.neighbours must be \[\] or at most 16 different offsets .* got \["
+    ):
         check_neighbours(offsets)
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.annotations import open_ltdv2
 from yolo_lightning.data.formats.annotations import WEATHER
 from yolo_lightning.data.index import index_folder
-from yolo_lightning.data.index.split_index import ARRAYS, SplitIndex, open_index
+from yolo_lightning.data.index.split_index import ARRAYS, SplitIndex
 
 Coco = Callable[..., dict[str, Any]]
 WriteJson = Callable[..., Path]
@@ -37,12 +38,12 @@ def describe(index: SplitIndex) -> tuple[str, list[str], list[list[float]]]:
 
 
 def open_and_describe(annotation_file: Path, index_root: Path) -> tuple[str, list[str], list[list[float]]]:
-    return describe(open_index(annotation_file, index_root))
+    return describe(open_ltdv2(annotation_file, index_root))
 
 
 def test_contents_match_the_annotation_file(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     content = coco(BOXES)
-    index = open_index(write_json(content), tmp_path / "index")
+    index = open_ltdv2(write_json(content), tmp_path / "index")
     assert len(index) == 3
     assert index.image_ids() == [str(image["id"]) for image in content["images"]]
     assert index.file_names() == [image["file_name"] for image in content["images"]]
@@ -52,7 +53,7 @@ def test_contents_match_the_annotation_file(coco: Coco, write_json: WriteJson, t
 
 def test_boxes_per_image_match_the_source(look_alike: Path, index_root: Path) -> None:
     content = json.loads((look_alike / "Train.json").read_text())
-    index = open_index(look_alike / "Train.json", index_root)
+    index = open_ltdv2(look_alike / "Train.json", index_root)
     assert sum(len(index.labels(position)) for position in range(len(index))) == len(content["annotations"]) > 0
     for position, image in enumerate(content["images"]):
         own = [entry for entry in content["annotations"] if entry["image_id"] == image["id"]]
@@ -62,7 +63,7 @@ def test_boxes_per_image_match_the_source(look_alike: Path, index_root: Path) ->
 
 
 def test_boxes_are_copies_that_may_be_changed(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
-    index = open_index(write_json(coco(BOXES)), tmp_path / "index")
+    index = open_ltdv2(write_json(coco(BOXES)), tmp_path / "index")
     index.boxes(0)[:] = 0
     index.labels(0)[:] = 3
     assert index.boxes(0).tolist() == [[1, 2, 11, 22], [3, 4, 8, 10]]
@@ -70,7 +71,7 @@ def test_boxes_are_copies_that_may_be_changed(coco: Coco, write_json: WriteJson,
 
 
 def test_types_are_those_of_a_sample(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
-    index = open_index(write_json(coco(BOXES)), tmp_path / "index")
+    index = open_ltdv2(write_json(coco(BOXES)), tmp_path / "index")
     assert (index.boxes(1).shape, index.boxes(1).dtype, index.labels(1).dtype) == ((0, 4), np.float32, np.int64)
 
 
@@ -81,7 +82,7 @@ def test_arrays_of_all_frames_have_the_documented_content(coco: Coco, write_json
     last.update(file_name="frames/20200503/clip_2_0000/image_0009.jpg", id=8, date_captured=None)
     third["file_name"], first["file_name"] = first["file_name"], third["file_name"]
     content["annotations"] = [entry for entry in content["annotations"] if entry["image_id"] == first["id"]]
-    index = open_index(write_json(content), tmp_path / "index")
+    index = open_ltdv2(write_json(content), tmp_path / "index")
     expected = {
         "months": ([202005, 202102, 202005, 0], np.int32),
         "clips": ([0, 0, 0, 1], np.int32),
@@ -104,7 +105,7 @@ def test_arrays_of_all_frames_have_the_documented_content(coco: Coco, write_json
 def test_arrays_of_all_frames_are_mapped_and_read_only(
     coco: Coco, write_json: WriteJson, tmp_path: Path, method: str
 ) -> None:
-    index = open_index(write_json(coco(BOXES)), tmp_path / "index")
+    index = open_ltdv2(write_json(coco(BOXES)), tmp_path / "index")
     found, again = (getattr(index, method)() for _ in range(2))
     array, same = (found["Humidity"], again["Humidity"]) if method == "weather" else (found, again)
     assert np.shares_memory(array, same)
@@ -113,29 +114,29 @@ def test_arrays_of_all_frames_are_mapped_and_read_only(
 
 
 def test_counts_are_kept_with_the_index(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
-    index = open_index(write_json(coco([[[-1, 0, 9, 9], [0, 0, 0, 9], [1, 1, 9, 9]]])), tmp_path / "index")
+    index = open_ltdv2(write_json(coco([[[-1, 0, 9, 9], [0, 0, 0, 9], [1, 1, 9, 9]]])), tmp_path / "index")
     assert (index.counts.kept, index.counts.clipped, index.counts.dropped) == (2, 1, 1)
 
 
 def test_second_open_does_not_rebuild(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     path = write_json(coco(BOXES))
-    built = identities(open_index(path, tmp_path / "index").folder)
-    assert identities(open_index(path, tmp_path / "index").folder) == built
+    built = identities(open_ltdv2(path, tmp_path / "index").folder)
+    assert identities(open_ltdv2(path, tmp_path / "index").folder) == built
     assert built.keys() == {"manifest.json", *(f"{name}.npy" for name in ARRAYS)}
 
 
 def test_current_index_is_opened_without_writing_anything(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     path = write_json(coco(BOXES))
-    index = open_index(path, tmp_path / "index")
+    index = open_ltdv2(path, tmp_path / "index")
     for lock in (tmp_path / "index").glob("*.lock"):
         lock.unlink()
-    open_index(path, tmp_path / "index")
+    open_ltdv2(path, tmp_path / "index")
     assert list((tmp_path / "index").iterdir()) == [index.folder]
 
 
 def test_changed_annotation_file_is_packed_again(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
-    before = open_index(write_json(coco(BOXES)), tmp_path / "index").fingerprint
-    index = open_index(write_json(coco([*BOXES, []])), tmp_path / "index")
+    before = open_ltdv2(write_json(coco(BOXES)), tmp_path / "index").fingerprint
+    index = open_ltdv2(write_json(coco([*BOXES, []])), tmp_path / "index")
     assert len(index) == 4
     assert index.fingerprint != before
     assert folders(tmp_path / "index") == [index.folder]
@@ -143,9 +144,9 @@ def test_changed_annotation_file_is_packed_again(coco: Coco, write_json: WriteJs
 
 def test_newer_modification_time_alone_is_packed_again(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     path = write_json(coco(BOXES))
-    built = identities(open_index(path, tmp_path / "index").folder)
+    built = identities(open_ltdv2(path, tmp_path / "index").folder)
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-    assert identities(open_index(path, tmp_path / "index").folder) != built
+    assert identities(open_ltdv2(path, tmp_path / "index").folder) != built
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"source": {"format": 0}}'], ids=["torn", "list", "older-format"])
@@ -153,16 +154,16 @@ def test_index_with_another_manifest_is_packed_again(
     coco: Coco, write_json: WriteJson, tmp_path: Path, text: str
 ) -> None:
     path = write_json(coco(BOXES))
-    folder = open_index(path, tmp_path / "index").folder
+    folder = open_ltdv2(path, tmp_path / "index").folder
     (folder / "manifest.json").write_text(text)
-    assert open_index(path, tmp_path / "index").fingerprint
-    assert len(open_index(path, tmp_path / "index")) == 3
+    assert open_ltdv2(path, tmp_path / "index").fingerprint
+    assert len(open_ltdv2(path, tmp_path / "index")) == 3
 
 
 def test_splits_of_one_root_do_not_share_a_folder(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     content = coco(BOXES)
-    train = open_index(write_json(content, "Train.json"), tmp_path / "index")
-    valid = open_index(write_json(content, "Valid.json"), tmp_path / "index")
+    train = open_ltdv2(write_json(content, "Train.json"), tmp_path / "index")
+    valid = open_ltdv2(write_json(content, "Valid.json"), tmp_path / "index")
     assert train.folder != valid.folder
 
 
@@ -174,8 +175,8 @@ def test_equal_content_in_other_files_has_the_same_fingerprint(
         image["id"] = str(image["id"])
     for annotation in renamed["annotations"]:
         annotation["image_id"] = str(annotation["image_id"])
-    first = open_index(write_json(content, "a.json"), tmp_path / "index")
-    second = open_index(write_json(renamed, "b.json"), tmp_path / "other")
+    first = open_ltdv2(write_json(content, "a.json"), tmp_path / "index")
+    second = open_ltdv2(write_json(renamed, "b.json"), tmp_path / "other")
     assert first.fingerprint == second.fingerprint
 
 
@@ -186,8 +187,8 @@ def other_weather(content: dict[str, Any]) -> None:
 def test_weather_and_date_leave_the_fingerprint_alone(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     content, changed = coco(BOXES), coco(BOXES)
     other_weather(changed)
-    first = open_index(write_json(content, "a.json"), tmp_path / "index")
-    second = open_index(write_json(changed, "b.json"), tmp_path / "index")
+    first = open_ltdv2(write_json(content, "a.json"), tmp_path / "index")
+    second = open_ltdv2(write_json(changed, "b.json"), tmp_path / "index")
     assert first.weather()["Temperature"][0] != second.weather()["Temperature"][0]
     assert first.fingerprint == second.fingerprint
 
@@ -222,20 +223,20 @@ def test_any_difference_changes_the_fingerprint(
 ) -> None:
     content, changed = coco(BOXES), coco(BOXES)
     change(changed)
-    first = open_index(write_json(content, "a.json"), tmp_path / "index")
-    second = open_index(write_json(changed, "b.json"), tmp_path / "index")
+    first = open_ltdv2(write_json(content, "a.json"), tmp_path / "index")
+    second = open_ltdv2(write_json(changed, "b.json"), tmp_path / "index")
     assert first.fingerprint != second.fingerprint
 
 
 def test_missing_annotation_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"annotation file .*Train\.json does not exist"):
-        open_index(tmp_path / "Train.json", tmp_path / "index")
+        open_ltdv2(tmp_path / "Train.json", tmp_path / "index")
 
 
 def test_index_root_that_cannot_be_written_is_refused(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     path = write_json(coco(BOXES))
     with pytest.raises(ValueError, match=r"cannot write the dataset index under .*Train\.json"):
-        open_index(path, path / "index")
+        open_ltdv2(path, path / "index")
 
 
 def interrupt(*_: Any) -> None:
@@ -259,9 +260,9 @@ def test_interrupted_build_leaves_no_folder_behind(
     with monkeypatch.context() as patch:
         patch.setattr(index_folder.np, "save", stop)
         with pytest.raises(error):
-            open_index(path, tmp_path / "index")
+            open_ltdv2(path, tmp_path / "index")
     assert folders(tmp_path / "index") == []
-    assert len(open_index(path, tmp_path / "index")) == 3
+    assert len(open_ltdv2(path, tmp_path / "index")) == 3
 
 
 def kill_yourself(*_: Any) -> None:
@@ -270,7 +271,7 @@ def kill_yourself(*_: Any) -> None:
 
 def open_and_die_half_way(annotation_file: Path, index_root: Path) -> None:
     index_folder.flush = kill_yourself
-    open_index(annotation_file, index_root)
+    open_ltdv2(annotation_file, index_root)
 
 
 def test_killed_build_is_cleared_away_by_the_next(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
@@ -282,32 +283,32 @@ def test_killed_build_is_cleared_away_by_the_next(coco: Coco, write_json: WriteJ
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert len(list(folders(tmp_path / "index")[0].iterdir())) > 1
-    index = open_index(path, tmp_path / "index")
+    index = open_ltdv2(path, tmp_path / "index")
     assert folders(tmp_path / "index") == [index.folder]
 
 
 @pytest.mark.parametrize("name", ["boxes.npy", "months.npy", "manifest.json"])
 def test_torn_file_is_packed_again(coco: Coco, write_json: WriteJson, tmp_path: Path, name: str) -> None:
     path = write_json(coco(BOXES))
-    file = open_index(path, tmp_path / "index").folder / name
+    file = open_ltdv2(path, tmp_path / "index").folder / name
     whole = file.read_bytes()
     file.write_bytes(whole[:-5])
-    assert open_index(path, tmp_path / "index").boxes(0).tolist() == [[1, 2, 11, 22], [3, 4, 8, 10]]
+    assert open_ltdv2(path, tmp_path / "index").boxes(0).tolist() == [[1, 2, 11, 22], [3, 4, 8, 10]]
     assert file.read_bytes() == whole
     assert folders(tmp_path / "index") == [file.parent]
 
 
 def test_lost_array_is_packed_again(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
     path = write_json(coco(BOXES))
-    (open_index(path, tmp_path / "index").folder / "labels.npy").unlink()
-    assert open_index(path, tmp_path / "index").labels(0).tolist() == [0, 1]
+    (open_ltdv2(path, tmp_path / "index").folder / "labels.npy").unlink()
+    assert open_ltdv2(path, tmp_path / "index").labels(0).tolist() == [0, 1]
 
 
 def test_opened_index_survives_changes_of_its_source(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
-    running = open_index(write_json(coco(BOXES)), tmp_path / "index")
+    running = open_ltdv2(write_json(coco(BOXES)), tmp_path / "index")
     expected = describe(running)
     for frames in (4, 5, 6):
-        other = open_index(write_json(coco([[[1, 2, 3, 4]]] * frames)), tmp_path / "index").folder
+        other = open_ltdv2(write_json(coco([[[1, 2, 3, 4]]] * frames)), tmp_path / "index").folder
     assert describe(running) == describe(pickle.loads(pickle.dumps(running))) == expected
     assert sorted(folders(tmp_path / "index")) == sorted([running.folder, other])
 
@@ -317,10 +318,10 @@ def test_index_held_by_another_process_is_not_cleared_away(coco: Coco, write_jso
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         held = pool.apply(open_and_keep, (path, tmp_path / "index"))
-        open_index(write_json(coco([[]])), tmp_path / "index")
+        open_ltdv2(write_json(coco([[]])), tmp_path / "index")
         assert held in folders(tmp_path / "index")
         assert pool.apply(describe_kept) == describe(SplitIndex(held))
-    last = open_index(write_json(coco([[], []])), tmp_path / "index")
+    last = open_ltdv2(write_json(coco([[], []])), tmp_path / "index")
     assert folders(tmp_path / "index") == [last.folder]
 
 
@@ -328,7 +329,7 @@ KEPT: list[SplitIndex] = []
 
 
 def open_and_keep(annotation_file: Path, index_root: Path) -> Path:
-    KEPT.append(open_index(annotation_file, index_root))
+    KEPT.append(open_ltdv2(annotation_file, index_root))
     return KEPT[0].folder
 
 
@@ -340,7 +341,7 @@ def test_index_cleared_away_while_it_is_opened_is_packed_again(
     coco: Coco, write_json: WriteJson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_json(coco(BOXES))
-    open_index(path, tmp_path / "index")
+    open_ltdv2(path, tmp_path / "index")
     hold = index_folder.hold
 
     def clear_away_first(folder: Path) -> int:
@@ -349,24 +350,24 @@ def test_index_cleared_away_while_it_is_opened_is_packed_again(
         return hold(folder)
 
     monkeypatch.setattr(index_folder, "hold", clear_away_first)
-    assert len(open_index(path, tmp_path / "index")) == 3
+    assert len(open_ltdv2(path, tmp_path / "index")) == 3
 
 
 def test_other_splits_are_not_cleared_away(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
-    other = open_index(write_json(coco(BOXES), "Train-2.json"), tmp_path / "index").folder
-    open_index(write_json(coco(BOXES), "Train.json"), tmp_path / "index")
-    open_index(write_json(coco([[]]), "Train.json"), tmp_path / "index")
+    other = open_ltdv2(write_json(coco(BOXES), "Train-2.json"), tmp_path / "index").folder
+    open_ltdv2(write_json(coco(BOXES), "Train.json"), tmp_path / "index")
+    open_ltdv2(write_json(coco([[]]), "Train.json"), tmp_path / "index")
     assert other in folders(tmp_path / "index")
 
 
 def test_refused_annotation_file_leaves_no_folder_behind(write_json: WriteJson, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not an LTDv2 annotation file"):
-        open_index(write_json("{}"), tmp_path / "index")
+        open_ltdv2(write_json("{}"), tmp_path / "index")
     assert folders(tmp_path / "index") == []
 
 
 def test_pickles_as_its_path_even_after_use(coco: Coco, write_json: WriteJson, tmp_path: Path) -> None:
-    index = open_index(write_json(coco([[[1, 2, 10, 20]]] * 500)), tmp_path / "index")
+    index = open_ltdv2(write_json(coco([[[1, 2, 10, 20]]] * 500)), tmp_path / "index")
     expected = describe(index)
     pickled = pickle.dumps(index)
     assert len(pickled) - len(str(index.folder)) < 500
@@ -378,7 +379,7 @@ def test_two_spawned_processes_open_at_once_and_see_the_same(coco: Coco, write_j
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         openers = [pool.submit(open_and_describe, path, tmp_path / "index") for _ in range(2)]
         seen = [opener.result() for opener in openers]
-        index = open_index(path, tmp_path / "index")
+        index = open_ltdv2(path, tmp_path / "index")
         unpickled = pool.submit(describe, index).result()
     assert seen == [describe(index)] * 2
     assert unpickled == describe(index)

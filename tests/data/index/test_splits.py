@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from yolo_lightning.data.index.split_index import SplitIndex, open_index
+from tests.helpers.annotations import open_ltdv2
+from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips, clip_months, describe_split, hold_out, subset
 
 CLIPS_OF_MONTH = {"202005": 10, "202006": 4, "202101": 1}
@@ -40,7 +41,7 @@ def index(tmp_path: Path, write_json: Callable[..., Path]) -> SplitIndex:
     names = ("background", "person", "bicycle", "motorcycle", "vehicle")
     categories = [{"id": number, "name": name} for number, name in enumerate(names)]
     content = {"images": images, "annotations": annotations, "categories": categories}
-    return open_index(write_json(content), tmp_path / "index")
+    return open_ltdv2(write_json(content), tmp_path / "index")
 
 
 def clip_names(index: SplitIndex) -> set[str]:
@@ -126,7 +127,7 @@ def test_choice_depends_on_the_names_of_the_clips_alone(
 ) -> None:
     content = json.loads((tmp_path / "Train.json").read_text())
     content["images"].reverse()
-    other = open_index(write_json(content, "Reversed.json"), tmp_path / "index")
+    other = open_ltdv2(write_json(content, "Reversed.json"), tmp_path / "index")
     assert clip_names(subset(other, 0.4)) == clip_names(subset(index, 0.4))
 
 
@@ -155,7 +156,7 @@ def test_every_month_is_trained_on(index: SplitIndex, share: float, counts: tupl
 
 
 def test_single_clip_cannot_be_divided(split: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"data\.valid_share is 0\.5, but no month has two clips"):
+    with pytest.raises(ValueError, match=r"data\.split\.valid_share is 0\.5, but no month has two clips"):
         hold_out(split([[]] * 4).index, 0.5)
 
 

@@ -10,10 +10,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from tests.helpers.data_module import data_module
 from yolo_lightning.callbacks import LastCheckpoint, MetricsFile
 from yolo_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from yolo_lightning.data.batch import Batch
-from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.loader import LoaderSettings
 from yolo_lightning.utils.loop_position import schedule_step, steps_begun
 
@@ -59,7 +59,7 @@ def fit(tmp_path: Path, look_alike: Path, index_root: Path) -> Callable[..., Dia
     """Trains with a batch size until a step begins, continuing from `last.ckpt` where there is one."""
 
     def run(batch_size: int, until: int | None = None, **options: Any) -> Diary:
-        data = DetectionDataModule(
+        data = data_module(
             str(look_alike),
             index_root=str(index_root),
             image_size=32,

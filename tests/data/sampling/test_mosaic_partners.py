@@ -18,7 +18,7 @@ from yolo_lightning.data.sampling.mosaic_partners import (
 )
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, SampleKey
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder
-from yolo_lightning.data.storage.frames import ImageFiles
+from yolo_lightning.data.storage.folder_frames import ImageFiles
 
 LENGTH = 4992
 LENGTHS = [1, 2, 7, 24, 100, 4608, LENGTH]

@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.helpers.annotations import open_ltdv2
 from yolo_lightning.data.batch import Batch, collate
 from yolo_lightning.data.dataset import TrainingDataset
-from yolo_lightning.data.index.split_index import open_index
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import prepare_worker
 from yolo_lightning.data.sampling.mosaic_partners import MIXUP_RULER, mosaic_partners
 from yolo_lightning.data.sampling.resumable_loader import EpochBatchSampler, ResumableLoader, SampleKey
 from yolo_lightning.data.sampling.sampling_rules import SampledOrder, Sampling, occurrences
-from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
-from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.choose_storage import open_frames
+from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packing import describe, write_index, write_shard
+from yolo_lightning.data.storage.storage import StorageKind, StorageSettings
 from yolo_lightning.data.synthetic import draw_dataset
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation, BoxPaste
 
@@ -78,8 +79,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_dataset(root: Path, index_root: Path, storage: StorageKind = "folder") -> TrainingDataset:
-    source = open_frames(root, storage, index_root=index_root)
-    frames = LabelledFrames(open_index(root / "Train.json", index_root), source)
+    source = open_frames(root, StorageSettings(storage, index_root=str(index_root)))
+    frames = LabelledFrames(open_ltdv2(root / "Train.json", index_root), source)
     return TrainingDataset(frames.cached(1, WINDOW), 64, AUGMENTATION, MOSAIC_EPOCHS, SEED)
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from tests.helpers.archives import drawn_frames, pixels, write_zip
-from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
-from yolo_lightning.data.storage.frames import FolderFrames, Storage
+from yolo_lightning.data.storage.choose_storage import open_frames
+from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import PackedFrames
 from yolo_lightning.data.storage.packing import describe, write_index, write_shard
+from yolo_lightning.data.storage.storage import Storage, StorageKind, StorageSettings
 from yolo_lightning.data.storage.zip_frames import ZipFrames
 
 FRAMES = drawn_frames(5)
@@ -41,7 +42,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def open_(root: Path, storage: StorageKind = "auto", store: Path | None = None) -> Storage:
-    return open_frames(root, storage, index_root=root / "index", store=store)
+    where = None if store is None else str(store)
+    return open_frames(root, StorageSettings(kind=storage, store=where, index_root=str(root / "index")))
 
 
 @pytest.mark.parametrize("storage", ["folder", "zip", "packed"])
@@ -81,7 +83,7 @@ def test_missing_root_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_storage_is_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.storage must be one of auto, folder, zip, packed, litdata, got 'tar'"):
+    with pytest.raises(ValueError, match=r"data\.storage\.kind must be one of auto, packed, folder, zip, got 'tar'"):
         open_(root, "tar")  # type: ignore[arg-type]
 
 

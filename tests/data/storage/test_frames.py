@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from yolo_lightning.data.storage.frames import FolderFrames, FrameError, decode_frame, is_truncated
+from yolo_lightning.data.storage.folder_frames import FolderFrames
+from yolo_lightning.data.storage.frames import FrameError, decode_frame, is_truncated
 
 NAME = "frames/20200502/clip_1_1142/image_0001.jpg"
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from yolo_lightning.data.storage.frames import FolderFrames, FrameError, ImageFiles, decode_frame
+from yolo_lightning.data.formats.frame_checks import Limits
+from yolo_lightning.data.storage.folder_frames import FolderFrames, ImageFiles
+from yolo_lightning.data.storage.frames import FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits, header_size
 from yolo_lightning.data.storage.packed_frames import PackedFrames
 from yolo_lightning.data.storage.zip_frames import ZipFrames
@@ -57,7 +59,7 @@ def test_header_size_of_every_format(suffix: str, channels: int) -> None:
     assert header_size(content) == (41, 29)
     limit = FrameLimits(max_pixels=41 * 29)
     assert decode_frame(content, "a", 1, limit).shape == (29, 41)
-    with pytest.raises(FrameError, match=r"more than data\.max_image_pixels 1188"):
+    with pytest.raises(FrameError, match=r"more than data\.limits\.max_image_pixels 1188"):
         decode_frame(content, "a", 1, FrameLimits(max_pixels=41 * 29 - 1))
 
 
@@ -87,7 +89,9 @@ def test_fifo_device_and_names_outside_are_named(tmp_path: Path) -> None:
         with pytest.raises(FrameError, match=f"{name}: not a regular file"):
             frames.read(name)
     for name in ("/dev/zero", "../outside.jpg", "frames/../../outside.jpg", str(tmp_path / "outside.jpg")):
-        with pytest.raises(FrameError, match=r"outside of the dataset folder; set data\.allow_outside_root true"):
+        with pytest.raises(
+            FrameError, match=r"outside of the dataset folder; set data\.limits\.allow_outside_root true"
+        ):
             frames.read(name)
     allowed = FolderFrames(tmp_path / "root", FrameLimits(outside_root=True))
     assert allowed.read("../outside.jpg").shape == (30, 40)
@@ -107,8 +111,8 @@ def test_large_file_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pixels", [0, -1, 178_956_971])
 def test_limit_is_checked(pixels: int) -> None:
-    with pytest.raises(ValueError, match=r"data\.max_image_pixels must be 1 to 178956970 .*, got"):
-        FrameLimits(max_pixels=pixels)
+    with pytest.raises(ValueError, match=r"data\.limits\.max_image_pixels must be 1 to 178956970 .*, got"):
+        Limits(max_image_pixels=pixels)
 
 
 def test_member_of_many_gigabytes_is_not_unpacked(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from lightning.pytorch import Trainer
 
-from yolo_lightning.data.datamodule import DetectionDataModule
+from tests.helpers.data_module import data_module
 from yolo_lightning.data.dataset import TrainingDataset
 from yolo_lightning.data.labelled_frames import LabelledFrames
 from yolo_lightning.data.loader import LoaderSettings
-from yolo_lightning.data.storage.frames import FrameError, ImageFiles
+from yolo_lightning.data.storage.folder_frames import ImageFiles
+from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.image_cache import ImageCache
 from yolo_lightning.data.transforms.augmentation_settings import Augmentation
 
@@ -39,7 +40,7 @@ class Counting(ImageFiles):
 @pytest.fixture
 def split(look_alike: Path, index_root: Path) -> LabelledFrames:
     """16 frames of 96 x 64 pixels in a folder."""
-    return DetectionDataModule(str(look_alike), index_root=str(index_root), storage="folder").open("train")
+    return data_module(str(look_alike), index_root=str(index_root), kind="folder").open("train")
 
 
 @pytest.fixture
@@ -131,6 +132,7 @@ def test_otherwise_the_last_samples_are_kept_but_not_their_partners(
 def test_frames_of_a_packed_store_are_never_all_kept(split: LabelledFrames, budget_of_16: None) -> None:
     class Packed:
         read = split.storage.read
+        is_encoded = False
 
     stored = LabelledFrames(split.index, Packed(), 1).cached(1, WINDOW)  # type: ignore[arg-type]
     assert (stored.cache.max_frames, stored.cache.keep_partners) == (WINDOW, False)
@@ -143,14 +145,14 @@ def test_channels_count_and_the_log_names_the_missing_memory(split: LabelledFram
 
 
 def test_part_of_a_split_counts_its_own_pixels(look_alike: Path, index_root: Path) -> None:
-    data = DetectionDataModule(str(look_alike), index_root=str(index_root), train_fraction=0.5)
+    data = data_module(str(look_alike), index_root=str(index_root), train_fraction=0.5)
     assert data.open("train").index.pixels() == 8 * PIXELS
 
 
 @pytest.mark.parametrize("budget_mib", [0, 1])
 def test_setting_decides_whether_training_keeps_them(look_alike: Path, index_root: Path, budget_mib: int) -> None:
-    options = {"storage": "folder", "loader": LoaderSettings(num_workers=0), "image_cache_mib": budget_mib}
-    data = DetectionDataModule(str(look_alike), index_root=str(index_root), **options)
+    options = {"kind": "folder", "loader": LoaderSettings(num_workers=0), "image_cache_mib": budget_mib}
+    data = data_module(str(look_alike), index_root=str(index_root), **options)
     data.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1)
     data.setup("fit")
     frames = data.train_dataloader().dataset.frames

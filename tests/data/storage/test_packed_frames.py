@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.archives import assert_same_in_threads_and_processes, drawn_frames, pixels
 from yolo_lightning.data.index.index_folder import NameTable, encode
-from yolo_lightning.data.storage.frames import FolderFrames, FrameError
+from yolo_lightning.data.storage.folder_frames import FolderFrames
+from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.packed_frames import FORMAT_OF_BITS, MANIFEST, PackedFrames
 from yolo_lightning.data.storage.packing import describe, write_index, write_shard
 

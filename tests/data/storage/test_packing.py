@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.archives import drawn_frames, pixels, write_zip
-from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.storage.folder_frames import FolderFrames
 from yolo_lightning.data.storage.packed_frames import MANIFEST, PackedFrames, read_manifest
 from yolo_lightning.data.storage.packing import (
     ShardFrames,

@@ -20,7 +20,8 @@ from tests.helpers.archives import (
     write_zip_by_hand,
 )
 from yolo_lightning.data.storage import zip_frames
-from yolo_lightning.data.storage.frames import FolderFrames, FrameError
+from yolo_lightning.data.storage.folder_frames import FolderFrames
+from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.zip_frames import HEADROOM_BYTES, ZipFrames, frame_name
 
 FRAMES = drawn_frames(6)

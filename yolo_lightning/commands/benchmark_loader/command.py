@@ -117,7 +117,7 @@ def training_datasets(data: DetectionDataModule) -> dict[str, TrainingDataset]:
             problems.append(f"{storage}: {error}")
         else:
             window = frames_to_cache(len(frames), 1, data.batch_size, has_mixup=settings.mixup > 0)
-            frames = frames.cached(data.image_cache_mib, window)
+            frames = frames.cached(data.storage.image_cache_mib, window)
             datasets[storage] = TrainingDataset(frames, data.image_size, settings, ALL_EPOCHS, data.seed)
     if not datasets:
         raise ValueError("; ".join(problems))

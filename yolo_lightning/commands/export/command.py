@@ -52,7 +52,7 @@ def export(
         image_size: Size of the input in pixels, multiples of 32: the side of a square, or `[height, width]`; null: as
             in training.
         channels: Input channels, 1 for gray images; null: as in training, except `pt`, which has 3, or
-            one per frame of `data.neighbours`.
+            one per frame of `data.input.neighbours`.
         nms: Include non-maximum suppression in the file (`onnx` only).
         score_threshold: Minimum score of a detection, 0 to 1; null: as in training if that is above 0.001, the
             threshold for computing mAP, else 0.25.

@@ -10,13 +10,13 @@ import rich
 
 from yolo_lightning.commands.console import counter, gigabytes, name_some
 from yolo_lightning.commands.prepare.summary import monthly_counts, save_picture, tables
-from yolo_lightning.data.formats.dataset_format import LTDV2, TRAIN_FILE, VALID_FILE, choose_format
+from yolo_lightning.data.formats.choose_format import open_format
+from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, JsonFormat
 from yolo_lightning.data.formats.frame_checks import check_depth, describe_values
+from yolo_lightning.data.formats.ltdv2 import OFFICIAL_FILES, LTDv2Format
 from yolo_lightning.data.index.neighbours import UnlistedFrames
-from yolo_lightning.data.index.split_index import SplitIndex, default_index_root, open_index
-from yolo_lightning.data.index.splits import Shares, Split
-from yolo_lightning.data.storage.choose_storage import STORE, open_original
-from yolo_lightning.data.storage.frames import FolderFrames
+from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.storage.choose_storage import open_original
 from yolo_lightning.data.storage.image_header import FrameLimits
 from yolo_lightning.data.storage.packing import (
     ShardFrames,
@@ -28,11 +28,10 @@ from yolo_lightning.data.storage.packing import (
     write_index,
     write_shard,
 )
-from yolo_lightning.data.storage.zip_frames import ZipFrames
+from yolo_lightning.data.storage.storage import STORE, EncodedStorage, StorageSettings
 from yolo_lightning.utils.files import DISK_FULL, sole_writer
 from yolo_lightning.utils.host import available_cores
 
-OFFICIAL_FILES = ("Train.json", "Valid.json", "TestNoLabels.json")
 LOCK = "prepare.lock"
 SPARE_BYTES = 64 << 20  # Space that remains free for the index and for other writers on the same disk
 MOST_SHARDS = 500  # Every reader keeps every shard open, and 1024 open files are a usual limit
@@ -43,7 +42,6 @@ def prepare(
     root: str | None = None,
     annotations: list[str] | None = None,
     store: str | None = None,
-    bucket: str | None = None,
     storage: Literal["auto", "folder", "zip"] = "auto",
     index_root: str | None = None,
     workers: int | None = None,
@@ -52,7 +50,7 @@ def prepare(
     whole_clips: bool = False,
     verify: bool = False,
     summary: bool = False,
-    format: str = LTDV2,
+    format: str = LTDv2Format.accepted,
     output: str = ".",
 ) -> None:
     """Decode the frames that annotation files name into a packed store, which is ten times faster to read.
@@ -65,15 +63,13 @@ def prepare(
         annotations: Annotation files whose frames are packed, relative to `root`; null selects the existing files of
             Train.json, Valid.json and TestNoLabels.json.
         store: Folder to write; null is `packed` in `root`.
-        bucket: Empty folder or URL (s3://...) to which the encoded frames are written as litdata chunks, instead of a
-            packed store; requires litdata.
         storage: Storage to read, the extracted folder or frames.zip; auto selects the folder if it exists.
         index_root: Folder of the packed annotation index; null is `yolo_lightning` in the user's cache folder.
         workers: Number of decoding processes; null is the number of cores.
         shard_frames: Frames per shard file; a kill discards at most one unfinished shard per worker.
         bits: Bits per pixel of the frames, 16 for gray PNG and TIFF files of uint16; percentiles of the pixel values of
-            some frames are printed. Training with `data.pixel_range.mode` requires a store of 16-bit frames.
-        whole_clips: Also pack the frames of these clips that no annotation file names, for `data.neighbours`.
+            some frames are printed. Training with `data.input.pixel_range.mode` requires a store of 16-bit frames.
+        whole_clips: Also pack the frames of these clips that no annotation file names, for `data.input.neighbours`.
         verify: Verify the checksums of existing shards, and pack damaged shards again.
         summary: Only print the frames and boxes per month and class of each split, and save them as pictures.
         format: Format of the dataset for `summary`: `ltdv2`, `coco`, or the path of a `data.yaml` of Ultralytics. Only
@@ -87,29 +83,21 @@ def prepare(
     for option, value in (("workers", workers), ("shard_frames", shard_frames)):
         if value < 1:
             raise ValueError(f"{option} must be >= 1, got {value}")
-    index_folder = Path(index_root).expanduser() if index_root else default_index_root()
+    source = StorageSettings(kind=storage, index_root=index_root)
+    folder = None if root is None else Path(root).expanduser()
+    dataset = open_format(DatasetSettings(folder, format, storage=StorageSettings(index_root=index_root)))
+    limits = FrameLimits(bits=bits)
     if summary:
-        indexes = summarise(format, root, annotations, index_folder, Path(output).expanduser())
-        if bits == 16 and format == LTDV2 and root is not None:
-            frames = open_original(Path(root).expanduser(), storage, index_folder, FrameLimits(bits=bits))
-            print(describe_values([name for index in indexes.values() for name in index.file_names()], frames))
+        indexes = summarise(dataset, annotations, Path(output).expanduser())
+        if bits == 16 and "packed" in dataset.storages:
+            names = [name for index in indexes.values() for name in index.file_names()]
+            print(describe_values(names, open_original(dataset.root, source, limits)))
         return
-    if format != LTDV2:
-        raise ValueError(f"format must be {LTDV2}, got {format}: other datasets are read without packing, see summary")
-    if root is None:
-        raise ValueError("root must be the folder of the dataset, got null")
-    folder = Path(root).expanduser()
-    if bucket and (store or verify):
-        raise ValueError("store and verify must not be set with bucket")
-    if annotations is None:
-        annotations = [name for name in OFFICIAL_FILES if (folder / name).is_file()]
-    if not annotations:
-        raise ValueError(
-            f"dataset root {folder} contains none of {', '.join(OFFICIAL_FILES)}: set annotations to other files (COCO "
-            "and YOLO datasets cannot be packed; they are read without preparation)"
-        )
-    indexes = {name: open_index(folder / name, index_folder) for name in annotations}
-    original = open_original(folder, storage, index_folder, FrameLimits(bits=bits))
+    if not isinstance(dataset, JsonFormat) or "packed" not in dataset.storages:
+        raise ValueError(f"format must be ltdv2, got {format}: other datasets are read without packing, see summary")
+    folder = dataset.root
+    indexes = existing_indexes(dataset, annotations)
+    original = open_original(folder, source, limits)
     frame_bytes: dict[str, int] = {}
     for index in indexes.values():
         for position, name in enumerate(index.file_names()):
@@ -122,9 +110,6 @@ def prepare(
     check_depth(list(frame_bytes), original)
     if bits == 16:
         print(describe_values(list(frame_bytes), original), flush=True)
-    if bucket:
-        write_bucket(bucket, original, list(frame_bytes), workers)
-        return
     target = Path(store).expanduser() if store else folder / STORE
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -142,27 +127,23 @@ def prepare(
         raise SystemExit(INTERRUPTED) from None
 
 
-def summarise(
-    format: str, root: str | None, annotations: list[str] | None, index_root: Path, output: Path
-) -> dict[str, SplitIndex]:
-    """Print and draw the counts of the annotation files, or of the splits of a dataset; return their indexes."""
-    folder = None if root is None else Path(root).expanduser()
-    indexes: dict[str, SplitIndex] = {}
-    if annotations is not None and folder is not None:
-        indexes = {name: open_index(folder / name, index_root) for name in annotations}
-    elif format == LTDV2 and folder is not None:
-        existing = [name for name in OFFICIAL_FILES if (folder / name).is_file()]
-        indexes = {name: open_index(folder / name, index_root) for name in existing}
+def existing_indexes(dataset: DatasetFormat, annotations: list[str] | None) -> dict[str, SplitIndex]:
+    """Return the indexes of the annotation files, or of the existing parts of a dataset, by name."""
+    if annotations is not None and isinstance(dataset, JsonFormat):
+        indexes = {name: dataset.open_file(name) for name in annotations}
     else:
-        files: dict[Split, str | None] = {"train": TRAIN_FILE, "valid": VALID_FILE, "test": None, "predict": None}
-        dataset = choose_format(format, folder, files, (), Shares(), "auto", None, index_root)
-        splits: tuple[Split, ...] = ("train", "valid")
-        indexes = {split: dataset.open_index(split) for split in splits}
+        indexes = dataset.existing_parts()
     if not indexes:
         raise ValueError(
-            f"dataset root {folder} contains none of {', '.join(OFFICIAL_FILES)}: set annotations to other files, or "
-            "format to coco or to the path of a data.yaml"
+            f"dataset root {dataset.root} contains none of {', '.join(OFFICIAL_FILES)}: set annotations to other files "
+            "(COCO and YOLO datasets cannot be packed; set format to coco or to the path of a data.yaml for summary)"
         )
+    return indexes
+
+
+def summarise(dataset: DatasetFormat, annotations: list[str] | None, output: Path) -> dict[str, SplitIndex]:
+    """Print and draw the counts of the annotation files, or of the splits of a dataset; return their indexes."""
+    indexes = existing_indexes(dataset, annotations)
     for name, index in indexes.items():
         counts = monthly_counts(index)
         picture = output / f"summary-{Path(name).stem}.png"
@@ -174,24 +155,9 @@ def summarise(
     return indexes
 
 
-def write_bucket(bucket: str, original: FolderFrames | ZipFrames, names: list[str], workers: int) -> None:
-    try:
-        from yolo_lightning.data.storage.litdata_frames import write_litdata
-    except ImportError as error:
-        raise ValueError(f"bucket requires litdata ({error}): pip install litdata") from error
-    missing = set(original.missing(names))
-    if len(missing) == len(names):
-        raise ValueError(f"none of the {len(names):,} frames of the annotation files are in {original}")
-    try:
-        write_litdata(original, [name for name in names if name not in missing], bucket, workers)
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"cannot write {bucket}: {error}") from error
-    print(f"{bucket}: {len(names) - len(missing):,} frames, {len(missing):,} missing", flush=True)
-
-
 def pack_store(
     store: Path,
-    original: FolderFrames | ZipFrames,
+    original: EncodedStorage,
     frame_bytes: dict[str, int],
     workers: int,
     shard_frames: int,

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from yolo_lightning.data.batch import Batch, Prediction, Target, collate, targets
 from yolo_lightning.data.datamodule import DetectionDataModule
 from yolo_lightning.data.dataset import EvaluationDataset
-from yolo_lightning.data.formats.frame_checks import quarantined_positions
 from yolo_lightning.data.image_size import STRIDE
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import choose_clips
@@ -60,7 +59,7 @@ def collect(
     number of frames of each batch. With `single_class`, all annotated boxes count as class 0.
     """
     frames = data.open("valid")
-    frames.quarantined = quarantined_positions(data.quarantine, frames.index, "valid")
+    frames.quarantined = data.limits.quarantined(frames.index, "valid")
     arguments = data.loader.arguments(on_gpu=device.type == "cuda", persistent=False)
     dataset = EvaluationDataset(frames, data.image_size)
     parts = []

@@ -31,7 +31,7 @@ from yolo_lightning.commands.sweep.sweep_scores import (
     score_settings,
 )
 from yolo_lightning.data.datamodule import DetectionDataModule
-from yolo_lightning.data.formats.dataset_format import LTDV2
+from yolo_lightning.data.formats.choose_format import format_class
 from yolo_lightning.detector import folded_network
 from yolo_lightning.evaluation.drift import month_name
 from yolo_lightning.evaluation.matching import Matches, match
@@ -150,7 +150,7 @@ def bound_by_weights(options: Namespace) -> dict[str, Any]:
 
 def data_options_of(file: Path, options: Namespace) -> dict[str, Any]:
     """Return the data options that follow from a checkpoint; `options` are those of the command line."""
-    bound = bound_options(read_record(file), is_gray=options.data.format == LTDV2)
+    bound = bound_options(read_record(file), is_gray=format_class(options.data.format).is_gray)
     return {name: value for name, value in bound.items() if name.startswith("data.")}
 
 

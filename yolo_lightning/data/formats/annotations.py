@@ -1,5 +1,6 @@
 """Result of every annotation reader: a split as flat arrays, with its boxes clipped to their frames."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ WEATHER = (
 )
 """LTDv2's names of the weather measurements in the `meta` of a frame."""
 
+IMAGE_NUMBER = re.compile(r"(\d{1,18})\D*$")  # Last number in the stem of a file name
 TEMPERATURE = WEATHER[0]  # Degrees Celsius
 
 MINIMUM_BOX_SIDE = 1e-3  # Pixels. A box with a shorter side after clipping is dropped.

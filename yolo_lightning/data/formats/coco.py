@@ -1,4 +1,4 @@
-"""Reader of plain COCO JSON (`instances_*.json`): any categories and image ids, boxes x, y, width, height in pixels."""
+"""Plain COCO JSON (`instances_*.json`): any categories and image ids, boxes x, y, width, height in pixels."""
 
 import os
 from collections import Counter
@@ -8,7 +8,13 @@ import numpy as np
 
 from yolo_lightning.data.formats.annotation_file import COCO_FILE, annotation_arrays, decode
 from yolo_lightning.data.formats.annotations import Annotations, distinct_names, encoded, image_shapes, still_images
+from yolo_lightning.data.formats.dataset_format import JsonFormat
 from yolo_lightning.data.formats.image_ids import image_id_texts
+from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.storage.folder_frames import ImageFiles
+from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.data.storage.storage import Storage, StorageKind
 from yolo_lightning.utils.plain_text import one_line
 
 PROBED_IMAGES = 16  # Number of images that are searched for in each candidate folder
@@ -65,6 +71,48 @@ def image_folder(annotation_file: Path, root: Path, folders: tuple[str, ...], fi
     if not found[best]:
         raise ValueError(
             f"{annotation_file}: found none of its images, such as {one_line(probed[0], 200)!r}, in "
-            f"{', '.join(map(str, dict.fromkeys(candidates)))}; set data.image_folders to their folder"
+            f"{', '.join(map(str, dict.fromkeys(candidates)))}; set data.files.image_folders to their folder"
         )
     return best
+
+
+class CocoFormat(JsonFormat):
+    """Plain COCO JSON files, and images in `data.files.image_folders` (if empty, in the usual folders).
+
+    The classes are those of the training file or, if it does not exist, of the validation file. All files must have the
+    same classes.
+    """
+
+    accepted = "coco"
+    has_image_folders = True
+
+    read = staticmethod(read_coco)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self._reference().class_names
+
+    @property
+    def category_ids(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self._reference().category_ids
+
+    def open_index(self, split: Split) -> SplitIndex:
+        index, reference = self.open_file(self.name(split)), self._reference()
+        own, expected = (dict(zip(one.category_ids, one.class_names, strict=True)) for one in (index, reference))
+        if own != expected:
+            different = min(
+                number for number in own.keys() | expected.keys() if own.get(number) != expected.get(number)
+            )
+            raise ValueError(
+                f"{self.root / self.name(split)}: category {different} must be {expected.get(different, 'absent')!r} "
+                f"as in {self.name('train')}, got {own.get(different, 'absent')!r}"
+            )
+        return self.settings.split.part(self.replacement(split) if self.files.valid is None else split, index)
+
+    def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
+        names = self.open_file(self.name(split)).file_names()
+        folder = image_folder(self.root / self.name(split), self.root, self.files.image_folders, names)
+        return ImageFiles(folder, channels, self.settings.frame_limits)
+
+    def _reference(self) -> SplitIndex:
+        return self.open_file(self.name("train" if (self.root / self.name("train")).is_file() else "valid"))

@@ -1,167 +1,178 @@
-"""Dataset formats: LTDv2's layout, plain COCO JSON, or a `data.yaml` with YOLO labels."""
+"""Interface of the dataset formats, and the settings from which a format is opened."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from yolo_lightning.data.formats.coco import image_folder, read_coco
-from yolo_lightning.data.formats.ltdv2 import CATEGORY_IDS, CLASS_NAMES
-from yolo_lightning.data.formats.yolo import YoloFormat
+from yolo_lightning.data.formats.annotations import Annotations
+from yolo_lightning.data.formats.frame_checks import Limits
 from yolo_lightning.data.index.split_index import SplitIndex, open_index
 from yolo_lightning.data.index.splits import Shares, Split
-from yolo_lightning.data.storage.choose_storage import StorageKind, open_frames
-from yolo_lightning.data.storage.frames import Channels, ImageFiles, Storage
+from yolo_lightning.data.input_settings import InputSettings
+from yolo_lightning.data.storage.frames import Channels
 from yolo_lightning.data.storage.image_header import FrameLimits
-
-LTDV2, COCO = "ltdv2", "coco"
-TRAIN_FILE, VALID_FILE, PREDICT_FILE = "Train.json", "Valid.json", "TestNoLabels.json"
-"""Names of LTDv2's official annotation files."""
+from yolo_lightning.data.storage.storage import Storage, StorageKind, StorageSettings
 
 
 @dataclass(frozen=True)
-class JsonFormat:
-    """Common part of the formats with one JSON file per split."""
+class Files:
+    """Files and folders of a dataset in the formats `ltdv2` and `coco`, relative to `data.root`.
+
+    Attributes:
+        train: JSON file of the training split.
+        valid: JSON file of the validation split; null uses `data.split.valid_share` instead.
+        test: Labelled JSON file for `test`; null uses Valid.json of LTDv2, otherwise the validation split.
+        predict: JSON file of the frames for `predict`; null uses TestNoLabels.json of LTDv2, otherwise the split of
+            `test`.
+        image_folders: Image folders of a COCO dataset; empty searches the usual folders.
+    """
+
+    train: str = "Train.json"
+    valid: str | None = "Valid.json"
+    test: str | None = None
+    predict: str | None = None
+    image_folders: tuple[str, ...] = ()
+
+    def of(self, split: Split) -> str | None:
+        """Return the JSON file of a split."""
+        file: str | None = getattr(self, split)
+        return file
+
+
+@dataclass(frozen=True)
+class DatasetSettings:
+    """Settings of `DetectionDataModule` on which the frames and annotations depend."""
+
+    root: Path | None
+    format: str
+    files: Files = field(default_factory=Files)
+    split: Shares = field(default_factory=Shares)
+    storage: StorageSettings = field(default_factory=StorageSettings)
+    limits: Limits = field(default_factory=Limits)
+    input: InputSettings = field(default_factory=InputSettings)
+
+    @property
+    def frame_limits(self) -> FrameLimits:
+        return FrameLimits(self.limits.max_image_pixels, self.limits.allow_outside_root, self.input.pixel_range.bits)
+
+
+class DatasetFormat(ABC):
+    """Classes, annotations and frames of a dataset in one format.
+
+    Raises:
+        ValueError: If a setting does not apply to the format.
+    """
+
+    accepted: ClassVar[str]
+    """Values of `data.format`, for messages."""
+    storages: ClassVar[tuple[StorageKind, ...]] = ("folder",)
+    """Supported storages, the fastest first."""
+    is_gray: ClassVar[bool] = False
+    """Whether all frames of this format are gray."""
+    has_clips: ClassVar[bool] = False
+    """Whether the frames form clips."""
+    has_submission: ClassVar[bool] = False
+    """Whether `predict` writes a submission of LTDv2's challenge instead of COCO's results."""
+    has_image_folders: ClassVar[bool] = False
+    """Whether `data.files.image_folders` applies."""
 
     root: Path  # Dataset folder
-    # JSON file of each split, relative to `root`. Without a file, `predict` reads that of `test`, `test` that of
-    # `valid`, and `valid` a share of `train`.
-    files: Mapping[Split, str | None]
-    shares: Shares
-    index_root: Path  # Folder of the packed indexes
-    limits: FrameLimits  # Limits of the frames that are read
+    class_names: tuple[str, ...]  # Index 0 first
+    category_ids: tuple[int, ...]  # Number of each class in the files of the dataset, index 0 first
+    channels: Channels | None = None  # Channels of the frames, None if the dataset does not define them
+
+    def __init__(self, settings: DatasetSettings) -> None:
+        self.settings = settings
+        chosen, storage, given = settings.format, settings.storage, settings.input
+        has_store = "packed" in self.storages
+        if storage.kind not in ("auto", *self.storages) or (storage.store is not None and not has_store):
+            raise ValueError(
+                f"data.storage.kind must be one of auto, {', '.join(self.storages)}, and data.storage.store must be "
+                f"null, with data.format {chosen} (packed stores and archives are supported for ltdv2 only), got "
+                f"data.storage.kind {storage.kind} and data.storage.store {storage.store}"
+            )
+        if settings.files.image_folders and not self.has_image_folders:
+            folders = list(settings.files.image_folders)
+            raise ValueError(f"data.files.image_folders must be [] unless data.format is coco, got {folders}")
+        if self.is_gray and given.channels == 3:
+            raise ValueError(
+                f"data.input.channels must be 1 or null with data.format {chosen}, whose frames are gray, got 3"
+            )
+        if given.offsets and not self.has_clips:
+            raise ValueError(
+                f"data.input.neighbours must be [] with data.format {chosen}, whose images do not form clips, got "
+                f"{list(given.offsets)}"
+            )
+        if given.pixel_range.mode == "clip" and not self.has_clips:
+            raise ValueError(
+                "data.input.pixel_range.mode must be fixed or frame unless data.format is ltdv2, because clips are "
+                f"unknown, got clip with data.format {chosen}"
+            )
+
+    @classmethod
+    def accepts(cls, value: str) -> bool:
+        """Return whether a value of `data.format` names this format."""
+        return value == cls.accepted
+
+    @abstractmethod
+    def name(self, split: Split) -> str:
+        """Return the file, or the key of a file, that `split` is read from, for messages."""
+
+    @abstractmethod
+    def origin(self, split: Split) -> str:
+        """Return the option that names the annotations of `split`, and its value."""
+
+    @abstractmethod
+    def open_index(self, split: Split) -> SplitIndex:
+        """Return the packed index of `split`; raise `ValueError` if the annotations cannot be used."""
+
+    @abstractmethod
+    def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
+        """Return the storage of the frames of `split`: of a kind in `storages`, or the configured one."""
+
+    def existing_parts(self) -> dict[str, SplitIndex]:
+        """Return the labelled parts of the dataset by name."""
+        splits: tuple[Split, ...] = ("train", "valid")
+        return {split: self.open_index(split) for split in splits}
+
+
+class JsonFormat(DatasetFormat):
+    """Common part of the formats with one JSON file per split.
+
+    Without a file, `predict` reads that of `test`, `test` that of `valid`, and `valid` a share of `train`.
+    """
+
+    def __init__(self, settings: DatasetSettings) -> None:
+        super().__init__(settings)
+        if settings.root is None:
+            raise ValueError("data.root must be the dataset folder, got null (or set data.format to a data.yaml)")
+        self.root = settings.root
+        self.files = settings.files
+        if (self.files.valid is None) == (settings.split.valid_share is None):
+            raise ValueError(
+                "exactly one of data.files.valid and data.split.valid_share must be null, got data.files.valid "
+                f"{self.files.valid} and data.split.valid_share {settings.split.valid_share}"
+            )
+
+    @staticmethod
+    @abstractmethod
+    def read(path: Path) -> Annotations:
+        """Read and check an annotation file; the name of the function identifies its packed indexes."""
+
+    def name(self, split: Split) -> str:
+        return self.files.of(self.replacement(split)) or self.files.train
+
+    def origin(self, split: Split) -> str:
+        split = self.replacement(split)
+        return f"data.files.{split if self.files.of(split) else 'train'} {self.name(split)}"
 
     def replacement(self, split: Split) -> Split:
         """Return `split`, or the split that replaces it if it has no file."""
-        if split == "predict" and self.files["predict"] is None:
+        if split == "predict" and self.files.predict is None:
             split = "test"
-        return "valid" if split == "test" and self.files["test"] is None else split
+        return "valid" if split == "test" and self.files.test is None else split
 
-    def name(self, split: Split) -> str:
-        """Return the file that `split` is read from, for messages."""
-        return self.files[self.replacement(split)] or str(self.files["train"])
-
-    def origin(self, split: Split) -> str:
-        """Return the option that names the annotations of `split`, and its value."""
-        split = self.replacement(split)
-        return f"data.{split if self.files[split] else 'train'}_file {self.name(split)}"
-
-
-@dataclass(frozen=True)
-class LTDv2Format(JsonFormat):
-    """LTDv2's JSON files and its gray frames in any storage; `storage` and `store` as in `open_frames`."""
-
-    storage: StorageKind
-    store: str | None
-
-    class_names: ClassVar = CLASS_NAMES
-    category_ids: ClassVar = CATEGORY_IDS
-    channels: ClassVar[Channels | None] = 1
-    storages: ClassVar[tuple[StorageKind, ...]] = ("packed", "folder", "zip")
-
-    def open_index(self, split: Split) -> SplitIndex:
-        """Return the packed index of `split`; raise `ValueError` if the annotations cannot be used."""
-        return self.shares.part(split, open_index(self.root / self.name(split), self.index_root))
-
-    def open_storage(self, split: Split, channels: Channels, storage: StorageKind | None = None) -> Storage:
-        """Return the storage of the frames of `split`: `storage`, one of `storages`, or the configured one."""
-        return open_frames(
-            self.root, storage or self.storage, index_root=self.index_root, store=self.store, limits=self.limits
-        )
-
-
-@dataclass(frozen=True)
-class CocoFormat(JsonFormat):
-    """Plain COCO JSON files, and images in `folders` relative to `root` (if empty, in the usual folders).
-
-    The classes are those of the training file or, if it does not exist, of the validation file. All files must have the
-    same classes.
-    """
-
-    folders: tuple[str, ...]
-
-    channels: ClassVar[Channels | None] = None
-    storages: ClassVar[tuple[StorageKind, ...]] = ("folder",)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self._reference().class_names
-
-    @property
-    def category_ids(self) -> tuple[int, ...]:
-        return self._reference().category_ids
-
-    def open_index(self, split: Split) -> SplitIndex:
-        index, reference = self._whole(split), self._reference()
-        own, expected = (dict(zip(one.category_ids, one.class_names, strict=True)) for one in (index, reference))
-        if own != expected:
-            different = min(
-                number for number in own.keys() | expected.keys() if own.get(number) != expected.get(number)
-            )
-            raise ValueError(
-                f"{self.root / self.name(split)}: category {different} must be {expected.get(different, 'absent')!r} "
-                f"as in {self.name('train')}, got {own.get(different, 'absent')!r}"
-            )
-        return self.shares.part(self.replacement(split) if self.files["valid"] is None else split, index)
-
-    def open_storage(self, split: Split, channels: Channels, storage: StorageKind | None = None) -> Storage:
-        names = self._whole(split).file_names()
-        folder = image_folder(self.root / self.name(split), self.root, self.folders, names)
-        return ImageFiles(folder, channels, self.limits)
-
-    def _whole(self, split: Split) -> SplitIndex:
-        return open_index(self.root / self.name(split), self.index_root, read_coco)
-
-    def _reference(self) -> SplitIndex:
-        return self._whole("train" if (self.root / self.name("train")).is_file() else "valid")
-
-
-DatasetFormat = LTDv2Format | CocoFormat | YoloFormat
-"""Classes, annotations and storage of a dataset; `LTDv2Format` documents the methods.
-
-Attributes: `class_names`, and `category_ids`, their numbers in the dataset's own files, index 0 first; `root`, the
-dataset folder; `storages`, the supported storages, the fastest first; `channels` of the frames, if the dataset defines
-them.
-"""
-
-
-def choose_format(
-    format: str,
-    root: Path | None,
-    files: dict[Split, str | None],
-    image_folders: tuple[str, ...],
-    shares: Shares,
-    storage: StorageKind,
-    store: str | None,
-    index_root: Path,
-    limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
-) -> DatasetFormat:
-    """Return the dataset format for the options of `DetectionDataModule`; `files` are the JSON files by split."""
-    if format != LTDV2 and (storage not in ("auto", "folder") or store is not None):
-        raise ValueError(
-            f"data.storage must be one of auto, folder, and data.store must be null, with data.format {format} (packed "
-            f"stores and archives are supported for ltdv2 only), got data.storage {storage} and data.store {store}"
-        )
-    if format != COCO and image_folders:
-        raise ValueError(f"data.image_folders must be [] unless data.format is coco, got {list(image_folders)}")
-    if format not in (LTDV2, COCO):
-        for split, value in files.items():
-            if value not in (None, {"train": TRAIN_FILE, "valid": VALID_FILE}.get(split)):
-                raise ValueError(
-                    f"data.{split}_file must not be set with data.format {format}, which names the splits, got {value}"
-                )
-        file = Path(format).expanduser()
-        if file.suffix not in (".yaml", ".yml") and not file.is_dir():
-            raise ValueError(f"data.format must be one of {LTDV2}, {COCO}, or the path of a data.yaml, got {format!r}")
-        return YoloFormat(file, root, shares, index_root, limits)
-    if root is None:
-        raise ValueError("data.root must be the dataset folder, got null (or set data.format to a data.yaml)")
-    if (files["valid"] is None) == (shares.valid_share is None):
-        raise ValueError(
-            "exactly one of data.valid_file and data.valid_share must be null, got data.valid_file "
-            f"{files['valid']} and data.valid_share {shares.valid_share}"
-        )
-    if format == COCO:
-        return CocoFormat(root, files, shares, index_root, limits, image_folders)
-    files |= {"test": files["test"] or VALID_FILE, "predict": files["predict"] or PREDICT_FILE}
-    return LTDv2Format(root, files, shares, index_root, limits, storage, store)
+    def open_file(self, name: str) -> SplitIndex:
+        """Return the packed index of an annotation file, relative to the dataset folder."""
+        return open_index(self.root / name, self.settings.storage.index_folder, self.read)

@@ -1,13 +1,16 @@
 """Checks of the frames before training, the count of bad frames during training, and the quarantine."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
-from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, FrameError, Storage
+from yolo_lightning.data.storage.frames import BitDepthError, Channels, Frame, FrameError
+from yolo_lightning.data.storage.image_header import MAX_IMAGE_PIXELS, PILLOW_LIMIT
+from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.pixel_range import PixelRange, value_counts
 from yolo_lightning.utils.plain_text import one_line
 
@@ -16,15 +19,61 @@ LONGEST_PROBLEM = 500  # Characters of the name and the reason of a bad frame
 NAMED_FRAMES = 5  # Maximum number of bad frames in one message
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Which frames and annotations may be used, and how many frames may be unusable.
+
+    Attributes:
+        max_bad_frames: Number of missing or damaged frames that are left out with a warning; one more ends the run. A
+            frame counts once, however often it is sampled.
+        max_image_pixels: Maximum width x height of a frame according to its header, 1 to 178956970. A larger frame is
+            not decoded and counts as a bad frame.
+        allow_outside_root: Whether annotation files and image lists may name files outside of the dataset folder
+            (absolute paths, `..`). Otherwise such a frame is not read.
+        allow_unlabelled: Whether a split without any box may be used for training, validation or test.
+        quarantine: Frames that are not read and not counted by `max_bad_frames`: `id=<image id>`, or `index=<position>`
+            in the training split, from 0. `fit` adds frames at which its supervisor saw training fail repeatedly.
+    """
+
+    max_bad_frames: int = 100
+    max_image_pixels: int = MAX_IMAGE_PIXELS
+    allow_outside_root: bool = False
+    allow_unlabelled: bool = False
+    quarantine: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_bad_frames < 0:
+            raise ValueError(f"data.limits.max_bad_frames must be >= 0, got {self.max_bad_frames}")
+        if not 1 <= self.max_image_pixels <= PILLOW_LIMIT:
+            raise ValueError(
+                f"data.limits.max_image_pixels must be 1 to {PILLOW_LIMIT} (Pillow's limit), got "
+                f"{self.max_image_pixels}"
+            )
+        for entry in self.quarantine:
+            kind, _, value = entry.partition("=")
+            if not value or kind not in ("id", "index") or (kind == "index" and not value.isdecimal()):
+                raise ValueError(
+                    "entries of data.limits.quarantine must be id=<image id> or index=<position of a training frame, "
+                    f"from 0>, got {entry!r}"
+                )
+
+    def quarantined(self, index: SplitIndex, split: Split) -> frozenset[int]:
+        """Return the positions of the frames of a split in quarantine; `index=<number>` applies to training only."""
+        pairs = [entry.partition("=") for entry in self.quarantine]
+        found = {int(value) for kind, _, value in pairs if kind == "index" and split == "train"}
+        ids = {value for kind, _, value in pairs if kind == "id"}
+        if ids:
+            found |= {position for position, image_id in enumerate(index.image_ids()) if image_id in ids}
+        return frozenset(position for position in found if position < len(index))
+
+
 class BadFrames:
     """Files of the bad frames, which are missing or damaged; each is counted and named once.
 
-    `limit` is `data.max_bad_frames`; files in `quarantined` are not counted.
+    `limit` is `data.limits.max_bad_frames`; files in `quarantined` are not counted.
     """
 
     def __init__(self, limit: int) -> None:
-        if limit < 0:
-            raise ValueError(f"data.max_bad_frames must be >= 0, got {limit}")
         self.limit = limit
         self.names: set[str] = set()
         self.quarantined: set[str] = set()
@@ -39,7 +88,7 @@ class BadFrames:
         shown = named([reasons[name] for name in sorted(unknown)])
         if len(self.names) > self.limit:
             raise ValueError(
-                f"{len(self.names):,} frames cannot be used, more than data.max_bad_frames {self.limit}: {shown}"
+                f"{len(self.names):,} frames cannot be used, more than data.limits.max_bad_frames {self.limit}: {shown}"
             )
         rank_zero_warn(f"left out {len(self.names):,} of at most {self.limit} bad frames: {shown}")
 
@@ -80,7 +129,7 @@ def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> N
         notes = f" ({'; '.join(index.notes)})" if index.notes else ""
         raise ValueError(
             f"{origin}: none of the {len(index) - len(left_out):,} used frames has a box{notes}; use a file with "
-            "labels, or set data.allow_unlabelled true to train and score on background alone"
+            "labels, or set data.limits.allow_unlabelled true to train and score on background alone"
         )
 
 
@@ -143,24 +192,3 @@ def named(problems: Sequence[str]) -> str:
     """Return the first problems in one line, and the number of the others."""
     more = f"; and {len(problems) - NAMED_FRAMES:,} more" if len(problems) > NAMED_FRAMES else ""
     return "; ".join(one_line(problem, LONGEST_PROBLEM) for problem in problems[:NAMED_FRAMES]) + more
-
-
-def check_quarantine(entries: Iterable[str]) -> None:
-    """Raise `ValueError` if an entry of `data.quarantine` is neither `id=<image id>` nor `index=<number>`."""
-    for entry in entries:
-        kind, _, value = entry.partition("=")
-        if not value or kind not in ("id", "index") or (kind == "index" and not value.isdecimal()):
-            raise ValueError(
-                "entries of data.quarantine must be id=<image id> or index=<position of a training frame, from 0>, "
-                f"got {entry!r}"
-            )
-
-
-def quarantined_positions(entries: Iterable[str], index: SplitIndex, split: Split) -> frozenset[int]:
-    """Return the positions of the frames of a split in quarantine; `index=<number>` applies to training only."""
-    pairs = [entry.partition("=") for entry in entries]
-    found = {int(value) for kind, _, value in pairs if kind == "index" and split == "train"}
-    ids = {value for kind, _, value in pairs if kind == "id"}
-    if ids:
-        found |= {position for position, image_id in enumerate(index.image_ids()) if image_id in ids}
-    return frozenset(position for position in found if position < len(index))

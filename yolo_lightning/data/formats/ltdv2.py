@@ -1,4 +1,4 @@
-"""Reader of LTDv2's official annotation files (COCO JSON), with month, clip and weather of the frames.
+"""LTDv2's official layout: annotation files (COCO JSON) with month, clip and weather of the frames; gray frames.
 
 The list of categories begins with a background entry (id 0), so a class index is `category_id - 1`, not a position in
 the list.
@@ -14,12 +14,26 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.formats.annotation_file import annotation_arrays, decode
-from yolo_lightning.data.formats.annotations import WEATHER, Annotations, encoded, image_shapes, still_images
+from yolo_lightning.data.formats.annotations import (
+    IMAGE_NUMBER,
+    WEATHER,
+    Annotations,
+    encoded,
+    image_shapes,
+    still_images,
+)
+from yolo_lightning.data.formats.dataset_format import DatasetSettings, JsonFormat
 from yolo_lightning.data.formats.image_ids import ID_DIGITS, image_id_texts, number_at, refuse_rounded_ids
+from yolo_lightning.data.index.split_index import SplitIndex
+from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.storage.choose_storage import STORAGES, open_frames
+from yolo_lightning.data.storage.frames import Channels
+from yolo_lightning.data.storage.storage import Storage, StorageKind
 from yolo_lightning.utils.plain_text import one_line
 
 CLASS_NAMES = ("person", "bicycle", "motorcycle", "vehicle")  # LTDv2's classes in the order of their category ids
 CATEGORY_IDS = (1, 2, 3, 4)
+OFFICIAL_FILES = TRAIN_FILE, VALID_FILE, PREDICT_FILE = "Train.json", "Valid.json", "TestNoLabels.json"
 
 DATE_CHARACTERS = 19  # Length of an ISO date and time to the second
 
@@ -33,7 +47,6 @@ MOMENT = (
 )
 """Columns of year, month, day, hour, minute and second in an LTDv2 id, and their valid ranges."""
 
-IMAGE_NUMBER = re.compile(r"(\d{1,18})\D*$")
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 LEADING_NUMBER = re.compile(r"\s*([-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?)")
 
@@ -146,3 +159,33 @@ def measurement(value: object) -> float:
         return float(value) if abs(value) < LARGEST_FLOAT32 else float("nan")
     match = LEADING_NUMBER.match(value) if isinstance(value, str) else None
     return float("nan") if match is None else measurement(float(match[1].replace(",", ".")))
+
+
+class LTDv2Format(JsonFormat):
+    """LTDv2's JSON files, and its gray frames in any storage."""
+
+    accepted = "ltdv2"
+    storages = tuple(storage.kind for storage in STORAGES)
+    is_gray = True
+    has_clips = True
+    has_submission = True
+    class_names = CLASS_NAMES
+    category_ids = CATEGORY_IDS
+    channels = 1
+
+    def __init__(self, settings: DatasetSettings) -> None:
+        super().__init__(settings)
+        self.files = replace(self.files, test=self.files.test or VALID_FILE, predict=self.files.predict or PREDICT_FILE)
+
+    read = staticmethod(read_annotations)
+
+    def open_index(self, split: Split) -> SplitIndex:
+        return self.settings.split.part(split, self.open_file(self.name(split)))
+
+    def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
+        storage = self.settings.storage
+        return open_frames(self.root, replace(storage, kind=kind or storage.kind), limits=self.settings.frame_limits)
+
+    def existing_parts(self) -> dict[str, SplitIndex]:
+        """Return the whole official files that exist, also without labels."""
+        return {name: self.open_file(name) for name in OFFICIAL_FILES if (self.root / name).is_file()}

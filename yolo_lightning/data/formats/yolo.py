@@ -13,14 +13,16 @@ import numpy as np
 from PIL import Image
 
 from yolo_lightning.data.formats.annotations import Annotations, encoded, still_images
+from yolo_lightning.data.formats.dataset_format import DatasetFormat, DatasetSettings, Files
 from yolo_lightning.data.formats.frame_checks import named
 from yolo_lightning.data.formats.yolo_description import DataDescription, Key, read_description
 from yolo_lightning.data.formats.yolo_labels import NO_LABELS, Labels, read_labels
 from yolo_lightning.data.index.split_index import SplitIndex, open_packed
-from yolo_lightning.data.index.splits import Shares, Split
-from yolo_lightning.data.storage.choose_storage import StorageKind
-from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameError, ImageFiles, Storage, decode_frame
+from yolo_lightning.data.index.splits import Split
+from yolo_lightning.data.storage.folder_frames import ImageFiles
+from yolo_lightning.data.storage.frames import IMAGE_SUFFIXES, Channels, FrameError, decode_frame
 from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.storage import Storage, StorageKind
 from yolo_lightning.utils.plain_text import one_line
 from yolo_lightning.utils.regular_files import open_regular, read_regular, regular_files
 
@@ -28,6 +30,7 @@ IMAGES, LABELS = f"{os.sep}images{os.sep}", f"{os.sep}labels{os.sep}"
 
 UNKNOWN_SHAPE = (1, 1)  # Height and width of a damaged image, which is counted as a bad frame when its pixels are read
 LARGEST_LIST = 1 << 30  # Bytes of a list of images
+SPLIT_FILES = ("train", "valid", "test", "predict")  # Names of `Files` that a data.yaml replaces
 READERS = 8  # Number of threads that read label files and headers: they mostly wait for the disk
 UNDECODED_SUFFIXES = frozenset({".dng", ".heic", ".heif"})
 """Suffixes of Ultralytics' image formats that OpenCV does not decode."""
@@ -37,27 +40,30 @@ TURNED = frozenset({5, 6, 7, 8})  # Orientations that exchange rows and columns
 TURNED_BY_ALL = frozenset({"JPEG", "MPO"})  # Formats whose orientation is applied by every OpenCV version
 
 
-class YoloFormat:
-    """Images and label files of the `data.yaml` `file`; `valid_share` of `train` replaces `val`."""
+class YoloFormat(DatasetFormat):
+    """Images and label files of a `data.yaml`; `data.split.valid_share` of `train` replaces `val`."""
 
-    storages: tuple[StorageKind, ...] = ("folder",)
+    accepted = "the path of a data.yaml"
 
-    def __init__(
-        self,
-        file: Path,
-        root: Path | None,
-        shares: Shares,
-        index_root: Path,
-        limits: FrameLimits = FrameLimits(),  # noqa: B008 - frozen
-    ) -> None:
-        self.description = read_description(file, root)
+    def __init__(self, settings: DatasetSettings) -> None:
+        super().__init__(settings)
+        usual = Files()
+        for name in SPLIT_FILES:
+            if (value := getattr(settings.files, name)) not in (None, getattr(usual, name)):
+                raise ValueError(
+                    f"data.files.{name} must not be set with data.format {settings.format}, which names the splits, "
+                    f"got {value}"
+                )
+        self.description = read_description(Path(settings.format).expanduser(), settings.root)
         self.root = self.description.root
         self.class_names = self.description.class_names
         self.category_ids = tuple(range(len(self.class_names)))
         self.channels = self.description.channels
-        self.shares = shares
-        self.index_root = index_root
-        self.limits = limits
+
+    @classmethod
+    def accepts(cls, value: str) -> bool:
+        path = Path(value).expanduser()
+        return path.suffix in (".yaml", ".yml") or path.is_dir()
 
     def name(self, split: Split) -> str:
         return f"{self.description.file.name} {self._key(split)}"
@@ -67,23 +73,24 @@ class YoloFormat:
 
     def open_index(self, split: Split) -> SplitIndex:
         key = self._key(split)
-        images = YoloSplit(self.description, key, self.limits)
-        index = open_packed(f"{self.description.file.stem}-{key}", images.state, images.read, self.index_root)
+        images = YoloSplit(self.description, key, self.settings.frame_limits)
+        folder = self.settings.storage.index_folder
+        index = open_packed(f"{self.description.file.stem}-{key}", images.state, images.read, folder)
         part: Split = "valid" if split in ("test", "predict") and key == "train" else split
-        return self.shares.part(part, index)
+        return self.settings.split.part(part, index)
 
-    def open_storage(self, split: Split, channels: Channels, storage: StorageKind | None = None) -> Storage:
+    def open_storage(self, split: Split, channels: Channels, kind: StorageKind | None = None) -> Storage:
         # `YoloSplit` has checked the names; a folder in the data.yaml may be outside of the dataset folder.
-        return ImageFiles(self.root, channels, replace(self.limits, outside_root=True))
+        return ImageFiles(self.root, channels, replace(self.settings.frame_limits, outside_root=True))
 
     def _key(self, split: Split) -> Key:
         """Return the key of the `data.yaml` that a split is read from; raise `ValueError` if it does not exist."""
         entries = self.description.entries
-        valid: Key = "val" if self.shares.valid_share is None else "train"
+        valid: Key = "val" if self.settings.split.valid_share is None else "train"
         keys: dict[Split, Key] = {"train": "train", "valid": valid}
         key = keys.get(split, "test" if "test" in entries else valid)
         if key not in entries:
-            hint = " (or set data.valid_share to hold out a share of 'train')" if key == "val" else ""
+            hint = " (or set data.split.valid_share to hold out a share of 'train')" if key == "val" else ""
             raise ValueError(f"{self.description.file} must have the key '{key}'{hint}")
         return key
 
@@ -246,7 +253,7 @@ def refuse_outside(description: DataDescription, places: Iterable[Path], files: 
         if not os.path.normpath(file).startswith(allowed):
             raise ValueError(
                 f"{description.file}: image {one_line(file, 300)!r} is outside of the dataset folder "
-                f"{description.root}; set data.allow_outside_root true to read it"
+                f"{description.root}; set data.limits.allow_outside_root true to read it"
             )
 
 

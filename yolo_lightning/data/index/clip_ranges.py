@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.storage.frames import FrameError, ImageFiles, Storage
-from yolo_lightning.data.storage.packed_frames import PackedFrames
-from yolo_lightning.data.storage.zip_frames import ZipFrames
+from yolo_lightning.data.storage.frames import FrameError
+from yolo_lightning.data.storage.storage import Storage
 from yolo_lightning.data.transforms.pixel_range import LARGEST_VALUE, PixelRange, Span, value_counts
 from yolo_lightning.utils.host import available_cores
 
@@ -40,7 +39,7 @@ def clip_ranges(index: SplitIndex, storage: Storage, pixel_range: PixelRange, in
     source = {
         "format": FORMAT,
         "annotations": index.fingerprint,
-        "frames": sha256(describe_content(storage, names).encode()).hexdigest(),
+        "frames": sha256(storage.state([name for own in names for name in own]).encode()).hexdigest(),
         "percentiles": [pixel_range.low, pixel_range.high],
     }
     name = f"clip-ranges-{sha256(repr(source).encode()).hexdigest()[:16]}"
@@ -76,22 +75,6 @@ def evenly_spread(frames: Sequence[Item]) -> list[Item]:
     """Return at most `CLIP_FRAMES` of the frames of a clip, evenly spread; all of them if there are not more."""
     count = min(len(frames), CLIP_FRAMES)
     return [frames[place * len(frames) // count] for place in range(count)]
-
-
-def describe_content(storage: Storage, names: Sequence[Sequence[str]]) -> str:
-    """Return a text that changes with the content of the frames: size and time of files, or an archive's checksum."""
-    if isinstance(storage, ZipFrames | PackedFrames):
-        return storage.fingerprint
-    if not isinstance(storage, ImageFiles):
-        return str(storage)
-    states = []
-    for name in (name for own in names for name in own):
-        try:
-            status = (storage.base / name).stat()
-            states.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
-        except (OSError, ValueError):
-            states.append(f"{name}\0missing")
-    return "\n".join(states)
 
 
 def load(folder: Path, source: dict[str, object]) -> Ranges | None:

@@ -1,4 +1,4 @@
-"""Neighbouring frames within a clip, which become the channels of one image (`data.neighbours`).
+"""Neighbouring frames within a clip, which become the channels of one image (`data.input.neighbours`).
 
 A clip is the sequence of the frames in its folder by the number in the file name: those of the annotation file, and
 those that only the storage contains. Offsets count frames of this sequence. Before the first and after the last frame
@@ -15,27 +15,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from yolo_lightning.data.formats.ltdv2 import IMAGE_NUMBER
+from yolo_lightning.data.formats.annotations import IMAGE_NUMBER
 from yolo_lightning.data.index.index_folder import decoded, encode
 from yolo_lightning.data.index.split_index import SplitIndex
-from yolo_lightning.data.storage.frames import Storage
-
-MOST_NEIGHBOURS = 16
-LARGEST_OFFSET = 100
-
-
-def check_neighbours(offsets: Sequence[int] | None) -> tuple[int, ...]:
-    """Return `data.neighbours` as a tuple, empty if it names the frame itself only; see `DetectionDataModule`."""
-    if not offsets:
-        return ()
-    given = tuple(offsets)
-    is_valid = all(type(offset) is int and abs(offset) <= LARGEST_OFFSET for offset in given)
-    if not is_valid or 0 not in given or list(given) != sorted(set(given)) or len(given) > MOST_NEIGHBOURS:
-        raise ValueError(
-            f"data.neighbours must be [] or at most {MOST_NEIGHBOURS} different offsets in ascending order, from "
-            f"-{LARGEST_OFFSET} to {LARGEST_OFFSET}, with 0 among them, such as [-1, 0, 1], got {list(given)}"
-        )
-    return () if given == (0,) else given
+from yolo_lightning.data.storage.storage import Storage
 
 
 def clamped(place: int, count: int, offsets: Iterable[int]) -> list[int]:

@@ -14,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.formats.annotations import WEATHER, Annotations, BoxCounts
-from yolo_lightning.data.formats.ltdv2 import read_annotations
 from yolo_lightning.data.index import index_folder
-from yolo_lightning.utils.files import cache_folder
 
 FORMAT = 4
 IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
@@ -195,14 +193,7 @@ class SplitIndex:
         return dict(zip(WEATHER, rows if self._positions is None else rows[:, self._positions], strict=True))
 
 
-def default_index_root() -> Path:
-    """Return the folder of packed indexes that is used unless `data.index_root` is set."""
-    return cache_folder() / "index"
-
-
-def open_index(
-    annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations] = read_annotations
-) -> SplitIndex:
+def open_index(annotation_file: Path, index_root: Path, read: Callable[[Path], Annotations]) -> SplitIndex:
     """Open the index of a JSON file under `index_root`; build the index if it is missing or out of date.
 
     A change of size or modification time of the file makes the index out of date.

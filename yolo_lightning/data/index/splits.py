@@ -18,7 +18,16 @@ Split = Literal["train", "valid", "test", "predict"]
 
 @dataclass(frozen=True)
 class Shares:
-    """Fractions of the clips that are used; see `DetectionDataModule`."""
+    """Fractions of the clips that are used. For datasets without clips (COCO, YOLO), fractions refer to images.
+
+    Attributes:
+        train_fraction: Fraction of each month's clips to train on, > 0 and <= 1. The subset consists of whole clips, at
+            least one per month, is the same for every seed and is contained in every larger subset. Frames outside the
+            subset need not be on the disk.
+        valid_fraction: Fraction of each month's clips to validate on. `test` and `predict` always use the whole file.
+        valid_share: Fraction of each month's clips of `files.train` that is used for validation instead of training,
+            > 0 and < 1. Requires `files.valid: null`; replaces the `val` of a `data.yaml`.
+    """
 
     train_fraction: float = 1.0
     valid_fraction: float = 1.0
@@ -27,9 +36,9 @@ class Shares:
     def __post_init__(self) -> None:
         for name in ("train_fraction", "valid_fraction"):
             if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"data.{name} must be > 0 and <= 1, got {getattr(self, name)}")
+                raise ValueError(f"data.split.{name} must be > 0 and <= 1, got {getattr(self, name)}")
         if self.valid_share is not None and not 0 < self.valid_share < 1:
-            raise ValueError(f"data.valid_share must be > 0 and < 1, or null, got {self.valid_share}")
+            raise ValueError(f"data.split.valid_share must be > 0 and < 1, or null, got {self.valid_share}")
 
     def part(self, split: Split, index: SplitIndex) -> SplitIndex:
         """Return the clips of the file `index` that `split` uses."""
@@ -78,8 +87,8 @@ def hold_out(index: SplitIndex, fraction: float) -> tuple[SplitIndex, SplitIndex
             held_out[members[-1]] = False
     if not held_out.any():
         raise ValueError(
-            f"data.valid_share is {fraction}, but no month has two clips, so no clip can be held out: "
-            "set data.valid_file instead"
+            f"data.split.valid_share is {fraction}, but no month has two clips, so no clip can be held out: "
+            "set data.files.valid instead"
         )
     return index.of_clips(numbers[~held_out]), index.of_clips(numbers[held_out])
 

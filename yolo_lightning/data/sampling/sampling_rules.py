@@ -101,7 +101,7 @@ class SampledOrder:
             raise ValueError(
                 "data.sampling.balance must be none and data.sampling.frame_interval 1 for a dataset without clips and "
                 f"months, got {sampling.balance} and {sampling.frame_interval}; use data.sampling.epoch_frames or "
-                "data.train_fraction for shorter epochs"
+                "data.split.train_fraction for shorter epochs"
             )
         if sampling.balance == "month" and not np.any(index.months()):
             raise ValueError("data.sampling.balance must be none or clip because no frame's month is known, got month")

@@ -1,1 +1,1 @@
-"""Sources of pixels: folder, zip archive, packed shards, litdata."""
+"""Sources of pixels: packed shards, folder, zip archive."""

@@ -1,17 +1,12 @@
-"""Decoding of frames, the interface of their storages, and the storage of image files in a folder."""
+"""Decoding of encoded frames, and the errors of frames that cannot be used."""
 
-import os
-from collections import defaultdict
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.storage.image_header import FrameLimits
-from yolo_lightning.utils.regular_files import read_regular
 
 Channels = Literal[1, 3]  # Number of channels of a decoded frame: gray, or red, green and blue
 IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jp2", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"})
@@ -54,10 +49,11 @@ class BitDepthError(FrameError):
     @property
     def remedy(self) -> str:
         if self.dtype == "uint8":
-            return "set data.pixel_range.mode null (prepare: --bits 8) to read 8-bit images"
+            return "set data.input.pixel_range.mode null (prepare: --bits 8) to read 8-bit images"
         if self.dtype == "uint16" and self.bits == 8:
             return (
-                "set data.pixel_range.mode (predict: --pixel_range.mode, prepare: --bits 16) to read 16-bit gray images"
+                "set data.input.pixel_range.mode (predict: --pixel_range.mode, prepare: --bits 16) to read 16-bit gray "
+                "images"
             )
         return f"only 8-bit images and 16-bit gray images are supported: {CONVERT}"
 
@@ -65,93 +61,6 @@ class BitDepthError(FrameError):
         return (
             f"{self.name}: the pixels are {self.dtype}, values {self.lowest:.7g} to {self.highest:.7g}; {self.remedy}"
         )
-
-
-class Storage(Protocol):
-    """Reader of frames by their name in the annotation file."""
-
-    def read(self, name: str) -> Frame:
-        """Return a frame, `(H, W)` if the storage returns gray frames, else `(H, W, 3)` RGB.
-
-        The pixels are uint8, or uint16 if the storage returns gray frames with 16 bits.
-
-        Raises:
-            FrameError: If the frame is missing or damaged.
-        """
-        ...
-
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Return the names that are not in the storage, without decoding frames."""
-        ...
-
-    def names(self, folders: Iterable[str]) -> list[str]:
-        """Return the names of the files directly in these folders of the dataset, sorted within each folder."""
-        ...
-
-
-class ImageFiles:
-    """Image files below the folder `base`."""
-
-    def __init__(self, base: Path, channels: Channels = 1, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
-        self.base = base
-        self.channels = channels
-        self.limits = limits
-
-    def __str__(self) -> str:
-        return str(self.base)
-
-    def read(self, name: str) -> Frame:
-        return decode_frame(self.content(name), name, self.channels, self.limits)
-
-    def content(self, name: str) -> bytes:
-        """Return the content of a regular file; raise `FrameError` if it cannot be read or is too large."""
-        if problem := self.limits.problem_of_name(name):
-            raise FrameError(f"{name}: {problem}")
-        try:
-            return read_regular(self.base / name, self.limits.max_bytes)
-        except OSError as error:
-            raise FrameError(f"{name}: {error.strerror}") from error
-        except ValueError as error:  # a null character
-            raise FrameError(f"{name!r}: {error}") from error
-
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Return the names without a file; lists each folder once, which is faster than one query per file."""
-        by_folder: dict[str, list[str]] = defaultdict(list)
-        for name in names:  # up to half a million: os.path would take longer than listing the folders
-            folder, slash, file = name.rpartition("/")
-            by_folder[folder + slash].append(file)
-        absent: list[str] = []
-        for folder, files in by_folder.items():
-            present = set(self._listed(folder))
-            if not present.issuperset(files):
-                absent.extend(folder + file for file in files if file not in present)
-        return absent
-
-    def names(self, folders: Iterable[str]) -> list[str]:
-        return [f"{folder}/{file}" if folder else file for folder in folders for file in sorted(self._listed(folder))]
-
-    def _listed(self, folder: str) -> list[str]:
-        try:
-            return os.listdir(self.base / folder)
-        except (OSError, ValueError):
-            return []
-
-
-class FolderFrames(ImageFiles):
-    """Gray frames in a folder, as `<root>/frames/<date>/<clip>/image_<n>.jpg`.
-
-    `frames/frames/...`, the result of extracting `frames.zip` into a folder `frames`, is found too.
-    """
-
-    def __init__(self, root: Path, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
-        if not root.is_dir():
-            raise ValueError(f"dataset root {root} does not exist or is not a folder")
-        if not (root / "frames").is_dir():
-            raise ValueError(f"dataset root {root} has no folder 'frames': extract frames.zip there")
-        super().__init__(root / "frames" if (root / "frames" / "frames").is_dir() else root, limits=limits)
-
-    def __str__(self) -> str:
-        return str(self.base / "frames")
 
 
 def decode_frame(

@@ -10,8 +10,8 @@ from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 MAX_IMAGE_PIXELS = 89_478_485
-"""Default of `data.max_image_pixels`: the size above which Pillow warns about a decompression bomb. As 8-bit RGB pixels
-such an image takes 268 MB, in each loader worker."""
+"""Default of `data.limits.max_image_pixels`: the size above which Pillow warns about a decompression bomb. As 8-bit
+RGB pixels such an image takes 268 MB, in each loader worker."""
 PILLOW_LIMIT = 2 * MAX_IMAGE_PIXELS  # Pillow refuses larger images
 REFUSED_BY_PILLOW = (PILLOW_LIMIT, PILLOW_LIMIT)  # In place of the size of such an image, which Pillow does not tell
 
@@ -33,15 +33,9 @@ TIFF_WIDTH, TIFF_HEIGHT = 256, 257
 class FrameLimits:
     """Limits of what a storage reads for a name in an annotation file, and the expected bit depth."""
 
-    max_pixels: int = MAX_IMAGE_PIXELS  # `data.max_image_pixels`
-    outside_root: bool = False  # `data.allow_outside_root`: whether names may be absolute or contain `..`
+    max_pixels: int = MAX_IMAGE_PIXELS  # `data.limits.max_image_pixels`
+    outside_root: bool = False  # `data.limits.allow_outside_root`: whether names may be absolute or contain `..`
     bits: Literal[8, 16] = 8  # Bits per pixel of the frames, 16 for gray frames of uint16
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_pixels <= PILLOW_LIMIT:
-            raise ValueError(
-                f"data.max_image_pixels must be 1 to {PILLOW_LIMIT} (Pillow's limit), got {self.max_pixels}"
-            )
 
     @property
     def max_bytes(self) -> int:
@@ -53,7 +47,7 @@ class FrameLimits:
         path = PurePosixPath(name)
         if self.outside_root or not (path.is_absolute() or ".." in path.parts):
             return None
-        return "is outside of the dataset folder; set data.allow_outside_root true to read it"
+        return "is outside of the dataset folder; set data.limits.allow_outside_root true to read it"
 
     def problem_of_content(self, content: bytes) -> str | None:
         """Return why an encoded image must not be decoded."""
@@ -63,7 +57,7 @@ class FrameLimits:
         if size[0] * size[1] <= self.max_pixels:
             return None
         claimed = f"more than {PILLOW_LIMIT:,}" if size == REFUSED_BY_PILLOW else f"{size[0]:,} x {size[1]:,}"
-        return f"the header claims {claimed} pixels, more than data.max_image_pixels {self.max_pixels}"
+        return f"the header claims {claimed} pixels, more than data.limits.max_image_pixels {self.max_pixels}"
 
 
 def header_size(content: bytes) -> tuple[int, int] | None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import encode
-from yolo_lightning.data.storage.frames import FolderFrames, FrameError, Storage
+from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.packed_frames import (
     FORMAT_OF_BITS,
     FRAME,
@@ -35,7 +35,7 @@ from yolo_lightning.data.storage.packed_frames import (
     index_checksum,
     map_index,
 )
-from yolo_lightning.data.storage.zip_frames import ZipFrames
+from yolo_lightning.data.storage.storage import EncodedStorage, Storage
 from yolo_lightning.data.worker_processes import end_with_parent
 from yolo_lightning.utils.files import replacing
 
@@ -57,12 +57,10 @@ class ShardFrames(msgspec.Struct, frozen=True):
     crcs: list[int]  # CRC-32 of the pixels of each frame
 
 
-def describe(storage: FolderFrames | ZipFrames) -> dict[str, str]:
-    """Return an identification of the content of a storage."""
+def describe(storage: EncodedStorage) -> dict[str, str]:
+    """Return an identification of the content of a storage, the origin of a packed store."""
     bits = {"bits": "16"} if storage.limits.bits == 16 else {}
-    if isinstance(storage, ZipFrames):
-        return {"kind": "zip", "fingerprint": storage.fingerprint, **bits}
-    return {"kind": "folder", "path": str((storage.base / "frames").resolve()), **bits}
+    return {"kind": storage.kind, **storage.origin(), **bits}
 
 
 def write_shard(

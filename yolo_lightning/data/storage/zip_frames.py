@@ -8,21 +8,23 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from yolo_lightning.data.index import index_folder
 from yolo_lightning.data.index.index_folder import NamesArray, NameTable, encode
-from yolo_lightning.data.storage.frames import Frame, FrameError, decode_frame
+from yolo_lightning.data.storage.frames import FrameError
 from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
 from yolo_lightning.utils.files import PositionedFile
 from yolo_lightning.utils.plain_text import one_line
 
+ARCHIVE = "frames.zip"
 FORMAT = 1
 MEMBER = np.dtype(
     [("header_offset", "<u8"), ("compressed_bytes", "<u8"), ("bytes", "<u8"), ("crc", "<u4"), ("method", "<u4")]
@@ -49,12 +51,14 @@ HEADROOM_BYTES = 256
 """Bytes read in addition to header and content: only the local header has the lengths of its name and extra fields."""
 
 
-class ZipFrames:
+class ZipFrames(EncodedStorage):
     """Frames in an archive with stored or deflated members, also zip64; its packed directory is under `index_root`.
 
     The checksum of a member is verified at each read. An instance is pickled as two paths; each process opens the
     archive itself.
     """
+
+    kind = "zip"
 
     def __init__(self, archive: Path, index_root: Path, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
         self.archive = archive
@@ -65,14 +69,25 @@ class ZipFrames:
         self.fingerprint: str = manifest["fingerprint"]
         self._file = PositionedFile(archive, manifest["source"]["bytes"], manifest["source"]["modified_ns"])
 
+    @classmethod
+    def exists(cls, root: Path, settings: StorageSettings) -> bool:
+        return (root / ARCHIVE).is_file()
+
+    @classmethod
+    def open(cls, root: Path, settings: StorageSettings, limits: FrameLimits) -> Self:
+        return cls(root / ARCHIVE, settings.index_folder, limits)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (self.archive, self.index_root, self.limits, self.fingerprint)
+        return _reopen, (self.archive, self.index_root, self.limits, self.fingerprint)
 
     def __str__(self) -> str:
         return f"{self.archive}, {len(self._names):,} frames"
 
-    def read(self, name: str) -> Frame:
-        return decode_frame(self.content(name), name, limits=self.limits)
+    def origin(self) -> dict[str, str]:
+        return {"fingerprint": self.fingerprint}
+
+    def state(self, names: Sequence[str]) -> str:
+        return self.fingerprint
 
     def content(self, name: str) -> bytes:
         position = self._names.find(name)
@@ -112,7 +127,7 @@ class ZipFrames:
         return data
 
 
-def reopen(archive: Path, index_root: Path, limits: FrameLimits, fingerprint: str) -> ZipFrames:
+def _reopen(archive: Path, index_root: Path, limits: FrameLimits, fingerprint: str) -> ZipFrames:
     """Open the archive in a spawned worker; raise `ValueError` if it was replaced."""
     storage = ZipFrames(archive, index_root, limits)
     if storage.fingerprint != fingerprint:

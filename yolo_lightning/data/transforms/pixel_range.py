@@ -39,7 +39,7 @@ class PixelRange:
 
     def __post_init__(self) -> None:
         if self.mode not in (None, *get_args(RangeMode)):
-            raise ValueError(f"data.pixel_range.mode must be fixed, frame, clip or null, got {self.mode!r}")
+            raise ValueError(f"data.input.pixel_range.mode must be fixed, frame, clip or null, got {self.mode!r}")
         for name, default in zip(("low", "high"), DEFAULT_PERCENTILES, strict=True):
             if self.mode is None:
                 object.__setattr__(self, name, None)
@@ -51,8 +51,8 @@ class PixelRange:
         if self.low is None or self.high is None or not 0 <= self.low < self.high <= largest:
             unit = "a pixel value" if self.mode == "fixed" else "a percentile"
             raise ValueError(
-                f"data.pixel_range.low must be {unit} >= 0 and less than data.pixel_range.high, which must be <= "
-                f"{largest}, with data.pixel_range.mode {self.mode}, got {self.low} and {self.high}"
+                f"data.input.pixel_range.low must be {unit} >= 0 and less than data.input.pixel_range.high, which must "
+                f"be <= {largest}, with data.input.pixel_range.mode {self.mode}, got {self.low} and {self.high}"
             )
 
     @classmethod

@@ -1,0 +1,102 @@
+"""Storage of image files in a folder."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+from yolo_lightning.data.storage.frames import Channels, FrameError
+from yolo_lightning.data.storage.image_header import FrameLimits
+from yolo_lightning.data.storage.storage import EncodedStorage, StorageSettings
+from yolo_lightning.utils.regular_files import read_regular
+
+FOLDER = "frames"
+
+
+class ImageFiles(EncodedStorage):
+    """Image files below the folder `base`."""
+
+    kind = "folder"
+
+    def __init__(self, base: Path, channels: Channels = 1, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
+        self.base = base
+        self.channels = channels
+        self.limits = limits
+
+    @classmethod
+    def exists(cls, root: Path, settings: StorageSettings) -> bool:
+        return (root / FOLDER).is_dir()
+
+    @classmethod
+    def open(cls, root: Path, settings: StorageSettings, limits: FrameLimits) -> Self:
+        return cls(root, limits=limits)
+
+    def __str__(self) -> str:
+        return str(self.base)
+
+    def origin(self) -> dict[str, str]:
+        return {"path": str(self.base.resolve())}
+
+    def state(self, names: Sequence[str]) -> str:
+        """Return size and modification time of the files."""
+        states = []
+        for name in names:
+            try:
+                status = (self.base / name).stat()
+                states.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
+            except (OSError, ValueError):
+                states.append(f"{name}\0missing")
+        return "\n".join(states)
+
+    def content(self, name: str) -> bytes:
+        if problem := self.limits.problem_of_name(name):
+            raise FrameError(f"{name}: {problem}")
+        try:
+            return read_regular(self.base / name, self.limits.max_bytes)
+        except OSError as error:
+            raise FrameError(f"{name}: {error.strerror}") from error
+        except ValueError as error:  # a null character
+            raise FrameError(f"{name!r}: {error}") from error
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return the names without a file; lists each folder once, which is faster than one query per file."""
+        by_folder: dict[str, list[str]] = defaultdict(list)
+        for name in names:  # up to half a million: os.path would take longer than listing the folders
+            folder, slash, file = name.rpartition("/")
+            by_folder[folder + slash].append(file)
+        absent: list[str] = []
+        for folder, files in by_folder.items():
+            present = set(self._listed(folder))
+            if not present.issuperset(files):
+                absent.extend(folder + file for file in files if file not in present)
+        return absent
+
+    def names(self, folders: Iterable[str]) -> list[str]:
+        return [f"{folder}/{file}" if folder else file for folder in folders for file in sorted(self._listed(folder))]
+
+    def _listed(self, folder: str) -> list[str]:
+        try:
+            return os.listdir(self.base / folder)
+        except (OSError, ValueError):
+            return []
+
+
+class FolderFrames(ImageFiles):
+    """Gray frames in a folder, as `<root>/frames/<date>/<clip>/image_<n>.jpg`.
+
+    `frames/frames/...`, the result of extracting `frames.zip` into a folder `frames`, is found too.
+    """
+
+    def __init__(self, root: Path, limits: FrameLimits = FrameLimits()) -> None:  # noqa: B008
+        if not root.is_dir():
+            raise ValueError(f"dataset root {root} does not exist or is not a folder")
+        if not (root / FOLDER).is_dir():
+            raise ValueError(f"dataset root {root} has no folder '{FOLDER}': extract frames.zip there")
+        super().__init__(root / FOLDER if (root / FOLDER / FOLDER).is_dir() else root, limits=limits)
+
+    def __str__(self) -> str:
+        return str(self.base / FOLDER)
+
+    def origin(self) -> dict[str, str]:
+        return {"path": str((self.base / FOLDER).resolve())}
