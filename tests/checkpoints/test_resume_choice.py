@@ -59,7 +59,7 @@ def test_resume_reads_the_newest_checkpoint_once_to_check_it(tmp_path: Path, mon
 @pytest.mark.parametrize("damage", [b"", b"trainer:\n  max_epochs: [1,", b"\xff\xfe\x00", b"- 1"])
 def test_damaged_configuration_is_replaced_by_that_in_the_checkpoint(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(damage)
-    content = {"config": {"trainer": {"max_epochs": 3}}, "hyper_parameters": {"lr0": 0.1}}
+    content = {"config": {"trainer": {"max_epochs": 3}}, "hyper_parameters": {"recipe": {"lr0": 0.1}}}
     with pytest.warns(UserWarning, match="config.yaml .*options are compared with those in the checkpoint") as told:
         assert remembered(tmp_path, content) == {"trainer.max_epochs": 3, "model.recipe.lr0": 0.1}
     assert len(told) == 1
