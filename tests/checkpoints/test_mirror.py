@@ -1,5 +1,6 @@
 """A run is resumed on a machine that has only the mirror of its checkpoints."""
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import fsspec
 import pytest
 import torch
 
+from yolo_lightning.callbacks.checkpoint_mirror import CheckpointMirror
 from yolo_lightning.checkpoints.checkpoint_file import write_checkpoint
 from yolo_lightning.checkpoints.remote import RemoteFolder, to_mirror
 from yolo_lightning.checkpoints.remote import mirror as copy
@@ -63,20 +65,21 @@ def test_new_run_takes_no_name_that_a_mirrored_one_has(tmp_path: Path) -> None:
     assert folder_to_fit(tmp_path / "yolo", None) == tmp_path / "yolo"
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [lambda base: fetch_from_mirror(base, MIRROR), lambda base: folder_to_fit(base, None, MIRROR)],
-    ids=["resume", "new run"],
-)
-def test_store_that_is_away_at_the_start_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Path], object]
+@pytest.mark.parametrize("mirror", ["ftp://127.0.0.1:9/runs", "http://127.0.0.1:9/runs"])
+def test_store_that_is_away_at_the_start_ends_a_resume_only(
+    tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def away(remote: RemoteFolder) -> None:
-        raise ConnectionError(f"{remote.address}: no route to host")
+    with pytest.raises(ValueError, match=f"mirror {mirror} cannot be read: .*127.0.0.1:9"):
+        fetch_from_mirror(tmp_path / "yolo", mirror)
+    folder = folder_to_fit(tmp_path / "yolo", None, mirror)
+    assert re.fullmatch(r"yolo-20\d{6}", folder.name), "a name that no other run has in the mirror"
+    assert f"mirror {mirror} cannot be read" in capsys.readouterr().err
+    CheckpointMirror(mirror)
 
-    monkeypatch.setattr(RemoteFolder, "names", away)
-    with pytest.raises(ValueError, match=r"mirror memory://mirror cannot be read: .* no route to host"):
-        ask(tmp_path / "yolo")
+
+def test_unknown_kind_of_mirror_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere://runs cannot be opened"):
+        folder_to_fit(tmp_path / "yolo", None, "nowhere://runs")
 
 
 def test_folder_of_the_run_must_be_local(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

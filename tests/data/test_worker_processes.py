@@ -1,5 +1,7 @@
 """Spawned workers: how many import at a time, and the guard that the script of the user needs."""
 
+import os
+import select
 import subprocess
 import sys
 import time
@@ -103,3 +105,35 @@ def test_main_module_of_a_package_needs_no_guard(tmp_path: Path, monkeypatch: py
     (tmp_path / "tool" / "__main__.py").write_text(SCRIPT.format("start()"))
     done = subprocess.run([sys.executable, "-m", "tool"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+KILLED_WHILE_A_WORKER_STARTS = """
+import sys, time
+from pathlib import Path
+from tests.helpers.slow_import import SlowImport, wait
+from yolo_lightning.data.worker_processes import ForkServingContext, SpawningContext
+
+if __name__ == "__main__":
+    context = {"spawn": SpawningContext, "forkserver": ForkServingContext}[sys.argv[1]](1)
+    context.Process(target=wait, args=(SlowImport(Path(sys.argv[2]), 3.0),)).start()
+    print("started", flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_worker_ends_if_the_training_process_is_killed_while_it_imports(context: str, tmp_path: Path) -> None:
+    script = tmp_path / "starts.py"
+    script.write_text(KILLED_WHILE_A_WORKER_STARTS)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(
+        [sys.executable, str(script), context, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.kill()
+    process.wait()
+    # All processes have the output open: worker, resource tracker, fork server.
+    assert select.select([process.stdout], [], [], 20)[0], "a process is left"
+    assert process.stdout.read() == ""

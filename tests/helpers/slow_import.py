@@ -30,3 +30,8 @@ class SlowImport:
 
 def work(_: SlowImport) -> None:
     """What the worker does once it has everything: nothing."""
+
+
+def wait(_: SlowImport) -> None:
+    """What a worker does that waits for work."""
+    time.sleep(100)

@@ -3,6 +3,7 @@
 import pytest
 
 from yolo_lightning.utils.addresses import redacted, refuse_secrets, resolved
+from yolo_lightning.utils.stop_signals import pasteable
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,12 @@ def test_credentials_are_hidden(text: str, expected: str) -> None:
         ["fit", "--supervision.notify.webhook", "https://host/services/aB3dE6gH9jK1mN4pSECRET"],
         ["fit", "--supervision.notify.ping=https://host/a?key=SECRET"],
         ["fit", "--supervision.notify.apprise=tgram://SECRET@host/"],
+        ["fit", "--supervision", '{enabled: true, notify: {webhook: "https://usr:SECRET@host/x"}}'],
+        ["fit", "--supervision.notify", "{ping: https://host/5f8f1a2b-9c3d-4e5f-8a7b-SECRET123456}"],
+        ["fit", "--supervision.notify={ping: 'https://host/a?key=SECRET'}"],
+        ["fit", '--config={"supervision": {"notify": {"webhook": "https:\\/\\/usr:SECRET@host"}}}'],
+        ["--trainer.logger", "[{a: b}, {uri: 'postgresql://usr:SECRET@host/x'}]"],
+        ["supervise", "--", "python", "train.py", "--store=sftp://usr:SECRET@host"],
     ],
 )
 def test_credentials_on_the_command_line_are_refused(words: list[str]) -> None:
@@ -45,7 +52,13 @@ def test_credentials_on_the_command_line_are_refused(words: list[str]) -> None:
 def test_other_words_are_accepted() -> None:
     refuse_secrets(["fit", "--mirror", "s3://bucket/runs", "--resume", "--supervision.notify.webhook=$HOOK"])
     refuse_secrets(["fit", "--supervision.notify.ping", "http://127.0.0.1:8000/ping", "--x", "http://[::1/"])
+    refuse_secrets(["fit", "--supervision", "{notify: {webhook: 'https://host:8000/hook', ping: $PING}}"])
+    refuse_secrets(["fit", "--model.weights", "https://host/a.pt?download=1"])
     refuse_secrets([])
+
+
+def test_pasted_command_contains_no_credentials() -> None:
+    assert "SECRET" not in pasteable(["python", "-m", "yolo_lightning", "fit", "--x={a: 'https://usr:SECRET@host'}"])
 
 
 def test_variable_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fsspec.core import url_to_fs
+from fsspec.core import split_protocol, url_to_fs
+from fsspec.registry import get_filesystem_class
 
 from yolo_lightning.checkpoints.checkpoint_file import (
     checksum_path,
@@ -46,15 +47,17 @@ class RemoteFolder:
         self.address = redacted(found)  # for messages
         self._secret = found
         try:
-            self._store, root = url_to_fs(found)
+            get_filesystem_class(split_protocol(found)[0])
         except (ImportError, ValueError) as error:
             raise ValueError(f"{self.address} cannot be opened: {redacted(str(error))}") from error
-        self._root = root.rstrip("/")
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
+        """Connect; some stores, such as FTP, do so when they are created."""
         try:
-            yield self._store
+            store, root = url_to_fs(self._secret)
+            self._root = root.rstrip("/")
+            yield store
         except FileNotFoundError:
             raise
         except Exception as error:

@@ -5,7 +5,10 @@ Imports neither torch nor Lightning: the supervisor of a fit selects the folder.
 
 import os
 import re
+import sys
+import time
 from collections.abc import Collection
+from itertools import count
 from pathlib import Path
 
 from yolo_lightning.checkpoints.checkpoint_file import find_damage, training_age
@@ -112,6 +115,10 @@ def run_of(checkpoint: Path) -> Path | None:
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
 
 
+class MirrorAwayError(ValueError):
+    """The storage of a mirror cannot be read."""
+
+
 def mirrored_runs(base: Path, mirror: str) -> list[str]:
     """Return the names of the runs `base`, `base-2`, ... with checkpoints in a mirror, the highest number first."""
     pattern, remote = numbered(base), RemoteFolder(mirror)
@@ -119,7 +126,7 @@ def mirrored_runs(base: Path, mirror: str) -> list[str]:
         numbers = {name: int(match[1] or 1) for name in remote.names() if (match := pattern.fullmatch(name))}
         held = [name for name in numbers if remote.folder(name).complete()]
     except OSError as error:
-        raise ValueError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
+        raise MirrorAwayError(f"mirror {redacted(mirror)} cannot be read: {error}") from error
     return sorted(held, key=lambda name: numbers[name], reverse=True)
 
 
@@ -127,7 +134,8 @@ def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None
     """Return the run folder of the checkpoint, or a fresh one, without checkpoints here or in the mirror.
 
     A fresh folder is used for a new run, a checkpoint from elsewhere, and a checkpoint that is not the newest of its
-    run, whose later checkpoints are kept.
+    run, whose later checkpoints are kept. If the mirror cannot be read, the number of the folder is the date, so that
+    the copies replace none of another run.
     """
     own = run_of(checkpoint) if checkpoint is not None else None
     if checkpoint is not None and own is not None and own.resolve() in [folder.resolve() for folder in runs(base)]:
@@ -135,7 +143,13 @@ def folder_to_fit(base: Path, checkpoint: Path | None, mirror: str | None = None
         later = [path for path in checkpoint.parent.glob("*.ckpt") if training_age(path)[0] > steps]
         if all(find_damage(path) is not None for path in later):
             return own
-    return fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else ())
+    try:
+        return fresh_run(base, mirrored_runs(base, mirror) if mirror is not None else ())
+    except MirrorAwayError as error:
+        dates = (base.with_name(f"{base.name}-{number}") for number in count(int(time.strftime("%Y%m%d"))))
+        folder = next(folder for folder in dates if not has_checkpoint(folder))
+        print(f"{error}; training starts in {folder}, and the checkpoints are copied later", file=sys.stderr)
+        return folder
 
 
 def folder_to_resume(base: Path, mirror: str | None = None) -> Path:

@@ -4,6 +4,7 @@ import ast
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import (
@@ -22,6 +23,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from yolo_lightning.utils.host import available_cores
+from yolo_lightning.utils.process_identity import Process, is_same, read_process
 from yolo_lightning.utils.stop_signals import STOP_SIGNALS
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"  # Read once by OpenMP (torch) and OpenBLAS (NumPy), when a process loads them
@@ -31,6 +33,7 @@ PRELOADED = ["yolo_lightning.data.dataset"]
 
 IMPORT_LIMIT_S = 30.0  # Maximum time for which an importing worker delays the start of the next one
 
+CHECK_TRAINER_S = 2.0  # Interval at which a worker checks that the training process lives
 environment_lock = Lock()
 
 MAIN_GUARD = 'if __name__ == "__main__":'
@@ -75,14 +78,33 @@ class ForkServedPopen(popen_forkserver.Popen):
     terminate = popen_forkserver.Popen.kill
 
 
-class SpawnedWorker(SpawnProcess):
+class EndsWithTrainer:
+    """A worker process that ends when the training process is gone, by the identity recorded at its creation.
+
+    torch's own check compares the id of the parent with the one at the start of the worker's loop: a training process
+    that dies earlier is not noticed, and the parent of a forked worker is the fork server, which lives as long as its
+    workers.
+    """
+
+    threads = 1
+
+    def prepare(self, threads: int) -> None:
+        """Record settings and the training process before the start."""
+        self.threads, self.trainer = threads, read_process(os.getpid())
+        util.get_temp_dir()  # workers inherit the folder of their sockets, which this process deletes at its end
+
+    def run(self) -> None:
+        Thread(target=end_with_parent, args=(self.trainer,), name="end with parent", daemon=True).start()
+        super().run()  # type: ignore[misc]
+
+
+class SpawnedWorker(EndsWithTrainer, SpawnProcess):
     """A spawned process with `threads` OpenMP and BLAS threads that ignores SIGINT and SIGTERM.
 
     `importing` is one end of a pipe, which is closed when the process has imported everything, or dies.
     """
 
     _Popen = SpawnedPopen
-    threads = 1
     importing: Connection
 
     def start(self) -> None:
@@ -110,25 +132,15 @@ def start_fork_server(threads: int) -> None:
         forkserver.ensure_running()
 
 
-class ForkServedWorker(ForkServerProcess):
+class ForkServedWorker(EndsWithTrainer, ForkServerProcess):
     """A process forked from the fork server, with the environment of the server."""
 
     _Popen = ForkServedPopen
-    threads = 1
 
     def start(self) -> None:
         start_fork_server(self.threads)
         with stop_signals_blocked():
             super().start()
-
-    def run(self) -> None:
-        """Run until the training process dies.
-
-        torch's own check compares the parent's id, which is that of the fork server; the server lives as long as its
-        workers.
-        """
-        Thread(target=end_with_parent, name="end with parent", daemon=True).start()
-        super().run()
 
 
 class SpawningContext(SpawnContext):
@@ -146,9 +158,8 @@ class SpawningContext(SpawnContext):
     def Process(self, *arguments: Any, **keywords: Any) -> SpawnedWorker:  # type: ignore[override]
         """Return a process that has not started; wait until fewer processes are importing than there are cores."""
         self._await_core()
-        util.get_temp_dir()  # workers inherit the folder of their sockets, which this process deletes at its end
         worker = SpawnedWorker(*arguments, **keywords)
-        worker.threads = self.threads
+        worker.prepare(self.threads)
         importing, worker.importing = Pipe(duplex=False)
         self._importing.append(importing)
         return worker
@@ -169,9 +180,8 @@ class ForkServingContext(ForkServerContext):
         self.threads = threads
 
     def Process(self, *arguments: Any, **keywords: Any) -> ForkServedWorker:  # type: ignore[override]
-        util.get_temp_dir()  # see SpawningContext
         worker = ForkServedWorker(*arguments, **keywords)
-        worker.threads = self.threads
+        worker.prepare(self.threads)
         return worker
 
 
@@ -193,11 +203,14 @@ def thread_environment(threads: int) -> Iterator[None]:
                 os.environ[THREADS_VARIABLE] = before
 
 
-def end_with_parent() -> None:
-    """Wait until the parent process has exited, then exit."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
+def end_with_parent(recorded: Process | None = None) -> None:
+    """Wait until the recorded process, or without one (no /proc) the parent process, has exited, then exit."""
+    if recorded is None:
+        parent = parent_process()
+        assert parent is not None
+        parent.join()
+    while recorded is not None and is_same(recorded):
+        time.sleep(CHECK_TRAINER_S)
     os._exit(1)
 
 

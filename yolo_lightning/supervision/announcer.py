@@ -15,6 +15,7 @@ from yolo_lightning.supervision.notify import Notifier, NotifySettings
 from yolo_lightning.supervision.restart_policy import FallbackState
 from yolo_lightning.supervision.run_status import read_status
 from yolo_lightning.supervision.supervisor_status import SupervisorState, SupervisorStatus
+from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.process_identity import started_ticks
@@ -134,6 +135,7 @@ class Announcer:
             self._steps_lost = None
 
     def _update(self, state: SupervisorState, sentence: str, **changed: str | int) -> None:
+        sentence = redacted(sentence)
         self._status = replace(self._status, state=state, sentence=sentence, since_s=time.time(), **changed)  # type: ignore[arg-type]
         self._disk.post(write_json, self.run / SUPERVISOR_FILE, asdict(self._status), replaces=SUPERVISOR_FILE)
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from yolo_lightning.supervision.helper_process import Helper
 from yolo_lightning.utils import run_files
+from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.plain_text import printable
 
 Result = TypeVar("Result")
@@ -92,7 +93,7 @@ class Recorder:
         self._disk.append(append_to_log, self._log, content=content)
 
     def log(self, text: str) -> None:
-        self.record(f"supervisor: {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {printable(text)}\n".encode())
+        self.record(f"supervisor: {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {redacted(printable(text))}\n".encode())
 
     def serve(self) -> None:
         """Write what is queued; returns at once."""

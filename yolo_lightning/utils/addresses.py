@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 REFERENCE = re.compile(r"\$(\w+)")  # name of an environment variable in place of an address
 HIDDEN = "***"
 ADDRESS = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]*://)([^\s\"'<>?#\\]*)([?#][^\s\"'<>\\]*)?")
-TOKEN = re.compile(r"(?<=/)(?=[^/]*\d)[A-Za-z0-9_-]{16,}(?![^/])")  # part of a path that is no word
+TOKEN = re.compile(r"(?<=/)(?=[^/]*\d)[A-Za-z0-9_-]{16,}(?![^/}\]),;])")  # part of a path that is no word
 WEB = ("http://", "https://")
-NOTIFY_OPTIONS = tuple(f"--supervision.notify.{name}" for name in ("webhook", "apprise", "ping"))
+NOTIFY_OPTIONS = re.compile(r"\b(webhook|apprise|ping)\b")
 
 
 def redacted(text: str) -> str:
@@ -45,12 +45,15 @@ def refuse_secrets(words: Sequence[str]) -> None:
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
         value = value if equals or not name else following
-        if has_password(value) or (name in NOTIFY_OPTIONS and "://" in value and redacted(value) != value):
+        # Also within a value, as of --supervision '{notify: {webhook: ...}}'; JSON and YAML can write a slash as \\/.
+        addresses = [found[0] for found in ADDRESS.finditer(value.replace("\\/", "/"))]
+        is_secret = NOTIFY_OPTIONS.search(f"{name} {value}") and any(redacted(one) != one for one in addresses)
+        if is_secret or any(map(has_password, [value, *addresses])):
             option = name or "an argument"
             raise ValueError(
                 f"{option} must not contain credentials, because all users of the machine can read a command line. "
-                f"Put the address into an environment variable and pass its name: {name or 'OPTION'}='$NAME'; or write "
-                "it into a configuration file"
+                f"Put the address into an environment variable and write $NAME in its place, as {name or 'OPTION'}="
+                "'$NAME'; or write it into a configuration file"
             )
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from yolo_lightning.utils.addresses import redacted
 from yolo_lightning.utils.exit_codes import of_signal
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -73,9 +74,9 @@ def say(text: str) -> None:
 
 
 def pasteable(words: Sequence[str]) -> str:
-    """Return a command line for a shell, with `python` for this interpreter if the shell finds it by that name."""
+    """Return a command line for a shell, without credentials; `python` is this interpreter if the shell finds it so."""
     program, *rest = words
-    return shlex.join(["python" if shutil.which("python") == program else program, *rest])
+    return redacted(shlex.join(["python" if shutil.which("python") == program else program, *rest]))
 
 
 def end_at_once(number: int) -> None:
