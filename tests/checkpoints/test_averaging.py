@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,8 @@ def test_damaged_files_are_all_named(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hyper_parameters": NETWORK | {"class_names": ["b"]}}, r"model.class_names is \['b'\] in .* and \['a'\] in"),
+        ({"hyper_parameters": NETWORK | {"one_to_one": True}}, "model.one_to_one is True in .* and None in"),
+        ({"hyper_parameters": NETWORK | {"single_class": True}}, "model.single_class is True in .* and None in"),
         ({"state_dict": state(1) | {"more": torch.zeros(1)}}, "000002.ckpt and .*000003.ckpt: .* differ in more"),
         (
             {"state_dict": state(float("nan"))},
@@ -149,10 +152,32 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], m
         average_checkpoints(files)
 
 
+GRAY = {"channels": 1, "image_size": 640, "neighbours": [], "letterbox": "square", "normalisation": "uint8 / 255"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("channels", 3),
+        ("image_size", 320),
+        ("neighbours", [-1, 0, 1]),
+        ("letterbox", "rectangle"),
+        ("normalisation", "other"),
+        ("pixel_range", {"low": 0, "high": 100}),
+    ],
+)
+def test_networks_of_other_inputs_are_refused(tmp_path: Path, name: str, value: object) -> None:
+    files = [checkpoint(tmp_path, 4, 4, input=GRAY), checkpoint(tmp_path, 8, 8, input=GRAY | {name: value})]
+    with pytest.raises(ValueError, match=f"the input's {name} is .*step-000000004.* and .*step-000000008"):
+        average_checkpoints(files)
+
+
 def test_a_file_counts_once(tmp_path: Path) -> None:
     file = checkpoint(tmp_path, 1, 1)
     os.link(file, tmp_path / "last.ckpt")
-    with pytest.raises(ValueError, match="are the same checkpoint"):
-        average_checkpoints([file, tmp_path / "last.ckpt"])
+    shutil.copy(file, tmp_path / "best.ckpt")
+    for name in ("last.ckpt", "best.ckpt"):
+        with pytest.raises(ValueError, match="contain the same weights, which would count twice"):
+            average_checkpoints([file, tmp_path / name])
     with pytest.raises(ValueError, match="checkpoints must name 2 or more files, got 1"):
         average_checkpoints([file])

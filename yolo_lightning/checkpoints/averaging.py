@@ -23,7 +23,8 @@ OF_NETWORK = ("pytorch-lightning_version", "hyper_parameters", INPUT, CONFIGURAT
 """Keys that an average copies from the newest checkpoint. It has no optimizer, loops, or `steps` and cannot be resumed;
 without `steps`, `fit --resume` prefers any other checkpoint."""
 
-NETWORK = ("variant", "class_names", "class_width")  # hyperparameters that must be equal
+NETWORK = ("variant", "class_names", "class_width", "single_class", "one_to_one")
+"""Hyperparameters that must be equal, besides the whole record of the input."""
 NAMED_TENSORS = 3
 
 
@@ -112,10 +113,6 @@ def average_checkpoints(
     damaged += [f"{file}: it does not exist" for file in starts if not file.is_file()]
     if damaged:
         raise ValueError(f"damaged checkpoints cannot be averaged: {'; '.join(damaged)}")
-    for number, file in enumerate(files):
-        for other in files[:number]:
-            if other.samefile(file):  # last.ckpt is a hard link
-                raise ValueError(f"{other} and {file} are the same checkpoint and would count twice")
     ordered = sorted(own, key=training_age)
     checkpoints = [read(file) for file in ordered]
     newest = checkpoints[-1]
@@ -125,9 +122,18 @@ def average_checkpoints(
     if read_start is not None:
         states[:0] = [read_start(file, newest) for file in starts]
     ordered[:0] = starts
+    check_distinct(ordered, states)
     average = {name: newest[name] for name in OF_NETWORK if name in newest}
     average["state_dict"] = average_states(states, None if by_file is None else [by_file[file] for file in ordered])
     return average | {AVERAGED: [file.name for file in ordered]}
+
+
+def check_distinct(files: Sequence[Path], states: Sequence[Mapping[str, Tensor]]) -> None:
+    """Raise a ValueError if two files contain the same weights: copies, or best.ckpt and the step it was saved at."""
+    for number, state in enumerate(states):
+        for other in range(number):
+            if all(torch.equal(tensor, states[other][name]) for name, tensor in state.items()):
+                raise ValueError(f"{files[other]} and {files[number]} contain the same weights, which would count twice")
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -142,11 +148,13 @@ def check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newest
     """Raise a ValueError for a checkpoint of another network than `newest`, or with non-finite values."""
     own, theirs = checkpoint.get("hyper_parameters", {}), newest.get("hyper_parameters", {})
     for name in NETWORK:
-        if own.get(name) != theirs.get(name):
+        if (own.get(name) or None) != (theirs.get(name) or None):  # earlier versions recorded no false
             raise ValueError(f"model.{name} is {own.get(name)} in {file} and {theirs.get(name)} in {other}")
-    offsets = [one.get(INPUT, {}).get("neighbours", []) for one in (checkpoint, newest)]
-    if offsets[0] != offsets[1]:
-        raise ValueError(f"data.input.neighbours is {offsets[0]} in {file} and {offsets[1]} in {other}")
+    inputs = checkpoint.get(INPUT, {}), newest.get(INPUT, {})
+    for name in sorted(inputs[0].keys() | inputs[1].keys()) if all(inputs) else ["neighbours"]:
+        found, expected = (one.get(name) or None for one in inputs)
+        if found != expected:
+            raise ValueError(f"the input's {name} is {found} in {file} and {expected} in {other}")
     try:
         check_same_tensors(checkpoint["state_dict"], newest["state_dict"])
     except ValueError as error:
