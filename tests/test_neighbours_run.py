@@ -62,8 +62,22 @@ def test_network_of_neighbouring_frames_is_trained_scored_and_applied(
 
     checkpoint[INPUT] = input_record(4, ImageSize(64, 64), (-1, 0, 1, 2))
     write_checkpoint(checkpoint, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match=r"data\.input\.neighbours is \[-2, -1, 0, 1\] in .* and \[-1, 0, 1, 2\] in "):
+    with pytest.raises(ValueError, match=r"the input's neighbours is \[-2, -1, 0, 1\] in .* and \[-1, 0, 1, 2\] in "):
         average_checkpoints([BEST, tmp_path / "other.ckpt"])
+
+
+def test_run_is_not_resumed_with_other_inputs(run: Run, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = ("--data.root", str(data), "--data.batch_size", "4", "--trainer.limit_train_batches", "1")
+    run("fit", *usual, "--trainer.max_epochs", "1")
+    neighbours = "data.input.neighbours"
+    for name, value, named in ((neighbours, "[-1,0,1]", neighbours), ("model.single_class", "true", "model.class_names")):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run("fit", *usual, "--trainer.max_epochs", "2", "--resume", f"--{name}", value)
+        assert ended.value.code == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+        assert named in line
+        assert "as in the checkpoint" in line
 
 
 @pytest.mark.timeout(600)

@@ -38,7 +38,7 @@ from yolo_lightning.model.layers import (
     of_branch,
 )
 from yolo_lightning.model.loss import DetectionLoss, LossSettings, class_weights
-from yolo_lightning.model.network_settings import input_record
+from yolo_lightning.model.network_settings import check_same_input, input_record
 from yolo_lightning.model.postprocess import predictions
 from yolo_lightning.model.tta import tta_predictions
 from yolo_lightning.training.device_transforms import ONE_CLASS, as_one_class, resized, training_size
@@ -302,7 +302,11 @@ class YOLOModule(LightningModule):
         self._accumulation.restore(self.graph, self.trainer.scaler)
         summed = partial(self.trainer.strategy.reduce, reduce_op="sum")
         self._guarded_step.prepare(self.graph, self.trainer.world_size, summed)
-        self._facts = TrainingFacts.from_trainer(self.trainer)
+        self._facts = facts = TrainingFacts.from_trainer(self.trainer)
+        before = self._input_record
+        if before and facts.image_size is not None:
+            channels = facts.channels or before["channels"]
+            check_same_input(before, input_record(channels, facts.image_size, facts.neighbours, facts.pixel_range))
         if power := self.loss_settings.class_weight_power:
             if self._facts.class_counts is None:
                 raise ValueError(

@@ -136,7 +136,7 @@ def test_damaged_files_are_all_named(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hyper_parameters": NETWORK | {"class_names": ["b"]}}, r"model.class_names is \['b'\] in .* and \['a'\] in"),
-        ({"hyper_parameters": NETWORK | {"one_to_one": True}}, "model.one_to_one is True in .* and None in"),
+        ({"hyper_parameters": NETWORK | {"one_to_one": True}}, "model.detections.one_to_one is True in .* and None in"),
         ({"hyper_parameters": NETWORK | {"single_class": True}}, "model.single_class is True in .* and None in"),
         ({"state_dict": state(1) | {"more": torch.zeros(1)}}, "000002.ckpt and .*000003.ckpt: .* differ in more"),
         (
@@ -177,7 +177,7 @@ def test_a_file_counts_once(tmp_path: Path) -> None:
     os.link(file, tmp_path / "last.ckpt")
     shutil.copy(file, tmp_path / "best.ckpt")
     for name in ("last.ckpt", "best.ckpt"):
-        with pytest.raises(ValueError, match="contain the same weights, which would count twice"):
+        with pytest.raises(ValueError, match="contain the same weights: they would count twice"):
             average_checkpoints([file, tmp_path / name])
     with pytest.raises(ValueError, match="checkpoints must name 2 or more files, got 1"):
         average_checkpoints([file])

@@ -24,6 +24,7 @@ from yolo_lightning.model.network_settings import (
     NORMALISATION,
     NetworkSettings,
     bound_options,
+    check_same_input,
     input_record,
     read_record,
     read_settings,
@@ -254,6 +255,15 @@ def test_range_of_16_bit_frames_is_recorded_and_bound(tmp_path: Path, caplog: py
     assert settings.for_pictures(pixel_range=PixelRange("frame")).pixel_range.mode == "frame"
     assert "changed since the checkpoint: pixel_range was fixed, values 7000 to 9040, now frame, percent" in caplog.text
     assert NetworkSettings.of(settings.plain()).pixel_range == settings.pixel_range
+
+
+def test_other_inputs_are_refused_and_another_size_is_not() -> None:
+    before = input_record(1, ImageSize(96, 96))
+    check_same_input(before, input_record(1, ImageSize(64, 128)))
+    with pytest.raises(ValueError, match=r"data.input.channels must be 1, as in the checkpoint, got 3: the network"):
+        check_same_input(before, input_record(3, ImageSize(96, 96)))
+    with pytest.raises(ValueError, match=r"data.input.pixel_range must be None, .* got {.*7000"):
+        check_same_input(before, input_record(1, ImageSize(96, 96), pixel_range=PixelRange("fixed", 7000, 9040)))
 
 
 def test_precedence_is_one_line_and_names_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:

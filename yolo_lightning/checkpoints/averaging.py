@@ -17,13 +17,14 @@ from torch import Tensor
 from yolo_lightning.checkpoints.checkpoint_file import CONFIGURATION, INPUT, find_damage, training_age
 from yolo_lightning.checkpoints.torch_archive import load_checkpoint
 from yolo_lightning.utils.run_files import STEP_CHECKPOINTS
+from yolo_lightning.utils.yaml_file import flatten
 
 AVERAGED = "averaged"  # key of an average in a checkpoint: names of the averaged files in order of training
 OF_NETWORK = ("pytorch-lightning_version", "hyper_parameters", INPUT, CONFIGURATION, "epoch", "global_step")
 """Keys that an average copies from the newest checkpoint. It has no optimizer, loops, or `steps` and cannot be resumed;
 without `steps`, `fit --resume` prefers any other checkpoint."""
 
-NETWORK = ("variant", "class_names", "class_width", "single_class", "one_to_one")
+NETWORK = ("variant", "class_names", "class_width", "single_class", "detections.one_to_one")
 """Hyperparameters that must be equal, besides the whole record of the input."""
 NAMED_TENSORS = 3
 
@@ -133,7 +134,7 @@ def check_distinct(files: Sequence[Path], states: Sequence[Mapping[str, Tensor]]
     for number, state in enumerate(states):
         for other in range(number):
             if all(torch.equal(tensor, states[other][name]) for name, tensor in state.items()):
-                raise ValueError(f"{files[other]} and {files[number]} contain the same weights, which would count twice")
+                raise ValueError(f"{files[other]} and {files[number]} contain the same weights: they would count twice")
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def read(file: Path) -> dict[str, Any]:
 
 def check_network(file: Path, checkpoint: Mapping[str, Any], other: Path, newest: Mapping[str, Any]) -> None:
     """Raise a ValueError for a checkpoint of another network than `newest`, or with non-finite values."""
-    own, theirs = checkpoint.get("hyper_parameters", {}), newest.get("hyper_parameters", {})
+    own, theirs = (flatten(one.get("hyper_parameters", {})) for one in (checkpoint, newest))
     for name in NETWORK:
         if (own.get(name) or None) != (theirs.get(name) or None):  # earlier versions recorded no false
             raise ValueError(f"model.{name} is {own.get(name)} in {file} and {theirs.get(name)} in {other}")

@@ -106,6 +106,7 @@ class TrainingFacts:
     image_size: ImageSize | None = None  # Size of the training images; None if unknown
     neighbours: tuple[int, ...] = ()  # Offsets of the frames in the channels, see `data.input.neighbours`; recorded
     pixel_range: PixelRange = field(default_factory=PixelRange)  # Mapping of 16-bit frames to 8 bits
+    channels: int | None = None  # 1 for gray frames, 3 for RGB; None if unknown
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> Self:

@@ -241,9 +241,8 @@ class DetectionDataModule(LightningDataModule):
         """Return the facts about the training split that the model needs; call it after `setup`."""
         counts = np.bincount(self.index("train").all_labels(), minlength=len(self.class_names))
         counts_of = tuple(counts.tolist())
-        return TrainingFacts(
-            self.batch_size, self.seed, counts_of, self.image_size, self.input.offsets, self.input.pixel_range
-        )
+        frames = self.input.offsets, self.input.pixel_range, self.channels
+        return TrainingFacts(self.batch_size, self.seed, counts_of, self.image_size, *frames)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return augmented batches in an order that depends on (seed, epoch) only; the position is resumable."""

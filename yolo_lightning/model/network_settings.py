@@ -157,6 +157,17 @@ def input_record(
     return {name: settings[name] for name in (*OF_DATA, "letterbox", "normalisation")} | ranges
 
 
+def check_same_input(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise a ValueError if the images of a resumed run mean something else than those of its record `before`."""
+    for name in ("channels", "neighbours", PIXEL_RANGE):
+        recorded, own = before.get(name) or None, now.get(name) or None
+        if recorded != own:
+            raise ValueError(
+                f"data.input.{name} must be {recorded}, as in the checkpoint, got {own}: the network was trained on other "
+                "inputs. Start a new run from its weights with --model.weights."
+            )
+
+
 def read_settings(file: Path, *, allow_pickle: bool = False) -> NetworkSettings:
     """Return the settings in a file of weights, see `read_record`; missing ones have their defaults."""
     return NetworkSettings.of(read_record(file, allow_pickle=allow_pickle))
