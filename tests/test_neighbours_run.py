@@ -70,7 +70,10 @@ def test_run_is_not_resumed_with_other_inputs(run: Run, data: Path, capsys: pyte
     usual = ("--data.root", str(data), "--data.batch_size", "4", "--trainer.limit_train_batches", "1")
     run("fit", *usual, "--trainer.max_epochs", "1")
     neighbours = "data.input.neighbours"
-    for name, value, named in ((neighbours, "[-1,0,1]", neighbours), ("model.single_class", "true", "model.class_names")):
+    for name, value, named in (
+        (neighbours, "[-1,0,1]", neighbours),
+        ("model.single_class", "true", "model.class_names"),
+    ):
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             run("fit", *usual, "--trainer.max_epochs", "2", "--resume", f"--{name}", value)
