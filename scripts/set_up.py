@@ -2,6 +2,7 @@
 
     python scripts/set_up.py install VENV    create VENV and install the project with its developer tools
     python scripts/set_up.py check           print which packages this environment lacks
+    python scripts/set_up.py minimum         print the oldest supported version of each dependency, as pip constraints
 
 An installed torch is kept: the installed versions of torch and torchvision are pinned during the installation, because
 pip would otherwise replace a ROCm or CPU build by the newest CUDA build.
@@ -9,18 +10,22 @@ pip would otherwise replace a ROCm or CPU build by the newest CUDA build.
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HELD = ("torch", "torchvision", "triton", "pytorch-triton-rocm", "triton-rocm")
 IMPORTED = (
-    *("torch", "torchvision", "lightning", "ultralytics", "torchmetrics", "faster_coco_eval", "albumentations"),
-    *("msgspec", "cv2", "jsonargparse", "matplotlib", "tensorboard", "pytest", "pytest_timeout", "xdist", "hypothesis"),
+    *("torch", "torchvision", "lightning", "ultralytics", "torchmetrics", "albumentations"),
+    *("msgspec", "cv2", "jsonargparse", "matplotlib", "tensorboard"),
+    *("faster_coco_eval", "hypothesis", "pytest", "pytest_timeout", "xdist"),
 )
+"""Packages of the project and, in the last line, of its tests."""
 STAMP = ".yolo_lightning"
 
 
@@ -65,10 +70,21 @@ def check() -> int:
     return int(bool(missing))
 
 
+def minimum() -> list[str]:
+    """Return the oldest supported version of each dependency as requirements: `numpy==1.26`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pattern = re.compile(r"([\w-]+)(?:\[\w+\])?[>=]=([\d.]+)")
+    found = [pattern.match(requirement) for requirement in project["dependencies"]]
+    assert all(found), "every dependency has a minimum version"
+    return [f"{one[1]}=={one[2]}" for one in found if one]
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1] == "install":
         install(Path(os.path.abspath(sys.argv[2])))
     elif sys.argv[1:] == ["check"]:
         sys.exit(check())
+    elif sys.argv[1:] == ["minimum"]:
+        print("\n".join(minimum()))
     else:
         sys.exit(__doc__)

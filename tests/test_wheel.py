@@ -1,8 +1,14 @@
-"""The package as a wheel and as a checkout, in a project that has a folder `callbacks` of its own."""
+"""Every form of the package, in a project that has a folder `callbacks` of its own.
+
+The forms are a checkout, a source archive or a checkout on Windows (a text file in place of the symbolic link
+`yolo_lightning/callbacks`), and a wheel and an editable installation of both.
+"""
 
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -10,7 +16,14 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-FIT = (sys.executable, "-m", "yolo_lightning", "fit", "--config", str(REPOSITORY / "configs" / "demo.yaml"))
+FIT = ("-m", "yolo_lightning", "fit", "--config", str(REPOSITORY / "configs" / "demo.yaml"), "--print_config")
+PICKLING = """
+import pickle
+from yolo_lightning.callbacks import EMA
+assert EMA.__module__ == "yolo_lightning.callbacks.ema"
+assert type(pickle.loads(pickle.dumps(EMA()))) is EMA
+"""
+INSTALL = ("--quiet", "--no-deps", "--no-index")
 
 
 @pytest.fixture
@@ -22,10 +35,10 @@ def project(tmp_path: Path) -> Path:
     return folder.parent
 
 
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, built without network."""
-    source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+@pytest.fixture(scope="session", params=["checkout", "archive"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this checkout with a symbolic link, or with a text file in its place."""
+    source = tmp_path_factory.mktemp(request.param)
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     ).stdout
@@ -34,12 +47,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name.startswith("tests/") or not (original.exists() or original.is_symlink()):
             continue
         copy.parent.mkdir(parents=True, exist_ok=True)
-        if original.is_symlink():
+        if not original.is_symlink():
+            copy.write_bytes(original.read_bytes())
+        elif request.param == "checkout":
             copy.symlink_to(os.readlink(original))
         else:
-            copy.write_bytes(original.read_bytes())
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*build, "--wheel-dir", str(output), str(source)], check=True)
+            copy.write_text(os.readlink(original))
+    return source
+
+
+@pytest.fixture(scope="session")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy, built without network."""
+    output = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", *INSTALL, "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", str(output), str(source)], check=True)
     return next(output.glob("*.whl"))
 
 
@@ -58,22 +80,35 @@ def test_wheel_installs_no_global_package_but_its_own(wheel: Path) -> None:
 @pytest.mark.whole_run
 def test_wheel_runs_beside_foreign_callbacks(wheel: Path, project: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
-    subprocess.run([*install, str(wheel)], check=True)
-    printed = print_config(project, site)
-    assert f"{site}/yolo_lightning/callbacks/" in printed.stderr
-    assert "yolo_lightning.callbacks.EMA" in printed.stdout
+    subprocess.run([sys.executable, "-m", "pip", "install", *INSTALL, "--target", str(site), str(wheel)], check=True)
+    assert f"{site}/yolo_lightning/callbacks/" in print_config(project, site).stderr
 
 
 @pytest.mark.whole_run
-def test_checkout_runs_beside_foreign_callbacks(project: Path) -> None:
-    printed = print_config(project, REPOSITORY)
-    assert "yolo_lightning.callbacks.EMA" in printed.stdout
+def test_copy_runs_beside_foreign_callbacks(source: Path, project: Path) -> None:
+    print_config(project, source)
 
 
-def print_config(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
+@pytest.mark.whole_run
+def test_editable_installation_runs_beside_foreign_callbacks(source: Path, project: Path, tmp_path: Path) -> None:
+    """An environment of its own, because this environment may contain an editable installation, too."""
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
+    # A path file adds the packages of this environment behind those of the new one, without its editable installations.
+    (own / "packages.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", *INSTALL, "--no-build-isolation"]
+    subprocess.run([*pip, "--editable", str(source)], check=True)
+    assert f"{source}/" in print_config(project, None, python).stderr
+
+
+def print_config(
+    project: Path, site: Path | None, python: Path = Path(sys.executable)
+) -> subprocess.CompletedProcess[str]:
     """Run `fit --print_config` in `project` with the package of `site`; standard error lists the imported files."""
-    environment = os.environ | {"PYTHONPATH": str(site), "PYTHONVERBOSE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([*FIT, "--print_config"], cwd=project, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    environment = os.environ | {"PYTHONPATH": str(site or ""), "PYTHONDONTWRITEBYTECODE": "1"}
+    for arguments in (("-c", PICKLING), ("-v", *FIT)):
+        done = subprocess.run([str(python), *arguments], cwd=project, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, "".join(line for line in done.stderr.splitlines(True) if line[0] != "#")
+    assert "yolo_lightning.callbacks.EMA" in done.stdout
     return done

@@ -64,6 +64,11 @@ ENVIRONMENT_SWITCHES = {
 for _name, _value in ENVIRONMENT_SWITCHES.items():
     os.environ.setdefault(_name, _value)
 
+if not os.path.isfile(os.path.join(__path__[0], "callbacks", "__init__.py")):
+    # `callbacks` is a symbolic link to the folder beside this package. Source archives and checkouts on Windows contain
+    # a text file instead; then Python finds the folder through the parent folder.
+    __path__.append(os.path.dirname(os.path.abspath(__path__[0])))
+
 __version__ = "0.1.0"
 
 _HOMES = {

@@ -93,3 +93,7 @@ def test_check_names_what_is_missing(tmp_path: Path) -> None:
 def test_constraints_name_no_registry() -> None:
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     assert all(line.count("==") == 1 and "/" not in line for line in lines)
+
+
+def test_minimum_versions_are_those_of_the_project(set_up: ModuleType) -> None:
+    assert {"torch==2.6", "lightning==2.6.4", "jsonargparse==4.39", "ultralytics==8.4.190"} <= set(set_up.minimum())
