@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from yolo_lightning.utils.distributed import gather
 from yolo_lightning.utils.files import write_json
 from yolo_lightning.utils.loop_position import is_last_epoch, steps_begun
 from yolo_lightning.utils.run_files import CHALLENGE_SCORES, SCORES
+from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 LOSS = "_loss"
 """End of the names of the losses that a validation logs."""
@@ -83,11 +83,10 @@ class MeanAP(Callback):
             monitor = str(getattr(one, "monitor", None) or "")
             if monitor.startswith("val/") and not self._logs(monitor.removeprefix("val/"), names):
                 known = [f"val/{name}" for name in sorted(score_names(len(names), bounds=self.bootstrap_samples > 0))]
-                meant = "".join(f". Did you mean {name}?" for name in get_close_matches(monitor, known, 1))
                 bounds = "" if self.bootstrap_samples else "; bootstrap_samples of MeanAP adds val/balanced_low, ..."
                 raise ValueError(
                     f"trainer.callbacks: {type(one).__name__}: monitor must be one of {', '.join(known)}, such a name "
-                    f"with /class or /month, or a loss{bounds}; got {monitor!r}{meant}"
+                    f"with /class or /month, or a loss{bounds}; got {monitor!r}{did_you_mean(similar(monitor, known))}"
                 )
 
     def _logs(self, name: str, class_names: Sequence[str]) -> bool:

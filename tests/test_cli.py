@@ -457,7 +457,7 @@ class TestTools:
             (["benchmark", "--batch_size", "0"], "batch_size must be >= 1, got 0"),
             (["prepare", "--root", "nowhere"], "nowhere"),
             (["contact_sheet", "--data.root", "nowhere", "--samples", "0"], "samples must be 1 to 16, got 0"),
-            (["prepare", "--roof", "x"], "unknown key roof. Did you mean root?"),
+            (["prepare", "--roof", "x"], "unknown key roof. Did you mean --root x?"),
         ],
     )
     def test_bad_value_is_one_line(

@@ -1,6 +1,5 @@
 """`python -m yolo_lightning`; also what the console script calls."""
 
-import atexit
 import gc
 import signal
 import sys
@@ -19,10 +18,9 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"yolo_lightning {__version__}")
         return
-    from yolo_lightning.commands.quick_answers import FULL_HELP, answer
+    from yolo_lightning.commands.answers import answer
 
     answer(sys.argv[1:])
-    sys.argv = [sys.argv[0], *("--help" if word == FULL_HELP else word for word in sys.argv[1:])]
     if len(sys.argv) > 1 and sys.argv[1] in WITHOUT_TORCH:  # also where torch does not load
         from yolo_lightning.commands.command_line import main as run_tool
 
@@ -39,26 +37,18 @@ def main() -> None:
 
 
 def run_with_torch() -> None:
-    """Import the command line, which takes seconds, and run it.
-
-    The import makes 800,000 objects, which stay. Without garbage collection it takes a fifth less processor time, and
-    later collections, of which the first ones would take 0.3 s each, leave frozen objects out.
-    """
+    """Start the processes that need no torch here, import the command line, which takes seconds, and run it."""
     from yolo_lightning.commands.command_line import user_errors
-    from yolo_lightning.commands.early_workers import start_early
-    from yolo_lightning.commands.start_supervisor import supervise_early
+    from yolo_lightning.commands.start_supervisor import start_processes
     from yolo_lightning.supervision.heartbeat import open_from_environment
 
     with user_errors():
-        supervise_early(sys.argv[1:])
+        start_processes(sys.argv[1:])
     open_from_environment()  # a supervisor watches from here on: the next import takes seconds and may hang
-    start_early(sys.argv[1:])
-    gc.disable()
+    gc.disable()  # a fifth of the processor time of the import, whose 800,000 objects all stay
     try:
         from yolo_lightning.cli import main as run
     finally:
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # frozen objects would not be freed at the end, which nanobind reports as leaks
         gc.enable()
     run()
 

@@ -39,7 +39,8 @@ from yolo_lightning.checkpoints.resume import (
     report_differences,
 )
 from yolo_lightning.commands import TOOLS
-from yolo_lightning.commands.command_line import PROGRAM, run_tool, user_errors
+from yolo_lightning.commands.answers import PROGRAM, learn
+from yolo_lightning.commands.command_line import run_tool, user_errors
 from yolo_lightning.commands.endings import full_disk_reported, reported
 from yolo_lightning.commands.fit_summary import end_fit, start_lines
 from yolo_lightning.commands.option_errors import ShortErrors, rejected_option
@@ -177,6 +178,7 @@ class YOLOCLI(LightningCLI):
         before = list(takewhile(lambda word: word not in self._subcommand_parsers, words))
         subcommand, typed = words[len(before) : len(before) + 1], words[len(before) + 1 :]
         if subcommand:
+            typed = learn(subcommand[0], self._parser(subcommand[0]), typed)
             typed = layered(typed, self._parser(subcommand[0]), os.environ, self._bound)
         self.config = parser.parse_args([*before, *subcommand, *typed])
 

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from yolo_lightning import __version__
+from yolo_lightning.commands.command_line import ToolParser
 from yolo_lightning.commands.option_errors import (
     RENAMED_KEYS,
     SYNONYMS,
-    ShortErrorToolParser,
     nearest_key,
     rejected_option,
     short_message,
@@ -102,7 +102,7 @@ def test_every_suggestion_is_an_option(capsys: pytest.CaptureFixture[str]) -> No
     helps = []
     for command in ("fit", "predict", "sweep", "prepare", "export", "benchmark"):
         with pytest.raises(SystemExit):
-            main([command, *(["a.jpg"] if command == "predict" else []), "--help"])
+            main([command, *(["a.jpg"] if command == "predict" else []), "--help.full"])
         helps.append(capsys.readouterr().out)
     everything = " ".join(helps)
     assert set(TOOLS) >= {"sweep", "prepare", "export"}
@@ -118,7 +118,7 @@ def test_version_is_printed_without_torch() -> None:
 
 
 def test_error_of_a_value_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = ShortErrorToolParser()
+    parser = ToolParser()
     parser.add_argument("--count", type=int)
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args(["--count", "ten"])

@@ -15,7 +15,7 @@ from tests.conftest import REPOSITORY
 from yolo_lightning.checkpoints.checkpoint_file import Checksum, checksum_path
 from yolo_lightning.commands import start_supervisor
 from yolo_lightning.commands.option_layers import given_options
-from yolo_lightning.commands.start_supervisor import folder_of, needs_supervisor, supervise_early, supervise_settings
+from yolo_lightning.commands.start_supervisor import folder_of, needs_supervisor, start_processes, supervise_settings
 from yolo_lightning.supervision import Job
 from yolo_lightning.supervision.trainer import MARKER_VARIABLE
 from yolo_lightning.utils.distributed import LAUNCH_VARIABLE
@@ -89,7 +89,7 @@ def test_last_source_of_an_option_counts(
     ],
 )
 def test_other_command_lines_start_no_supervisor(begun: list[tuple[Path, Job]], words: list[str]) -> None:
-    supervise_early(words)
+    start_processes(words)
     assert begun == []
 
 
@@ -102,7 +102,7 @@ def test_supervised_and_launched_processes_start_no_supervisor(monkeypatch: pyte
 def test_supervisor_gets_settings_folder_and_workers(begun: list[tuple[Path, Job]]) -> None:
     words = ["fit", "--config", "on.yaml", "--supervision.pause_s", "1e-1", "--trainer.accelerator=cpu"]
     with pytest.raises(SystemExit):
-        supervise_early(words)
+        start_processes(words)
     ((folder, job),) = begun
     assert (folder, job.workers, job.smoke_test) == (Path("runs/yolo"), 3, ())
     assert (job.settings.attempts, job.settings.pause_s) == (5, 0.1)
@@ -128,7 +128,7 @@ def test_best_checkpoint_is_passed_as_a_file(begun: list[tuple[Path, Job]]) -> N
     best = checkpoint("runs/yolo", 1).rename("runs/yolo/checkpoints/best.ckpt")
     checkpoint("runs/yolo", 2)
     with pytest.raises(SystemExit):
-        supervise_early(["fit", "--config", "on.yaml", "--ckpt_path", "best"])
+        start_processes(["fit", "--config", "on.yaml", "--ckpt_path", "best"])
     ((folder, job),) = begun
     assert folder == Path("runs/yolo-2")  # the later checkpoints of runs/yolo are kept
     assert f"--ckpt_path={best}" in job.command
@@ -141,11 +141,11 @@ def test_finished_run_is_reported_without_a_supervisor(
     Path("runs/yolo/finished.json").write_text('{"epochs": 3}')
     words = ["fit", "--config", "on.yaml", "--resume", "--trainer.max_epochs"]
     with pytest.raises(SystemExit) as stopped:
-        supervise_early([*words, "3"])
+        start_processes([*words, "3"])
     assert stopped.value.code == 0
     assert "the training is finished, 3 of 3 epochs are done" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        supervise_early([*words, "4"])
+        start_processes([*words, "4"])
     assert [folder for folder, _ in begun] == [Path("runs/yolo")]
 
 
@@ -157,7 +157,7 @@ def test_wrong_setting_of_the_supervisor_is_one_line(capsys: pytest.CaptureFixtu
 
 def test_credentials_on_the_command_line_are_refused(begun: list[tuple[Path, Job]]) -> None:
     with pytest.raises(ValueError, match="must not contain credentials"):
-        supervise_early(["fit", "--config", "on.yaml", "--mirror", "https://user:secret@host/x"])
+        start_processes(["fit", "--config", "on.yaml", "--mirror", "https://user:secret@host/x"])
     assert begun == []
 
 
@@ -194,3 +194,27 @@ def test_wrong_option_of_the_training_process_ends_in_one_line_and_is_not_restar
     assert [line for line in (done.stdout + done.stderr).splitlines() if "run folder: " not in line] == [
         "error: model.recipe.lr0 must be > 0, got -1.0"
     ]
+
+
+FORKSERVER = "--data.loader.multiprocessing_context=forkserver"
+
+
+@pytest.mark.parametrize(
+    ("words", "starts"),
+    [
+        (["fit", FORKSERVER], True),
+        (["test", FORKSERVER], True),
+        (["fit", "--config", str(REPOSITORY / "configs" / "demo.yaml")], True),
+        (["fit"], False),
+        (["predict", FORKSERVER], False),
+        (["fit", FORKSERVER, "--data.loader.num_workers", "0"], False),
+        (["fit", FORKSERVER, "--data.loader.worker_threads", "2"], False),
+    ],
+)
+def test_fork_server_starts_before_torch_is_imported(
+    begun: list[tuple[Path, Job]], monkeypatch: pytest.MonkeyPatch, words: list[str], starts: bool
+) -> None:
+    numbers: list[int] = []
+    monkeypatch.setattr(start_supervisor, "start_fork_server", lambda threads: numbers.append(threads))
+    start_processes(words)
+    assert numbers == ([1] if starts else [])

@@ -13,19 +13,28 @@ from inspect import Parameter, signature
 from itertools import takewhile
 from typing import Any, get_args, get_origin
 
-from jsonargparse import auto_cli
+from jsonargparse import ArgumentParser, auto_cli
 
 from yolo_lightning.commands import WITHOUT_TORCH
-from yolo_lightning.commands.option_errors import ShortErrorToolParser
+from yolo_lightning.commands.answers import PROGRAM, learn
+from yolo_lightning.commands.option_errors import ShortErrors
 from yolo_lightning.utils.addresses import redacted, refuse_secrets
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.plain_text import printable
 
-PROGRAM = "python -m yolo_lightning"
 PACKAGE = "yolo_lightning"
 BOUND = "bound_by_weights"
 """Name of an optional function of a command's module: the data options that the weights determine."""
 SWITCH_VALUES = ("true", "false", "yes", "no")
+
+
+class ToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
+    """Parser of a command besides fit, validate, test and predict."""
+
+    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **named: Any) -> Any:
+        """Parse the words after the command, unless they can be answered without the parser."""
+        command = (self.prog or "").removeprefix(f"{PROGRAM} ")
+        return super().parse_args(learn(command, self, list(args or ())), *rest, **named)
 
 
 def main() -> None:
@@ -54,7 +63,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
             function,
             args=[*words[:1], *with_options(function, words)],
             as_positional=True,
-            parser_class=ShortErrorToolParser,
+            parser_class=ToolParser,
             prog=program,
             description=module.__doc__,
         )
@@ -65,7 +74,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
 
         if "run" in parameters and words and not words[0].startswith("-"):
             words = ["--run", *words]  # the run folder can be given without its name
-        call_with_data(function, words, program, getattr(module, BOUND, None), ShortErrorToolParser)
+        call_with_data(function, words, program, getattr(module, BOUND, None), ToolParser)
         return
     purpose, _, _ = (function.__doc__ or "").partition("Args:")
     auto_cli(
@@ -73,7 +82,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
         args=spelled_out(words, parameters),
         as_positional="command" not in parameters
         and any(one.kind is Parameter.KEYWORD_ONLY for one in parameters.values()),
-        parser_class=ShortErrorToolParser,
+        parser_class=ToolParser,
         prog=program,
         description=purpose.strip(),
     )

@@ -3,14 +3,12 @@
 import re
 import sys
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser
-
 from yolo_lightning.utils.exit_codes import ExitCode
 from yolo_lightning.utils.old_layout import RENAMED_KEYS, new_key
+from yolo_lightning.utils.suggestions import did_you_mean, similar
 
 SYNONYMS = {
     "batch": ("batch_size", "data.batch_size"),
@@ -43,6 +41,12 @@ SYNONYMS = {
     "overlap": ("iou_threshold",),
     "augment": ("tta",),
     "trust": ("allow_pickle",),
+    "amp": ("trainer.precision",),
+    "cfg": ("config",),
+    "fraction": ("data.split.train_fraction",),
+    "half": ("trainer.precision",),
+    "pretrained": ("model.weights",),
+    "workers": ("data.loader.num_workers",),
 }
 """Keys for words of Ultralytics and of earlier commands; the first key that the parser accepts is suggested."""
 
@@ -102,12 +106,13 @@ class ShortErrors:
         shortened = short_message(message, known_keys(self), self.commands)
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(shortened, ex)  # type: ignore[misc]
-        print(f"error: {shortened}", file=sys.stderr)
-        raise SystemExit(ExitCode.USAGE) from ex
+        fail(shortened, ex)
 
 
-class ShortErrorToolParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
-    """Parser of a command besides fit, validate, test and predict."""
+def fail(message: str, cause: Exception | None = None) -> NoReturn:
+    """Print an error of the command line and exit."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(ExitCode.USAGE) from cause
 
 
 def known_keys(parser: Any) -> set[str]:
@@ -147,11 +152,11 @@ def short_message(message: str, keys: Collection[str], commands: Collection[str]
     if found := WRONG_CLASS_OPTION.search(message):
         name, known = last_part(found["path"]), options_of_class(found["path"])
         listed = f" The options of {name} are {', '.join(known)}." if known else ""
-        meant = suggestion(most_similar(found["option"], known))
+        meant = did_you_mean(similar(found["option"], known))
         return f"{found['key']}: {name} does not have the option {found['option']}{meant}{listed}"
     if (found := WRONG_CLASS.search(message)) and found["key"] == CALLBACKS:
         own, others = public_names("yolo_lightning.callbacks"), public_names("lightning.pytorch.callbacks")
-        meant = suggestion(most_similar(found["name"], [*own, *others]))
+        meant = did_you_mean(similar(found["name"], [*own, *others]))
         listed = f"{', '.join(own)}, and those of lightning.pytorch.callbacks"
         return f"{CALLBACKS}: there is no callback {found['name']}{meant} The callbacks are {listed}."
     if found := MISSING_FILE.search(message):
@@ -170,14 +175,16 @@ def rejected_option(message: str) -> str | None:
 
 
 def unknown_command(typed: str, known: Collection[str]) -> str:
-    return f"unknown command {typed}{suggestion(most_similar(typed, known))} The commands are {', '.join(known)}."
+    return f"unknown command {typed}{did_you_mean(similar(typed, known))} The commands are {', '.join(known)}."
 
 
 def wrong_choice(key: str, value: str, accepted: Sequence[str]) -> str:
     by_lower = {one.lower(): one for one in accepted}
-    meant = VALUE_SYNONYMS.get(value.lower()) or most_similar(value.lower(), by_lower)
+    meant = [VALUE_SYNONYMS.get(value.lower(), ""), *similar(value.lower(), by_lower)]
     choice = " or ".join([", ".join(accepted[:-1]), accepted[-1]] if len(accepted) > 1 else accepted)
-    return f"{key} must be {choice}, got {value!r}{suggestion(by_lower.get(meant or ''))}"
+    return (
+        f"{key} must be {choice}, got {value!r}{did_you_mean([by_lower[one] for one in meant if one in by_lower][:1])}"
+    )
 
 
 def options_of_class(path: str) -> list[str]:
@@ -223,7 +230,8 @@ def unknown_key(key: str, keys: Collection[str], *, source: str = "", value: str
     if renamed and any(name.partition(".")[0] == renamed.partition(".")[0] for name in keys):
         return f"{key}{source} is now {renamed}"
     meant = nearest_key(key, keys)
-    return f"unknown key {key}{source}{suggestion(None if meant is None else f'{hyphens}{meant} {value}'.strip())}"
+    value = VALUE_SYNONYMS.get(value.lower(), value)
+    return f"unknown key {key}{source}{did_you_mean([f'{hyphens}{meant} {value}'.strip()] if meant else [])}"
 
 
 def nearest_key(key: str, keys: Collection[str]) -> str | None:
@@ -231,16 +239,8 @@ def nearest_key(key: str, keys: Collection[str]) -> str | None:
     short = [new for old, new in RENAMED_KEYS.items() if last_part(old) == key]  # a command has no `model.` or `data.`
     same_last_part = sorted(name for name in keys if last_part(name) == key)
     candidates = [*map(last_part, short), *short, *SYNONYMS.get(key, ()), *same_last_part]
-    return next((name for name in candidates if name in keys), None) or most_similar(key, keys)
+    return next((name for name in candidates if name in keys), None) or next(iter(similar(key, keys)), None)
 
 
 def last_part(key: str) -> str:
     return key.rpartition(".")[2]
-
-
-def most_similar(text: str, choices: Collection[str]) -> str | None:
-    return next(iter(get_close_matches(text, choices, 1)), None)
-
-
-def suggestion(name: str | None) -> str:
-    return "." if name is None else f". Did you mean {name}?"

@@ -1,4 +1,4 @@
-"""Start of a supervised fit: run folder and settings of the supervisor, found without torch and Lightning.
+"""What starts before torch is imported: the supervisor of a fit, or the fork server of the loader's workers.
 
 The process that the user starts becomes the supervisor. Its training process parses and checks the command line.
 """
@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 
 from yolo_lightning.checkpoints import run_folder
 from yolo_lightning.checkpoints.remote import is_address
+from yolo_lightning.commands.command_line import ToolParser
 from yolo_lightning.commands.option_layers import given_options
+from yolo_lightning.data.worker_processes import start_fork_server
 from yolo_lightning.supervision import SuperviseSettings, become_supervisor, is_supervised
 from yolo_lightning.supervision.job import job
 from yolo_lightning.utils.addresses import refuse_secrets
@@ -27,18 +29,28 @@ MAX_EPOCHS = 100
 NO_TRAINING = ("-h", "--help", "--print_config")
 
 
-def supervise_early(words: Sequence[str]) -> None:
-    """Become the supervisor of a fit if its command line requires one; return for all other command lines.
+def start_processes(words: Sequence[str]) -> None:
+    """Become the supervisor of a fit, or start the fork server of the loader's workers, if the options require it.
 
-    If a configuration file cannot be read, the parser reports why.
+    The fork server imports torch in the same seconds as this process. If a configuration file cannot be read, nothing
+    is started, and the parser reports why.
+
+    Args:
+        words: Command line, from the subcommand on.
     """
+    if words[:1] not in (["fit"], ["validate"], ["test"]):
+        return
     try:
-        options = given_options(words, os.environ).all if words[:1] == ["fit"] else {}
+        options = given_options(words, os.environ).all
     except (OSError, ValueError):
         return
     if needs_supervisor(words, options):
         refuse_secrets(words)
         supervise_fit(words, options)
+    loader = {name: options.get(f"data.loader.{name}", 1) for name in ("num_workers", "worker_threads")}
+    forks = options.get("data.loader.multiprocessing_context") == "forkserver"
+    if forks and loader["num_workers"] != 0 and loader["worker_threads"] == 1:
+        start_fork_server(threads=1)
 
 
 def needs_supervisor(words: Sequence[str], options: Mapping[str, Any]) -> bool:
@@ -109,9 +121,7 @@ def training_finished(folder: Path, done: int, max_epochs: int) -> str:
 
 def supervise_settings(options: Mapping[str, Any]) -> SuperviseSettings:
     """Return the settings `supervision.*`, checked by a parser."""
-    from yolo_lightning.commands.option_errors import ShortErrorToolParser
-
-    parser = ShortErrorToolParser()
+    parser = ToolParser()
     parser.add_argument("--supervision", type=SuperviseSettings, default=SuperviseSettings())
     words = [
         f"--{name}={value if isinstance(value, str) else json.dumps(value)}"

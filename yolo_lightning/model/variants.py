@@ -1,12 +1,12 @@
 """Descriptions of detection graphs: those of the installed Ultralytics by name, and YAML files of the user."""
 
 import re
-from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from yolo_lightning.utils.suggestions import did_you_mean, similar
 from yolo_lightning.utils.yaml_file import read_yaml
 
 HEADS = ("Detect", "v10Detect")
@@ -88,9 +88,9 @@ def head_of(description: Any) -> str | None:
 def unknown(variant: str) -> str:
     """Return the message for an unknown name: the nearest names, and the families."""
     known = variants()
-    near = get_close_matches(variant.lower(), known, NAMED, cutoff=0.5)
+    near = similar(variant.lower(), known, NAMED, cutoff=0.5)
     families = dict.fromkeys(SCALE_OF_NAME.sub(lambda found: found[0][:-1], name) for name in known)
     return (
         f"model.variant must be a detection graph of Ultralytics ({', '.join(families)}; with its scale, such as "
-        f"yolov8n-p2) or a .yaml file, got {variant!r}" + (f". Did you mean {' or '.join(near)}?" if near else "")
+        f"yolov8n-p2) or a .yaml file, got {variant!r}{did_you_mean(near)}"
     )

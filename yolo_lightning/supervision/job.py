@@ -24,6 +24,7 @@ class SuperviseSettings:
     """Time limits and retries of the supervisor.
 
     Attributes:
+        enabled: Restart the fit after hangs and crashes.
         phase_timeouts: Smallest timeout of each phase, seconds.
         factor: The timeout of a phase is at least this multiple of its longest duration in the run.
         poll_s: Seconds between two checks of the heartbeat.

@@ -1,0 +1,187 @@
+"""Help, unknown commands and wrong options are answered from stored tables, without torch and Lightning."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from yolo_lightning.cli import main
+from yolo_lightning.commands import SUBCOMMANDS, TOOLS
+from yolo_lightning.commands.answers import SHOWN, accepts, answer, stored, table_file
+
+WITHOUT_TORCH = """
+import sys
+from yolo_lightning.commands.answers import answer
+try:
+    answer(sys.argv[1:])
+except SystemExit as end:
+    heavy = {"torch", "lightning", "ultralytics", "numpy", "cv2", "matplotlib", "jsonargparse"} & sys.modules.keys()
+    print("loaded:", *heavy) if heavy else None
+    raise
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cache folder with the tables of fit, test, export and contact_sheet, which their parsers have stored."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        for command in ("fit", "test", "export", "contact_sheet"):
+            with pytest.raises(SystemExit):
+                main([command, "--help"])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def use_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+def answered(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as stopped:
+        answer(words)
+    shown = capsys.readouterr()
+    return int(stopped.value.code or 0), shown.out + shown.err
+
+
+ANSWERS = [
+    (["monitr", "x"], 2, "unknown command monitr. Did you mean monitor?"),
+    (["fit", "--epochs", "3"], 2, "unknown key epochs. Did you mean --trainer.max_epochs 3?"),
+    (["fit", "--imgsz=320"], 2, "unknown key imgsz. Did you mean --data.image_size 320?"),
+    (["fit", "--device", "cuda"], 2, "unknown key device. Did you mean --trainer.accelerator gpu?"),
+    (["fit", "--model.lr0", "0.1"], 2, "model.lr0 is now model.recipe.lr0"),
+    (["test", "--conf", "0.3"], 2, "unknown key conf. Did you mean --model.detections.score_threshold 0.3?"),
+    (["fit", "--model.convolution.backend", "gem"], 2, "got 'gem'. Did you mean gemm?"),
+    (["fit", "--data.loader.prefetch", "2"], 2, "unknown key data.loader.prefetch. Did you mean"),
+    (["export", "--chekpoint", "x"], 2, "unknown key chekpoint. Did you mean --checkpoint x?"),
+    (["export", "--format", "onx"], 2, "format must be pt, onnx or torchscript, got 'onx'. Did you mean onnx?"),
+    (["fit", "--help"], 0, "--data.image_size = 640 [imgsz]"),
+    (["export", "--help"], 0, "pt | onnx | torchscript"),
+    (["--help"], 0, "contact_sheet"),
+    ([], 2, "usage: "),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "part"), ANSWERS)
+def test_answers(capsys: pytest.CaptureFixture[str], words: list[str], code: int, part: str) -> None:
+    found, text = answered(capsys, *words)
+    assert (found, part in text) == (code, True), text
+    assert code == 0 or not words or len(text.splitlines()) == 1
+
+
+def test_first_use_gives_the_same_answers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_parsers = [one for one in ANSWERS if one[0] and one[0][0] in ("fit", "export")]
+    for number, (words, code, _) in enumerate(of_parsers[1::4]):
+        expected = answered(capsys, *words)
+        with monkeypatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path / str(number)))
+            answer(words)  # left to the parser
+            with pytest.raises(SystemExit) as stopped:
+                main(words)
+        shown = capsys.readouterr()
+        assert (stopped.value.code or 0, shown.out + shown.err) == (code, expected[1])
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("", "must contain keys and values, as 'data: {root: PATH}', got an empty file"),
+        ("trainer: {max_epoch: 3}", "unknown key trainer.max_epoch in "),
+        ("trainer: [", "cannot be read"),
+    ],
+)
+def test_wrong_configuration_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, part: str) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text(content)
+    code, text = answered(capsys, "fit", "--config", str(file))
+    assert (code, part in text, str(file) in text) == (2, True, True), text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", "--help.full"],
+        ["fit", "--config", "configs/demo.yaml", "--trainer.callbacks+=EMA", "--trainer.callbacks.tau", "3"],
+        ["fit", "--trainer.logger.save_dir", "logs", "--trainer.callbacks.help", "EMA"],
+        ["fit", "--config", "missing.yaml", "--print_config"],
+        ["predict", "a.jpg", "--save", "[csv]"],
+        ["submission", "check", "--help"],
+        ["contact_sheet", "--data.root", "x", "--samples", "3"],
+        ["export", "--image-size", "64", "run"],
+        ["doctor", "--json"],
+    ],
+)
+def test_other_command_lines_are_left_to_the_parsers(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    answer(words)
+
+
+@pytest.mark.parametrize("config", sorted((REPOSITORY / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_published_configurations_pass(config: Path) -> None:
+    answer(["fit", "--config", str(config)])
+
+
+def test_options_of_the_short_help_exist() -> None:
+    table = stored("fit")
+    assert table is not None
+    assert [key for key in SHOWN if not accepts(table["options"], key)] == []
+    assert [key for key in SHOWN if f"--{key}" not in table["help"]] == []
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"stamp": [1, 2], "help": "", "options": {}}'])
+def test_damaged_or_outdated_table_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    table_file("fit").parent.mkdir(parents=True)
+    table_file("fit").write_text(damage)
+    answer(["fit", "--epochs", "3"])
+
+
+@pytest.mark.parametrize("name", [name for name in TOOLS if name != "submission"])
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert f"usage: python -m yolo_lightning {name}" in shown
+    table = stored(name)
+    assert table is not None
+    assert shown == table["help"] + "\n"
+
+
+@pytest.mark.parametrize("words", [["fit", "--help"], ["fit", "--epochs", "3"], ["export", "--help"], ["monitr"]])
+def test_answers_load_neither_torch_nor_lightning(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == (0 if "--help" in words else 2)
+    assert "loaded:" not in done.stdout
+
+
+def test_unwritable_cache_folder_is_ignored(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    with pytest.raises(SystemExit):
+        main(["export", "--chekpoint", "x"])
+    assert "Did you mean --checkpoint x?" in capsys.readouterr().err
+
+
+def test_monitor_loads_neither_torch_nor_lightning() -> None:
+    code = (
+        "import sys; import yolo_lightning.commands.monitor.command; print({'torch', 'lightning'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_full_help_is_that_of_the_parser(capsys: pytest.CaptureFixture[str], subcommand: str) -> None:
+    with pytest.raises(SystemExit):
+        main([subcommand, "--help.full"])
+    assert "--supervision.notify.webhook" in capsys.readouterr().out

@@ -1,0 +1,164 @@
+"""Help, and errors for misspelled words, from a table of options in the user's cache folder, without importing torch.
+
+The parser of a command stores the table when the command is used for the first time. The table is valid until a file of
+this package or of Lightning changes.
+"""
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+from zlib import crc32
+
+from yolo_lightning.commands import SUBCOMMANDS, TOOLS
+from yolo_lightning.commands.option_errors import SYNONYMS, fail, unknown_command, unknown_key, wrong_choice
+from yolo_lightning.commands.option_layers import TRUE, named_values, separated
+from yolo_lightning.utils.files import cache_folder, write_json
+from yolo_lightning.utils.json_record import read_json
+from yolo_lightning.utils.yaml_file import flatten, read_yaml
+
+PROGRAM = "python -m yolo_lightning"
+PACKAGE = Path(__file__).resolve().parents[1]
+HELP_WORDS, FULL_HELP = ("-h", "--help"), "--help.full"
+SHOWN = (
+    *("config", "resume", "ckpt_path", "mirror", "supervision.enabled", "data.root", "data.format", "data.image_size"),
+    *("data.batch_size", "data.loader.num_workers", "data.split.train_fraction", "data.augmentation.mosaic"),
+    *("data.augmentation.close_mosaic_epochs", "model.variant", "model.weights", "model.recipe.optimizer"),
+    *("model.recipe.lr0", "model.freeze", "model.convolution.backend", "model.detections.score_threshold"),
+    *("model.detections.iou_threshold", "trainer.max_epochs", "trainer.accelerator", "trainer.devices"),
+    *("trainer.precision", "trainer.default_root_dir", "seed_everything"),
+)
+"""Options in the short help of fit, validate, test and predict."""
+
+Table = Mapping[str, Any]  # `stamp`; `help`, a text; `options`: choices of each option by name, None for a group
+
+
+def answer(words: Sequence[str]) -> None:
+    """Print the answer to a command line and exit, or return if a parser has to read the command line.
+
+    Raises:
+        SystemExit: After help, with code 0; after an error, with code 2.
+    """
+    if not words or words[0] in HELP_WORDS:
+        commands = "\n".join(f"  {name:<18}{purpose}" for name, purpose in {**SUBCOMMANDS, **TOOLS}.items())
+        print(f"usage: {PROGRAM} COMMAND [options]\n\nTrain YOLO detectors on LTDv2 or your own images.\n\n{commands}")
+        print(f"\n{PROGRAM} COMMAND --help: options; --version: version")
+        raise SystemExit(0 if words else 2)
+    command, rest = words[0], words[1:]
+    if command not in SUBCOMMANDS and command not in TOOLS and not command.startswith("-"):
+        fail(unknown_command(command, [*SUBCOMMANDS, *TOOLS]))
+    takes_pictures = command == "predict" and bool(rest) and not rest[0].startswith("-")
+    if not takes_pictures and (table := stored(command)) is not None:
+        check(rest, table)
+
+
+def learn(command: str, parser: Any, words: Sequence[str]) -> list[str]:
+    """Store the table of a parser unless it is stored, answer the words or return them for the parser."""
+    if FULL_HELP not in words and command in (*SUBCOMMANDS, *TOOLS) and parser._subcommands_action is None:
+        table = stored(command)
+        if table is None:
+            table = {"stamp": stamp(), "help": short_help(command, parser), "options": options_of(parser)}
+            with suppress(OSError):  # the next start learns again
+                table_file(command).parent.mkdir(parents=True, exist_ok=True)
+                write_json(table_file(command), table, indent=None)
+        check(words, table)
+    return [HELP_WORDS[1] if word == FULL_HELP else word for word in words]
+
+
+def check(words: Sequence[str], table: Table) -> None:
+    """Exit after help, or with an error for an unknown option, a value that is no choice, or a wrong file."""
+    words = words[: list(words).index("--")] if "--" in words else words  # a command with options of its own follows
+    if FULL_HELP in words:
+        return
+    if any(word in HELP_WORDS for word in words):
+        print(table["help"])
+        raise SystemExit(0)
+    options = table["options"]
+    files, others = separated(words)
+    for name, value in named_values(others):
+        key = name if accepts(options, name) else name.replace("-", "_")
+        if not accepts(options, key):
+            fail(unknown_key(name, options, value=value.removeprefix(TRUE), hyphens="--"))
+        if (choices := options.get(key)) and value and value not in choices:
+            fail(wrong_choice(key, value, choices))
+    for path in (Path(word.removeprefix("--config=")) for word in files):
+        if not path.is_file():
+            continue  # the option, the text of a configuration, or a missing file, which the parser reports
+        try:
+            content = read_yaml(path)
+        except (OSError, ValueError) as error:
+            fail(f"the file {path} of --config cannot be read: {error}")
+        if not isinstance(content, dict):
+            got = "an empty file" if content is None else repr(content)
+            fail(f"the file {path} of --config must contain keys and values, as 'data: {{root: PATH}}', got {got}")
+        for key in flatten(content) if "trainer" in options else ():  # other commands read the section `data` only
+            if not accepts(options, key):
+                fail(unknown_key(key, options, source=f" in {path}"))
+
+
+def accepts(options: Mapping[str, Any], key: str) -> bool:
+    """Return whether a key is an option, a group, or a part of an option that is no group, such as of a callback."""
+    parts = key.split(".")
+    known = next((".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in options), None)
+    return known is not None and (known == key or options[known] is not None)
+
+
+def options_of(parser: Any) -> dict[str, list[str] | None]:
+    """Return the accepted values of each option of a parser; none for all values, None for a group of options."""
+    known = {name.removeprefix("--"): one for one in parser._actions for name in one.option_strings}
+    groups = {key for key in known if any(other.startswith(f"{key}.") and other != f"{key}.help" for other in known)}
+    return {key: None if key in groups else choices_of(action) for key, action in known.items()}
+
+
+def choices_of(action: Any) -> list[str]:
+    kind = getattr(action, "_typehint", None)
+    kinds = [kind] if get_origin(kind) is Literal else get_args(kind)
+    if any(get_origin(one) is not Literal and one is not NoneType for one in kinds):
+        return []
+    return [str(value) for one in kinds for value in get_args(one) or ("null",)]
+
+
+def short_help(command: str, parser: Any) -> str:
+    """Return the help of a command: of fit, validate, test and predict the common options, of others all but `data.*`.
+
+    Names of Ultralytics are in brackets.
+    """
+    shown = [one for one in parser._actions if one.dest in SHOWN or (command in TOOLS and one.dest[:5] != "data.")]
+    lines = [f"usage: {PROGRAM} {command} [options]", ""]
+    lines += [f"       {PROGRAM} predict PICTURES [options]    any images and videos", ""] * (command == "predict")
+    lines += [*textwrap.wrap(SUBCOMMANDS.get(command) or parser.description or "", 120), ""]
+    for one in shown:
+        if type(one).__name__ in ("_ActionConfigLoad", "_ActionHelp", "_HelpAction", "_ActionPrintConfig"):
+            continue
+        default = "" if one.default is None else f" = {json.dumps(one.default, default=str)}".replace('"', "")
+        theirs = ", ".join(name for name, keys in SYNONYMS.items() if one.dest in keys and name not in one.dest)
+        name = f"--{one.dest}" if one.option_strings else one.dest.upper()
+        lines.append(f"  {name}{default}{f' [{theirs}]' if theirs else ''}")
+        purpose = " | ".join(choices_of(one)) or (one.help or "").partition(". ")[0]
+        lines += textwrap.wrap(purpose, 114, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join([*lines, "", f"all options: {PROGRAM} {command} {FULL_HELP}"])
+
+
+def stored(command: str) -> Table | None:
+    """Return the valid table of a command, or None."""
+    try:
+        table = read_json(table_file(command))
+        is_valid = table["stamp"] == stamp() and isinstance(table["help"], str) and isinstance(table["options"], dict)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return table if is_valid else None
+
+
+def table_file(command: str) -> Path:
+    return cache_folder() / "options" / f"{command}-{crc32(bytes(PACKAGE)):08x}.json"
+
+
+def stamp() -> list[int]:
+    """Return the number of source files and their newest change."""
+    lightning = find_spec("lightning")
+    files = [*PACKAGE.rglob("*.py"), *([Path(lightning.origin)] if lightning and lightning.origin else [])]
+    return [len(files), max(file.stat().st_mtime_ns for file in files)]
