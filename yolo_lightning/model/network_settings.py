@@ -163,8 +163,8 @@ def check_same_input(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         recorded, own = before.get(name) or None, now.get(name) or None
         if recorded != own:
             raise ValueError(
-                f"data.input.{name} must be {recorded}, as in the checkpoint, got {own}: the network was trained on other "
-                "inputs. Start a new run from its weights with --model.weights."
+                f"data.input.{name} must be {recorded}, as in the checkpoint, got {own}: the network was trained on "
+                "other inputs. Start a new run from its weights with --model.weights."
             )
 
 
