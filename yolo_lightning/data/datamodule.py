@@ -18,6 +18,7 @@ from yolo_lightning.data.formats.dataset_format import DatasetSettings, Files
 from yolo_lightning.data.formats.frame_checks import (
     BadFrames,
     Limits,
+    check_boxes,
     check_frames,
     check_labels,
     needed_channels,
@@ -165,12 +166,15 @@ class DetectionDataModule(LightningDataModule):
             check_frames(index, frames.storage, self.bad_frames)
             if split != "predict" and not self.limits.allow_unlabelled:
                 check_labels(index, frames.quarantined, self.dataset_format.origin(split))
+            check_boxes(index, self.limits, self.dataset_format.origin(split))
             self._splits[split] = frames
             rank_zero_info(
                 f"{split}: {self.dataset_format.name(split)} ({index.counts.describe()}): {describe_split(index)}"
             )
             for note in index.notes:
                 rank_zero_info(f"{split}: {note}")
+        if stage == "fit" and self.index("train").fingerprint == self.index("valid").fingerprint:
+            rank_zero_warn("train and valid have the same frames and boxes: the scores do not show what is learned")
         if stage == "fit":
             self._order = SampledOrder(self.index("train"), self.sampling, self.seed)
             rank_zero_info(f"train: {self._order.describe()}")

@@ -30,6 +30,7 @@ NON_NUMBERS = tuple(
 )
 """Non-finite numbers as Python's `json` writes them. They are not valid JSON."""
 
+CROWD = -2  # Class index of crowd regions while the records are read
 BYTE_POSITION = re.compile(r"\(byte (\d+)\)")
 LONGEST_NAME = 1024  # Characters of a file name or id
 SHOWN_BYTES = 160  # Bytes of a damaged record, or of the text before an error, in a message
@@ -145,13 +146,13 @@ def annotation_arrays(
     positions: Mapping[str, int],
     category_ids: Sequence[int],
     box_type: type[Float],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[Float], npt.NDArray[np.int32]]:
-    """Convert the annotations of a file to arrays in the order of the file.
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Float], npt.NDArray[np.int32], tuple[str, ...]]:
+    """Convert the annotations of a file to arrays in the order of the file, without crowd regions (`iscrowd`).
 
     `positions` are the positions of the images by id as text; `category_ids` are in the order of the classes.
 
     Returns:
-        Position of the image `(M,)`; boxes `(M, 4)`, xyxy in pixels of the frame; class index `(M,)`.
+        Position of the image `(M,)`; boxes `(M, 4)`, xyxy in pixels of the frame; class index `(M,)`; notes.
     """
     records, count = content.annotations, len(content.annotations)
     owner = np.fromiter((positions.get(id_text(one.image_id) or "", -1) for one in records), np.int64, count)
@@ -161,13 +162,18 @@ def annotation_arrays(
         hint = unknown_image_hint(value, positions)
         raise ValueError(f"{path}: annotations[{number}] has unknown image_id {one_line(str(value), 200)}{hint}")
     class_of = {category_id: index for index, category_id in enumerate(category_ids)}
-    labels = np.fromiter((class_of.get(one.category_id, -1) for one in records), np.int32, count)
-    if (labels < 0).any():
-        number = int((labels < 0).argmax())
+    classes = (CROWD if one.iscrowd else class_of.get(one.category_id, -1) for one in records)
+    labels = np.fromiter(classes, np.int32, count)
+    if (labels == -1).any():
+        number = int((labels == -1).argmax())
         raise ValueError(
             f"{path}: annotations[{number}].category_id must be one of {', '.join(map(str, category_ids))}, "
             f"got {records[number].category_id}"
         )
     boxes: npt.NDArray[Any] = np.fromiter((one.bbox for one in records), np.dtype((box_type, 4)), count)
     boxes[:, 2:] += boxes[:, :2]
-    return owner, boxes, labels
+    single = labels != CROWD
+    if single.all():
+        return owner, boxes, labels, ()
+    notes = (f"{count - int(single.sum()):,} crowd regions left out",)
+    return owner[single], boxes[single], labels[single], notes

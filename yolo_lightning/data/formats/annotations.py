@@ -66,6 +66,8 @@ class Annotations:
     category_ids: tuple[int, ...]  # Number of each class in the annotation files, index 0 first
     has_clips: bool = True  # Whether clips are recordings; if not, each image is its own clip
     notes: tuple[str, ...] = ()  # Further remarks for the log, one line each
+    impossible: str = ""  # What cannot be right about the boxes of the file, see `suspicions`
+    unlikely: str = ""  # What is unlikely about the boxes of the file
 
 
 def still_images(
@@ -79,6 +81,8 @@ def still_images(
     class_names: tuple[str, ...],
     category_ids: tuple[int, ...],
     notes: tuple[str, ...] = (),
+    impossible: str = "",
+    unlikely: str = "",
 ) -> Annotations:
     """Group boxes by image, clip them and drop those without area; clips, months and weather are unknown.
 
@@ -111,6 +115,8 @@ def still_images(
         category_ids=category_ids,
         has_clips=False,
         notes=notes,
+        impossible=impossible,
+        unlikely=unlikely,
     )
 
 

@@ -10,6 +10,7 @@ from yolo_lightning.data.formats.annotation_file import COCO_FILE, annotation_ar
 from yolo_lightning.data.formats.annotations import Annotations, distinct_names, encoded, image_shapes, still_images
 from yolo_lightning.data.formats.dataset_format import JsonFormat
 from yolo_lightning.data.formats.image_ids import image_id_texts
+from yolo_lightning.data.formats.suspicious_boxes import suspicions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.folder_frames import ImageFiles
@@ -37,20 +38,21 @@ def read_coco(path: Path) -> Annotations:
     shapes = image_shapes(path, content.images)
     file_names = [image.file_name.replace("\\", "/") for image in content.images]
     positions = image_id_texts(path, [image.id for image in content.images], file_names)
-    owner, boxes, labels = annotation_arrays(path, content, positions, list(classes), np.float64)
-    single = np.array([not annotation.iscrowd for annotation in content.annotations], dtype=np.bool_)
-    crowds = int((~single).sum())
+    owner, boxes, labels, notes = annotation_arrays(path, content, positions, list(classes), np.float64)
+    impossible, unlikely = suspicions(owner, boxes, labels, shapes, file_names)
     return still_images(
         encoded(positions),
         [isinstance(image.id, str) for image in content.images],
         file_names,
         shapes,
-        owner[single],
-        boxes[single].astype(np.float32),
-        labels[single],
+        owner,
+        boxes.astype(np.float32),
+        labels,
         tuple(classes.values()),
         tuple(classes),
-        notes=(f"{crowds:,} crowd regions left out",) if crowds else (),
+        notes=notes,
+        impossible=impossible,
+        unlikely=unlikely,
     )
 
 

@@ -31,6 +31,8 @@ class Limits:
         allow_outside_root: Whether annotation files and image lists may name files outside of the dataset folder
             (absolute paths, `..`). Otherwise such a frame is not read.
         allow_unlabelled: Whether a split without any box may be used for training, validation or test.
+        allow_suspicious_boxes: Whether annotations that cannot be right may be used: all boxes are smaller than a
+            pixel, or most extend beyond their image.
         quarantine: Frames that are not read and not counted by `max_bad_frames`: `id=<image id>`, or `index=<position>`
             in the training split, from 0. `fit` adds frames at which its supervisor saw training fail repeatedly.
     """
@@ -39,6 +41,7 @@ class Limits:
     max_image_pixels: int = MAX_IMAGE_PIXELS
     allow_outside_root: bool = False
     allow_unlabelled: bool = False
+    allow_suspicious_boxes: bool = False
     quarantine: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -131,6 +134,16 @@ def check_labels(index: SplitIndex, left_out: Collection[int], origin: str) -> N
             f"{origin}: none of the {len(index) - len(left_out):,} used frames has a box{notes}; use a file with "
             "labels, or set data.limits.allow_unlabelled true to train and score on background alone"
         )
+
+
+def check_boxes(index: SplitIndex, limits: Limits, origin: str) -> None:
+    """Refuse annotations that cannot be right unless allowed, and warn of unlikely ones; `origin` as above."""
+    if index.impossible and not limits.allow_suspicious_boxes:
+        raise ValueError(
+            f"{origin}: {index.impossible} Correct the file, or set data.limits.allow_suspicious_boxes true."
+        )
+    if text := index.impossible or index.unlikely:
+        rank_zero_warn(f"{origin}: {text}")
 
 
 def check_depth(names: Sequence[str], storage: Storage) -> None:

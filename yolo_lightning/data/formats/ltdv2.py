@@ -24,6 +24,7 @@ from yolo_lightning.data.formats.annotations import (
 )
 from yolo_lightning.data.formats.dataset_format import DatasetSettings, JsonFormat
 from yolo_lightning.data.formats.image_ids import ID_DIGITS, image_id_texts, number_at, refuse_rounded_ids
+from yolo_lightning.data.formats.suspicious_boxes import suspicions
 from yolo_lightning.data.index.split_index import SplitIndex
 from yolo_lightning.data.index.splits import Split
 from yolo_lightning.data.storage.choose_storage import STORAGES, open_frames
@@ -66,7 +67,8 @@ def read_annotations(path: Path) -> Annotations:
     image_ids = encoded(positions)
     dates = [date if isinstance(date := image.date_captured, str) else "" for image in images]
     iso_dates = np.array([date[:DATE_CHARACTERS].encode(errors="replace") for date in dates], dtype=np.bytes_)
-    owner, boxes, labels = annotation_arrays(path, content, positions, CATEGORY_IDS, np.float32)
+    owner, boxes, labels, notes = annotation_arrays(path, content, positions, CATEGORY_IDS, np.float32)
+    impossible, unlikely = suspicions(owner, boxes, labels, shapes, file_names)
     refuse_rounded_ids(path, image_ids, iso_dates, owner, file_names)
     clip_numbers, clip_names = clips(file_names)
     return replace(
@@ -80,6 +82,9 @@ def read_annotations(path: Path) -> Annotations:
             labels,
             CLASS_NAMES,
             CATEGORY_IDS,
+            notes,
+            impossible,
+            unlikely,
         ),
         months=months(image_ids, iso_dates),
         clips=clip_numbers,

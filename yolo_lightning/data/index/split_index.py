@@ -16,7 +16,7 @@ import numpy.typing as npt
 from yolo_lightning.data.formats.annotations import WEATHER, Annotations, BoxCounts
 from yolo_lightning.data.index import index_folder
 
-FORMAT = 4
+FORMAT = 5
 IDENTIFYING = ("image_ids", "file_names", "shapes", "box_offsets", "boxes", "labels")
 """Arrays that enter the fingerprint."""
 ARRAYS = (*IDENTIFYING, "text_ids", "months", "clips", "clip_names", "positions_in_clip", "weather")
@@ -111,6 +111,16 @@ class SplitIndex:
     def notes(self) -> tuple[str, ...]:
         """Further messages about the split for the log, one line each."""
         return tuple(self._manifest["notes"])
+
+    @property
+    def impossible(self) -> str:
+        """What cannot be right about the boxes of the file; empty for usual boxes."""
+        return str(self._manifest["impossible"])
+
+    @property
+    def unlikely(self) -> str:
+        """What is unlikely about the boxes of the file; empty for usual boxes."""
+        return str(self._manifest["unlikely"])
 
     def image_id(self, index: int) -> str:
         return bytes(self._one("image_ids", index)).decode()
@@ -261,5 +271,7 @@ def write_index(annotations: Annotations, folder: Path, source: State) -> None:
         "category_ids": annotations.category_ids,
         "has_clips": annotations.has_clips,
         "notes": annotations.notes,
+        "impossible": annotations.impossible,
+        "unlikely": annotations.unlikely,
     }
     index_folder.write_folder(folder, arrays, manifest)

@@ -1,0 +1,120 @@
+"""Annotations of another box format, repeated records and crowd regions, in both JSON formats."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from yolo_lightning.data.datamodule import DetectionDataModule
+from yolo_lightning.data.formats.annotations import Annotations
+from yolo_lightning.data.formats.coco import read_coco
+from yolo_lightning.data.formats.dataset_format import Files
+from yolo_lightning.data.formats.frame_checks import Limits, check_boxes
+from yolo_lightning.data.formats.ltdv2 import CLASS_NAMES, read_annotations
+from yolo_lightning.data.index.split_index import open_index
+from yolo_lightning.data.storage.storage import StorageSettings
+
+WIDTH, HEIGHT = 384, 288
+Content = dict[str, Any]
+
+
+def content(images: int = 30, boxes: int = 60) -> Content:
+    """Frames with boxes within them, some of which touch an edge."""
+    random = np.random.default_rng(0)
+    sides = random.uniform(4, 40, (boxes, 2))
+    corners = random.uniform(0, 1, (boxes, 2)) * ((WIDTH, HEIGHT) - sides)
+    corners[::9, 0], corners[4::9, 1] = 0, 0
+    annotations = [
+        {"id": number, "image_id": number % images + 1, "category_id": number % 4 + 1, "bbox": [*corner, *side]}
+        for number, (corner, side) in enumerate(zip(corners.tolist(), sides.tolist(), strict=True))
+    ]
+    frames = [
+        {"id": number + 1, "file_name": f"clip/image_{number:04}.jpg", "width": WIDTH, "height": HEIGHT}
+        for number in range(images)
+    ]
+    categories = [{"id": number, "name": name} for number, name in enumerate(CLASS_NAMES, start=1)]
+    return {"images": frames, "categories": categories, "annotations": annotations}
+
+
+def each_box(change: Callable[..., list[float]]) -> Callable[[Content], None]:
+    def apply(tree: Content) -> None:
+        for one in tree["annotations"]:
+            one["bbox"] = change(*one["bbox"])
+
+    return apply
+
+
+def list_twice(tree: Content) -> None:
+    tree["annotations"] *= 2
+
+
+def give_two_ids(tree: Content) -> None:
+    tree["images"] += [{**one, "id": one["id"] + 1000} for one in tree["images"][:5]]
+
+
+IMPOSSIBLE: dict[str, tuple[Callable[[Content], None], str]] = {
+    "relative": (each_box(lambda x, y, w, h: [x / WIDTH, y / HEIGHT, w / WIDTH, h / HEIGHT]), "smaller than 1 pixel"),
+    "corners": (each_box(lambda x, y, w, h: [x, y, x + w, y + h]), "x, y, width, height in pixels. Is it x1, y1, x2"),
+    "larger image": (each_box(lambda *box: [4 * value for value in box]), "Is it boxes of another image size"),
+}
+UNLIKELY: dict[str, tuple[Callable[[Content], None], str]] = {
+    "centers": (each_box(lambda x, y, w, h: [x + w / 2, y + h / 2, w, h]), "is bbox center x, center y"),
+    "twice": (list_twice, "60 of 120 examined boxes repeat another box"),
+    "two ids": (give_two_ids, "5 of 35 images have the file of another image"),
+}
+
+
+@pytest.fixture(params=[read_annotations, read_coco], ids=["ltdv2", "coco"])
+def read(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Content], Annotations]:
+    def call(tree: Content) -> Annotations:
+        (tmp_path / "Train.json").write_text(json.dumps(tree))
+        found: Annotations = request.param(tmp_path / "Train.json")
+        return found
+
+    return call
+
+
+def test_usual_boxes_are_not_suspicious(read: Callable[[Content], Annotations]) -> None:
+    for images, boxes in ((30, 60), (1, 1), (500, 50_000), (3, 0)):
+        found = read(content(images, boxes))
+        assert (found.impossible, found.unlikely) == ("", "")
+
+
+@pytest.mark.parametrize("name", [*IMPOSSIBLE, *UNLIKELY])
+def test_cause_is_named(name: str, read: Callable[[Content], Annotations]) -> None:
+    change, text = (IMPOSSIBLE | UNLIKELY)[name]
+    tree = content()
+    change(tree)
+    found = read(tree)
+    assert text in (found.impossible if name in IMPOSSIBLE else found.unlikely)
+    assert bool(found.impossible) == (name in IMPOSSIBLE)
+
+
+def test_crowd_regions_are_left_out(read: Callable[[Content], Annotations]) -> None:
+    tree = content()
+    tree["annotations"][7]["iscrowd"] = 1
+    found = read(tree)
+    assert len(found.boxes) == 59
+    assert found.notes == ("1 crowd regions left out",)
+
+
+def test_refusal_has_one_key(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    tree = content()
+    IMPOSSIBLE["relative"][0](tree)
+    (tmp_path / "Train.json").write_text(json.dumps(tree))
+    index = open_index(tmp_path / "Train.json", tmp_path / "index", read_annotations)
+    with pytest.raises(ValueError, match=r"^Train: all 60 .* set data.limits.allow_suspicious_boxes true"):
+        check_boxes(index, Limits(), "Train")
+    check_boxes(index, Limits(allow_suspicious_boxes=True), "Train")
+    assert "smaller than 1 pixel" in str(recwarn.pop().message)
+
+
+def test_validation_equal_to_training_is_a_warning(look_alike: Path, index_root: Path) -> None:
+    data = DetectionDataModule(
+        str(look_alike), files=Files(valid="Train.json"), storage=StorageSettings(index_root=str(index_root))
+    )
+    with pytest.warns(UserWarning, match="train and valid have the same frames and boxes"):
+        data.setup("fit")

@@ -1,0 +1,79 @@
+"""Statistics of the boxes of an annotation file that point to another box format or to repeated records."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+SAMPLE = 20_000  # Boxes that are examined at most, of evenly spread images
+FEWEST = 10  # Boxes below which only sides of less than a pixel are suspicious
+EDGE = 2.0  # Pixels by which a box may exceed its frame without being counted
+REPEATED_SHARE = 0.05
+CENTRE_SHARE = 0.005
+
+Boxes = npt.NDArray[np.floating[Any]]
+
+
+def suspicions(
+    owner: npt.NDArray[np.int64],
+    boxes: Boxes,
+    labels: npt.NDArray[np.integer[Any]],
+    shapes: npt.NDArray[np.int32],
+    file_names: Sequence[str],
+) -> tuple[str, str]:
+    """Return what cannot be right about the boxes of a file, and what is unlikely; empty texts for usual boxes.
+
+    Args:
+        owner: Position of the image of each box, `(M,)`.
+        boxes: `(M, 4)`, xyxy in pixels of the frame, from `bbox` as x, y, width, height, not clipped.
+        labels: Class index of each box, `(M,)`.
+        shapes: `(N, 2)`, height and width of the images, pixels.
+        file_names: Files of the images.
+    """
+    if not len(boxes):
+        return "", "".join(shared_files(file_names))
+    if len(owner) > SAMPLE:
+        apart = len(owner) // SAMPLE + 1
+        chosen = np.flatnonzero(owner % apart == owner[0] % apart)
+        owner, boxes, labels = owner[chosen], boxes[chosen], labels[chosen]
+    count = len(boxes)
+    corners, sides = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
+    beyond = (np.maximum(-corners, boxes[:, 2:] - shapes[owner][:, ::-1]) > EDGE).any(axis=1)
+    across = int(beyond.sum())
+    unlikely = [*repeated(owner, boxes, labels), *shared_files(file_names)]
+    if (sides < 1).all():
+        return f"all {count:,} examined boxes are smaller than 1 pixel: are they relative to the image?", ""
+    if count < FEWEST:
+        return "", "; ".join(unlikely)
+    found = f"{across:,} of {count:,} examined boxes extend beyond the edge of their image"
+    like_corners = float((sides > corners).all(axis=1).mean()) > 0.99
+    cause = "x1, y1, x2, y2" if like_corners else "boxes of another image size, or center x, center y, width, height"
+    if across > count / 2:
+        return f"{found}: bbox must be x, y, width, height in pixels. Is it {cause}?", ""
+    half = sides / 2
+    inside_left = (corners >= half - 1).all(axis=1)
+    inside_right = (boxes[:, 2:] - half <= shapes[owner][:, ::-1] + 1).all(axis=1)
+    if like_corners:
+        unlikely.append("all boxes are wider and higher than the distance to the origin: is bbox x1, y1, x2, y2?")
+    elif across > max(2, CENTRE_SHARE * count) and inside_left.all() and inside_right.all():
+        unlikely.append(f"{found}, to the right or bottom only: is bbox center x, center y, width, height?")
+    return "", "; ".join(unlikely)
+
+
+def repeated(owner: npt.NDArray[np.int64], boxes: Boxes, labels: npt.NDArray[np.integer[Any]]) -> list[str]:
+    """Return a text if many boxes occur several times with the same class in the same image."""
+    rows = np.column_stack([owner, labels, boxes]).astype(np.float64)
+    rows = rows[np.lexsort(rows.T)]
+    count = int((rows[1:] == rows[:-1]).all(axis=1).sum())
+    if count <= max(2, REPEATED_SHARE * len(rows)):
+        return []
+    return [f"{count:,} of {len(rows):,} examined boxes repeat another box of their image: are objects listed twice?"]
+
+
+def shared_files(file_names: Sequence[str]) -> list[str]:
+    """Return a text if several images are in the same file."""
+    count = len(file_names) - len(set(file_names))
+    if not count:
+        return []
+    return [f"{count:,} of {len(file_names):,} images have the file of another image: does a file have two ids?"]
